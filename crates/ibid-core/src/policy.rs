@@ -1,0 +1,461 @@
+//! The rules of one route. A Record keeps the Policy it was begun with, so a later configuration governs
+//! later records only.
+
+use std::time::Duration;
+
+use minicbor::{Decode, Encode};
+
+use crate::fingerprint::Recipe;
+use crate::scope::ScopeRule;
+
+/// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Policy {
+    /// The wire dialect in which clients are answered.
+    #[n(0)]
+    pub profile: Profile,
+    /// Whether a request without a key is refused.
+    #[n(1)]
+    pub key: KeyRule,
+    /// Take quoted keys only (RFC 9651 String).
+    #[n(2)]
+    pub strict_key: bool,
+    /// How far one key reaches.
+    #[n(3)]
+    pub scope: ScopeRule,
+    /// What a duplicate of a running request gets.
+    #[n(4)]
+    pub in_flight: InFlight,
+    /// How long a duplicate is held before it gets 409. Zero: not at all.
+    #[cbor(n(5), with = "micros")]
+    pub wait: Duration,
+    /// Answer when done, or at once with a place to look.
+    #[n(6)]
+    pub answer: AnswerRule,
+    /// An Attempt's right to run; renewed while it lives.
+    #[cbor(n(7), with = "micros")]
+    pub lease: Duration,
+    /// Where renewal ends, so that a hung handler lapses.
+    #[cbor(n(8), with = "micros")]
+    pub max_run: Duration,
+    /// How long an answer is replayed, from completion.
+    #[cbor(n(9), with = "micros")]
+    pub retention: Duration,
+    /// How long past retention the row stays, for refusal and audit.
+    #[cbor(n(10), with = "micros")]
+    pub tombstone: Duration,
+    /// What a request gets whose record's retention is over.
+    #[n(11)]
+    pub after_expiry: AfterExpiry,
+    /// What becomes of a record whose holder went silent.
+    #[n(12)]
+    pub on_lapse: OnLapse,
+    /// What becomes of a record whose answer proves nothing (500, 502, 504, other 5xx, a panic).
+    #[n(13)]
+    pub on_server_error: OnServerError,
+    /// After so many runs a lapsing request is not run again: it is poison.
+    #[n(14)]
+    pub max_attempts: u32,
+    /// How long an accepted request may wait to be claimed.
+    #[cbor(n(15), with = "micros")]
+    pub pending_deadline: Duration,
+    /// How long the handler or upstream may take before its result counts as uncertain.
+    #[cbor(n(16), with = "micros")]
+    pub upstream_timeout: Duration,
+    /// How long an answer is still read after that, so that a late one settles the record itself.
+    #[cbor(n(17), with = "micros")]
+    pub linger: Duration,
+    /// Largest request body that is read.
+    #[n(18)]
+    pub max_request_body: u64,
+    /// Largest response body that is kept.
+    #[n(19)]
+    pub max_response_body: u64,
+    /// Statuses that are not stored and leave the key free. 409 and 423 do so too when they carry `Retry-After`.
+    #[n(20)]
+    pub free_on: Vec<u16>,
+    /// What the fingerprint covers.
+    #[n(21)]
+    pub recipe: Recipe,
+    /// The API's own response shape, kept with the answer.
+    #[n(22)]
+    pub response_version: u32,
+    /// How an `unknown` record is settled by asking; none means that it is a dead letter at once.
+    #[n(23)]
+    pub reconcile: Option<Reconcile>,
+}
+
+/// A published wire dialect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Profile {
+    /// The IETF draft with problem details.
+    #[n(0)]
+    Ietf,
+    /// Stripe's v1 surface.
+    #[n(1)]
+    Stripe,
+}
+
+/// Whether a key is demanded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum KeyRule {
+    /// A request without a key is refused.
+    #[n(0)]
+    Required,
+    /// A request without a key runs unguarded.
+    #[n(1)]
+    Optional,
+}
+
+/// What a duplicate of a running request gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum InFlight {
+    /// It is held for `wait`, then answered or refused.
+    #[n(0)]
+    Wait,
+    /// 409 at once.
+    #[n(1)]
+    Conflict,
+    /// 202 and a place to look.
+    #[n(2)]
+    Accepted,
+}
+
+/// Answer when done, or at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum AnswerRule {
+    /// The handler's answer is the response.
+    #[n(0)]
+    Sync,
+    /// 202 now, the answer later.
+    #[n(1)]
+    Async,
+}
+
+/// What a request gets whose record's retention is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum AfterExpiry {
+    /// It runs as a new request.
+    #[n(0)]
+    Execute,
+    /// 410, for as long as the tombstone stands.
+    #[n(1)]
+    Refuse,
+}
+
+/// What becomes of a record whose holder went silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum OnLapse {
+    /// Nobody knows what happened; only reconciliation settles it.
+    #[n(0)]
+    Unknown,
+    /// It runs again from the top: the operator's word that the takeover fences every effect.
+    #[n(1)]
+    Retry,
+    /// It runs on after the last recovery point.
+    #[n(2)]
+    Resume,
+    /// It is answered with 500 for good, and a person is told.
+    #[n(3)]
+    Fail,
+}
+
+/// What becomes of a record whose answer proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum OnServerError {
+    /// Nobody knows what happened.
+    #[n(0)]
+    Unknown,
+    /// The key is free again: the operator's word that the upstream rolled back.
+    #[n(1)]
+    Retry,
+    /// The error is the answer.
+    #[n(2)]
+    Store,
+}
+
+/// How an `unknown` record is settled by asking.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Reconcile {
+    /// "Not executed" counts when seen twice, this far apart.
+    #[cbor(n(0), with = "micros")]
+    pub settle: Duration,
+    /// Tries before a person is asked.
+    #[n(1)]
+    pub attempts: u32,
+}
+
+/// What an answer's status says about the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The answer is the outcome.
+    Stored,
+    /// The work was not done, and the answer says so.
+    Free {
+        /// After 401 and 403 even the fingerprint goes: whoever holds the key may come back with another request.
+        forget_fingerprint: bool,
+    },
+    /// The work may have been done.
+    Ambiguous,
+}
+
+/// Statuses that mean "not done, come again": refused before the work, or asked to wait.
+pub const FREE_ON: [u16; 7] = [401, 403, 408, 425, 429, 501, 503];
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            profile: Profile::Ietf,
+            key: KeyRule::Required,
+            strict_key: false,
+            scope: ScopeRule::Operation,
+            in_flight: InFlight::Wait,
+            wait: Duration::from_secs(5),
+            answer: AnswerRule::Sync,
+            lease: Duration::from_secs(60),
+            max_run: Duration::from_secs(15 * 60),
+            retention: Duration::from_secs(24 * 3600),
+            tombstone: Duration::ZERO,
+            after_expiry: AfterExpiry::Execute,
+            on_lapse: OnLapse::Unknown,
+            on_server_error: OnServerError::Unknown,
+            max_attempts: 10,
+            pending_deadline: Duration::from_secs(3600),
+            upstream_timeout: Duration::from_secs(30),
+            linger: Duration::from_secs(30),
+            max_request_body: 1 << 20,
+            max_response_body: 1 << 20,
+            free_on: FREE_ON.to_vec(),
+            recipe: Recipe::default(),
+            response_version: 1,
+            reconcile: None,
+        }
+    }
+}
+
+impl Policy {
+    /// For routes that move money: a month of replays, and a year in which an old key is refused, not run.
+    pub fn payments() -> Policy {
+        Policy {
+            retention: 30 * DAY,
+            tombstone: 360 * DAY,
+            after_expiry: AfterExpiry::Refuse,
+            ..Policy::default()
+        }
+    }
+
+    /// For handlers whose only effect is the transaction that also completes the record: a takeover fences that
+    /// commit, so a silent holder or a server error may simply be run again.
+    pub fn one_transaction() -> Policy {
+        Policy {
+            on_lapse: OnLapse::Retry,
+            on_server_error: OnServerError::Retry,
+            ..Policy::default()
+        }
+    }
+
+    /// Stripe's dialect with the rules that its clients rely on: one key per account, errors replayed.
+    pub fn stripe() -> Policy {
+        Policy {
+            profile: Profile::Stripe,
+            scope: ScopeRule::Tenant,
+            on_server_error: OnServerError::Store,
+            ..Policy::default()
+        }
+    }
+
+    /// The policy that goes by this name in a configuration.
+    pub fn preset(name: &str) -> Option<Policy> {
+        PRESETS.iter().find(|(known, _)| *known == name).map(|(_, make)| make())
+    }
+
+    /// Whether the rules can be kept together.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        let durations = [
+            ("wait", self.wait, true),
+            ("lease", self.lease, false),
+            ("max_run", self.max_run, false),
+            ("retention", self.retention, false),
+            ("tombstone", self.tombstone, true),
+            ("pending_deadline", self.pending_deadline, false),
+            ("upstream_timeout", self.upstream_timeout, false),
+            ("linger", self.linger, true),
+        ];
+        for (field, length, may_be_zero) in durations {
+            if length.is_zero() && !may_be_zero {
+                return Err(PolicyError::new(field, "must be longer than zero"));
+            }
+            if length > DURATION_MAX {
+                return Err(PolicyError::new(field, "must be at most 100 years"));
+            }
+        }
+        if self.lease < LEASE_MIN {
+            return Err(PolicyError::new("lease", "must be at least 100ms: it is renewed at a third of its length"));
+        }
+        if self.retention < self.lease {
+            return Err(PolicyError::new("retention", "must not be shorter than the lease"));
+        }
+        if self.max_run < self.lease {
+            return Err(PolicyError::new("max_run", "must not be shorter than the lease"));
+        }
+        if self.after_expiry == AfterExpiry::Refuse && self.tombstone.is_zero() {
+            return Err(PolicyError::new("after_expiry", "`refuse` needs a tombstone: without one nothing is left to refuse by"));
+        }
+        if self.max_attempts == 0 {
+            return Err(PolicyError::new("max_attempts", "must be at least 1"));
+        }
+        if let Some(status) = self.free_on.iter().find(|status| !(400..600).contains(*status)) {
+            return Err(PolicyError::new("free_on", &format!("`{status}` is not an error status: a success is never free")));
+        }
+        match &self.reconcile {
+            Some(reconcile) if reconcile.attempts == 0 => Err(PolicyError::new("attempts", "must be at least 1")),
+            Some(reconcile) if reconcile.settle < 2 * self.upstream_timeout => {
+                Err(PolicyError::new("settle", "must be at least 2 × upstream_timeout: before that a delivery may still run"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What an answer's status says about the work, under this policy.
+    pub fn classify(&self, status: u16, retry_after: bool) -> Class {
+        if self.free_on.contains(&status) {
+            return Class::Free { forget_fingerprint: matches!(status, 401 | 403) };
+        }
+        match status {
+            409 | 423 if retry_after => Class::Free { forget_fingerprint: false },
+            500.. => match self.on_server_error {
+                OnServerError::Unknown => Class::Ambiguous,
+                OnServerError::Retry => Class::Free { forget_fingerprint: false },
+                OnServerError::Store => Class::Stored,
+            },
+            _ => Class::Stored,
+        }
+    }
+}
+
+/// A rule that can't be kept, and the key that names it in a configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{field}` {problem}")]
+pub struct PolicyError {
+    /// The key in a configuration.
+    pub field: &'static str,
+    /// What is wrong with its value.
+    pub problem: String,
+}
+
+impl PolicyError {
+    fn new(field: &'static str, problem: &str) -> Self {
+        PolicyError { field, problem: problem.to_owned() }
+    }
+}
+
+/// The presets by name, in the order of the documentation.
+pub const PRESETS: [(&str, fn() -> Policy); 3] =
+    [("payments", Policy::payments), ("one-transaction", Policy::one_transaction), ("stripe", Policy::stripe)];
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Longest duration of a policy: past it a typing error is likelier than a wish, and sums stay far from overflow.
+const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Shortest lease: a renewal must fit into a third of it, and a disk may take tens of milliseconds.
+const LEASE_MIN: Duration = Duration::from_millis(100);
+
+/// Durations as microseconds, the unit of every stored instant.
+mod micros {
+    use super::Duration;
+    use minicbor::{Decoder, Encoder, decode, encode};
+
+    pub(super) fn encode<C, W: encode::Write>(
+        length: &Duration,
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        e.u64(u64::try_from(length.as_micros()).unwrap_or(u64::MAX))?.ok()
+    }
+
+    pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Duration, decode::Error> {
+        d.u64().map(Duration::from_micros)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Policy)) -> &'static str {
+        let mut policy = Policy::default();
+        change(&mut policy);
+        policy.check().expect_err("this policy can't be kept").field
+    }
+
+    #[test]
+    fn the_default_and_every_preset_can_be_kept() {
+        assert_eq!(Policy::default().check(), Ok(()));
+        for (name, make) in PRESETS {
+            assert_eq!(make().check(), Ok(()), "{name}");
+            assert_eq!(Policy::preset(name), Some(make()));
+        }
+        assert_eq!(Policy::preset("paymnets"), None);
+    }
+
+    #[test]
+    fn a_zero_duration_is_refused_except_for_wait_tombstone_and_linger() {
+        assert_eq!(refused(|p| p.lease = Duration::ZERO), "lease");
+        assert_eq!(refused(|p| p.max_run = Duration::ZERO), "max_run");
+        assert_eq!(refused(|p| p.retention = Duration::ZERO), "retention");
+        assert_eq!(refused(|p| p.pending_deadline = Duration::ZERO), "pending_deadline");
+        assert_eq!(refused(|p| p.upstream_timeout = Duration::ZERO), "upstream_timeout");
+        let zeros = Policy { wait: Duration::ZERO, tombstone: Duration::ZERO, linger: Duration::ZERO, ..Policy::default() };
+        assert_eq!(zeros.check(), Ok(()));
+    }
+
+    #[test]
+    fn rules_that_contradict_each_other_are_refused() {
+        assert_eq!(refused(|p| p.retention = Duration::from_secs(59)), "retention");
+        assert_eq!(refused(|p| p.max_run = Duration::from_secs(59)), "max_run");
+        assert_eq!(refused(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
+        assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
+        assert_eq!(refused(|p| p.max_attempts = 0), "max_attempts");
+        assert_eq!(refused(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
+        let reconcile = |settle| Some(Reconcile { settle: Duration::from_secs(settle), attempts: 10 });
+        assert_eq!(refused(|p| p.reconcile = reconcile(59)), "settle");
+    }
+
+    #[test]
+    fn every_status_has_the_class_that_the_contract_gives_it() {
+        let policy = Policy::default();
+        for status in [200, 201, 204, 301, 304, 400, 404, 409, 410, 422, 423] {
+            assert_eq!(policy.classify(status, false), Class::Stored, "{status}");
+        }
+        for status in [408, 425, 429, 501, 503] {
+            assert_eq!(policy.classify(status, false), Class::Free { forget_fingerprint: false }, "{status}");
+        }
+        for status in [401, 403] {
+            assert_eq!(policy.classify(status, false), Class::Free { forget_fingerprint: true }, "{status}");
+        }
+        for status in [409, 423] {
+            assert_eq!(policy.classify(status, true), Class::Free { forget_fingerprint: false }, "{status}");
+        }
+        for status in [500, 502, 504, 505, 507, 599] {
+            assert_eq!(policy.classify(status, false), Class::Ambiguous, "{status}");
+            assert_eq!(Policy::stripe().classify(status, false), Class::Stored, "{status}");
+            assert_eq!(Policy::one_transaction().classify(status, true), Class::Free { forget_fingerprint: false });
+        }
+    }
+
+    #[test]
+    fn a_policy_survives_its_own_bytes() {
+        for policy in [Policy::default(), Policy::payments(), Policy::stripe()] {
+            let bytes = minicbor::to_vec(&policy).unwrap();
+            assert_eq!(minicbor::decode::<Policy>(&bytes).unwrap(), policy);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! All that is kept for one Scope and Key. Read-only here: only `machine` writes a State.
+
+use std::sync::Arc;
+
+use minicbor::{Decode, Encode};
+
+use crate::fingerprint::Fingerprint;
+use crate::policy::Policy;
+use crate::scope::{Identity, RecordId};
+use crate::time::Timestamp;
+
+/// A number drawn at random by a writer before it first sends its write. It recognises its own commit by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Nonce(pub u64);
+
+/// Names one write of a Record: the fence.
+///
+/// The counter orders writes; the nonce makes a Version unrepeatable, even after removal, restore or failover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Version {
+    /// How many writes the row has seen.
+    pub count: u32,
+    /// Who wrote last.
+    pub nonce: Nonce,
+}
+
+/// Where a Record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum State {
+    /// Accepted, to be run by a worker; or its answer is owed by an Effect.
+    Pending = 1,
+    /// An Attempt holds the lease.
+    InProgress = 2,
+    /// The answer is final.
+    Completed = 3,
+    /// Proven not executed: the same request may run again.
+    Retryable = 4,
+    /// Nobody knows whether it was executed.
+    Unknown = 5,
+}
+
+impl State {
+    /// Every state, in the order of its codes.
+    pub const ALL: [State; 5] =
+        [State::Pending, State::InProgress, State::Completed, State::Retryable, State::Unknown];
+
+    /// The code that stores keep.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The state with this code.
+    pub fn from_code(code: u8) -> Option<State> {
+        State::ALL.into_iter().find(|state| state.code() == code)
+    }
+
+    /// The word for it, as in the contract.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Pending => "pending",
+            State::InProgress => "in_progress",
+            State::Completed => "completed",
+            State::Retryable => "retryable",
+            State::Unknown => "unknown",
+        }
+    }
+
+    /// The state that goes by this word.
+    pub fn from_name(name: &str) -> Option<State> {
+        State::ALL.into_iter().find(|state| state.name() == name)
+    }
+}
+
+/// What a Record carries besides its State.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// A person must look at it.
+    pub dead_letter: bool,
+    /// `pending` because an Effect owes the answer.
+    pub owed: bool,
+    /// Begun by `answer = "async"`: what was not executed goes back to `pending`.
+    pub asynchronous: bool,
+    /// `completed`, but the answer was too large, a stream or an upgrade, and is not kept.
+    pub not_retained: bool,
+}
+
+impl Flags {
+    /// The bits that stores keep.
+    pub fn bits(self) -> u8 {
+        u8::from(self.dead_letter)
+            | u8::from(self.owed) << 1
+            | u8::from(self.asynchronous) << 2
+            | u8::from(self.not_retained) << 3
+    }
+
+    /// The flags of these bits; unknown ones are dropped.
+    pub fn from_bits(bits: u8) -> Flags {
+        Flags {
+            dead_letter: bits & 1 != 0,
+            owed: bits & 2 != 0,
+            asynchronous: bits & 4 != 0,
+            not_retained: bits & 8 != 0,
+        }
+    }
+}
+
+/// The last Phase committed; zero before the first.
+pub type RecoveryPoint = u16;
+
+/// The small things beside a Record that no query asks for, kept as one column.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Note {
+    /// The stored answer's status, so that a list need not open the body.
+    #[n(0)]
+    pub status: Option<u16>,
+    /// Why the last Attempt did not complete.
+    #[n(1)]
+    pub last_error: Option<ErrorCode>,
+    /// The provider's own id of what was done.
+    #[n(2)]
+    pub provider_id: Option<String>,
+    /// How often the record lapsed.
+    #[n(3)]
+    pub lapses: u32,
+    /// How often a reconciler has asked.
+    #[n(4)]
+    pub tries: u32,
+    /// When a reconciler first saw that nothing was executed, in µs of the store's clock.
+    #[n(5)]
+    pub absent_at: Option<i64>,
+    /// The trace of the first execution (W3C trace id, hex).
+    #[n(6)]
+    pub trace: Option<String>,
+    /// A digest of the phase list, so that a redeploy which reordered it is refused.
+    #[n(7)]
+    pub phases: Option<u64>,
+}
+
+impl Note {
+    /// The bytes that a store keeps.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Writing into a Vec has no way to fail.
+        minicbor::to_vec(self).expect("a Vec takes every byte")
+    }
+
+    /// The note in these bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Note> {
+        minicbor::decode(bytes).ok()
+    }
+}
+
+/// Why an Attempt did not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum ErrorCode {
+    /// The lease ran out.
+    #[n(0)]
+    Lapsed,
+    /// No answer in time.
+    #[n(1)]
+    TimedOut,
+    /// The connection broke, or the answer was cut.
+    #[n(2)]
+    Broken,
+    /// The answer proves nothing (5xx).
+    #[n(3)]
+    ServerError,
+    /// The handler panicked.
+    #[n(4)]
+    Panicked,
+    /// Nothing was sent.
+    #[n(5)]
+    NotSent,
+    /// The answer said "not done".
+    #[n(6)]
+    Refused,
+    /// The client had left before anything was sent.
+    #[n(7)]
+    ClientGone,
+    /// The Effect that owed the answer is dead.
+    #[n(8)]
+    EffectDead,
+    /// The store did not answer at begin, so nothing was run.
+    #[n(9)]
+    GivenUp,
+}
+
+impl ErrorCode {
+    /// The word for it in lists and on the status page.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorCode::Lapsed => "lapsed",
+            ErrorCode::TimedOut => "timed_out",
+            ErrorCode::Broken => "broken",
+            ErrorCode::ServerError => "server_error",
+            ErrorCode::Panicked => "panicked",
+            ErrorCode::NotSent => "not_sent",
+            ErrorCode::Refused => "refused",
+            ErrorCode::ClientGone => "client_gone",
+            ErrorCode::EffectDead => "effect_dead",
+            ErrorCode::GivenUp => "given_up",
+        }
+    }
+}
+
+/// All that is kept for one Scope and Key, but for the Response.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Its name in the store.
+    pub id: RecordId,
+    /// Tenant, operation and key.
+    pub identity: Arc<Identity>,
+    /// The last write.
+    pub version: Version,
+    /// The nonce of the insert: one generation.
+    pub birth: Nonce,
+    /// The nonce of the Attempt that runs or ran last.
+    pub owner: Nonce,
+    /// How many Attempts there were.
+    pub attempt: u32,
+    /// Where it stands.
+    pub state: State,
+    /// What it carries besides.
+    pub flags: Flags,
+    /// What was asked; none after an answer that said "not you" (401, 403).
+    pub fingerprint: Option<Fingerprint>,
+    /// The rules it was begun with.
+    pub policy: Arc<Policy>,
+    /// The last Phase committed.
+    pub point: RecoveryPoint,
+    /// When the first request came.
+    pub created_at: Timestamp,
+    /// When the last Attempt began.
+    pub ran_at: Option<Timestamp>,
+    /// When the answer became final.
+    pub completed_at: Option<Timestamp>,
+    /// Lease end, next reconciliation or pending deadline, by State.
+    pub due_at: Option<Timestamp>,
+    /// When replay ends.
+    pub expires_at: Option<Timestamp>,
+    /// When the row goes.
+    pub purge_at: Option<Timestamp>,
+    /// The rest.
+    pub note: Note,
+}
+
+impl Record {
+    /// Whether its retention is over: then it is as absent, whether or not the reaper has come.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
+
+    /// Whether the row itself should be gone.
+    pub fn is_purgeable(&self, now: Timestamp) -> bool {
+        self.purge_at.is_some_and(|at| at <= now)
+    }
+
+    /// Whether its due instant has passed. No due instant: held, never abandoned.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        self.due_at.is_some_and(|at| at <= now)
+    }
+
+    /// `success` or `error`, once completed and kept.
+    pub fn outcome(&self) -> Option<&'static str> {
+        match (self.state, self.note.status) {
+            (State::Completed, Some(status)) => Some(if status < 400 { "success" } else { "error" }),
+            _ => None,
+        }
+    }
+}

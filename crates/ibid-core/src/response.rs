@@ -1,0 +1,176 @@
+//! The answer kept for replay, and its bytes. The bytes begin with a format number: a node that does not know
+//! the format says so instead of guessing.
+
+use bytes::Bytes;
+use minicbor::{Decode, Encode};
+
+/// The answer kept for replay: status, the header lines that may be repeated, body and trailers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// The HTTP status.
+    pub status: u16,
+    /// Header lines in their order; values are bytes, for not all are UTF-8.
+    pub headers: Vec<Line>,
+    /// The body as it went over the wire, without transfer coding.
+    pub body: Bytes,
+    /// Trailer lines in their order.
+    pub trailers: Vec<Line>,
+    /// The API's own response shape at the time (`response_version`).
+    pub version: u32,
+}
+
+/// One field line: name in lower case, value as bytes.
+pub type Line = (String, Bytes);
+
+impl Response {
+    /// An answer of ibid's own, in place of one that never came.
+    pub fn plain(status: u16, content_type: &str, body: String) -> Response {
+        Response {
+            status,
+            headers: vec![("content-type".to_owned(), Bytes::copy_from_slice(content_type.as_bytes()))],
+            body: Bytes::from(body),
+            trailers: Vec::new(),
+            version: 0,
+        }
+    }
+
+    /// The bytes that a store keeps.
+    pub fn to_bytes(&self) -> Bytes {
+        let lines = |lines: &[Line]| -> Vec<StoredLine> {
+            lines.iter().map(|(name, value)| StoredLine { name: name.clone(), value: value.to_vec() }).collect()
+        };
+        let stored = StoredResponse {
+            status: self.status,
+            headers: lines(&self.headers),
+            body: self.body.to_vec(),
+            trailers: lines(&self.trailers),
+            version: self.version,
+        };
+        let mut bytes = Vec::with_capacity(64 + self.body.len());
+        bytes.push(FORMAT);
+        // Writing into a Vec has no way to fail.
+        minicbor::encode(&stored, &mut bytes).expect("a Vec takes every byte");
+        Bytes::from(bytes)
+    }
+
+    /// The answer in these bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Response, ResponseError> {
+        let (format, rest) = bytes.split_first().ok_or(ResponseError::Damaged)?;
+        if *format != FORMAT {
+            return Err(ResponseError::Format(*format));
+        }
+        let mut decoder = minicbor::Decoder::new(rest);
+        let stored: StoredResponse = decoder.decode().map_err(|_| ResponseError::Damaged)?;
+        if decoder.position() != rest.len() {
+            return Err(ResponseError::Damaged);
+        }
+        let lines = |lines: Vec<StoredLine>| -> Vec<Line> {
+            lines.into_iter().map(|line| (line.name, Bytes::from(line.value))).collect()
+        };
+        Ok(Response {
+            status: stored.status,
+            headers: lines(stored.headers),
+            body: Bytes::from(stored.body),
+            trailers: lines(stored.trailers),
+            version: stored.version,
+        })
+    }
+}
+
+/// Stored bytes that are no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ResponseError {
+    /// Written by a newer ibid.
+    #[error("the stored answer has format {0}, and this ibid knows only format 1")]
+    Format(u8),
+    /// Not what any ibid wrote.
+    #[error("the stored answer is damaged")]
+    Damaged,
+}
+
+/// The only format so far: CBOR with numbered fields. Fields may be added under new numbers; a change of
+/// meaning needs a new format.
+const FORMAT: u8 = 1;
+
+#[derive(Encode, Decode)]
+struct StoredResponse {
+    #[n(0)]
+    status: u16,
+    #[n(1)]
+    headers: Vec<StoredLine>,
+    #[cbor(n(2), with = "minicbor::bytes")]
+    body: Vec<u8>,
+    #[n(3)]
+    trailers: Vec<StoredLine>,
+    #[n(4)]
+    version: u32,
+}
+
+#[derive(Encode, Decode)]
+struct StoredLine {
+    #[n(0)]
+    name: String,
+    #[cbor(n(1), with = "minicbor::bytes")]
+    value: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> Response {
+        Response {
+            status: 201,
+            headers: vec![
+                ("location".into(), Bytes::from_static(b"/payments/7")),
+                ("link".into(), Bytes::from_static(b"<a>")),
+                ("link".into(), Bytes::from_static(b"\xff")),
+            ],
+            body: Bytes::from_static(b"{}"),
+            trailers: vec![("x-sum".into(), Bytes::from_static(b"9"))],
+            version: 3,
+        }
+    }
+
+    #[test]
+    fn the_stored_bytes_are_the_golden_ones() {
+        let hex: String = sample().to_bytes().iter().map(|b| format!("{b:02x}")).collect();
+        let golden = "018518c98382686c6f636174696f6e4b2f7061796d656e74732f3782646c696e6b433c613e82646c696e6b41ff42\
+                      7b7d818265782d73756d413903";
+        assert_eq!(hex, golden);
+    }
+
+    #[test]
+    fn an_answer_of_another_format_or_with_bytes_missing_or_left_over_is_refused() {
+        let good = sample().to_bytes();
+        let mut newer = good.to_vec();
+        newer[0] = 2;
+        assert_eq!(Response::from_bytes(&newer), Err(ResponseError::Format(2)));
+        let mut longer = good.to_vec();
+        longer.push(0);
+        assert_eq!(Response::from_bytes(&longer), Err(ResponseError::Damaged));
+        for cut in 0..good.len() {
+            assert_eq!(Response::from_bytes(&good[..cut]), Err(ResponseError::Damaged), "cut at {cut}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_answer_comes_back_from_its_bytes_as_it_was(
+            status in 100u16..600,
+            headers in prop::collection::vec(("[a-z-]{1,12}", prop::collection::vec(any::<u8>(), 0..24)), 0..6),
+            body in prop::collection::vec(any::<u8>(), 0..256),
+            version: u32,
+        ) {
+            let headers = headers.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect();
+            let response = Response { status, headers, body: body.into(), trailers: vec![], version };
+            prop_assert_eq!(Response::from_bytes(&response.to_bytes()), Ok(response));
+        }
+
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+            let _ = Response::from_bytes(&bytes);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Whose key it is and what it was used for: Tenant, Operation, and the RecordId that both give.
+//!
+//! The id is an unkeyed digest, so that rotating a secret loses no record. It must not know fingerprints.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::key::Key;
+
+/// Whose key it is, taken from authentication and never from the body.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(Box<str>);
+
+impl Tenant {
+    /// Longest tenant name. Account ids and hashed credentials are far shorter; the name stands in every row.
+    pub const LEN_MAX: usize = 255;
+
+    /// A tenant by name: 1 to 255 bytes, no control characters (it is printed in tables).
+    pub fn new(name: &str) -> Result<Tenant, TenantError> {
+        if name.is_empty() || name.len() > Self::LEN_MAX || name.chars().any(char::is_control) {
+            return Err(TenantError);
+        }
+        Ok(Tenant(name.into()))
+    }
+
+    /// The one tenant of a deployment that has no others (`--tenant none`).
+    pub fn only() -> Tenant {
+        Tenant("-".into())
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tenant({})", self.0)
+    }
+}
+
+/// The name is empty, too long, or has control characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a tenant is 1 to 255 bytes without control characters")]
+pub struct TenantError;
+
+/// Method and concrete path: what the key was used for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Operation {
+    /// The HTTP method, upper case.
+    pub method: Box<str>,
+    /// The path as sent: the concrete one, never a route's pattern.
+    pub path: Box<str>,
+}
+
+/// All that names a Record: tenant, operation and key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// What for.
+    pub operation: Operation,
+    /// Under which key.
+    pub key: Key,
+}
+
+/// How far one key reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, minicbor::Encode, minicbor::Decode)]
+#[cbor(index_only)]
+pub enum ScopeRule {
+    /// Tenant, method and path: the same key on another endpoint is another record.
+    #[n(0)]
+    Operation,
+    /// Tenant alone: the same key on another endpoint is a mismatch.
+    #[n(1)]
+    Tenant,
+}
+
+/// The fixed-width name of a Record in every store.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordId([u8; RecordId::LEN]);
+
+impl RecordId {
+    /// A whole SHA-256: with a shorter one we would have to argue about collisions.
+    pub const LEN: usize = 32;
+
+    /// The id of what `identity` names under `rule`.
+    pub fn of(identity: &Identity, rule: ScopeRule) -> RecordId {
+        let mut digest = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            digest.update((bytes.len() as u64).to_be_bytes());
+            digest.update(bytes);
+        };
+        part(b"ibid record 1");
+        part(identity.tenant.as_str().as_bytes());
+        match rule {
+            ScopeRule::Operation => {
+                part(identity.operation.method.as_bytes());
+                part(identity.operation.path.as_bytes());
+            }
+            ScopeRule::Tenant => {}
+        }
+        part(identity.key.as_str().as_bytes());
+        RecordId(digest.finalize().into())
+    }
+
+    /// The id with these bytes, as a store kept them.
+    pub fn from_bytes(bytes: [u8; RecordId::LEN]) -> RecordId {
+        RecordId(bytes)
+    }
+
+    /// The bytes, in the order in which stores sort.
+    pub fn as_bytes(&self) -> &[u8; RecordId::LEN] {
+        &self.0
+    }
+
+    /// The first 8 hex digits: how a record appears in logs, where no key may stand.
+    pub fn short(&self) -> String {
+        self.to_string()[..8].to_owned()
+    }
+}
+
+impl fmt::Display for RecordId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for RecordId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.short())
+    }
+}
+
+/// The first hex digits of a RecordId, as an operator types them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdPrefix(String);
+
+impl IdPrefix {
+    /// The smallest id that begins so, and the largest.
+    pub fn bounds(&self) -> (RecordId, RecordId) {
+        let fill = |digit: char| {
+            let hex: String = self.0.chars().chain(std::iter::repeat(digit)).take(2 * RecordId::LEN).collect();
+            let mut bytes = [0; RecordId::LEN];
+            for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks(2)) {
+                // Both digits were checked when the prefix was parsed, so this cannot fail.
+                *byte = std::str::from_utf8(pair).ok().and_then(|p| u8::from_str_radix(p, 16).ok()).unwrap_or(0);
+            }
+            RecordId(bytes)
+        };
+        (fill('0'), fill('f'))
+    }
+}
+
+impl FromStr for IdPrefix {
+    type Err = IdPrefixError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fits = (4..=2 * RecordId::LEN).contains(&text.len());
+        if !fits || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(IdPrefixError);
+        }
+        Ok(IdPrefix(text.to_ascii_lowercase()))
+    }
+}
+
+/// Not the beginning of a record id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a record id is 4 to 64 hex digits")]
+pub struct IdPrefixError;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::KeyForm;
+
+    fn identity(tenant: &str, method: &str, path: &str, key: &str) -> Identity {
+        Identity {
+            tenant: Tenant::new(tenant).unwrap(),
+            operation: Operation { method: method.into(), path: path.into() },
+            key: Key::parse(key.as_bytes(), KeyForm::QuotedOrBare).unwrap(),
+        }
+    }
+
+    #[test]
+    fn tenant_method_path_and_key_each_make_another_record() {
+        let all = [
+            identity("a", "POST", "/p", "k"),
+            identity("b", "POST", "/p", "k"),
+            identity("a", "PATCH", "/p", "k"),
+            identity("a", "POST", "/q", "k"),
+            identity("a", "POST", "/p", "l"),
+            // The same letters cut elsewhere: framing keeps them apart.
+            identity("aP", "OST", "/p", "k"),
+            identity("a", "POST", "/pk", "k"),
+        ];
+        let ids: std::collections::BTreeSet<_> = all.iter().map(|i| RecordId::of(i, ScopeRule::Operation)).collect();
+        assert_eq!(ids.len(), all.len());
+    }
+
+    #[test]
+    fn under_tenant_scope_the_endpoint_does_not_matter_and_the_tenant_does() {
+        let of = |i: &Identity| RecordId::of(i, ScopeRule::Tenant);
+        assert_eq!(of(&identity("a", "POST", "/p", "k")), of(&identity("a", "PATCH", "/q", "k")));
+        assert_ne!(of(&identity("a", "POST", "/p", "k")), of(&identity("b", "POST", "/p", "k")));
+        assert_ne!(
+            of(&identity("a", "POST", "/p", "k")),
+            RecordId::of(&identity("a", "POST", "/p", "k"), ScopeRule::Operation)
+        );
+    }
+
+    #[test]
+    fn a_prefix_of_hex_digits_bounds_the_ids_that_begin_so() {
+        let id = RecordId::of(&identity("a", "POST", "/p", "k"), ScopeRule::Operation);
+        let (low, high) = id.short().parse::<IdPrefix>().unwrap().bounds();
+        assert!(low <= id && id <= high);
+        assert!("abc".parse::<IdPrefix>().is_err());
+        assert!("xyzxyzxy".parse::<IdPrefix>().is_err());
+    }
+}

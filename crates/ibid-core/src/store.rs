@@ -1,0 +1,138 @@
+//! What a store must do: a versioned compare-and-set that holds no opinion on states. `machine` never imports this.
+//!
+//! Every store passes `ibid_testkit::contract::exercise`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::change::{Change, Commit, History, Stored};
+use crate::record::{State, Version};
+use crate::scope::{IdPrefix, RecordId};
+use crate::time::Timestamp;
+
+/// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
+pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Where Records live.
+///
+/// A future that is dropped does not take its write back: a commit is never cancelled.
+pub trait Store: Browse + Send + Sync + 'static {
+    /// The store's kind, for messages to operators; clients never see it.
+    fn kind(&self) -> &'static str;
+
+    /// The records with these ids, each at the place of its id.
+    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>>;
+
+    /// Writes each Change or says what stood in its way, at its place. When it returns, what is `Done` is on disk.
+    ///
+    /// The caller sends at most one Change per id, sorted by id. One Change's fate never touches another's. An error
+    /// may hide a write that happened: the caller sends the same Change again and recognises its own nonce.
+    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>>;
+
+    /// Moves the due instant of each record that is still at its Version to now + its lease, and nothing else.
+    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>>;
+
+    /// Records in `state` whose due instant has passed, longest due first.
+    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>>;
+
+    /// Removes up to `limit` records past their `purge_at`, oldest first, with all that is kept for them. How many went.
+    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>>;
+
+    /// Keeps `value` under `name` unless something is kept there already; gives what is kept now.
+    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>>;
+}
+
+/// What an operator asks of a store. Read-only.
+pub trait Browse: Send + Sync {
+    /// Records that fit, in the order of their ids.
+    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>>;
+
+    /// The history of one record, oldest first.
+    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>>;
+
+    /// How many records are in each state, and how many are dead letters.
+    fn count(&self) -> Pending<'_, Result<Counts, StoreError>>;
+}
+
+/// Which records to list.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    /// Only in this state.
+    pub state: Option<State>,
+    /// Only this tenant's.
+    pub tenant: Option<String>,
+    /// Only under this key.
+    pub key: Option<String>,
+    /// Only ids that begin so.
+    pub prefix: Option<IdPrefix>,
+    /// Only ids after this one: the cursor.
+    pub after: Option<RecordId>,
+    /// How many at most.
+    pub limit: u32,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        // A screenful or two; a list is read by a person, and the cursor gets the rest.
+        Filter { state: None, tenant: None, key: None, prefix: None, after: None, limit: 100 }
+    }
+}
+
+/// How many records there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// By state, in the order of [`State::ALL`].
+    pub by_state: [u64; State::ALL.len()],
+    /// Those that a person must look at.
+    pub dead_letters: u64,
+}
+
+/// What came of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// The lease now ends here.
+    Until(Timestamp),
+    /// Somebody holds the row right now; it may still be ours.
+    Busy,
+    /// The record is at another Version, or gone.
+    Lost,
+}
+
+/// A store that could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("could not {op} in the {store} store")]
+pub struct StoreError {
+    op: &'static str,
+    store: &'static str,
+    transient: bool,
+    #[source]
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl StoreError {
+    /// A failure that may be gone when the same call is repeated.
+    pub fn transient(
+        store: &'static str,
+        op: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        StoreError { op, store, transient: true, source: source.into() }
+    }
+
+    /// A failure that repetition won't mend: this one Change can't be stored, or the store is not ours.
+    pub fn lasting(
+        store: &'static str,
+        op: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        StoreError { op, store, transient: false, source: source.into() }
+    }
+
+    /// Whether the same call may succeed if repeated.
+    pub fn is_transient(&self) -> bool {
+        self.transient
+    }
+}

@@ -371,17 +371,18 @@ const LEASE_MIN: Duration = Duration::from_millis(100);
 /// Durations as microseconds, the unit of every stored instant.
 mod micros {
     use super::Duration;
-    use minicbor::{Decoder, Encoder, decode, encode};
+    use minicbor::encode::Write;
+    use minicbor::{Decoder, Encoder};
 
-    pub(super) fn encode<C, W: encode::Write>(
+    pub(super) fn encode<C, W: Write>(
         length: &Duration,
         e: &mut Encoder<W>,
         _: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
+    ) -> Result<(), minicbor::encode::Error<W::Error>> {
         e.u64(u64::try_from(length.as_micros()).unwrap_or(u64::MAX))?.ok()
     }
 
-    pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Duration, decode::Error> {
+    pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Duration, minicbor::decode::Error> {
         d.u64().map(Duration::from_micros)
     }
 }

@@ -4,8 +4,10 @@
 pub mod change;
 pub mod fingerprint;
 pub mod key;
+pub mod machine;
 pub mod policy;
 pub mod record;
+pub mod refusal;
 pub mod response;
 pub mod scope;
 pub mod store;

@@ -254,11 +254,7 @@ impl Policy {
     /// For handlers whose only effect is the transaction that also completes the record: a takeover fences that
     /// commit, so a silent holder or a server error may simply be run again.
     pub fn one_transaction() -> Policy {
-        Policy {
-            on_lapse: OnLapse::Retry,
-            on_server_error: OnServerError::Retry,
-            ..Policy::default()
-        }
+        Policy { on_lapse: OnLapse::Retry, on_server_error: OnServerError::Retry, ..Policy::default() }
     }
 
     /// Stripe's dialect with the rules that its clients rely on: one key per account, errors replayed.
@@ -297,7 +293,10 @@ impl Policy {
             }
         }
         if self.lease < LEASE_MIN {
-            return Err(PolicyError::new("lease", "must be at least 100ms: it is renewed at a third of its length"));
+            return Err(PolicyError::new(
+                "lease",
+                "must be at least 100ms: it is renewed at a third of its length",
+            ));
         }
         if self.retention < self.lease {
             return Err(PolicyError::new("retention", "must not be shorter than the lease"));
@@ -306,19 +305,28 @@ impl Policy {
             return Err(PolicyError::new("max_run", "must not be shorter than the lease"));
         }
         if self.after_expiry == AfterExpiry::Refuse && self.tombstone.is_zero() {
-            return Err(PolicyError::new("after_expiry", "`refuse` needs a tombstone: without one nothing is left to refuse by"));
+            return Err(PolicyError::new(
+                "after_expiry",
+                "`refuse` needs a tombstone: without one nothing is left to refuse by",
+            ));
         }
         if self.max_attempts == 0 {
             return Err(PolicyError::new("max_attempts", "must be at least 1"));
         }
         if let Some(status) = self.free_on.iter().find(|status| !(400..600).contains(*status)) {
-            return Err(PolicyError::new("free_on", &format!("`{status}` is not an error status: a success is never free")));
+            return Err(PolicyError::new(
+                "free_on",
+                &format!("`{status}` is not an error status: a success is never free"),
+            ));
         }
         match &self.reconcile {
-            Some(reconcile) if reconcile.attempts == 0 => Err(PolicyError::new("attempts", "must be at least 1")),
-            Some(reconcile) if reconcile.settle < 2 * self.upstream_timeout => {
-                Err(PolicyError::new("settle", "must be at least 2 × upstream_timeout: before that a delivery may still run"))
+            Some(reconcile) if reconcile.attempts == 0 => {
+                Err(PolicyError::new("attempts", "must be at least 1"))
             }
+            Some(reconcile) if reconcile.settle < 2 * self.upstream_timeout => Err(PolicyError::new(
+                "settle",
+                "must be at least 2 × upstream_timeout: before that a delivery may still run",
+            )),
             _ => Ok(()),
         }
     }
@@ -357,8 +365,11 @@ impl PolicyError {
 }
 
 /// The presets by name, in the order of the documentation.
-pub const PRESETS: [(&str, fn() -> Policy); 3] =
-    [("payments", Policy::payments), ("one-transaction", Policy::one_transaction), ("stripe", Policy::stripe)];
+pub const PRESETS: [(&str, fn() -> Policy); 3] = [
+    ("payments", Policy::payments),
+    ("one-transaction", Policy::one_transaction),
+    ("stripe", Policy::stripe),
+];
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -414,7 +425,12 @@ mod tests {
         assert_eq!(refused(|p| p.retention = Duration::ZERO), "retention");
         assert_eq!(refused(|p| p.pending_deadline = Duration::ZERO), "pending_deadline");
         assert_eq!(refused(|p| p.upstream_timeout = Duration::ZERO), "upstream_timeout");
-        let zeros = Policy { wait: Duration::ZERO, tombstone: Duration::ZERO, linger: Duration::ZERO, ..Policy::default() };
+        let zeros = Policy {
+            wait: Duration::ZERO,
+            tombstone: Duration::ZERO,
+            linger: Duration::ZERO,
+            ..Policy::default()
+        };
         assert_eq!(zeros.check(), Ok(()));
     }
 
@@ -448,7 +464,10 @@ mod tests {
         for status in [500, 502, 504, 505, 507, 599] {
             assert_eq!(policy.classify(status, false), Class::Ambiguous, "{status}");
             assert_eq!(Policy::stripe().classify(status, false), Class::Stored, "{status}");
-            assert_eq!(Policy::one_transaction().classify(status, true), Class::Free { forget_fingerprint: false });
+            assert_eq!(
+                Policy::one_transaction().classify(status, true),
+                Class::Free { forget_fingerprint: false }
+            );
         }
     }
 

@@ -37,7 +37,10 @@ impl Response {
     /// The bytes that a store keeps.
     pub fn to_bytes(&self) -> Bytes {
         let lines = |lines: &[Line]| -> Vec<StoredLine> {
-            lines.iter().map(|(name, value)| StoredLine { name: name.clone(), value: value.to_vec() }).collect()
+            lines
+                .iter()
+                .map(|(name, value)| StoredLine { name: name.clone(), value: value.to_vec() })
+                .collect()
         };
         let stored = StoredResponse {
             status: self.status,

@@ -143,11 +143,13 @@ impl IdPrefix {
     /// The smallest id that begins so, and the largest.
     pub fn bounds(&self) -> (RecordId, RecordId) {
         let fill = |digit: char| {
-            let hex: String = self.0.chars().chain(std::iter::repeat(digit)).take(2 * RecordId::LEN).collect();
+            let hex: String =
+                self.0.chars().chain(std::iter::repeat(digit)).take(2 * RecordId::LEN).collect();
             let mut bytes = [0; RecordId::LEN];
             for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks(2)) {
                 // Both digits were checked when the prefix was parsed, so this cannot fail.
-                *byte = std::str::from_utf8(pair).ok().and_then(|p| u8::from_str_radix(p, 16).ok()).unwrap_or(0);
+                *byte =
+                    std::str::from_utf8(pair).ok().and_then(|p| u8::from_str_radix(p, 16).ok()).unwrap_or(0);
             }
             RecordId(bytes)
         };
@@ -197,7 +199,8 @@ mod tests {
             identity("aP", "OST", "/p", "k"),
             identity("a", "POST", "/pk", "k"),
         ];
-        let ids: std::collections::BTreeSet<_> = all.iter().map(|i| RecordId::of(i, ScopeRule::Operation)).collect();
+        let ids: std::collections::BTreeSet<_> =
+            all.iter().map(|i| RecordId::of(i, ScopeRule::Operation)).collect();
         assert_eq!(ids.len(), all.len());
     }
 

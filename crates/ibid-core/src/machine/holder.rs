@@ -1,0 +1,199 @@
+//! What an Attempt says about its own work, in time or late. It counts as long as the Attempt is the record's owner.
+
+use bytes::Bytes;
+
+use super::{Answer, Decision, Verdict, change, completed, freed, retained, same, unknown, with, write};
+use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
+use crate::policy::Class;
+use crate::record::{ErrorCode, Nonce, Record, RecoveryPoint, State};
+
+/// The Attempt has an answer.
+pub(super) fn answered(record: Option<&Record>, begun: &Record, nonce: Nonce, answer: &Answer) -> Verdict {
+    let class = begun.policy.classify(answer.status, answer.retry_after);
+    let Some(record) = record else {
+        // Lost by a failover: what was executed is written down all the same.
+        return settled_by(None, begun, nonce, class, answer);
+    };
+    if record.owner != begun.owner {
+        return superseded(record, begun, nonce, class, answer);
+    }
+    match (record.state, class) {
+        (State::InProgress, _) => settled_by(Some(record), begun, nonce, class, answer),
+        // Late, but nobody has run since: the answer is the outcome.
+        (State::Unknown | State::Retryable, Class::Stored) | (State::Unknown, Class::Free { .. }) => {
+            settled_by(Some(record), begun, nonce, class, answer)
+        }
+        (State::Unknown, Class::Ambiguous) => Verdict::Keep(Decision::Unsettled),
+        (State::Retryable, _) => Verdict::Keep(Decision::Freed),
+        (State::Completed | State::Pending, _) => superseded(record, begun, nonce, class, answer),
+    }
+}
+
+/// The Attempt has proof that nothing was executed.
+pub(super) fn not_executed(record: Option<&Record>, begun: &Record, nonce: Nonce, why: ErrorCode) -> Verdict {
+    match record {
+        // Absent is free.
+        None => Verdict::Keep(Decision::Freed),
+        Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
+        Some(record) => match record.state {
+            State::InProgress => {
+                Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
+            }
+            State::Unknown => {
+                let change = write(record, nonce, freed(same(record), why));
+                Verdict::Write(
+                    with(change, Happened::Settled, "the attempt came back: not executed"),
+                    Decision::Freed,
+                )
+            }
+            State::Retryable => Verdict::Keep(Decision::Freed),
+            State::Completed | State::Pending => Verdict::Keep(Decision::Superseded),
+        },
+    }
+}
+
+/// The Attempt can't know what became of its work.
+pub(super) fn uncertain(record: Option<&Record>, begun: &Record, nonce: Nonce, why: ErrorCode) -> Verdict {
+    match record {
+        None => {
+            let change = change(begun.id, Expect::Absent, nonce, unknown(anew(begun), why));
+            Verdict::Write(with(change, Happened::Unknown, why.name()), Decision::Unsettled)
+        }
+        Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
+        Some(record) => match record.state {
+            State::InProgress => {
+                let change = write(record, nonce, unknown(same(record), why));
+                let detail = format!("attempt {}: {}", record.attempt, why.name());
+                Verdict::Write(with(change, Happened::Unknown, detail), Decision::Unsettled)
+            }
+            State::Unknown => Verdict::Keep(Decision::Unsettled),
+            State::Retryable => Verdict::Keep(Decision::Freed),
+            State::Completed | State::Pending => Verdict::Keep(Decision::Superseded),
+        },
+    }
+}
+
+/// The Attempt's transaction commits with an Effect that owes the answer: no lease is needed any more.
+pub(super) fn owes(record: Option<&Record>, begun: &Record, nonce: Nonce) -> Verdict {
+    match record {
+        Some(record) if record.owner == begun.owner && record.state == State::InProgress => {
+            let mut draft = same(record);
+            draft.state = State::Pending;
+            draft.flags.owed = true;
+            Verdict::Write(write(record, nonce, draft), Decision::Owed)
+        }
+        _ => Verdict::Keep(Decision::Superseded),
+    }
+}
+
+/// The Attempt finished one atomic piece of work. The point moves forward by one, never back.
+pub(super) fn phase(
+    record: Option<&Record>,
+    begun: &Record,
+    nonce: Nonce,
+    point: RecoveryPoint,
+    result: &Bytes,
+) -> Verdict {
+    match record {
+        Some(record)
+            if record.owner == begun.owner
+                && record.state == State::InProgress
+                && Some(point) == record.point.checked_add(1) =>
+        {
+            let mut draft = same(record);
+            draft.point = point;
+            draft.due_in = Some(record.policy.lease);
+            let mut change = write(record, nonce, draft);
+            change.bodies.push(Body { kind: BodyKind::Phase(point), data: result.clone() });
+            Verdict::Write(change, Decision::Advanced)
+        }
+        _ => Verdict::Keep(Decision::Superseded),
+    }
+}
+
+/// What the answer makes of a record that is still this Attempt's.
+fn settled_by(
+    record: Option<&Record>,
+    begun: &Record,
+    nonce: Nonce,
+    class: Class,
+    answer: &Answer,
+) -> Verdict {
+    let (from, expect) = match record {
+        Some(record) => (same(record), Expect::Version(record.version)),
+        None => (anew(begun), Expect::Absent),
+    };
+    let late = record.is_some_and(|record| record.state != State::InProgress);
+    let (mut change, decision) = match class {
+        Class::Stored => {
+            let (draft, body) = completed(from, answer);
+            let mut change = change(begun.id, expect, nonce, draft);
+            change.bodies.extend(body);
+            (change, Decision::Stored)
+        }
+        Class::Free { forget_fingerprint } => {
+            let mut draft = freed(from, ErrorCode::Refused);
+            if forget_fingerprint {
+                draft.fingerprint = None;
+            }
+            (change(begun.id, expect, nonce, draft), Decision::Freed)
+        }
+        Class::Ambiguous => {
+            let draft = unknown(from, ErrorCode::ServerError);
+            let detail = format!("attempt {}: answered {}", begun.attempt, answer.status);
+            (with(change(begun.id, expect, nonce, draft), Happened::Unknown, detail), Decision::Unsettled)
+        }
+    };
+    if late {
+        change = with(
+            change,
+            Happened::LateAnswer,
+            format!("attempt {} answered {}", begun.attempt, answer.status),
+        );
+    }
+    Verdict::Write(change, decision)
+}
+
+/// The record went on without this Attempt. If its answer means that work was done twice, or done where a failure is
+/// stored, a person must hear of it.
+fn superseded(record: &Record, begun: &Record, nonce: Nonce, class: Class, answer: &Answer) -> Verdict {
+    let same_attempt = record.owner == begun.owner;
+    let failed = record.note.status.is_some_and(|status| status >= 400);
+    let contradicts = match class {
+        Class::Free { .. } => false,
+        Class::Stored if same_attempt => record.state == State::Completed && failed && answer.status < 400,
+        Class::Ambiguous if same_attempt => false,
+        Class::Stored | Class::Ambiguous => true,
+    };
+    if !contradicts {
+        return Verdict::Keep(Decision::Superseded);
+    }
+    let detail = format!("attempt {} answered {} after the record had gone on", begun.attempt, answer.status);
+    if record.state == State::Completed {
+        // The stored answer stays as it is. Its retention begins again, for a person needs time to look.
+        let mut draft = same(record);
+        retained(&mut draft);
+        draft.flags.dead_letter = true;
+        return Verdict::Write(
+            with(write(record, nonce, draft), Happened::LateAnswer, detail),
+            Decision::Superseded,
+        );
+    }
+    // Another Attempt is at it, or its outcome is open: its lease and Version are not to be touched, so only the
+    // history grows.
+    let change = Change {
+        id: record.id,
+        expect: Expect::Anything,
+        nonce,
+        draft: None,
+        clears_bodies: false,
+        bodies: Vec::new(),
+        history: vec![History { what: Happened::LateAnswer, detail }],
+    };
+    Verdict::Write(Box::new(change), Decision::Superseded)
+}
+
+/// The record as the Attempt began it, to be inserted again.
+fn anew(begun: &Record) -> Draft {
+    Draft { created: Mark::Now, ran: Mark::Now, ..same(begun) }
+}

@@ -1,0 +1,435 @@
+//! The one state machine: what happened to a Record in, what to do and what to write out. Nothing else changes a State.
+//!
+//! Pure: the time and every nonce are arguments. It must not know stores, HTTP or clocks.
+//!
+//! `docs/reference/states.md` is the whole table, made by running [`decide`] on every state and event.
+
+mod effect;
+mod holder;
+mod request;
+mod settle;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use effect::{Effect, EffectEvent, EffectState, EffectVerdict, decide_effect};
+
+use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
+use crate::fingerprint::{Asked, Fingerprint, Secrets};
+use crate::policy::Policy;
+use crate::record::{ErrorCode, Flags, Nonce, Record, RecoveryPoint, State};
+use crate::scope::{Identity, RecordId};
+use crate::time::Timestamp;
+
+/// What to do about `event`, given what is stored and the store's time.
+///
+/// A [`Verdict::Write`]'s decision holds only once its Change has committed; on a lost race the caller decides again
+/// with the newer record.
+pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Verdict {
+    match event {
+        Event::Request { ask, role } => request::decide(record, ask, *role, now),
+        Event::GaveUp { ask, nonce } => request::gave_up(record, ask, *nonce),
+
+        Event::Answered { begun, nonce, answer } => holder::answered(record, begun, *nonce, answer),
+        Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),
+        Event::Uncertain { begun, nonce, why } => holder::uncertain(record, begun, *nonce, *why),
+        Event::Owes { begun, nonce } => holder::owes(record, begun, *nonce),
+        Event::Phase { begun, nonce, point, result } => holder::phase(record, begun, *nonce, *point, result),
+
+        Event::Claim { nonce } => settle::claim(record, *nonce, now),
+        Event::Lapsed { nonce } => settle::lapsed(record, *nonce, now),
+        Event::NeverClaimed { nonce } => settle::never_claimed(record, *nonce, now),
+        Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
+        Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
+        Event::Found { nonce, by, what, as_of } => settle::found(record, *nonce, *by, what, *as_of, now),
+        Event::Forget { nonce, reason } => settle::forget(record, *nonce, reason, now),
+    }
+}
+
+/// What happened to a Record.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// A client sent a request.
+    Request {
+        /// What it asks for.
+        ask: &'a Ask,
+        /// As what it comes.
+        role: Role,
+    },
+    /// A begin whose reply never came was given up (the client got 503): a late insert must lose.
+    GaveUp {
+        /// What was asked for.
+        ask: &'a Ask,
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// The Attempt that began as `begun` has an answer.
+    Answered {
+        /// The record as the Attempt began it.
+        begun: &'a Record,
+        /// Of this write.
+        nonce: Nonce,
+        /// The answer.
+        answer: &'a Answer,
+    },
+    /// The Attempt has proof that nothing was executed.
+    NotExecuted {
+        /// The record as the Attempt began it.
+        begun: &'a Record,
+        /// Of this write.
+        nonce: Nonce,
+        /// What stopped it.
+        why: ErrorCode,
+    },
+    /// The Attempt can't know what became of its work.
+    Uncertain {
+        /// The record as the Attempt began it.
+        begun: &'a Record,
+        /// Of this write.
+        nonce: Nonce,
+        /// What hid the result.
+        why: ErrorCode,
+    },
+    /// The Attempt's transaction commits with an Effect that owes the answer.
+    Owes {
+        /// The record as the Attempt began it.
+        begun: &'a Record,
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// The Attempt finished one atomic piece of work.
+    Phase {
+        /// The record as the Attempt began it.
+        begun: &'a Record,
+        /// Of this write.
+        nonce: Nonce,
+        /// The recovery point reached, one after the last.
+        point: RecoveryPoint,
+        /// What the Phase gives back on resume.
+        result: &'a Bytes,
+    },
+    /// A worker takes a pending record.
+    Claim {
+        /// Of this write; becomes the owner.
+        nonce: Nonce,
+    },
+    /// The sweeper found the lease run out.
+    Lapsed {
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// The reaper found the pending deadline passed.
+    NeverClaimed {
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// The Effect that owes the answer is done.
+    EffectDone {
+        /// Of this write.
+        nonce: Nonce,
+        /// The answer.
+        answer: &'a Answer,
+    },
+    /// The Effect that owes the answer is dead.
+    EffectDead {
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// Somebody looked at what became of an unknown record.
+    Found {
+        /// Of this write.
+        nonce: Nonce,
+        /// Who.
+        by: Finder,
+        /// What was found.
+        what: &'a Found,
+        /// The instant that the evidence speaks of.
+        as_of: Timestamp,
+    },
+    /// An operator wants the answer gone.
+    Forget {
+        /// Of this write.
+        nonce: Nonce,
+        /// Why, for the history.
+        reason: &'a str,
+    },
+}
+
+/// As what a request comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It may start an Attempt.
+    Caller,
+    /// It may start one, but not take over a lapsed lease to run: the store's clock has just jumped.
+    Careful,
+    /// It waited for somebody else's answer and never starts an Attempt: forty waiters on a `retryable` record would
+    /// run it forty times in turn.
+    Waiter,
+}
+
+/// What a client asks for: identity, rules and fingerprint of one request.
+#[derive(Clone)]
+pub struct Ask {
+    /// The record's name.
+    pub id: RecordId,
+    /// Tenant, operation and key.
+    pub identity: Arc<Identity>,
+    /// The rules of the route as configured now.
+    pub policy: Arc<Policy>,
+    /// What is asked, under the newest secret and the route's recipe.
+    pub fingerprint: Fingerprint,
+    /// Drawn for this request; becomes the owner if it runs.
+    pub nonce: Nonce,
+    /// The request's trace id.
+    pub trace: Option<String>,
+    /// Accept now and run later, with these bytes of the request.
+    pub later: Option<Bytes>,
+    secrets: Arc<Secrets>,
+    asked: Arc<dyn Asked>,
+}
+
+impl Ask {
+    /// What `asked` asks for under `policy`.
+    pub fn new(
+        identity: Identity,
+        policy: Arc<Policy>,
+        secrets: Arc<Secrets>,
+        asked: Arc<dyn Asked>,
+        nonce: Nonce,
+    ) -> Ask {
+        let id = RecordId::of(&identity, policy.scope);
+        let fingerprint = secrets.fingerprint(&policy.recipe, &*asked);
+        Ask {
+            id,
+            identity: Arc::new(identity),
+            policy,
+            fingerprint,
+            nonce,
+            trace: None,
+            later: None,
+            secrets,
+            asked,
+        }
+    }
+
+    /// Whether this is the request that `record` was begun for, judged by the rules that the record carries.
+    fn is_what_was_asked(&self, record: &Record) -> bool {
+        // The id is a digest of both; a row that says otherwise is not this client's, whatever the digest says.
+        if record.identity.tenant != self.identity.tenant || record.identity.key != self.identity.key {
+            return false;
+        }
+        match &record.fingerprint {
+            // Cleared after an answer that meant "not you": nobody's request holds the key.
+            None => true,
+            Some(stored) => self.secrets.matches(stored, &record.policy.recipe, &*self.asked),
+        }
+    }
+}
+
+impl std::fmt::Debug for Ask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ask").field("id", &self.id).field("nonce", &self.nonce).finish_non_exhaustive()
+    }
+}
+
+/// An answer that an Attempt got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its HTTP status.
+    pub status: u16,
+    /// Whether it says when to come again.
+    pub retry_after: bool,
+    /// The bytes to keep (`Response::to_bytes`); none if it is too large, a stream or an upgrade.
+    pub kept: Option<Bytes>,
+    /// The provider's own id of what was done.
+    pub provider_id: Option<String>,
+}
+
+/// Who looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finder {
+    /// By asking the upstream or provider.
+    Reconciler,
+    /// By being told, with a signature.
+    Webhook,
+    /// By knowing.
+    Operator,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It was executed, with this answer (a decline is an answer).
+    Executed(Answer),
+    /// It was not executed.
+    NotExecuted,
+    /// No word either way.
+    Nothing,
+}
+
+/// A decision, and the Change it depends on.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Nothing to write.
+    Keep(Decision),
+    /// The decision holds only if the Change commits.
+    Write(Box<Change>, Decision),
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Run the handler, after the recovery point if it is not zero.
+    Run {
+        /// The last Phase committed.
+        after: RecoveryPoint,
+    },
+    /// It is accepted and will be run.
+    Accepted,
+    /// Answer with what is stored.
+    Replay,
+    /// Executed once, its answer not kept.
+    NotRetained,
+    /// Somebody is at it.
+    Wait {
+        /// More of the lease is left than its whole length: the clock stepped back, and a renewal sets it right.
+        overlong: bool,
+    },
+    /// It may be sent again, but not by one who waited.
+    Free,
+    /// Nobody knows, until the instant given; none: a person must look.
+    Unknown {
+        /// The next reconciliation.
+        until: Option<Timestamp>,
+    },
+    /// The key was used for another request.
+    Mismatch,
+    /// The key's retention is over.
+    Expired,
+
+    /// The answer is final.
+    Stored,
+    /// The key is free again.
+    Freed,
+    /// The outcome is unknown.
+    Unsettled,
+    /// The answer is owed by an Effect.
+    Owed,
+    /// The recovery point is reached.
+    Advanced,
+    /// The record has gone on without this Attempt; what is stored counts.
+    Superseded,
+    /// The outcome is known.
+    Settled,
+    /// The next look is due later.
+    Later,
+    /// The answer is gone.
+    Forgotten,
+    /// The event does not fit the record; nothing changes.
+    Ignored,
+}
+
+/// A Change to `record` as `draft` says, under the Version that was read.
+fn write(record: &Record, nonce: Nonce, draft: Draft) -> Box<Change> {
+    change(record.id, Expect::Version(record.version), nonce, draft)
+}
+
+/// A Change to whatever `expect` names.
+fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Box<Change> {
+    Box::new(Change {
+        id,
+        expect,
+        nonce,
+        draft: Some(draft),
+        clears_bodies: false,
+        bodies: Vec::new(),
+        history: Vec::new(),
+    })
+}
+
+/// Adds one line to a Change's history.
+fn with(mut change: Box<Change>, what: Happened, detail: impl Into<String>) -> Box<Change> {
+    change.history.push(History { what, detail: detail.into() });
+    change
+}
+
+/// The row as it is, to be changed from.
+fn same(record: &Record) -> Draft {
+    Draft {
+        identity: record.identity.clone(),
+        birth: record.birth,
+        owner: record.owner,
+        attempt: record.attempt,
+        state: record.state,
+        flags: record.flags,
+        fingerprint: record.fingerprint.clone(),
+        policy: record.policy.clone(),
+        point: record.point,
+        created: Mark::Keep,
+        ran: Mark::Keep,
+        completed: Mark::Keep,
+        due_in: None,
+        expires_in: None,
+        purge_in: None,
+        note: record.note.clone(),
+    }
+}
+
+/// The answer is final. Retention counts from here, not from the beginning.
+fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
+    draft.state = State::Completed;
+    draft.flags = Flags { not_retained: answer.kept.is_none(), ..Flags::default() };
+    draft.completed = Mark::Now;
+    draft.note.status = Some(answer.status);
+    draft.note.last_error = None;
+    draft.note.provider_id = answer.provider_id.clone().or(draft.note.provider_id);
+    retained(&mut draft);
+    (draft, answer.kept.clone().map(|data| Body { kind: BodyKind::Answer, data }))
+}
+
+/// Proven not executed. What was begun to be run later goes back to wait for its next run.
+fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
+    draft.note.last_error = Some(why);
+    draft.flags = Flags { asynchronous: draft.flags.asynchronous, ..Flags::default() };
+    if draft.flags.asynchronous {
+        draft.state = State::Pending;
+        draft.due_in = Some(backoff(draft.attempt));
+        (draft.expires_in, draft.purge_in) = (None, None);
+    } else {
+        draft.state = State::Retryable;
+        draft.due_in = None;
+        retained(&mut draft);
+    }
+    draft
+}
+
+/// Nobody knows. Without a way to ask it is a person's at once.
+fn unknown(mut draft: Draft, why: ErrorCode) -> Draft {
+    draft.state = State::Unknown;
+    draft.note.last_error = Some(why);
+    draft.note.tries = 0;
+    draft.note.absent_at = None;
+    draft.due_in = draft.policy.reconcile.as_ref().map(|reconcile| reconcile.settle);
+    draft.flags.dead_letter = draft.due_in.is_none();
+    draft.flags.owed = false;
+    (draft.expires_in, draft.purge_in) = (None, None);
+    draft
+}
+
+/// Replay ends after the retention, the row goes after the tombstone.
+fn retained(draft: &mut Draft) {
+    draft.due_in = None;
+    draft.expires_in = Some(draft.policy.retention);
+    draft.purge_in = Some(draft.policy.retention + draft.policy.tombstone);
+}
+
+/// From one try to the next: doubling from a second, so that a short outage costs little, up to five minutes, so
+/// that a long one is noticed when it ends. The caller's schedule adds jitter.
+fn backoff(tries: u32) -> Duration {
+    BACKOFF_MIN.saturating_mul(1u32.checked_shl(tries.min(16)).unwrap_or(u32::MAX)).min(BACKOFF_MAX)
+}
+
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);

@@ -1,0 +1,169 @@
+//! A request meets what is stored under its key. Read from the top: the order of the questions is the contract's.
+
+use super::{Ask, Decision, Role, Verdict, change, freed, same, settle, with, write};
+use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, Mark};
+use crate::policy::{AfterExpiry, AnswerRule, OnLapse};
+use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
+use crate::time::Timestamp;
+
+/// A client sent a request.
+pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
+    let Some(record) = record else {
+        return begin(ask, role, Expect::Absent);
+    };
+    // Expiry comes before every comparison: an expired record is as absent, whether or not the reaper has come.
+    if record.is_expired(now) {
+        return match record.policy.after_expiry {
+            AfterExpiry::Refuse if !record.is_purgeable(now) => Verdict::Keep(Decision::Expired),
+            _ => begin(ask, role, Expect::Version(record.version)),
+        };
+    }
+    // In every state, so that 422 wins over 409 and over `unknown`.
+    if !ask.is_what_was_asked(record) {
+        return Verdict::Keep(Decision::Mismatch);
+    }
+    match record.state {
+        State::Completed if record.flags.not_retained => Verdict::Keep(Decision::NotRetained),
+        State::Completed => Verdict::Keep(Decision::Replay),
+        State::Pending => Verdict::Keep(Decision::Wait { overlong: false }),
+        State::Unknown => Verdict::Keep(unknown(record)),
+        State::Retryable => match role {
+            Role::Caller | Role::Careful => run_again(record, ask, Expect::Version(record.version)),
+            Role::Waiter => Verdict::Keep(Decision::Free),
+        },
+        State::InProgress if record.is_due(now) => lapsed(record, ask, role, now),
+        State::InProgress => {
+            let left = record.due_at.map(|due| due.since(now));
+            Verdict::Keep(Decision::Wait { overlong: left.is_some_and(|left| left > record.policy.lease) })
+        }
+    }
+}
+
+/// A begin whose reply never came was given up, and the client told that nothing was executed. Its write may still
+/// be on the way, so something must stand in its place that makes it lose.
+pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce) -> Verdict {
+    match record {
+        None => {
+            // No fingerprint: nothing was accepted, so nobody's request holds the key.
+            let draft = Draft { fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
+            let draft = freed(draft, ErrorCode::GivenUp);
+            Verdict::Write(change(ask.id, Expect::Absent, nonce, draft), Decision::Freed)
+        }
+        Some(record) if record.owner == ask.nonce && record.state == State::InProgress => {
+            Verdict::Write(write(record, nonce, freed(same(record), ErrorCode::GivenUp)), Decision::Freed)
+        }
+        // Still as it was before the write: a new Version is enough to make that lose.
+        Some(record) if record.state == State::Retryable => {
+            let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
+            Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
+        }
+        Some(_) => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// The first request of a generation.
+fn begin(ask: &Ask, role: Role, expect: Expect) -> Verdict {
+    if role == Role::Waiter {
+        // What it waited for is gone; its own retry may begin anew.
+        return Verdict::Keep(Decision::Free);
+    }
+    let mut draft = new(ask);
+    let mut bodies = Vec::new();
+    let decision = if ask.policy.answer == AnswerRule::Async || ask.later.is_some() {
+        draft.state = State::Pending;
+        draft.flags.asynchronous = true;
+        draft.attempt = 0;
+        draft.ran = Mark::Clear;
+        draft.due_in = Some(ask.policy.pending_deadline);
+        bodies.extend(ask.later.clone().map(|data| Body { kind: BodyKind::Request, data }));
+        Decision::Accepted
+    } else {
+        Decision::Run { after: 0 }
+    };
+    let begun = Change {
+        clears_bodies: expect != Expect::Absent,
+        bodies,
+        ..*change(ask.id, expect, ask.nonce, draft)
+    };
+    Verdict::Write(Box::new(begun), decision)
+}
+
+fn new(ask: &Ask) -> Draft {
+    Draft {
+        identity: ask.identity.clone(),
+        birth: ask.nonce,
+        owner: ask.nonce,
+        attempt: 1,
+        state: State::InProgress,
+        flags: Flags::default(),
+        fingerprint: Some(ask.fingerprint.clone()),
+        policy: ask.policy.clone(),
+        point: 0,
+        created: Mark::Now,
+        ran: Mark::Now,
+        completed: Mark::Clear,
+        due_in: Some(ask.policy.lease),
+        expires_in: None,
+        purge_in: None,
+        note: Note { trace: ask.trace.clone(), ..Note::default() },
+    }
+}
+
+/// The next Attempt at the same request, under the rules that the record was begun with.
+fn run_again(record: &Record, ask: &Ask, expect: Expect) -> Verdict {
+    let mut draft = same(record);
+    draft.state = State::InProgress;
+    draft.owner = ask.nonce;
+    draft.attempt = record.attempt.saturating_add(1);
+    draft.flags = Flags { asynchronous: record.flags.asynchronous, ..Flags::default() };
+    draft.ran = Mark::Now;
+    draft.due_in = Some(record.policy.lease);
+    // It may have been cleared; then this is the request that the key stands for from now on.
+    if draft.fingerprint.is_none() {
+        draft.fingerprint = Some(ask.fingerprint.clone());
+        draft.policy = ask.policy.clone();
+        draft.due_in = Some(ask.policy.lease);
+    }
+    Verdict::Write(change(record.id, expect, ask.nonce, draft), Decision::Run { after: record.point })
+}
+
+/// The holder went silent, and a request is the first to notice.
+fn lapsed(record: &Record, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
+    let runs_again = matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume)
+        && !record.flags.asynchronous
+        && !settle::is_poison(record);
+    match role {
+        // After a jump of the store's clock a lapse may be none: nobody runs for one lease.
+        Role::Careful if runs_again => Verdict::Keep(Decision::Wait { overlong: false }),
+        Role::Caller if runs_again => {
+            let Verdict::Write(mut change, decision) = run_again(record, ask, Expect::Due(record.version))
+            else {
+                unreachable!("run_again always writes")
+            };
+            if let Some(draft) = &mut change.draft {
+                draft.note.lapses += 1;
+                draft.note.last_error = Some(ErrorCode::Lapsed);
+            }
+            let detail = format!("attempt {} lapsed; taken over by the next request", record.attempt);
+            Verdict::Write(with(change, Happened::Takeover, detail), decision)
+        }
+        _ => {
+            let change = settle::lapse(record, ask.nonce);
+            let draft = change.draft.as_ref().expect("a lapse writes the record");
+            let decision = match draft.state {
+                State::Completed => Decision::Replay,
+                State::Unknown => {
+                    let until = draft.due_in.map(|due_in| now.after(due_in));
+                    Decision::Unknown { until: until.filter(|_| !draft.flags.dead_letter) }
+                }
+                State::Pending => Decision::Wait { overlong: false },
+                State::Retryable | State::InProgress => Decision::Free,
+            };
+            Verdict::Write(change, decision)
+        }
+    }
+}
+
+fn unknown(record: &Record) -> Decision {
+    Decision::Unknown { until: record.due_at.filter(|_| !record.flags.dead_letter) }
+}

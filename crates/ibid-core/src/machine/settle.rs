@@ -1,0 +1,215 @@
+//! What sweeper, reaper, worker, reconciler, webhook and operator do to a record. Each acts by compare-and-set on what
+//! it saw; only these paths, and the late owner itself, leave `unknown`.
+
+use super::{
+    Answer, Decision, Finder, Found, Verdict, backoff, change, completed, freed, same, unknown, with, write,
+};
+use crate::change::{Change, Expect, Happened, Mark};
+use crate::policy::{OnLapse, Profile};
+use crate::record::{ErrorCode, Nonce, Record, State};
+use crate::refusal::Refusal;
+use crate::response::Response;
+use crate::time::Timestamp;
+
+/// A worker takes a pending record.
+pub(super) fn claim(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+    match record {
+        Some(record)
+            if record.state == State::Pending
+                && !record.flags.owed
+                && (record.attempt == 0 || record.is_due(now)) =>
+        {
+            let mut draft = same(record);
+            draft.state = State::InProgress;
+            draft.owner = nonce;
+            draft.attempt += 1;
+            draft.ran = Mark::Now;
+            draft.due_in = Some(record.policy.lease);
+            Verdict::Write(write(record, nonce, draft), Decision::Run { after: record.point })
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// The sweeper found the lease run out.
+pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+    match record {
+        Some(record) if record.state == State::InProgress && record.is_due(now) => {
+            Verdict::Write(lapse(record, nonce), Decision::Settled)
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// What a lapse makes of the record, by the rule that it was begun with. The due instant is tested again inside the
+/// write: a lease that was renewed since is left alone.
+pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
+    let mut from = same(record);
+    from.note.lapses += 1;
+    let expect = Expect::Due(record.version);
+    let detail = |fate: &str| format!("attempt {} lapsed: {fate}", record.attempt);
+    match record.policy.on_lapse {
+        OnLapse::Retry | OnLapse::Resume if !is_poison(record) => {
+            let change = change(record.id, expect, nonce, freed(from, ErrorCode::Lapsed));
+            with(change, Happened::Lapse, detail("may run again"))
+        }
+        OnLapse::Fail => {
+            let answer = own_answer(Refusal::Abandoned, record.policy.profile);
+            let (mut draft, body) = completed(from, &answer);
+            draft.flags.dead_letter = true;
+            draft.note.last_error = Some(ErrorCode::Lapsed);
+            let mut change = change(record.id, expect, nonce, draft);
+            change.bodies.extend(body);
+            with(change, Happened::Lapse, detail("failed for good"))
+        }
+        OnLapse::Unknown | OnLapse::Retry | OnLapse::Resume => {
+            let mut draft = unknown(from, ErrorCode::Lapsed);
+            // A request that lapses every time will lapse again: a person must look, whatever can be asked.
+            draft.flags.dead_letter |= record.policy.on_lapse != OnLapse::Unknown;
+            with(change(record.id, expect, nonce, draft), Happened::Lapse, detail("outcome unknown"))
+        }
+    }
+}
+
+/// Whether another run would be one too many.
+pub(super) fn is_poison(record: &Record) -> bool {
+    record.note.lapses.saturating_add(1) >= record.policy.max_attempts
+}
+
+/// The reaper found the pending deadline passed, and nobody ever ran it.
+pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+    match record {
+        Some(record)
+            if record.state == State::Pending
+                && !record.flags.owed
+                && record.attempt == 0
+                && record.is_due(now) =>
+        {
+            let answer = own_answer(Refusal::NeverStarted, record.policy.profile);
+            let (draft, body) = completed(same(record), &answer);
+            let mut change = change(record.id, Expect::Due(record.version), nonce, draft);
+            change.bodies.extend(body);
+            Verdict::Write(with(change, Happened::Settled, "never claimed: stored as 408"), Decision::Settled)
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// The Effect that owes the answer is done.
+pub(super) fn effect_done(record: Option<&Record>, nonce: Nonce, answer: &Answer) -> Verdict {
+    match record {
+        Some(record) if record.state == State::Pending && record.flags.owed => {
+            settled(record, nonce, answer, "answered by its effect")
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// The Effect that owes the answer is dead.
+pub(super) fn effect_dead(record: Option<&Record>, nonce: Nonce) -> Verdict {
+    match record {
+        Some(record) if record.state == State::Pending && record.flags.owed => {
+            let change = write(record, nonce, unknown(same(record), ErrorCode::EffectDead));
+            Verdict::Write(with(change, Happened::Unknown, "its effect is dead"), Decision::Unsettled)
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// Somebody looked at what became of an unknown record.
+pub(super) fn found(
+    record: Option<&Record>,
+    nonce: Nonce,
+    by: Finder,
+    what: &Found,
+    as_of: Timestamp,
+    now: Timestamp,
+) -> Verdict {
+    let Some(record) = record.filter(|record| record.state == State::Unknown) else {
+        return Verdict::Keep(Decision::Ignored);
+    };
+    // Evidence from before the last Attempt says nothing about it.
+    if record.ran_at.is_some_and(|ran_at| as_of < ran_at) {
+        return Verdict::Keep(Decision::Ignored);
+    }
+    let who = match by {
+        Finder::Reconciler => "reconciler",
+        Finder::Webhook => "webhook",
+        Finder::Operator => "operator",
+    };
+    match (what, by) {
+        (Found::Executed(answer), _) => settled(record, nonce, answer, &format!("{who}: executed")),
+        (Found::NotExecuted, Finder::Webhook | Finder::Operator) => released(record, nonce, who),
+        // One look is no proof while the delivery may still run.
+        (Found::NotExecuted, Finder::Reconciler) if was_absent(record, now) => released(record, nonce, who),
+        (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, true, now),
+        (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, false, now),
+        (Found::Nothing, _) => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// An operator wants the answer gone. What is unknown is resolved, never forgotten; what runs is left alone.
+pub(super) fn forget(record: Option<&Record>, nonce: Nonce, reason: &str, now: Timestamp) -> Verdict {
+    match record {
+        Some(record) if record.state == State::Completed || record.is_expired(now) => {
+            let mut draft = same(record);
+            draft.expires_in = Some(std::time::Duration::ZERO);
+            draft.purge_in = Some(std::time::Duration::ZERO);
+            let change = write(record, nonce, draft);
+            Verdict::Write(
+                with(change, Happened::Operator, format!("forgotten: {reason}")),
+                Decision::Forgotten,
+            )
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+fn settled(record: &Record, nonce: Nonce, answer: &Answer, detail: &str) -> Verdict {
+    let (draft, body) = completed(same(record), answer);
+    let mut change = write(record, nonce, draft);
+    change.bodies.extend(body);
+    Verdict::Write(with(change, Happened::Settled, detail), Decision::Settled)
+}
+
+fn released(record: &Record, nonce: Nonce, who: &str) -> Verdict {
+    let why = record.note.last_error.unwrap_or(ErrorCode::NotSent);
+    let change = write(record, nonce, freed(same(record), why));
+    Verdict::Write(with(change, Happened::Settled, format!("{who}: not executed")), Decision::Settled)
+}
+
+/// One more try is used up. After the last, a person must look.
+fn look_again(record: &Record, nonce: Nonce, absent: bool, now: Timestamp) -> Verdict {
+    let mut draft = same(record);
+    draft.note.tries += 1;
+    draft.note.absent_at = match absent {
+        true => record.note.absent_at.or(Some(now.as_micros())),
+        // Somebody saw nothing at all: an earlier "not there" no longer counts as the first of two.
+        false => None,
+    };
+    let rule = record.policy.reconcile.as_ref();
+    let left = rule.is_some_and(|rule| draft.note.tries < rule.attempts);
+    draft.flags.dead_letter = !left;
+    draft.due_in = match rule {
+        Some(rule) if left && absent => Some(rule.settle),
+        Some(_) if left => Some(backoff(draft.note.tries)),
+        _ => None,
+    };
+    let detail = format!("try {}: {}", draft.note.tries, if absent { "not there" } else { "no word" });
+    Verdict::Write(with(write(record, nonce, draft), Happened::ReconcileTry, detail), Decision::Later)
+}
+
+/// Whether an earlier look, at least `settle` ago, already found nothing.
+fn was_absent(record: &Record, now: Timestamp) -> bool {
+    match (&record.policy.reconcile, record.note.absent_at) {
+        (Some(rule), Some(at)) => Timestamp::from_micros(at).after(rule.settle) <= now,
+        _ => false,
+    }
+}
+
+/// An answer of ibid's own, kept like any other.
+fn own_answer(refusal: Refusal, profile: Profile) -> Answer {
+    let rendered = refusal.render(profile);
+    let response = Response::plain(rendered.status, rendered.content_type, rendered.body);
+    Answer { status: rendered.status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None }
+}

@@ -1,0 +1,431 @@
+//! Why a client is turned away: one table from reason to code, status, advice and words, for every profile.
+//!
+//! A refusal never contains a key, a fingerprint, a stored body or a store's name: its words are constants.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::key::KeyError;
+use crate::policy::Profile;
+
+/// A reason to turn a client away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The route demands a key and none came.
+    KeyMissing,
+    /// The key can't be read.
+    KeyInvalid(KeyError),
+    /// The key was used for another request.
+    KeyReused,
+    /// The first request is still running, or a retry may be made a little later.
+    RequestInProgress {
+        /// When to come again.
+        retry_after: Duration,
+    },
+    /// Nobody knows whether the request was executed.
+    OutcomeUnknown {
+        /// When the next reconciliation may have settled it; none: a person must.
+        retry_after: Option<Duration>,
+    },
+    /// The record can't be reserved, so nothing was executed.
+    StoreUnavailable,
+    /// The request's body is larger than the route reads.
+    BodyTooLarge,
+    /// The request's body did not arrive in time.
+    BodyTimeout,
+    /// The request's body broke off.
+    BodyBroken,
+    /// It was executed once, and its answer is not kept.
+    ResponseNotRetained,
+    /// The key's retention is over.
+    KeyExpired,
+    /// The request names no tenant.
+    TenantMissing,
+    /// The upstream could not be reached: nothing was sent.
+    UpstreamUnavailable,
+    /// The request was sent and its answer lost.
+    UpstreamUncertain {
+        /// No answer in time, rather than a broken one.
+        timed_out: bool,
+    },
+    /// The handler broke down.
+    HandlerFailed,
+    /// The request came as TLS early data, which an attacker may replay.
+    TooEarly,
+    /// Never claimed within the pending deadline: stored as the answer.
+    NeverStarted,
+    /// The holder went silent and the policy says `fail`: stored as the answer.
+    Abandoned,
+}
+
+/// What a client should do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// The same request under the same key, later.
+    SameKey,
+    /// A corrected request under a new key.
+    NewKey,
+    /// Nothing: more tries change nothing.
+    Never,
+}
+
+/// A refusal in a profile's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// The HTTP status.
+    pub status: u16,
+    /// The media type of the body.
+    pub content_type: &'static str,
+    /// Seconds for `Retry-After`.
+    pub retry_after: Option<u64>,
+    /// The body.
+    pub body: String,
+}
+
+/// Every refusal once, for the reference page and its tests.
+pub const ALL: [Refusal; 19] = [
+    Refusal::KeyMissing,
+    Refusal::KeyInvalid(KeyError::Syntax),
+    Refusal::KeyReused,
+    Refusal::RequestInProgress { retry_after: Duration::from_secs(1) },
+    Refusal::OutcomeUnknown { retry_after: Some(Duration::from_secs(5)) },
+    Refusal::OutcomeUnknown { retry_after: None },
+    Refusal::StoreUnavailable,
+    Refusal::BodyTooLarge,
+    Refusal::BodyTimeout,
+    Refusal::BodyBroken,
+    Refusal::ResponseNotRetained,
+    Refusal::KeyExpired,
+    Refusal::TenantMissing,
+    Refusal::UpstreamUnavailable,
+    Refusal::UpstreamUncertain { timed_out: false },
+    Refusal::HandlerFailed,
+    Refusal::TooEarly,
+    Refusal::NeverStarted,
+    Refusal::Abandoned,
+];
+
+impl Refusal {
+    /// The name of the problem type, unique per condition.
+    pub fn code(self) -> &'static str {
+        self.row().code
+    }
+
+    /// The status in this profile.
+    pub fn status(self, profile: Profile) -> u16 {
+        match (self, profile) {
+            // Stripe's clients repeat every 409 and 5xx, so a mismatch must be neither.
+            (Refusal::KeyReused, Profile::Stripe) => 400,
+            (Refusal::UpstreamUncertain { timed_out: true }, _) => 504,
+            _ => self.row().status,
+        }
+    }
+
+    /// What the client should do next.
+    pub fn advice(self) -> Advice {
+        match self {
+            Refusal::OutcomeUnknown { retry_after: None } => Advice::Never,
+            _ => self.row().advice,
+        }
+    }
+
+    /// When to come again, if that is known.
+    pub fn retry_after(self) -> Option<Duration> {
+        match self {
+            Refusal::RequestInProgress { retry_after } => Some(retry_after),
+            Refusal::OutcomeUnknown { retry_after } => retry_after,
+            Refusal::StoreUnavailable | Refusal::UpstreamUnavailable => Some(OUTAGE_RETRY_AFTER),
+            _ => None,
+        }
+    }
+
+    /// One line, the same for every occurrence.
+    pub fn title(self) -> &'static str {
+        self.row().title
+    }
+
+    /// What happened and what to do, for a person.
+    pub fn detail(self) -> &'static str {
+        match self {
+            Refusal::KeyInvalid(KeyError::Repeated) => {
+                "The request has more than one Idempotency-Key field line."
+            }
+            Refusal::KeyInvalid(KeyError::Empty) => "The key is empty.",
+            Refusal::KeyInvalid(KeyError::TooLong) => "The key is longer than 255 bytes.",
+            Refusal::OutcomeUnknown { retry_after: None } => {
+                "The first request may have been executed, and no automatic check can tell. A person has to settle it; \
+                 it will not be executed again."
+            }
+            _ => self.row().detail,
+        }
+    }
+
+    /// The refusal as this profile says it.
+    pub fn render(self, profile: Profile) -> Rendered {
+        let status = self.status(profile);
+        let retry = match self.advice() {
+            Advice::SameKey => "same-key",
+            Advice::NewKey => "new-key",
+            Advice::Never => "never",
+        };
+        let mut body = String::with_capacity(320);
+        // Every word is a constant of this file and free of quotes and backslashes, so it is JSON as it stands;
+        // a test parses each. Writing into a String has no way to fail.
+        let (content_type, written) = match profile {
+            Profile::Ietf => (
+                "application/problem+json",
+                write!(
+                    body,
+                    r#"{{"type":"{TYPE_PREFIX}{code}","title":"{title}","status":{status},"detail":"{detail}","retry":"{retry}"}}"#,
+                    code = self.code(),
+                    title = self.title(),
+                    detail = self.detail(),
+                ),
+            ),
+            Profile::Stripe => (
+                "application/json",
+                write!(
+                    body,
+                    r#"{{"error":{{"type":"{kind}","code":"{code}","message":"{detail}","retry":"{retry}"}}}}"#,
+                    kind = self.stripe_type(),
+                    code = self.stripe_code(),
+                    detail = self.detail(),
+                ),
+            ),
+        };
+        written.expect("a String takes every character");
+        // Rounded up: coming a second early would only cost another refusal.
+        let retry_after = self.retry_after().map(|after| after.as_millis().div_ceil(1000).max(1) as u64);
+        Rendered { status, content_type, retry_after, body }
+    }
+
+    fn stripe_type(self) -> &'static str {
+        match self {
+            Refusal::KeyReused | Refusal::RequestInProgress { .. } => "idempotency_error",
+            _ if self.status(Profile::Stripe) >= 500 => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn stripe_code(self) -> &'static str {
+        match self {
+            Refusal::RequestInProgress { .. } => "idempotency_key_in_use",
+            _ => self.code(),
+        }
+    }
+
+    /// The table.
+    fn row(self) -> Row {
+        use Advice::{Never, NewKey, SameKey};
+        let row = |code, status, advice, title, detail| Row { code, status, advice, title, detail };
+        match self {
+            Refusal::KeyMissing => row(
+                "key-missing",
+                400,
+                NewKey,
+                "An Idempotency-Key is required",
+                "Send the field Idempotency-Key with a value of your own, the same for every retry of this request.",
+            ),
+            Refusal::KeyInvalid(_) => row(
+                "key-invalid",
+                400,
+                NewKey,
+                "The Idempotency-Key can not be read",
+                "A key is a quoted string, or 1 to 255 visible ASCII characters without quote, backslash, comma and \
+                 semicolon.",
+            ),
+            Refusal::KeyReused => row(
+                "key-reused",
+                422,
+                NewKey,
+                "The Idempotency-Key was used for another request",
+                "A retry must be the same request. Send a different request under a key of its own.",
+            ),
+            Refusal::RequestInProgress { .. } => row(
+                "request-in-progress",
+                409,
+                SameKey,
+                "The request is in progress",
+                "A request with this key has not been answered yet. Send the same request again later.",
+            ),
+            Refusal::OutcomeUnknown { .. } => row(
+                "outcome-unknown",
+                409,
+                SameKey,
+                "The outcome of the request is unknown",
+                "The first request may have been executed. It is being settled and will not be executed again; the \
+                 same request will get its answer.",
+            ),
+            Refusal::StoreUnavailable => row(
+                "store-unavailable",
+                503,
+                SameKey,
+                "The request can not be guarded now",
+                "Nothing was executed. Send the same request again later.",
+            ),
+            Refusal::BodyTooLarge => row(
+                "body-too-large",
+                413,
+                NewKey,
+                "The request body is too large",
+                "Nothing was executed, and the key was not used.",
+            ),
+            Refusal::BodyTimeout => row(
+                "body-timeout",
+                408,
+                SameKey,
+                "The request body did not arrive in time",
+                "Nothing was executed, and the key was not used.",
+            ),
+            Refusal::BodyBroken => row(
+                "body-broken",
+                400,
+                SameKey,
+                "The request body broke off",
+                "Nothing was executed, and the key was not used.",
+            ),
+            Refusal::ResponseNotRetained => row(
+                "response-not-retained",
+                410,
+                Never,
+                "The request was executed, and its answer was not kept",
+                "The answer was too large or a stream. The request was executed once and will not be executed again; \
+                 look at the resource itself.",
+            ),
+            Refusal::KeyExpired => row(
+                "key-expired",
+                410,
+                NewKey,
+                "The Idempotency-Key has expired",
+                "The first request was answered longer ago than answers are kept. Check what became of it before you \
+                 send it under a new key.",
+            ),
+            Refusal::TenantMissing => row(
+                "tenant-missing",
+                401,
+                SameKey,
+                "The request does not say whose it is",
+                "A guarded request needs an authenticated caller.",
+            ),
+            Refusal::UpstreamUnavailable => row(
+                "upstream-unavailable",
+                503,
+                SameKey,
+                "The service can not be reached",
+                "Nothing was executed. Send the same request again later.",
+            ),
+            Refusal::UpstreamUncertain { .. } => row(
+                "outcome-unknown",
+                502,
+                SameKey,
+                "The outcome of the request is unknown",
+                "The request was sent, and its answer was lost. It will not be executed again under this key; the \
+                 same request will get its answer once it is settled.",
+            ),
+            Refusal::HandlerFailed => row(
+                "handler-failed",
+                500,
+                SameKey,
+                "The service broke down",
+                "The request may have been executed in part.",
+            ),
+            Refusal::TooEarly => row(
+                "too-early",
+                425,
+                SameKey,
+                "The request came too early",
+                "Nothing was executed. Send the same request again once the TLS handshake is complete.",
+            ),
+            Refusal::NeverStarted => row(
+                "never-started",
+                408,
+                NewKey,
+                "The request was not started in time",
+                "It was accepted, but nothing was executed before its deadline.",
+            ),
+            Refusal::Abandoned => row(
+                "abandoned",
+                500,
+                Never,
+                "The request was abandoned",
+                "It was started and not finished. It may have been executed in part and will not be executed again.",
+            ),
+        }
+    }
+}
+
+struct Row {
+    code: &'static str,
+    status: u16,
+    advice: Advice,
+    title: &'static str,
+    detail: &'static str,
+}
+
+/// What a problem's `type` begins with. A name, not an address: no host has to answer for it.
+pub const TYPE_PREFIX: &str = "urn:ibid:problem:";
+
+/// After an outage a second is enough to hope again, and a thousand waiting clients are a thousand a second.
+const OUTAGE_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn every_refusal_is_valid_problem_json_with_its_own_status_and_type() {
+        for refusal in ALL {
+            let rendered = refusal.render(Profile::Ietf);
+            let body: Value = serde_json::from_str(&rendered.body).expect(refusal.code());
+            assert_eq!(body["type"], format!("urn:ibid:problem:{}", refusal.code()));
+            assert_eq!(body["status"], rendered.status);
+            assert_eq!(rendered.content_type, "application/problem+json");
+            assert!(matches!(body["retry"].as_str(), Some("same-key" | "new-key" | "never")));
+            assert!(
+                !body["title"].as_str().unwrap().is_empty() && !body["detail"].as_str().unwrap().is_empty()
+            );
+        }
+    }
+
+    #[test]
+    fn the_statuses_are_those_of_the_contract() {
+        let ietf = |refusal: Refusal| refusal.status(Profile::Ietf);
+        assert_eq!(ietf(Refusal::KeyMissing), 400);
+        assert_eq!(ietf(Refusal::KeyInvalid(KeyError::Empty)), 400);
+        assert_eq!(ietf(Refusal::KeyReused), 422);
+        assert_eq!(ietf(Refusal::RequestInProgress { retry_after: Duration::ZERO }), 409);
+        assert_eq!(ietf(Refusal::OutcomeUnknown { retry_after: None }), 409);
+        assert_eq!(ietf(Refusal::StoreUnavailable), 503);
+        assert_eq!(ietf(Refusal::BodyTooLarge), 413);
+        assert_eq!(ietf(Refusal::ResponseNotRetained), 410);
+        assert_eq!(ietf(Refusal::KeyExpired), 410);
+        assert_eq!(ietf(Refusal::TenantMissing), 401);
+        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: false }), 502);
+        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: true }), 504);
+        assert_eq!(ietf(Refusal::UpstreamUnavailable), 503);
+    }
+
+    #[test]
+    fn stripe_clients_get_stripes_shape_and_never_repeat_a_mismatch() {
+        let mismatch = Refusal::KeyReused.render(Profile::Stripe);
+        assert_eq!(mismatch.status, 400);
+        let body: Value = serde_json::from_str(&mismatch.body).unwrap();
+        assert_eq!(body["error"]["type"], "idempotency_error");
+        let busy = Refusal::RequestInProgress { retry_after: Duration::from_secs(1) }.render(Profile::Stripe);
+        let body: Value = serde_json::from_str(&busy.body).unwrap();
+        assert_eq!((busy.status, body["error"]["code"].as_str()), (409, Some("idempotency_key_in_use")));
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_to_whole_seconds_and_never_zero() {
+        let after = |millis| {
+            let retry_after = Duration::from_millis(millis);
+            Refusal::RequestInProgress { retry_after }.render(Profile::Ietf).retry_after
+        };
+        assert_eq!(after(0), Some(1));
+        assert_eq!(after(1_000), Some(1));
+        assert_eq!(after(1_001), Some(2));
+        assert_eq!(Refusal::OutcomeUnknown { retry_after: None }.render(Profile::Ietf).retry_after, None);
+    }
+}

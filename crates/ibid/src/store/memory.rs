@@ -1,0 +1,237 @@
+//! Records in this process's memory: for tests, examples and a first try. Nothing outlives the process.
+//!
+//! One lock around everything makes each call one step, which is all that the contract asks. It grows with the
+//! records that are kept; `purge` is what shrinks it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
+use ibid_core::record::{Nonce, Record, State, Version};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::time::Timestamp;
+
+use super::clock::Clock;
+
+/// A store in memory.
+///
+/// ```
+/// use ibid::store::{clock::Clock, memory::MemoryStore};
+/// let store = MemoryStore::new(Clock::system());
+/// ```
+#[derive(Debug)]
+pub struct MemoryStore {
+    clock: Clock,
+    rooms: Mutex<Rooms>,
+}
+
+impl MemoryStore {
+    /// An empty store that goes by `clock`.
+    pub fn new(clock: Clock) -> MemoryStore {
+        MemoryStore { clock, rooms: Mutex::default() }
+    }
+
+    /// The lock and, read under it, the time: instants are in the order of the writes.
+    fn enter(&self) -> (MutexGuard<'_, Rooms>, Timestamp) {
+        // A panic elsewhere leaves no half-made step: every check stands before the first write of a Change.
+        let rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        (rooms, now)
+    }
+}
+
+impl Store for MemoryStore {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+        Box::pin(async move {
+            let (rooms, now) = self.enter();
+            Ok(ids.iter().map(|id| rooms.stored(id, now)).collect())
+        })
+    }
+
+    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+        Box::pin(async move {
+            let (mut rooms, now) = self.enter();
+            changes.iter().map(|change| rooms.commit(change, now)).collect()
+        })
+    }
+
+    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+        Box::pin(async move {
+            let (mut rooms, now) = self.enter();
+            Ok(leases.iter().map(|(id, version)| rooms.renew(id, *version, now)).collect())
+        })
+    }
+
+    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(async move {
+            let (rooms, now) = self.enter();
+            let (low, high) = ids();
+            let longest_due_first = rooms.due.range((state, EARLIEST, low)..=(state, now, high));
+            let found = longest_due_first.take(limit as usize);
+            Ok(found.filter_map(|(_, _, id)| rooms.stored(id, now)).collect())
+        })
+    }
+
+    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let (mut rooms, now) = self.enter();
+            let oldest_first = rooms.purge.range(..=(now, ids().1)).take(limit as usize);
+            let gone: Vec<RecordId> = oldest_first.map(|(_, id)| *id).collect();
+            for id in &gone {
+                rooms.take(id);
+            }
+            Ok(gone.len() as u64)
+        })
+    }
+
+    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move { Ok(self.enter().0.kept.entry(name).or_insert(value).clone()) })
+    }
+}
+
+impl Browse for MemoryStore {
+    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(async move {
+            let (rooms, now) = self.enter();
+            let (low, high) = filter.prefix.as_ref().map_or_else(ids, |prefix| prefix.bounds());
+            let from = match filter.after {
+                Some(after) if after >= low => Bound::Excluded(after),
+                _ => Bound::Included(low),
+            };
+            let in_order = rooms.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
+            let records = in_order.map(|(_, row)| &row.record).filter(|record| fits(record, &filter));
+            let stored = records.map(|record| Stored { record: record.clone(), answer: None, now });
+            Ok(stored.take(filter.limit as usize).collect())
+        })
+    }
+
+    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        Box::pin(async move { Ok(self.enter().0.history.get(&id).cloned().unwrap_or_default()) })
+    }
+
+    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+        Box::pin(async move {
+            let mut counts = Counts::default();
+            for row in self.enter().0.rows.values() {
+                if let Some(place) = State::ALL.iter().position(|state| *state == row.record.state) {
+                    counts.by_state[place] += 1;
+                }
+                counts.dead_letters += u64::from(row.record.flags.dead_letter);
+            }
+            Ok(counts)
+        })
+    }
+}
+
+/// All that is kept, and the two orders in which upkeep asks for it.
+#[derive(Debug, Default)]
+struct Rooms {
+    rows: BTreeMap<RecordId, Row>,
+    /// Invariant: exactly the rows with a due instant.
+    due: BTreeSet<(State, Timestamp, RecordId)>,
+    /// Invariant: exactly the rows that will be removed.
+    purge: BTreeSet<(Timestamp, RecordId)>,
+    /// Outlives the records, as an audit does.
+    history: HashMap<RecordId, Vec<(Timestamp, History)>>,
+    kept: HashMap<String, Bytes>,
+}
+
+#[derive(Debug)]
+struct Row {
+    record: Record,
+    /// By the code of its kind, each with the generation that wrote it.
+    bodies: HashMap<u32, (Nonce, Bytes)>,
+}
+
+impl Rooms {
+    fn commit(&mut self, change: &Change, now: Timestamp) -> Result<Commit, StoreError> {
+        if change.draft.is_some() && change.expect == Expect::Anything {
+            return Err(StoreError::lasting(KIND, "commit", "a change of a record must say what it expects"));
+        }
+        let before = self.rows.get(&change.id).map(|row| &row.record);
+        let holds = match (change.expect, before) {
+            (Expect::Anything, _) | (Expect::Absent, None) => true,
+            (Expect::Version(version), Some(record)) => record.version == version,
+            (Expect::Due(version), Some(record)) => record.version == version && record.is_due(now),
+            (Expect::Absent, Some(_)) | (Expect::Version(_) | Expect::Due(_), None) => false,
+        };
+        if !holds {
+            return Ok(Commit::Conflict(self.stored(&change.id, now).map(Box::new)));
+        }
+        let stamp = Stamp { now };
+        if let Some(record) = change.applied(stamp, before) {
+            self.put(change, record);
+        }
+        if !change.history.is_empty() {
+            let lines = change.history.iter().map(|line| (now, line.clone()));
+            self.history.entry(change.id).or_default().extend(lines);
+        }
+        Ok(Commit::Done(stamp))
+    }
+
+    fn put(&mut self, change: &Change, record: Record) {
+        let mut bodies = self.take(&change.id).map(|row| row.bodies).unwrap_or_default();
+        if change.clears_bodies {
+            bodies.clear();
+        }
+        for body in &change.bodies {
+            bodies.insert(body.kind.code(), (record.birth, body.data.clone()));
+        }
+        self.due.extend(record.due_at.map(|at| (record.state, at, record.id)));
+        self.purge.extend(record.purge_at.map(|at| (at, record.id)));
+        self.rows.insert(record.id, Row { record, bodies });
+    }
+
+    /// Takes a row out, and out of both orders.
+    fn take(&mut self, id: &RecordId) -> Option<Row> {
+        let row = self.rows.remove(id)?;
+        if let Some(at) = row.record.due_at {
+            self.due.remove(&(row.record.state, at, *id));
+        }
+        if let Some(at) = row.record.purge_at {
+            self.purge.remove(&(at, *id));
+        }
+        Some(row)
+    }
+
+    fn renew(&mut self, id: &RecordId, version: Version, now: Timestamp) -> Renewed {
+        let Some(row) = self.rows.get_mut(id) else { return Renewed::Lost };
+        let record = &mut row.record;
+        let Some(was) = record.due_at.filter(|_| record.version == version) else { return Renewed::Lost };
+        let until = now.after(record.policy.lease);
+        self.due.remove(&(record.state, was, *id));
+        self.due.insert((record.state, until, *id));
+        record.due_at = Some(until);
+        Renewed::Until(until)
+    }
+
+    fn stored(&self, id: &RecordId, now: Timestamp) -> Option<Stored> {
+        let row = self.rows.get(id)?;
+        let kept = row.bodies.get(&BodyKind::Answer.code());
+        // A body of an earlier generation answers another request.
+        let answer = kept.filter(|(birth, _)| *birth == row.record.birth).map(|(_, data)| data.clone());
+        Some(Stored { record: row.record.clone(), answer, now })
+    }
+}
+
+fn fits(record: &Record, filter: &Filter) -> bool {
+    filter.state.is_none_or(|state| record.state == state)
+        && filter.tenant.as_deref().is_none_or(|tenant| record.identity.tenant.as_str() == tenant)
+        && filter.key.as_deref().is_none_or(|key| record.identity.key.as_str() == key)
+}
+
+/// The least id and the greatest.
+fn ids() -> (RecordId, RecordId) {
+    (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]))
+}
+
+const KIND: &str = "memory";
+const EARLIEST: Timestamp = Timestamp::from_micros(i64::MIN);

@@ -1,0 +1,7 @@
+//! Where Records live. Each module here is one store; all pass `ibid_testkit::contract::exercise`.
+//!
+//! A store compares Versions and instants and writes what it is given. What a State means is decided in
+//! `ibid_core::machine` and nowhere else.
+
+pub mod clock;
+pub mod memory;

@@ -1,3 +1,11 @@
 //! Safe retries for Rust services: idempotency keys with leases, fencing and an honest `unknown`.
 
+pub mod attempt;
+pub mod engine;
 pub mod store;
+pub mod telemetry;
+pub mod upkeep;
+
+pub use attempt::Attempt;
+pub use engine::{Ibid, Settings};
+pub use ibid_core as core;

@@ -1,0 +1,276 @@
+//! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ibid_core::change::Stored;
+use ibid_core::machine::{Answer, Ask, Decision, Event};
+use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
+use ibid_core::response::Response;
+use ibid_core::store::Renewed;
+use metrics::counter;
+
+use crate::engine::{Begun, Ibid, Kept, nonce, still_owns};
+use crate::telemetry;
+
+/// One run of the handler, under a lease.
+///
+/// `finish`, `release` and `unknown` take it by value: a second end does not compile. Dropped without an end it
+/// releases the key if nothing was sent yet ([`Attempt::ready`]), and else says that nobody knows.
+pub struct Attempt {
+    ibid: Ibid,
+    ask: Arc<Ask>,
+    begun: Arc<Record>,
+    after: RecoveryPoint,
+    leased_at: Instant,
+    began_at: Instant,
+    /// Whether the outside may have seen a byte.
+    exposed: bool,
+    ended: bool,
+}
+
+/// The lease ran out before the first outside byte: nothing may be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the lease is gone")]
+pub struct LeaseGone;
+
+/// What came of an Attempt's end.
+#[derive(Debug)]
+pub enum Finished {
+    /// The answer is final and durable.
+    Stored(Kept),
+    /// The answer is final and durable, but not kept for replay.
+    StoredUnkept(Arc<Record>),
+    /// The key is free again.
+    Freed,
+    /// The outcome is unknown, durably.
+    Unsettled {
+        /// How long to the next reconciliation; none: a person must look.
+        settled_in: Option<Duration>,
+    },
+    /// The record could not be written in time. The write stays queued.
+    NotStored,
+    /// The record went on without this Attempt; this is what counts now.
+    Superseded(Box<Begun>),
+}
+
+impl Attempt {
+    pub(crate) fn new(
+        ibid: Ibid,
+        ask: Arc<Ask>,
+        begun: Record,
+        after: RecoveryPoint,
+        leased_at: Instant,
+    ) -> Attempt {
+        Attempt {
+            ibid,
+            ask,
+            begun: Arc::new(begun),
+            after,
+            leased_at,
+            began_at: leased_at,
+            exposed: false,
+            ended: false,
+        }
+    }
+
+    /// Which run of this request it is, from 1.
+    pub fn number(&self) -> u32 {
+        self.begun.attempt
+    }
+
+    /// The last Phase that an earlier Attempt committed; zero if none.
+    pub fn after(&self) -> RecoveryPoint {
+        self.after
+    }
+
+    /// The record's name in logs.
+    pub fn short_id(&self) -> String {
+        self.begun.id.short()
+    }
+
+    /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
+    /// all of it, it says no.
+    pub async fn ready(&mut self) -> Result<(), LeaseGone> {
+        let lease = self.begun.policy.lease;
+        if self.leased_at.elapsed() >= lease / 2 {
+            let sent_at = Instant::now();
+            let renewed = tokio::time::timeout(lease, self.ibid.inner().renew(&self.begun)).await;
+            match renewed {
+                Ok(Some(Renewed::Until(_))) if self.leased_at.elapsed() < lease => self.leased_at = sent_at,
+                _ => return Err(LeaseGone),
+            }
+        }
+        self.exposed = true;
+        Ok(())
+    }
+
+    /// Renews the lease at every third of it, until `max_run` or until the record is somebody else's. Never returns
+    /// before that: run it beside the handler.
+    pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (ibid, mut record) = (self.ibid.clone(), self.begun.clone());
+        let (lease, until) = (record.policy.lease, self.began_at + record.policy.max_run);
+        let mut next = self.leased_at + lease / 3;
+        async move {
+            while next < until {
+                tokio::time::sleep_until(next.into()).await;
+                match ibid.inner().renew(&record).await {
+                    Some(Renewed::Until(_)) => next += lease / 3,
+                    // Held by a write at this moment, or the store is away: soon again.
+                    Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
+                    Some(Renewed::Lost) => match ibid.inner().load(record.id).await {
+                        Ok(Some(stored)) if still_owns(&stored, &record) => record = Arc::new(stored.record),
+                        Ok(_) => return,
+                        Err(_) => next = Instant::now() + lease / 12,
+                    },
+                }
+            }
+        }
+    }
+
+    /// The work has an answer: it is classed by the policy, made durable, and only then returned.
+    pub async fn finish(mut self, response: Response, retry_after: bool) -> Finished {
+        self.ended = true;
+        let answer = Answer {
+            status: response.status,
+            retry_after,
+            kept: Some(response.to_bytes()),
+            provider_id: None,
+        };
+        self.end(End::Answered(answer), Some(Arc::new(response))).await
+    }
+
+    /// The work has an answer that is too large, a stream or an upgrade: done, and not kept.
+    pub async fn finish_unkept(mut self, status: u16, retry_after: bool) -> Finished {
+        self.ended = true;
+        self.end(End::Answered(Answer { status, retry_after, kept: None, provider_id: None }), None).await
+    }
+
+    /// Nothing was executed, and that is certain.
+    pub async fn release(mut self, why: ErrorCode) -> Finished {
+        self.ended = true;
+        self.end(End::NotExecuted(why), None).await
+    }
+
+    /// Nobody can know whether it was executed. A later [`Late::finish`] may still settle it.
+    pub async fn unknown(mut self, why: ErrorCode) -> (Finished, Late) {
+        self.ended = true;
+        let late = Late { ibid: self.ibid.clone(), ask: self.ask.clone(), begun: self.begun.clone() };
+        (self.end(End::Uncertain(why), None).await, late)
+    }
+
+    async fn end(&self, end: End, response: Option<Arc<Response>>) -> Finished {
+        end_of(&self.ibid, &self.ask, &self.begun, end, response).await
+    }
+}
+
+/// The right to settle one's own `unknown`, should an answer come after all.
+pub struct Late {
+    ibid: Ibid,
+    ask: Arc<Ask>,
+    begun: Arc<Record>,
+}
+
+impl Late {
+    /// The answer came after all.
+    pub async fn finish(self, response: Response, retry_after: bool) -> Finished {
+        let kept = Some(response.to_bytes());
+        let answer = Answer { status: response.status, retry_after, kept, provider_id: None };
+        end_of(&self.ibid, &self.ask, &self.begun, End::Answered(answer), Some(Arc::new(response))).await
+    }
+}
+
+enum End {
+    Answered(Answer),
+    NotExecuted(ErrorCode),
+    Uncertain(ErrorCode),
+}
+
+/// Writes the end of an Attempt. If it can't be made durable within `finish_wait` the write goes on by itself.
+async fn end_of(
+    ibid: &Ibid,
+    ask: &Arc<Ask>,
+    begun: &Arc<Record>,
+    end: End,
+    response: Option<Arc<Response>>,
+) -> Finished {
+    let started = Instant::now();
+    let bytes = response.as_ref().map_or(0, |response| response.body.len());
+    let mut write = Box::pin({
+        let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
+        async move { write_end(&ibid, &ask, &begun, end, response).await }
+    });
+    let finished = tokio::time::timeout(ibid.inner().finish_wait, &mut write).await;
+    telemetry::took(telemetry::FINISH_SECONDS, started.elapsed().as_secs_f64());
+    finished.unwrap_or_else(|_| {
+        counter!(telemetry::NOT_STORED).increment(1);
+        tracing::warn!(record = %begun.id.short(), "the store did not take the end of an attempt in time; it stays queued");
+        ibid.inner().clone().loosely(bytes, async move {
+            write.await;
+        });
+        Finished::NotStored
+    })
+}
+
+async fn write_end(
+    ibid: &Ibid,
+    ask: &Arc<Ask>,
+    begun: &Arc<Record>,
+    end: End,
+    response: Option<Arc<Response>>,
+) -> Finished {
+    let (nonce, sent_at) = (nonce(), Instant::now());
+    // What was begun is what is most likely still stored: no read before the write.
+    let known = Stored { record: (**begun).clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
+    let settlement = ibid
+        .inner()
+        .settle_patiently(Some(known), |_| match &end {
+            End::Answered(answer) => Event::Answered { begun, nonce, answer },
+            End::NotExecuted(why) => Event::NotExecuted { begun, nonce, why: *why },
+            End::Uncertain(why) => Event::Uncertain { begun, nonce, why: *why },
+        })
+        .await;
+    match (settlement.decision, settlement.stored, response) {
+        (Decision::Stored, Some(stored), Some(response)) => {
+            Finished::Stored(ibid.inner().remember(stored.record, response, sent_at, stored.now))
+        }
+        (Decision::Stored, Some(stored), None) => Finished::StoredUnkept(Arc::new(stored.record)),
+        (Decision::Freed, _, _) => Finished::Freed,
+        (Decision::Unsettled, stored, _) => Finished::Unsettled { settled_in: stored.and_then(settled_in) },
+        (_, Some(stored), _) => {
+            counter!(telemetry::LATE_ANSWERS).increment(1);
+            tracing::error!(record = %begun.id.short(), "an attempt ended after its record had gone on");
+            Finished::Superseded(Box::new(ibid.instead(ask, stored)))
+        }
+        (_, None, _) => Finished::Freed,
+    }
+}
+
+fn settled_in(stored: Stored) -> Option<Duration> {
+    stored.record.due_at.filter(|_| !stored.record.flags.dead_letter).map(|due| due.since(stored.now))
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let end = match self.exposed {
+            true => End::Uncertain(ErrorCode::Broken),
+            false => End::NotExecuted(ErrorCode::ClientGone),
+        };
+        let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
+        // Without a runtime the process is ending: the lease lapses instead.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            ibid.inner().clone().loosely(0, async move {
+                write_end(&ibid, &ask, &begun, end, None).await;
+            });
+        }
+    }
+}
+
+impl std::fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attempt").field("record", &self.begun.id).field("number", &self.number()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,76 @@
+//! Compares the store's clock with this process's monotonic one. After a jump a lapse may be none, so nobody takes
+//! over to run for one lease. Node time may only delay.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ibid_core::time::Timestamp;
+
+#[derive(Default)]
+pub(crate) struct ClockWatch(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    last: Option<(Instant, Timestamp)>,
+    jumped_at: Option<Instant>,
+}
+
+impl ClockWatch {
+    /// The store said `now` in an answer that arrived at `at`.
+    pub(crate) fn observe(&self, at: Instant, now: Timestamp) {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((last_at, last_now)) = inner.last else {
+            inner.last = Some((at, now));
+            return;
+        };
+        let own = at.saturating_duration_since(last_at);
+        let forward = now.since(last_now);
+        let back = last_now.since(now);
+        if back > JUMP_MAX || forward.abs_diff(own) > JUMP_MAX {
+            inner.jumped_at = Some(at);
+            inner.last = Some((at, now));
+        } else if at > last_at {
+            inner.last = Some((at, now));
+        }
+    }
+
+    /// Whether a takeover to run must wait, for a record with this lease.
+    pub(crate) fn is_unsure(&self, at: Instant, lease: Duration) -> bool {
+        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.jumped_at.is_some_and(|jumped_at| at.saturating_duration_since(jumped_at) < lease)
+    }
+}
+
+/// More than a slow answer, less than any sensible lease.
+const JUMP_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: Instant, secs: u64) -> (Instant, Timestamp) {
+        (start + Duration::from_secs(secs), Timestamp::from_micros(0).after(Duration::from_secs(secs)))
+    }
+
+    #[test]
+    fn clocks_that_agree_leave_takeovers_alone() {
+        let (watch, start) = (ClockWatch::default(), Instant::now());
+        for secs in [0, 1, 5, 600] {
+            let (own, store) = at(start, secs);
+            watch.observe(own, store);
+            assert!(!watch.is_unsure(own, Duration::from_secs(60)));
+        }
+    }
+
+    #[test]
+    fn after_a_jump_in_either_direction_takeovers_wait_for_one_lease() {
+        for shift in [3_600_000_000i64, -3_600_000_000] {
+            let (watch, start) = (ClockWatch::default(), Instant::now());
+            let (own, store) = at(start, 10_000);
+            watch.observe(own, store);
+            watch.observe(own, Timestamp::from_micros(store.as_micros() + shift));
+            assert!(watch.is_unsure(own + Duration::from_secs(59), Duration::from_secs(60)));
+            assert!(!watch.is_unsure(own + Duration::from_secs(60), Duration::from_secs(60)));
+        }
+    }
+}

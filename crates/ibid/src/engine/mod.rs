@@ -1,0 +1,647 @@
+//! The engine: load → decide → commit, the one loop. It acts on a Decision only after its Change has committed.
+//!
+//! It must not know HTTP, and it never chooses a State: `ibid_core::machine` does.
+
+mod batch;
+mod breaker;
+mod cache;
+mod clock_watch;
+mod waiters;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, Stored};
+use ibid_core::fingerprint::{Asked, Secret, Secrets};
+use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
+use ibid_core::policy::Policy;
+use ibid_core::record::{Nonce, Record, State};
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, RecordId};
+use ibid_core::store::{Renewed, Store, StoreError};
+use ibid_core::time::Timestamp;
+use metrics::counter;
+use tokio::sync::Notify;
+
+use crate::attempt::Attempt;
+use crate::telemetry;
+use batch::{Batcher, Unsaid};
+use breaker::Breaker;
+use cache::Cache;
+use clock_watch::ClockWatch;
+use waiters::{Place, Waiters};
+
+pub use batch::Counts;
+
+/// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
+#[derive(Clone)]
+pub struct Ibid {
+    inner: Arc<Inner>,
+}
+
+/// What an [`Ibid`] needs besides its store; the defaults are the contract's.
+#[derive(Debug)]
+pub struct Settings {
+    /// Fingerprint secrets, the newest first. None: one is made once and kept in the store.
+    pub secrets: Vec<Secret>,
+    /// How records are identified (tenant source, path handling). A store keeps the first it was used with and refuses
+    /// others: under another identity a retry would not find its record.
+    pub identity: String,
+    /// How long a begin may take. Clients of a slow store are better served by a quick 503.
+    pub begin_timeout: Duration,
+    /// How long an answer is held back for its record to become durable.
+    pub finish_wait: Duration,
+    /// Bytes of completed records kept in this process.
+    pub cache_bytes: u64,
+    /// How long a completed record is trusted without asking the store: an operator's `forget` is final after that.
+    pub cache_ttl: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            secrets: Vec::new(),
+            identity: String::new(),
+            begin_timeout: Duration::from_secs(2),
+            finish_wait: Duration::from_secs(10),
+            cache_bytes: 32 << 20,
+            cache_ttl: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why an [`Ibid`] does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The store did not answer.
+    #[error("the store does not answer")]
+    Store(#[from] StoreError),
+    /// The store was used with another identity.
+    #[error("this store was used with `{kept}`, and this node would use `{ours}`: retries would not find their records")]
+    Identity {
+        /// The store's.
+        kept: String,
+        /// This node's.
+        ours: String,
+    },
+    /// The secrets can't be used.
+    #[error("the fingerprint secrets can't be used: {0}")]
+    Secrets(String),
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Begun {
+    /// It is yours to run. The record is reserved durably.
+    Run(Box<Attempt>),
+    /// It is accepted, to be run later.
+    Accepted,
+    /// It was run; this is its answer.
+    Replay(Kept),
+    /// It was run; its answer was not kept.
+    NotRetained,
+    /// Somebody is at it.
+    InFlight,
+    /// It may be sent again by a new request.
+    Free,
+    /// Nobody knows what became of it.
+    Unknown {
+        /// How long to the next reconciliation; none: a person must look.
+        settled_in: Option<Duration>,
+    },
+    /// The key was used for another request.
+    Mismatch,
+    /// The key's retention is over.
+    Expired,
+}
+
+/// A stored answer.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// Its record.
+    pub record: Arc<Record>,
+    /// The answer.
+    pub response: Arc<Response>,
+}
+
+/// The record could not be reserved. Nothing was executed, and nothing will be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the store did not answer in time")]
+pub struct Unavailable;
+
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn Store>,
+    secrets: Arc<Secrets>,
+    batcher: Batcher,
+    cache: Cache,
+    waiters: Waiters,
+    breaker: Breaker,
+    clock: ClockWatch,
+    begin_timeout: Duration,
+    pub(crate) finish_wait: Duration,
+    /// Writes that go on without a caller: queued finishes and releases.
+    loose: Loose,
+}
+
+/// Counts background writes, bounds them, and lets a shutdown wait for them.
+#[derive(Default)]
+struct Loose {
+    count: AtomicUsize,
+    bytes: AtomicUsize,
+    changed: Notify,
+}
+
+impl Ibid {
+    /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
+    pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
+        let ours = settings.identity;
+        let kept = store.keep("identity", Bytes::from(ours.clone())).await?;
+        if kept != ours.as_bytes() {
+            return Err(StartError::Identity { kept: String::from_utf8_lossy(&kept).into_owned(), ours });
+        }
+        let mut secrets = settings.secrets;
+        if secrets.is_empty() {
+            // Every node of this store must draw the same fingerprints, so the first one's secret counts.
+            let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
+            secrets.push(Secret::new(kept.to_vec()).map_err(|error| StartError::Secrets(error.to_string()))?);
+        }
+        let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
+        let inner = Inner {
+            batcher: Batcher::start(store.clone()),
+            store,
+            secrets: Arc::new(secrets),
+            cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
+            waiters: Waiters::default(),
+            breaker: Breaker::default(),
+            clock: ClockWatch::default(),
+            begin_timeout: settings.begin_timeout,
+            finish_wait: settings.finish_wait,
+            loose: Loose::default(),
+        };
+        Ok(Ibid { inner: Arc::new(inner) })
+    }
+
+    /// The store underneath.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// What `asked` asks for under `policy`, ready to be begun.
+    pub fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn Asked>) -> Ask {
+        Ask::new(identity, policy, self.inner.secrets.clone(), asked, nonce())
+    }
+
+    /// Reserves the key durably before any work, or says what stands in its way.
+    pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
+        let started = Instant::now();
+        let ask = Arc::new(ask);
+        if let Some((cached, now)) = self.inner.cache.get(&ask.id) {
+            let event = Event::Request { ask: &ask, role: Role::Waiter };
+            match machine::decide(Some(&cached.record), &event, now) {
+                Verdict::Keep(Decision::Replay) => return Ok(Begun::Replay(Kept::from(&*cached))),
+                Verdict::Keep(Decision::Mismatch) => return Ok(Begun::Mismatch),
+                _ => {}
+            }
+        }
+        if !self.inner.breaker.lets_through(started) {
+            return Err(Unavailable);
+        }
+        let begun = self.decide(&ask, Role::Caller, None, started + self.inner.begin_timeout).await;
+        match &begun {
+            Ok(_) => self.inner.breaker.success(),
+            Err(Unavailable) => self.inner.breaker.failure(Instant::now()),
+        }
+        telemetry::took(telemetry::BEGIN_SECONDS, started.elapsed().as_secs_f64());
+        begun
+    }
+
+    /// Waits for somebody else's answer, for `up_to` at most. Never runs anything: what it waited for may turn out
+    /// [`Begun::Free`], and then a new request may run.
+    pub async fn wait(&self, ask: Ask, up_to: Duration) -> Result<Begun, Unavailable> {
+        let ask = Arc::new(ask);
+        let started = Instant::now();
+        let Some(place) = self.inner.waiters.enter(ask.id, &ask.identity.tenant) else {
+            return Ok(Begun::InFlight);
+        };
+        let waited = self.wait_in(&place, &ask, started + up_to).await;
+        telemetry::took(telemetry::WAIT_SECONDS, started.elapsed().as_secs_f64());
+        waited
+    }
+
+    /// Whether begins are being refused because the store does not answer.
+    pub fn is_breaker_open(&self) -> bool {
+        self.inner.breaker.is_open()
+    }
+
+    /// How much went to the store so far.
+    pub fn counts(&self) -> Counts {
+        self.inner.batcher.counts()
+    }
+
+    /// Waits until no queued finish or release is left; the caller bounds the wait.
+    pub async fn settled(&self) {
+        loop {
+            let changed = self.inner.loose.changed.notified();
+            if self.inner.loose.count.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    async fn wait_in(&self, place: &Place, ask: &Arc<Ask>, until: Instant) -> Result<Begun, Unavailable> {
+        let mut pause = POLL_MIN;
+        loop {
+            // Registered before the look, so that an answer which comes in between is not missed.
+            let mut news = std::pin::pin!(place.news.notified());
+            news.as_mut().enable();
+            match self.look(ask).await {
+                Ok(Begun::InFlight) => {}
+                Ok(begun) => return Ok(begun),
+                // The wait is the client's patience: an outage within it is waited out.
+                Err(Unavailable) if Instant::now() < until => {}
+                Err(Unavailable) => return Err(Unavailable),
+            }
+            let now = Instant::now();
+            if now >= until {
+                return Ok(Begun::InFlight);
+            }
+            // Other nodes do not call here, so a look from time to time stands in for their news.
+            let nap = pause.mul_f64(0.75 + 0.5 * jitter()).min(until - now);
+            let _ = tokio::time::timeout(nap, news).await;
+            pause = (pause * 2).min(POLL_MAX);
+        }
+    }
+
+    /// What is stored now, to one who never runs.
+    async fn look(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
+        if let Some((cached, now)) = self.inner.cache.get(&ask.id) {
+            let event = Event::Request { ask, role: Role::Waiter };
+            if let Verdict::Keep(Decision::Replay) = machine::decide(Some(&cached.record), &event, now) {
+                return Ok(Begun::Replay(Kept::from(&*cached)));
+            }
+        }
+        let deadline = Instant::now() + self.inner.begin_timeout;
+        let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable)?;
+        self.decide(ask, Role::Waiter, loaded, deadline).await
+    }
+
+    /// The loop of a begin: decide on what is known, commit, and decide again with the newer record on a lost race.
+    async fn decide(
+        &self,
+        ask: &Arc<Ask>,
+        role: Role,
+        mut known: Option<Stored>,
+        deadline: Instant,
+    ) -> Result<Begun, Unavailable> {
+        for _ in 0..COMMIT_TRIES_MAX {
+            let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
+            let role = match role {
+                Role::Caller if self.inner.clock.is_unsure(Instant::now(), lease) => Role::Careful,
+                role => role,
+            };
+            let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+            let event = Event::Request { ask, role };
+            match machine::decide(known.as_ref().map(|stored| &stored.record), &event, now) {
+                Verdict::Keep(decision) => return Ok(self.begun(ask, decision, known, None)),
+                Verdict::Write(change, decision) => {
+                    let change: Arc<Change> = Arc::from(change);
+                    // The lease counts from before the write was sent: the store's clock starts it later, never sooner.
+                    let sent_at = Instant::now();
+                    match self.inner.commit_begin(ask, &change, deadline).await? {
+                        Commit::Done(stamp) => {
+                            let before = known.as_ref().map(|stored| &stored.record);
+                            let record = change.applied(stamp, before).expect("a begin writes the record");
+                            let answer = change.bodies.first().map(|body| body.data.clone());
+                            let stored = Stored { record, answer, now: stamp.now };
+                            self.inner.waiters.tell(&ask.id);
+                            return Ok(self.begun(ask, decision, Some(stored), Some(sent_at)));
+                        }
+                        Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                            return Ok(self.begun(ask, decision, Some(*stored), Some(sent_at)));
+                        }
+                        Commit::Conflict(newer) => known = newer.map(|stored| *stored),
+                    }
+                }
+            }
+        }
+        // It is moving fast: the client's own retry is cheaper than ours.
+        Ok(Begun::InFlight)
+    }
+
+    /// A decision as the caller sees it.
+    fn begun(&self, ask: &Arc<Ask>, decision: Decision, stored: Option<Stored>, sent_at: Option<Instant>) -> Begun {
+        match (decision, stored) {
+            (Decision::Run { after }, Some(stored)) => {
+                let leased_at = sent_at.unwrap_or_else(Instant::now);
+                Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, leased_at)))
+            }
+            (Decision::Accepted, _) => Begun::Accepted,
+            (Decision::Replay, Some(stored)) => self.inner.replay(stored).map_or(Begun::NotRetained, Begun::Replay),
+            (Decision::NotRetained, _) => Begun::NotRetained,
+            (Decision::Wait { overlong }, Some(stored)) => {
+                if overlong {
+                    let (inner, lease) = (self.inner.clone(), (stored.record.id, stored.record.version));
+                    // A clock that stepped back left the lease too long; whoever sees it sets it right.
+                    tokio::spawn(async move { inner.store.renew(vec![lease]).await.ok() });
+                }
+                Begun::InFlight
+            }
+            (Decision::Unknown { until }, stored) => {
+                let now = stored.map_or(Timestamp::default(), |stored| stored.now);
+                Begun::Unknown { settled_in: until.map(|until| until.since(now)) }
+            }
+            (Decision::Mismatch, _) => Begun::Mismatch,
+            (Decision::Expired, _) => Begun::Expired,
+            (Decision::Free, _) => Begun::Free,
+            _ => Begun::InFlight,
+        }
+    }
+
+    /// What is stored, as the client of a refused finish sees it.
+    pub(crate) fn instead(&self, ask: &Arc<Ask>, stored: Stored) -> Begun {
+        let event = Event::Request { ask, role: Role::Waiter };
+        let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
+            Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
+        };
+        self.begun(ask, decision, Some(stored), None)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+}
+
+impl std::fmt::Debug for Ibid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ibid").field("store", &self.inner.store.kind()).finish_non_exhaustive()
+    }
+}
+
+impl From<&cache::Cached> for Kept {
+    fn from(cached: &cache::Cached) -> Kept {
+        Kept { record: cached.record.clone(), response: cached.response.clone() }
+    }
+}
+
+/// What came of an owner's or upkeep's write.
+pub(crate) struct Settlement {
+    pub(crate) decision: Decision,
+    /// What is stored now, as far as it is known.
+    pub(crate) stored: Option<Stored>,
+}
+
+impl Inner {
+    /// Writes a begin, again and with the same nonce while its fate is unknown, until the deadline.
+    async fn commit_begin(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        change: &Arc<Change>,
+        deadline: Instant,
+    ) -> Result<Commit, Unavailable> {
+        let mut pause = RETRY_MIN;
+        let mut sent = false;
+        loop {
+            let at = Instant::now();
+            let fate = tokio::time::timeout_at(deadline.into(), self.batcher.commit(change.clone(), Some(deadline)));
+            match fate.await {
+                Ok(Ok(commit)) => {
+                    self.observe(at, &commit);
+                    return Ok(commit);
+                }
+                Ok(Err(Unsaid::Unsent)) => break,
+                Ok(Err(Unsaid::Store(error))) => {
+                    self.count_error(&error);
+                    sent = true;
+                    if !error.is_transient() {
+                        break;
+                    }
+                }
+                // Still queued or under way: it may be written yet.
+                Err(_) => {
+                    sent = true;
+                    break;
+                }
+            }
+            let nap = pause.mul_f64(0.75 + 0.5 * jitter());
+            if Instant::now() + nap >= deadline {
+                break;
+            }
+            tokio::time::sleep(nap).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+        if sent {
+            self.give_up(ask.clone());
+        }
+        Err(Unavailable)
+    }
+
+    /// Puts something in the place of a begin whose fate is unknown, so that it loses if it arrives late.
+    fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
+        let inner = self.clone();
+        self.clone().loosely(0, async move {
+            let nonce = nonce();
+            let known = inner.load_patiently(ask.id).await;
+            inner.settle_patiently(known, |_| Event::GaveUp { ask: &ask, nonce }).await;
+        });
+    }
+
+    /// One write of an owner or of upkeep: decide, commit, decide again on a lost race. Goes on until the store
+    /// answers; the caller bounds its own patience.
+    pub(crate) async fn settle_patiently<'a>(
+        &self,
+        mut known: Option<Stored>,
+        event: impl Fn(Timestamp) -> Event<'a>,
+    ) -> Settlement {
+        let mut pause = RETRY_MIN;
+        loop {
+            let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+            let (change, decision) =
+                match machine::decide(known.as_ref().map(|stored| &stored.record), &event(now), now) {
+                    Verdict::Keep(decision) => return Settlement { decision, stored: known },
+                    Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
+                };
+            // The same Change with the same nonce for as long as its fate is unknown.
+            let commit = loop {
+                let at = Instant::now();
+                match self.batcher.commit(change.clone(), None).await {
+                    Ok(commit) => {
+                        self.observe(at, &commit);
+                        break commit;
+                    }
+                    Err(Unsaid::Store(error)) => {
+                        self.count_error(&error);
+                        tracing::warn!(record = %change.id.short(), error = &error as &dyn std::error::Error, "a write is retried");
+                    }
+                    Err(Unsaid::Unsent) => {}
+                }
+                tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
+                pause = (pause * 2).min(PATIENT_RETRY_MAX);
+            };
+            match commit {
+                Commit::Done(stamp) => {
+                    let Some(record) = change.applied(stamp, known.as_ref().map(|stored| &stored.record)) else {
+                        return Settlement { decision, stored: known };
+                    };
+                    let answer = change.bodies.first().map(|body| body.data.clone());
+                    self.waiters.tell(&change.id);
+                    return Settlement { decision, stored: Some(Stored { record, answer, now: stamp.now }) };
+                }
+                Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                    self.waiters.tell(&change.id);
+                    return Settlement { decision, stored: Some(*stored) };
+                }
+                Commit::Conflict(newer) => known = newer.map(|stored| *stored),
+            }
+        }
+    }
+
+    /// A completed record's answer, decoded; kept in the cache.
+    pub(crate) fn replay(&self, stored: Stored) -> Option<Kept> {
+        let read_at = Instant::now();
+        let response = match Response::from_bytes(stored.answer.as_deref()?) {
+            Ok(response) => Arc::new(response),
+            Err(error) => {
+                tracing::error!(record = %stored.record.id.short(), %error, "a stored answer can't be read");
+                return None;
+            }
+        };
+        let record = Arc::new(stored.record);
+        self.cache.put(&record, &response, read_at, stored.now);
+        Some(Kept { record, response })
+    }
+
+    /// Keeps what this process has just completed.
+    pub(crate) fn remember(&self, record: Record, response: Arc<Response>, read_at: Instant, now: Timestamp) -> Kept {
+        let record = Arc::new(record);
+        self.cache.put(&record, &response, read_at, now);
+        self.waiters.tell(&record.id);
+        Kept { record, response }
+    }
+
+    pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
+        let at = Instant::now();
+        let loaded = self.store.load(vec![id]).await.inspect_err(|error| self.count_error(error))?.pop().flatten();
+        if let Some(stored) = &loaded {
+            self.clock.observe(at, stored.now);
+        }
+        Ok(loaded)
+    }
+
+    async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
+        let mut pause = RETRY_MIN;
+        loop {
+            match self.load(id).await {
+                Ok(stored) => return stored,
+                Err(_) => tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await,
+            }
+            pause = (pause * 2).min(PATIENT_RETRY_MAX);
+        }
+    }
+
+    /// Moves the lease's end on; none if the store did not answer.
+    pub(crate) async fn renew(&self, record: &Record) -> Option<Renewed> {
+        let renewed = self.store.renew(vec![(record.id, record.version)]).await;
+        renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
+    }
+
+    /// Whether a takeover to run must wait because the store's clock has just jumped.
+    pub(crate) fn is_clock_unsure(&self, lease: Duration) -> bool {
+        self.clock.is_unsure(Instant::now(), lease)
+    }
+
+    /// Lets a write go on without a caller. Past the bounds it is dropped: then the lease lapses, and the record says
+    /// by itself that nobody knows.
+    pub(crate) fn loosely(self: Arc<Self>, bytes: usize, write: impl Future<Output = ()> + Send + 'static) -> bool {
+        let count = self.loose.count.fetch_add(1, Ordering::SeqCst) + 1;
+        let held = self.loose.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        let place = LoosePlace { inner: self, bytes };
+        if count > LOOSE_MAX || held > LOOSE_BYTES_MAX {
+            tracing::error!(queued = count, bytes = held, "too many writes wait for the store; one is dropped");
+            return false;
+        }
+        tokio::spawn(async move {
+            write.await;
+            drop(place);
+        });
+        true
+    }
+
+    fn observe(&self, at: Instant, commit: &Commit) {
+        match commit {
+            Commit::Done(stamp) => self.clock.observe(at, stamp.now),
+            Commit::Conflict(Some(stored)) => self.clock.observe(at, stored.now),
+            Commit::Conflict(None) => {}
+        }
+    }
+
+    fn count_error(&self, error: &StoreError) {
+        counter!(telemetry::STORE_ERRORS).increment(1);
+        tracing::debug!(error = error as &dyn std::error::Error, "the store failed");
+    }
+}
+
+struct LoosePlace {
+    inner: Arc<Inner>,
+    bytes: usize,
+}
+
+impl Drop for LoosePlace {
+    fn drop(&mut self) {
+        self.inner.loose.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.inner.loose.count.fetch_sub(1, Ordering::SeqCst);
+        self.inner.loose.changed.notify_waiters();
+    }
+}
+
+/// Whether the record is still this Attempt's to renew.
+pub(crate) fn still_owns(stored: &Stored, begun: &Record) -> bool {
+    stored.record.owner == begun.owner && stored.record.state == State::InProgress
+}
+
+/// A fresh nonce. 64 random bits: among a thousand million writes of one counter value two are alike once in forty.
+/// Versions also carry the counter, so even then both would have to meet in one record.
+pub(crate) fn nonce() -> Nonce {
+    Nonce(u64::from_be_bytes(random()))
+}
+
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // Without the system's randomness no key can be reserved safely, and no later call would fare better.
+    getrandom::fill(&mut bytes).expect("the system gives random bytes");
+    bytes
+}
+
+/// A number from 0 to 1, so that those who wait do not come back all at once.
+fn jitter() -> f64 {
+    f64::from(u16::from_be_bytes(random())) / f64::from(u16::MAX)
+}
+
+/// How often one request re-decides on a contended record before it is answered as in progress.
+///
+/// A record changes a handful of times in its life, so after four lost races it is moving fast and the client's own
+/// retry is cheaper than ours.
+const COMMIT_TRIES_MAX: u32 = 4;
+
+/// First pause after a failed write: about one commit of a healthy disk.
+const RETRY_MIN: Duration = Duration::from_millis(10);
+
+/// Longest pause within a begin, which has only `begin_timeout` in all.
+const RETRY_MAX: Duration = Duration::from_millis(200);
+
+/// Longest pause of a write that must succeed some day: an outage's end is noticed within seconds.
+const PATIENT_RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// First look of a waiter at what another node may have done.
+const POLL_MIN: Duration = Duration::from_millis(50);
+
+/// Longest pause between looks: what a client of another node waits too long at worst.
+const POLL_MAX: Duration = Duration::from_millis(500);
+
+/// Writes that may wait for a lost store. At the default connection cap each connection has one, and some to spare.
+const LOOSE_MAX: usize = 16_384;
+
+/// Bytes of answers in them: what a small machine can spare during an outage.
+const LOOSE_BYTES_MAX: usize = 64 << 20;

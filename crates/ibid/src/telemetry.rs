@@ -1,0 +1,115 @@
+//! Every metric and span name, in one table. Labels are route, profile and outcome: never a key, a tenant or a path.
+
+use ibid_core::policy::Profile;
+use metrics::{counter, histogram};
+
+/// What a request met, for the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Met {
+    /// A new key: the handler runs.
+    Created,
+    /// A stored answer.
+    Replay,
+    /// Somebody at work.
+    InProgress,
+    /// The key of another request.
+    KeyMisuse,
+    /// A free key: the handler runs again.
+    FailedRetry,
+    /// An unknown outcome.
+    Unknown,
+    /// A record that has expired or whose answer was not kept.
+    Gone,
+}
+
+/// Counts what a request met.
+pub fn reserved(met: Met, route: &str, profile: Profile) {
+    let name = match met {
+        Met::Created => RESERVE_CREATED,
+        Met::Replay => RESERVE_REPLAY,
+        Met::InProgress => RESERVE_IN_PROGRESS,
+        Met::KeyMisuse => RESERVE_KEY_MISUSE,
+        Met::FailedRetry => RESERVE_FAILED_RETRY,
+        Met::Unknown => RESERVE_UNKNOWN,
+        Met::Gone => RESERVE_GONE,
+    };
+    counter!(name, "route" => route.to_owned(), "profile" => profile_name(profile)).increment(1);
+}
+
+/// How long a step took, in seconds.
+pub fn took(name: &'static str, seconds: f64) {
+    histogram!(name).record(seconds);
+}
+
+/// The word for a profile in labels and configuration.
+pub fn profile_name(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Ietf => "ietf",
+        Profile::Stripe => "stripe",
+    }
+}
+
+/// A new key ran.
+pub const RESERVE_CREATED: &str = "ibid_reserve_created_total";
+/// A stored answer was given.
+pub const RESERVE_REPLAY: &str = "ibid_reserve_replay_total";
+/// A duplicate met a running request.
+pub const RESERVE_IN_PROGRESS: &str = "ibid_reserve_in_progress_total";
+/// A key came with another request.
+pub const RESERVE_KEY_MISUSE: &str = "ibid_reserve_key_misuse_total";
+/// A free key ran again.
+pub const RESERVE_FAILED_RETRY: &str = "ibid_reserve_failed_retry_total";
+/// A retry met an unknown outcome.
+pub const RESERVE_UNKNOWN: &str = "ibid_reserve_unknown_total";
+/// A retry met an expired record or an answer that was not kept.
+pub const RESERVE_GONE: &str = "ibid_reserve_gone_total";
+/// The store failed.
+pub const STORE_ERRORS: &str = "ibid_store_errors_total";
+/// Leases that lapsed.
+pub const ZOMBIE_KEYS: &str = "ibid_zombie_keys_total";
+/// Rows removed after their time.
+pub const RETENTION_PRUNED: &str = "ibid_retention_pruned_total";
+/// Answers given although their record could not be written in time.
+pub const NOT_STORED: &str = "ibid_answers_not_stored_total";
+/// Answers that came after their record had gone on.
+pub const LATE_ANSWERS: &str = "ibid_late_answers_total";
+/// Records by state.
+pub const RECORDS: &str = "ibid_records";
+/// Records that a person must look at.
+pub const DEAD_LETTERS: &str = "ibid_dead_letters";
+/// Whether begins are refused because the store does not answer.
+pub const BREAKER_OPEN: &str = "ibid_breaker_open";
+/// Unix time of a chore's last success.
+pub const CHORE_LAST_RUN: &str = "ibid_chore_last_run_seconds";
+/// Time of a begin.
+pub const BEGIN_SECONDS: &str = "ibid_begin_seconds";
+/// Time of a finish.
+pub const FINISH_SECONDS: &str = "ibid_finish_seconds";
+/// Time that a duplicate was held.
+pub const WAIT_SECONDS: &str = "ibid_wait_seconds";
+/// Time of the handler or upstream.
+pub const RUN_SECONDS: &str = "ibid_run_seconds";
+
+/// Name, kind and meaning of every metric, for the reference page and the exporter.
+pub const METRICS: [(&str, &str, &str); 20] = [
+    (RESERVE_CREATED, "counter", "new keys that were run"),
+    (RESERVE_REPLAY, "counter", "retries answered with the stored answer"),
+    (RESERVE_IN_PROGRESS, "counter", "duplicates of a running request that were refused"),
+    (RESERVE_KEY_MISUSE, "counter", "keys that came with another request (422)"),
+    (RESERVE_FAILED_RETRY, "counter", "free keys that were run again"),
+    (RESERVE_UNKNOWN, "counter", "retries that met an unknown outcome"),
+    (RESERVE_GONE, "counter", "retries that met an expired key or an answer that was not kept"),
+    (STORE_ERRORS, "counter", "calls of the store that failed"),
+    (ZOMBIE_KEYS, "counter", "leases that lapsed"),
+    (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
+    (NOT_STORED, "counter", "answers given although their record could not be written within finish_wait"),
+    (LATE_ANSWERS, "counter", "answers that came after their record had gone on"),
+    (RECORDS, "gauge", "records, by state"),
+    (DEAD_LETTERS, "gauge", "records that a person must look at"),
+    (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
+    (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
+    (BEGIN_SECONDS, "histogram", "time of a begin"),
+    (FINISH_SECONDS, "histogram", "time of a finish"),
+    (WAIT_SECONDS, "histogram", "time that a duplicate was held"),
+    (RUN_SECONDS, "histogram", "time of the handler or upstream"),
+];

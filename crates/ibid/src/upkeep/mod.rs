@@ -1,0 +1,132 @@
+//! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time. Any number of nodes may
+//! run them at once: each acts by compare-and-set on what it saw.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ibid_core::machine::{Decision, Event};
+use ibid_core::policy::OnLapse;
+use ibid_core::record::State;
+use ibid_core::store::StoreError;
+use metrics::{counter, gauge};
+
+use crate::engine::{Ibid, nonce};
+use crate::telemetry;
+
+/// When the chores run.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// From one sweep to the next: how long a lapsed record may go unnoticed if nobody asks for it.
+    pub sweep_every: Duration,
+    /// From one reaping to the next.
+    pub reap_every: Duration,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Schedule { sweep_every: Duration::from_secs(10), reap_every: Duration::from_secs(60) }
+    }
+}
+
+/// Runs the chores until dropped. A failing chore is logged and tried again at its next time.
+pub async fn run(ibid: Ibid, schedule: Schedule) {
+    let mut sweeps = ticker(schedule.sweep_every);
+    let mut reaps = ticker(schedule.reap_every);
+    loop {
+        tokio::select! {
+            _ = sweeps.tick() => done("sweeper", sweep_once(&ibid).await),
+            _ = reaps.tick() => done("reaper", reap_once(&ibid).await),
+        }
+    }
+}
+
+/// Settles every lapsed lease by the rule that its record was begun with. How many there were.
+pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
+    let mut swept = 0;
+    for _ in 0..SWEEP_BATCHES_MAX {
+        let due = ibid.store().due(State::InProgress, SWEEP_BATCH).await?;
+        let mut settled = 0;
+        let full = due.len() as u32 == SWEEP_BATCH;
+        for stored in due {
+            let policy = &stored.record.policy;
+            let would_run = matches!(policy.on_lapse, OnLapse::Retry | OnLapse::Resume);
+            if would_run && ibid.inner().is_clock_unsure(policy.lease) {
+                continue;
+            }
+            let (id, nonce) = (stored.record.id, nonce());
+            let settlement = ibid.inner().settle_patiently(Some(stored), |_| Event::Lapsed { nonce }).await;
+            if settlement.decision == Decision::Settled {
+                let state = settlement.stored.map(|stored| stored.record.state.name());
+                tracing::warn!(record = %id.short(), state, "a lease lapsed");
+                counter!(telemetry::ZOMBIE_KEYS).increment(1);
+                settled += 1;
+            }
+        }
+        swept += settled;
+        if !full || settled == 0 {
+            break;
+        }
+    }
+    count_records(ibid).await?;
+    Ok(swept)
+}
+
+/// Removes rows past their `purge_at`, and answers what was accepted and never claimed. How many rows went.
+pub async fn reap_once(ibid: &Ibid) -> Result<u64, StoreError> {
+    for stored in ibid.store().due(State::Pending, SWEEP_BATCH).await? {
+        let nonce = nonce();
+        ibid.inner().settle_patiently(Some(stored), |_| Event::NeverClaimed { nonce }).await;
+    }
+    let mut gone = 0;
+    for _ in 0..REAP_BATCHES_MAX {
+        let batch = ibid.store().purge(REAP_BATCH).await?;
+        counter!(telemetry::RETENTION_PRUNED).increment(batch);
+        gone += batch;
+        if batch < u64::from(REAP_BATCH) {
+            break;
+        }
+        // The foreground goes between two batches.
+        tokio::task::yield_now().await;
+    }
+    Ok(gone)
+}
+
+async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
+    let counts = ibid.store().count().await?;
+    for (state, count) in State::ALL.into_iter().zip(counts.by_state) {
+        gauge!(telemetry::RECORDS, "state" => state.name()).set(count as f64);
+    }
+    gauge!(telemetry::DEAD_LETTERS).set(counts.dead_letters as f64);
+    gauge!(telemetry::BREAKER_OPEN).set(f64::from(u8::from(ibid.is_breaker_open())));
+    Ok(())
+}
+
+fn ticker(every: Duration) -> tokio::time::Interval {
+    let mut ticker = tokio::time::interval(every);
+    ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    ticker
+}
+
+fn done(chore: &'static str, result: Result<u64, StoreError>) {
+    match result {
+        Ok(_) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+            gauge!(telemetry::CHORE_LAST_RUN, "chore" => chore).set(now);
+        }
+        Err(error) => {
+            counter!(telemetry::STORE_ERRORS).increment(1);
+            tracing::warn!(chore, error = &error as &dyn std::error::Error, "a chore failed");
+        }
+    }
+}
+
+/// Lapsed records read at once.
+const SWEEP_BATCH: u32 = 256;
+
+/// Batches in one sweep: a crash leaves at most a few thousand requests behind; the rest waits for the next sweep.
+const SWEEP_BATCHES_MAX: u32 = 40;
+
+/// Rows removed in one transaction: a few milliseconds, so that begins do not feel it.
+const REAP_BATCH: u32 = 500;
+
+/// Batches in one reaping; at one a minute this keeps up with 3,000 keys a second.
+const REAP_BATCHES_MAX: u32 = 400;

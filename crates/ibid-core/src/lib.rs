@@ -1,7 +1,7 @@
-//! The rules of ibid, and nothing else: no I/O, no clock, no randomness.
-#![warn(missing_docs)]
+//! The rules of ibid without I/O, clock or randomness: which [`key::Key`] a request names, and by which
+//! [`fingerprint::Fingerprint`] a retry is told from another request under the same key. Everything here is
+//! a function of its arguments, so that a test can be any request on any day.
 
-pub mod change;
 pub mod fingerprint;
 pub mod key;
 pub mod machine;

@@ -1,54 +1,220 @@
-//! Placeholder of the fingerprint until its own commit.
-#![allow(missing_docs)]
-use minicbor::{Decode, Encode};
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-pub struct Recipe {
-    #[n(0)]
-    pub headers: Vec<String>,
-}
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SecretId(pub [u8; 4]);
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fingerprint([u8; 37]);
-impl Fingerprint {
-    pub fn to_bytes(&self) -> [u8; 37] {
-        self.0
-    }
-    pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
-        Some(Fingerprint(bytes.try_into().ok()?))
-    }
-    pub fn secret(&self) -> SecretId {
-        SecretId([0; 4])
-    }
-}
+//! Tells a retry from another request under the same key: a keyed digest over what was asked.
+//!
+//! A false match replays a wrong answer in silence; a false mismatch costs a visible refusal. So every doubt in
+//! here (two names alike, a broken surrogate, a stray boundary) falls back to the raw bytes, and nothing is
+//! repaired. No HTTP types: the HTTP layer implements [`Asked`] over what the client sent, before any rewriting.
+
+use std::fmt;
+
+use subtle::ConstantTimeEq;
+
+mod frame;
+pub mod json_exact;
+mod media;
+mod multipart;
+mod number;
+mod pointer;
+mod recipe;
+mod secret;
+
+pub use pointer::{Pointer, PointerError};
+pub use recipe::{BodyRule, Recipe};
+pub use secret::{Secret, SecretError, SecretId, Secrets};
+
+use frame::{Framer, Part};
+use media::Media;
+
+/// What was asked, as the fingerprint sees it.
 pub trait Asked: Send + Sync {
+    /// The method as sent; methods are case-sensitive.
     fn method(&self) -> &str;
+    /// The path of the target as sent, not decoded.
     fn path(&self) -> &str;
+    /// The query as sent, without its `?`; `None` when there was no `?`.
     fn query(&self) -> Option<&str>;
+    /// Hands every line of the named field to `each`, in order. `name` is in lower case.
     fn header_lines(&self, name: &str, each: &mut dyn FnMut(&[u8]));
+    /// The whole content as sent, still coded if it was.
     fn body(&self) -> &[u8];
 }
-#[derive(Debug)]
-pub struct Secret(Vec<u8>);
-impl Secret {
-    pub fn new(bytes: Vec<u8>) -> Result<Secret, String> {
-        Ok(Secret(bytes))
-    }
+
+/// What a request asked, digested under a secret. Two are equal only if method, path, query, media type, the
+/// configured headers and the body are.
+#[derive(Clone, Copy)]
+pub struct Fingerprint {
+    version: u8,
+    secret: SecretId,
+    mac: [u8; MAC_LEN],
 }
-#[derive(Debug)]
-pub struct Secrets(#[allow(dead_code)] Vec<Secret>);
-impl Secrets {
-    pub fn new(secrets: Vec<Secret>) -> Result<Secrets, String> {
-        Ok(Secrets(secrets))
+
+impl Fingerprint {
+    /// Length of [`Fingerprint::to_bytes`]: version, secret, digest.
+    pub const LEN: usize = 1 + SecretId::LEN + MAC_LEN;
+
+    /// The algorithm it was made by.
+    pub fn version(&self) -> u8 {
+        self.version
     }
-    pub fn fingerprint(&self, _: &Recipe, asked: &dyn Asked) -> Fingerprint {
-        let mut f = [0u8; 37];
-        for (i, b) in asked.body().iter().enumerate() {
-            f[i % 37] = f[i % 37].wrapping_mul(31) ^ b;
+
+    /// The secret it was made under.
+    pub fn secret(&self) -> SecretId {
+        self.secret
+    }
+
+    /// The form a store keeps.
+    pub fn to_bytes(&self) -> [u8; Fingerprint::LEN] {
+        let mut bytes = [0; Fingerprint::LEN];
+        bytes[0] = self.version;
+        bytes[1..1 + SecretId::LEN].copy_from_slice(&self.secret.to_bytes());
+        bytes[1 + SecretId::LEN..].copy_from_slice(&self.mac);
+        bytes
+    }
+
+    /// Reads what [`Fingerprint::to_bytes`] wrote; `None` for a version or a length this program does not know,
+    /// which the caller must treat as a mismatch.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
+        let (&version, rest) = bytes.split_first()?;
+        let (secret, mac) = rest.split_at_checked(SecretId::LEN)?;
+        if version != VERSION {
+            return None;
         }
-        Fingerprint(f)
-    }
-    pub fn matches(&self, stored: &Fingerprint, recipe: &Recipe, asked: &dyn Asked) -> bool {
-        self.fingerprint(recipe, asked) == *stored
+        let secret = SecretId::from_bytes(secret.try_into().ok()?);
+        Some(Fingerprint { version, secret, mac: mac.try_into().ok()? })
     }
 }
+
+/// In constant time, because a stored fingerprint is compared with one an attacker can choose.
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Fingerprint) -> bool {
+        self.to_bytes().ct_eq(&other.to_bytes()).into()
+    }
+}
+
+impl Eq for Fingerprint {}
+
+/// Without the digest: beside a guess at a small body it would confirm the guess to whoever has the secret.
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fingerprint")
+            .field("version", &self.version)
+            .field("secret", &self.secret)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Secrets {
+    /// Digests what was asked under the newest secret.
+    pub fn fingerprint(&self, recipe: &Recipe, asked: &dyn Asked) -> Fingerprint {
+        self.newest().fingerprint(recipe, asked)
+    }
+
+    /// Whether the same was asked as when `stored` was made. `recipe` is the one stored beside it, not the one
+    /// configured today. A secret or version we do not hold never matches.
+    pub fn matches(&self, stored: &Fingerprint, recipe: &Recipe, asked: &dyn Asked) -> bool {
+        if stored.version != VERSION {
+            return false;
+        }
+        match self.get(stored.secret) {
+            Some(secret) => secret.fingerprint(recipe, asked) == *stored,
+            None => false,
+        }
+    }
+
+    /// Whether fingerprints made under this secret can still be judged.
+    pub fn holds(&self, id: SecretId) -> bool {
+        self.get(id).is_some()
+    }
+}
+
+impl Secret {
+    fn fingerprint(&self, recipe: &Recipe, asked: &dyn Asked) -> Fingerprint {
+        let mut frames = Framer::new(self.mac());
+        frames.part(Part::Domain, DOMAIN);
+        frames.part(Part::Method, asked.method().as_bytes());
+        frames.part(Part::Path, asked.path().as_bytes());
+        frames.optional(Part::Query, asked.query().map(str::as_bytes));
+        let media = Media::of(asked);
+        media.write(&mut frames);
+        let coded = write_lines(&mut frames, "content-encoding", asked);
+        for name in recipe.headers() {
+            write_lines(&mut frames, name, asked);
+        }
+        // What a coding hides cannot be read as JSON or as parts, and unpacking it would cost a bound on bombs.
+        if coded || recipe.body() == BodyRule::Raw {
+            frames.part(Part::Raw, asked.body());
+        } else {
+            write_body(&mut frames, recipe, &media, asked.body());
+        }
+        Fingerprint { version: VERSION, secret: self.id(), mac: frames.finish() }
+    }
+}
+
+/// Writes a field's name and each of its lines, so that absent, empty and repeated are three things. Whether
+/// there was a line.
+fn write_lines(frames: &mut Framer, name: &str, asked: &dyn Asked) -> bool {
+    frames.part(Part::HeaderName, name.as_bytes());
+    let mut any = false;
+    asked.header_lines(name, &mut |line| {
+        any = true;
+        frames.part(Part::HeaderLine, line);
+    });
+    any
+}
+
+fn write_body(frames: &mut Framer, recipe: &Recipe, media: &Media, body: &[u8]) {
+    let written = if media.is_json() {
+        write_json(frames, recipe, body)
+    } else if let Some(boundary) = media.form_boundary() {
+        multipart::write(frames, boundary, body)
+    } else {
+        false
+    };
+    if !written {
+        frames.part(Part::Raw, body);
+    }
+}
+
+/// Whether the body could be written as JSON. Nothing is written when it could not.
+fn write_json(frames: &mut Framer, recipe: &Recipe, body: &[u8]) -> bool {
+    if recipe.include().is_empty() && recipe.exclude().is_empty() {
+        return write_whole_json(frames, body);
+    }
+    let Ok(selected) = json_exact::select(body, recipe.include(), recipe.exclude()) else { return false };
+    if recipe.include().is_empty() {
+        frames.part(Part::JsonSelected, &selected.rest);
+        return true;
+    }
+    if selected.included.iter().all(Option::is_none) {
+        // Nothing asked for is there. An empty selection would make all such bodies alike, so all of it counts,
+        // the excluded parts too.
+        return write_whole_json(frames, body);
+    }
+    for (pointer, value) in recipe.include().iter().zip(&selected.included) {
+        frames.part(Part::Pointer, pointer.as_str().as_bytes());
+        frames.optional(Part::JsonSelected, value.as_deref());
+    }
+    true
+}
+
+fn write_whole_json(frames: &mut Framer, body: &[u8]) -> bool {
+    match json_exact::canonical(body) {
+        Ok(canonical) => {
+            frames.part(Part::Json, &canonical);
+            true
+        }
+        Err(_not_exact) => false,
+    }
+}
+
+/// The algorithm written into new fingerprints: these frames, `json-exact` and HMAC-SHA-256. Whatever changes
+/// the digest of any request is a new version, or old records would refuse their own retries.
+const VERSION: u8 = 1;
+
+/// Keeps these digests apart from any other use of the same secret.
+const DOMAIN: &[u8] = b"ibid fingerprint 1";
+
+/// Bytes of HMAC-SHA-256, not truncated.
+const MAC_LEN: usize = 32;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! The media type of a request body: what counts of it, and which reading of the body it allows.
+//!
+//! Names and charsets are compared without case because RFC 9110 says so; everything else of a parameter
+//! counts as sent. Two content-type lines, or one we cannot read, count as they are and allow no reading.
+
+use super::Asked;
+use super::frame::{Framer, Part};
+
+/// A content-type field, read as far as it can be.
+pub(super) enum Media {
+    Absent,
+    Read { essence: Vec<u8>, parameters: Vec<(Vec<u8>, Vec<u8>)> },
+    Unreadable(Vec<Vec<u8>>),
+}
+
+impl Media {
+    pub(super) fn of(asked: &dyn Asked) -> Media {
+        let mut lines = Vec::new();
+        asked.header_lines("content-type", &mut |line| lines.push(line.to_vec()));
+        match &lines[..] {
+            [] => Media::Absent,
+            [line] => match read(line) {
+                Some((essence, parameters)) => Media::Read { essence, parameters },
+                None => Media::Unreadable(lines),
+            },
+            _ => Media::Unreadable(lines),
+        }
+    }
+
+    pub(super) fn write(&self, frames: &mut Framer) {
+        match self {
+            Media::Absent => frames.optional(Part::MediaType, None),
+            Media::Read { essence, parameters } => {
+                frames.part(Part::MediaType, essence);
+                for (name, value) in parameters {
+                    // A client picks a new boundary for every attempt, so it says nothing about the form.
+                    if !(self.is_form() && name == b"boundary") {
+                        frames.part(Part::MediaParameter, name);
+                        frames.part(Part::MediaValue, value);
+                    }
+                }
+            }
+            Media::Unreadable(lines) => {
+                for line in lines {
+                    frames.part(Part::MediaUnreadable, line);
+                }
+            }
+        }
+    }
+
+    /// `application/json` or any `+json` type. JSON is UTF-8 (RFC 8259), so another charset allows no reading.
+    pub(super) fn is_json(&self) -> bool {
+        let Media::Read { essence, parameters } = self else { return false };
+        let utf8 = |(name, value): &(Vec<u8>, Vec<u8>)| name != b"charset" || value == b"utf-8";
+        (essence == b"application/json" || essence.ends_with(b"+json")) && parameters.iter().all(utf8)
+    }
+
+    /// The boundary of a `multipart/form-data` body, if it names exactly one.
+    pub(super) fn form_boundary(&self) -> Option<&[u8]> {
+        let Media::Read { parameters, .. } = self else { return None };
+        let mut boundaries = parameters.iter().filter(|(name, _)| name == b"boundary");
+        let (_, boundary) = boundaries.next().filter(|_| self.is_form())?;
+        boundaries.next().is_none().then_some(boundary)
+    }
+
+    fn is_form(&self) -> bool {
+        matches!(self, Media::Read { essence, .. } if essence == b"multipart/form-data")
+    }
+}
+
+type Parameters = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn read(line: &[u8]) -> Option<(Vec<u8>, Parameters)> {
+    let end = line.iter().position(|&byte| byte == b';').unwrap_or(line.len());
+    let essence = line[..end].trim_ascii().to_ascii_lowercase();
+    let slash = essence.iter().position(|&byte| byte == b'/')?;
+    if !is_token(&essence[..slash]) || !is_token(&essence[slash + 1..]) {
+        return None;
+    }
+    Some((essence, read_parameters(&line[end..])?))
+}
+
+fn read_parameters(mut rest: &[u8]) -> Option<Parameters> {
+    let mut parameters = Vec::new();
+    loop {
+        rest = rest.trim_ascii_start();
+        let [b';', after @ ..] = rest else { break };
+        rest = after.trim_ascii_start();
+        // RFC 9110 allows an empty parameter: `text/plain;` and `text/plain; ;charset=utf-8`.
+        if rest.is_empty() || rest[0] == b';' {
+            continue;
+        }
+        let equals = rest.iter().position(|&byte| byte == b'=')?;
+        let name = rest[..equals].to_ascii_lowercase();
+        let (mut value, after) = read_value(&rest[equals + 1..])?;
+        if !is_token(&name) {
+            return None;
+        }
+        if name == b"charset" {
+            value.make_ascii_lowercase();
+        }
+        parameters.push((name, value));
+        rest = after;
+    }
+    rest.is_empty().then_some(parameters)
+}
+
+/// A token or a quoted string, without its quotes, and what follows it.
+fn read_value(rest: &[u8]) -> Option<(Vec<u8>, &[u8])> {
+    let [b'"', quoted @ ..] = rest else {
+        let end = rest.iter().position(|&byte| byte == b';' || byte.is_ascii_whitespace());
+        let (value, after) = rest.split_at(end.unwrap_or(rest.len()));
+        return is_token(value).then(|| (value.to_vec(), after));
+    };
+    let mut value = Vec::new();
+    let mut bytes = quoted.iter().enumerate();
+    while let Some((at, &byte)) = bytes.next() {
+        match byte {
+            b'"' => return Some((value, &quoted[at + 1..])),
+            b'\\' => value.push(*bytes.next()?.1),
+            byte => value.push(byte),
+        }
+    }
+    None
+}
+
+fn is_token(bytes: &[u8]) -> bool {
+    let tchar = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    !bytes.is_empty() && bytes.iter().all(tchar)
+}

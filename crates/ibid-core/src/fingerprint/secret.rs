@@ -1,0 +1,124 @@
+//! The secrets fingerprints are keyed with. Without one, a stored fingerprint of a short body could be guessed
+//! by trying all bodies.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// A secret, ready for use. The bytes themselves are not kept and `Debug` shows only the id.
+#[derive(Clone)]
+pub struct Secret {
+    id: SecretId,
+    keyed: Hmac<Sha256>,
+}
+
+/// Names a secret without giving it away. Stored in every fingerprint made under it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SecretId([u8; 4]);
+
+/// The secrets in use: the newest makes fingerprints, all of them are accepted.
+#[derive(Clone, Debug)]
+pub struct Secrets(Vec<Secret>);
+
+/// Why secrets were not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// Fewer bytes than [`Secret::LEN_MIN`].
+    #[error("a fingerprint secret has at least {min} bytes", min = Secret::LEN_MIN)]
+    TooShort,
+    /// There must be one to write with.
+    #[error("there is no fingerprint secret")]
+    NoSecret,
+    /// The same secret twice, or by rare chance two with one id.
+    #[error("two fingerprint secrets have the id `{0}`: list each once, or replace one")]
+    SameId(SecretId),
+}
+
+impl Secret {
+    /// Fewest bytes we take. 128 bits cannot be searched; a shorter one is more likely a word than a secret.
+    pub const LEN_MIN: usize = 16;
+
+    /// Takes a secret of at least [`Secret::LEN_MIN`] bytes.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Secret, SecretError> {
+        let bytes = bytes.as_ref();
+        if bytes.len() < Secret::LEN_MIN {
+            return Err(SecretError::TooShort);
+        }
+        let keyed = Hmac::<Sha256>::new_from_slice(bytes).expect("HMAC takes a key of any length");
+        let digest = keyed.clone().chain_update(ID_DOMAIN).finalize().into_bytes();
+        let mut id = [0; SecretId::LEN];
+        id.copy_from_slice(&digest[..SecretId::LEN]);
+        Ok(Secret { id: SecretId(id), keyed })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SecretId {
+        self.id
+    }
+
+    /// A digest keyed with it, with the key's own blocks already hashed.
+    pub(super) fn mac(&self) -> Hmac<Sha256> {
+        self.keyed.clone()
+    }
+}
+
+impl Secrets {
+    /// Takes secrets, newest first.
+    pub fn new(secrets: Vec<Secret>) -> Result<Secrets, SecretError> {
+        if secrets.is_empty() {
+            return Err(SecretError::NoSecret);
+        }
+        for (at, secret) in secrets.iter().enumerate() {
+            if secrets[..at].iter().any(|newer| newer.id == secret.id) {
+                return Err(SecretError::SameId(secret.id));
+            }
+        }
+        Ok(Secrets(secrets))
+    }
+
+    pub(super) fn newest(&self) -> &Secret {
+        // `new` refuses an empty list, and nothing removes from it.
+        &self.0[0]
+    }
+
+    pub(super) fn get(&self, id: SecretId) -> Option<&Secret> {
+        self.0.iter().find(|secret| secret.id == id)
+    }
+}
+
+impl SecretId {
+    /// Bytes of an id. Four tell a deployment's handful of secrets apart and tell nothing of use about them.
+    pub const LEN: usize = 4;
+
+    /// The id as it is stored.
+    pub fn to_bytes(self) -> [u8; SecretId::LEN] {
+        self.0
+    }
+
+    /// The id that was stored so.
+    pub fn from_bytes(bytes: [u8; SecretId::LEN]) -> SecretId {
+        SecretId(bytes)
+    }
+}
+
+impl fmt::Display for SecretId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", u32::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for SecretId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SecretId({self})")
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Keeps the id apart from every fingerprint made under the same secret.
+const ID_DOMAIN: &[u8] = b"ibid secret id 1";

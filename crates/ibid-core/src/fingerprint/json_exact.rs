@@ -21,7 +21,8 @@ pub fn canonical(body: &[u8]) -> Result<Vec<u8>, NotExact> {
 /// Why a body has no exact text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NotExact {
-    /// Not a JSON document in UTF-8, or one with a lone surrogate.
+    /// Not a JSON document in UTF-8, or one with a lone surrogate, or with an integer of more digits than the
+    /// tokenizer takes (4300).
     #[error("the body is not JSON")]
     NotJson,
     /// An object has two members of one name, and receivers differ on which of them counts.

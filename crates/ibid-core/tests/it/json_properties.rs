@@ -5,7 +5,7 @@ use proptest::collection::{hash_map, vec};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
-use crate::oracle::{self, Number};
+use crate::oracle::{self, Exact, Number};
 
 /// Names and strings around every seam: escapes, controls, both sides of the surrogates.
 const TEXT: &str =
@@ -41,6 +41,8 @@ proptest! {
         let mut changed = text.clone();
         changed[at.index(text.len())] = byte;
         let value = oracle::read(&changed);
+        // A comma made a digit can join two numbers into one past the cap.
+        prop_assume!(!value.as_ref().is_some_and(beyond_cap));
         prop_assert_eq!(canonical(&changed).is_ok(), value.is_some());
         if value.is_some() {
             let equal = value == oracle::read(&text);
@@ -63,9 +65,13 @@ proptest! {
     fn no_bytes_make_it_panic(body: Vec<u8>, json in "[\\[\\]{}\",:0-9eE.+\\-\\\\utrfalsn \u{e9}]{0,40}") {
         prop_assert_eq!(canonical(&body).is_ok(), oracle::read(&body).is_some());
         let value = oracle::read(json.as_bytes());
-        let beyond_cap = value.as_ref().is_some_and(|value| value.any_number(&|n| n.magnitude().abs() > 6144));
-        prop_assert_eq!(canonical(json.as_bytes()).is_ok(), value.is_some() && !beyond_cap, "{}", json);
+        prop_assert_eq!(canonical(json.as_bytes()).is_ok(), value.is_some_and(|value| !beyond_cap(&value)), "{}", json);
     }
+}
+
+/// Whether a document has a number that `json-exact` leaves to the raw bytes (`EXPONENT_MAX`).
+pub(crate) fn beyond_cap(value: &Exact) -> bool {
+    value.any_number(&|number| number.magnitude().abs() > 6144)
 }
 
 /// Documents whose numbers are doubles to begin with.

@@ -131,12 +131,7 @@ impl Attempt {
     /// The work has an answer: it is classed by the policy, made durable, and only then returned.
     pub async fn finish(mut self, response: Response, retry_after: bool) -> Finished {
         self.ended = true;
-        let answer = Answer {
-            status: response.status,
-            retry_after,
-            kept: Some(response.to_bytes()),
-            provider_id: None,
-        };
+        let answer = kept_answer(&response, retry_after);
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
@@ -174,10 +169,27 @@ pub struct Late {
 impl Late {
     /// The answer came after all.
     pub async fn finish(self, response: Response, retry_after: bool) -> Finished {
-        let kept = Some(response.to_bytes());
-        let answer = Answer { status: response.status, retry_after, kept, provider_id: None };
-        end_of(&self.ibid, &self.ask, &self.begun, End::Answered(answer), Some(Arc::new(response))).await
+        let answer = kept_answer(&response, retry_after);
+        self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
+
+    /// An answer came after all that is not kept.
+    pub async fn finish_unkept(self, status: u16, retry_after: bool) -> Finished {
+        self.end(End::Answered(Answer { status, retry_after, kept: None, provider_id: None }), None).await
+    }
+
+    /// Proof came after all that nothing was executed.
+    pub async fn release(self, why: ErrorCode) -> Finished {
+        self.end(End::NotExecuted(why), None).await
+    }
+
+    async fn end(&self, end: End, response: Option<Arc<Response>>) -> Finished {
+        end_of(&self.ibid, &self.ask, &self.begun, end, response).await
+    }
+}
+
+fn kept_answer(response: &Response, retry_after: bool) -> Answer {
+    Answer { status: response.status, retry_after, kept: Some(response.to_bytes()), provider_id: None }
 }
 
 enum End {
@@ -221,7 +233,8 @@ async fn write_end(
 ) -> Finished {
     let (nonce, sent_at) = (nonce(), Instant::now());
     // What was begun is what is most likely still stored: no read before the write.
-    let known = Stored { record: (**begun).clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
+    let known =
+        Stored { record: (**begun).clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .inner()
         .settle_patiently(Some(known), |_| match &end {
@@ -271,6 +284,9 @@ impl Drop for Attempt {
 
 impl std::fmt::Debug for Attempt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attempt").field("record", &self.begun.id).field("number", &self.number()).finish_non_exhaustive()
+        f.debug_struct("Attempt")
+            .field("record", &self.begun.id)
+            .field("number", &self.number())
+            .finish_non_exhaustive()
     }
 }

@@ -74,7 +74,11 @@ impl Batcher {
     }
 
     /// Writes one Change. With `unsent_by` it is dropped if it has not been sent by then.
-    pub(crate) async fn commit(&self, change: Arc<Change>, unsent_by: Option<Instant>) -> Result<Commit, Unsaid> {
+    pub(crate) async fn commit(
+        &self,
+        change: Arc<Change>,
+        unsent_by: Option<Instant>,
+    ) -> Result<Commit, Unsaid> {
         let (reply, fate) = oneshot::channel();
         {
             let mut queue = self.owner.0.queue();
@@ -177,9 +181,9 @@ async fn lane(shared: Arc<Shared>) {
         }
         let mut fates = fates.into_iter();
         for item in batch {
-            let fate = fates
-                .next()
-                .unwrap_or_else(|| Err(StoreError::transient(shared.store.kind(), "commit", "the store gave no answer")));
+            let fate = fates.next().unwrap_or_else(|| {
+                Err(StoreError::transient(shared.store.kind(), "commit", "the store gave no answer"))
+            });
             // A caller that has gone learns nothing; what is written stays written.
             let _ = item.reply.send(fate.map_err(Unsaid::Store));
         }

@@ -46,7 +46,13 @@ impl Cache {
     }
 
     /// Keeps a completed record; anything else is left alone.
-    pub(crate) fn put(&self, record: &Arc<Record>, response: &Arc<Response>, read_at: Instant, now: Timestamp) {
+    pub(crate) fn put(
+        &self,
+        record: &Arc<Record>,
+        response: &Arc<Response>,
+        read_at: Instant,
+        now: Timestamp,
+    ) {
         if record.state != State::Completed || record.flags.not_retained {
             return;
         }
@@ -60,7 +66,8 @@ struct Weight;
 
 impl Weighter<RecordId, Arc<Cached>> for Weight {
     fn weight(&self, _: &RecordId, cached: &Arc<Cached>) -> u64 {
-        let lines: usize = cached.response.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+        let lines: usize =
+            cached.response.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
         (ENTRY_BYTES + lines + cached.response.body.len()) as u64
     }
 }

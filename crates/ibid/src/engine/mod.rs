@@ -23,7 +23,7 @@ use ibid_core::scope::{Identity, RecordId};
 use ibid_core::store::{Renewed, Store, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::attempt::Attempt;
 use crate::telemetry;
@@ -79,7 +79,9 @@ pub enum StartError {
     #[error("the store does not answer")]
     Store(#[from] StoreError),
     /// The store was used with another identity.
-    #[error("this store was used with `{kept}`, and this node would use `{ours}`: retries would not find their records")]
+    #[error(
+        "this store was used with `{kept}`, and this node would use `{ours}`: retries would not find their records"
+    )]
     Identity {
         /// The store's.
         kept: String,
@@ -194,17 +196,24 @@ impl Ibid {
     }
 
     /// Reserves the key durably before any work, or says what stands in its way.
+    ///
+    /// A caller that goes away meanwhile leaves no reservation behind.
     pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        let started = Instant::now();
-        let ask = Arc::new(ask);
-        if let Some((cached, now)) = self.inner.cache.get(&ask.id) {
-            let event = Event::Request { ask: &ask, role: Role::Waiter };
-            match machine::decide(Some(&cached.record), &event, now) {
-                Verdict::Keep(Decision::Replay) => return Ok(Begun::Replay(Kept::from(&*cached))),
-                Verdict::Keep(Decision::Mismatch) => return Ok(Begun::Mismatch),
-                _ => {}
-            }
+        let (reply, begun) = oneshot::channel();
+        let ibid = self.clone();
+        // Apart from the caller: what can't be handed over is an Attempt dropped unused, and that releases the key.
+        tokio::spawn(async move {
+            let _ = reply.send(ibid.begin_here(ask).await);
+        });
+        begun.await.unwrap_or(Err(Unavailable))
+    }
+
+    /// As `begin`, in the caller's own task: that must not be dropped before it ends.
+    pub(crate) async fn begin_here(&self, ask: Ask) -> Result<Begun, Unavailable> {
+        if let Some(begun) = self.cached(&ask) {
+            return Ok(begun);
         }
+        let (started, ask) = (Instant::now(), Arc::new(ask));
         if !self.inner.breaker.lets_through(started) {
             return Err(Unavailable);
         }
@@ -215,6 +224,16 @@ impl Ibid {
         }
         telemetry::took(telemetry::BEGIN_SECONDS, started.elapsed().as_secs_f64());
         begun
+    }
+
+    /// What this process already knows of a completed record; the store need not be asked.
+    pub(crate) fn cached(&self, ask: &Ask) -> Option<Begun> {
+        let (cached, now) = self.inner.cache.get(&ask.id)?;
+        match machine::decide(Some(&cached.record), &Event::Request { ask, role: Role::Waiter }, now) {
+            Verdict::Keep(Decision::Replay) => Some(Begun::Replay(Kept::from(&*cached))),
+            Verdict::Keep(Decision::Mismatch) => Some(Begun::Mismatch),
+            _ => None,
+        }
     }
 
     /// Waits for somebody else's answer, for `up_to` at most. Never runs anything: what it waited for may turn out
@@ -277,11 +296,8 @@ impl Ibid {
 
     /// What is stored now, to one who never runs.
     async fn look(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
-        if let Some((cached, now)) = self.inner.cache.get(&ask.id) {
-            let event = Event::Request { ask, role: Role::Waiter };
-            if let Verdict::Keep(Decision::Replay) = machine::decide(Some(&cached.record), &event, now) {
-                return Ok(Begun::Replay(Kept::from(&*cached)));
-            }
+        if let Some(begun) = self.cached(ask) {
+            return Ok(begun);
         }
         let deadline = Instant::now() + self.inner.begin_timeout;
         let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable)?;
@@ -332,14 +348,22 @@ impl Ibid {
     }
 
     /// A decision as the caller sees it.
-    fn begun(&self, ask: &Arc<Ask>, decision: Decision, stored: Option<Stored>, sent_at: Option<Instant>) -> Begun {
+    fn begun(
+        &self,
+        ask: &Arc<Ask>,
+        decision: Decision,
+        stored: Option<Stored>,
+        sent_at: Option<Instant>,
+    ) -> Begun {
         match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
                 let leased_at = sent_at.unwrap_or_else(Instant::now);
                 Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, leased_at)))
             }
             (Decision::Accepted, _) => Begun::Accepted,
-            (Decision::Replay, Some(stored)) => self.inner.replay(stored).map_or(Begun::NotRetained, Begun::Replay),
+            (Decision::Replay, Some(stored)) => {
+                self.inner.replay(stored).map_or(Begun::NotRetained, Begun::Replay)
+            }
             (Decision::NotRetained, _) => Begun::NotRetained,
             (Decision::Wait { overlong }, Some(stored)) => {
                 if overlong {
@@ -405,7 +429,8 @@ impl Inner {
         let mut sent = false;
         loop {
             let at = Instant::now();
-            let fate = tokio::time::timeout_at(deadline.into(), self.batcher.commit(change.clone(), Some(deadline)));
+            let fate =
+                tokio::time::timeout_at(deadline.into(), self.batcher.commit(change.clone(), Some(deadline)));
             match fate.await {
                 Ok(Ok(commit)) => {
                     self.observe(at, &commit);
@@ -482,7 +507,8 @@ impl Inner {
             };
             match commit {
                 Commit::Done(stamp) => {
-                    let Some(record) = change.applied(stamp, known.as_ref().map(|stored| &stored.record)) else {
+                    let Some(record) = change.applied(stamp, known.as_ref().map(|stored| &stored.record))
+                    else {
                         return Settlement { decision, stored: known };
                     };
                     let answer = change.bodies.first().map(|body| body.data.clone());
@@ -514,7 +540,13 @@ impl Inner {
     }
 
     /// Keeps what this process has just completed.
-    pub(crate) fn remember(&self, record: Record, response: Arc<Response>, read_at: Instant, now: Timestamp) -> Kept {
+    pub(crate) fn remember(
+        &self,
+        record: Record,
+        response: Arc<Response>,
+        read_at: Instant,
+        now: Timestamp,
+    ) -> Kept {
         let record = Arc::new(record);
         self.cache.put(&record, &response, read_at, now);
         self.waiters.tell(&record.id);
@@ -523,7 +555,8 @@ impl Inner {
 
     pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
         let at = Instant::now();
-        let loaded = self.store.load(vec![id]).await.inspect_err(|error| self.count_error(error))?.pop().flatten();
+        let loaded =
+            self.store.load(vec![id]).await.inspect_err(|error| self.count_error(error))?.pop().flatten();
         if let Some(stored) = &loaded {
             self.clock.observe(at, stored.now);
         }
@@ -554,12 +587,20 @@ impl Inner {
 
     /// Lets a write go on without a caller. Past the bounds it is dropped: then the lease lapses, and the record says
     /// by itself that nobody knows.
-    pub(crate) fn loosely(self: Arc<Self>, bytes: usize, write: impl Future<Output = ()> + Send + 'static) -> bool {
+    pub(crate) fn loosely(
+        self: Arc<Self>,
+        bytes: usize,
+        write: impl Future<Output = ()> + Send + 'static,
+    ) -> bool {
         let count = self.loose.count.fetch_add(1, Ordering::SeqCst) + 1;
         let held = self.loose.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
         let place = LoosePlace { inner: self, bytes };
         if count > LOOSE_MAX || held > LOOSE_BYTES_MAX {
-            tracing::error!(queued = count, bytes = held, "too many writes wait for the store; one is dropped");
+            tracing::error!(
+                queued = count,
+                bytes = held,
+                "too many writes wait for the store; one is dropped"
+            );
             return false;
         }
         tokio::spawn(async move {

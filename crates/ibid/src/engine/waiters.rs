@@ -34,7 +34,8 @@ impl Waiters {
     pub(crate) fn enter(&self, id: RecordId, tenant: &Tenant) -> Option<Place> {
         let mut rooms = self.rooms();
         let of_tenant = rooms.by_tenant.get(tenant).copied().unwrap_or(0);
-        if of_tenant >= PER_TENANT_MAX || rooms.by_id.get(&id).is_some_and(|room| room.waiting >= PER_KEY_MAX) {
+        if of_tenant >= PER_TENANT_MAX || rooms.by_id.get(&id).is_some_and(|room| room.waiting >= PER_KEY_MAX)
+        {
             return None;
         }
         rooms.by_tenant.insert(tenant.clone(), of_tenant + 1);

@@ -1,0 +1,129 @@
+//! The handler's answer is read: whole if it may be kept, else just far enough to know that it may not.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Response, StatusCode, header, response};
+use http_body::Body;
+use http_body_util::BodyExt;
+use ibid_core::response::{Line, Response as Kept};
+
+/// What a handler's answer turned out to be.
+pub(super) enum Captured<B> {
+    /// Read to its end.
+    Whole { head: response::Parts, body: Bytes, trailers: Option<HeaderMap> },
+    /// Too large, a stream or an upgrade: what was read, and the rest.
+    Unkept { head: response::Parts, read: VecDeque<Bytes>, rest: B },
+    /// Cut off.
+    Broken,
+}
+
+/// Reads an answer up to `limit`.
+pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, limit: u64) -> Captured<B> {
+    let (head, mut rest) = answer.into_parts();
+    if is_stream(&head) || rest.size_hint().lower() > limit {
+        return Captured::Unkept { head, read: VecDeque::new(), rest };
+    }
+    let (mut read, mut length, mut trailers) = (VecDeque::new(), 0, None);
+    while let Some(frame) = rest.frame().await {
+        let Ok(frame) = frame else { return Captured::Broken };
+        match frame.into_data() {
+            Ok(data) => {
+                length += data.len() as u64;
+                read.push_back(data);
+                if length > limit {
+                    return Captured::Unkept { head, read, rest };
+                }
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    Captured::Whole { head, body: joined(read), trailers }
+}
+
+/// The part of an answer that every retry may have.
+pub(super) fn kept(head: &response::Parts, body: &Bytes, trailers: Option<&HeaderMap>, version: u32) -> Kept {
+    let named: Vec<&str> = head
+        .headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(',').map(str::trim))
+        .collect();
+    let may_be_repeated = |name: &str| {
+        !NOT_REPLAYED.contains(&name)
+            && !NOT_REPLAYED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            && !named.iter().any(|named| named.eq_ignore_ascii_case(name))
+    };
+    let lines = |headers: &HeaderMap| -> Vec<Line> {
+        headers
+            .iter()
+            .filter(|(name, _)| may_be_repeated(name.as_str()))
+            .map(|(name, value)| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
+            .collect()
+    };
+    Kept {
+        status: head.status.as_u16(),
+        headers: lines(&head.headers),
+        body: body.clone(),
+        trailers: trailers.map(lines).unwrap_or_default(),
+        version,
+    }
+}
+
+/// Whether the answer has no end that anybody should wait for.
+fn is_stream(head: &response::Parts) -> bool {
+    let content_type = head.headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
+    head.status == StatusCode::SWITCHING_PROTOCOLS
+        || content_type.is_some_and(|kind| {
+            kind.len() >= EVENT_STREAM.len() && kind[..EVENT_STREAM.len()].eq_ignore_ascii_case(EVENT_STREAM)
+        })
+}
+
+fn joined(mut read: VecDeque<Bytes>) -> Bytes {
+    match read.len() {
+        0 => Bytes::new(),
+        1 => read.pop_front().unwrap_or_default(),
+        _ => {
+            let mut whole = BytesMut::with_capacity(read.iter().map(Bytes::len).sum());
+            read.iter().for_each(|data| whole.extend_from_slice(data));
+            whole.freeze()
+        }
+    }
+}
+
+const EVENT_STREAM: &[u8] = b"text/event-stream";
+
+/// Fields that belong to one connection, one caller or one moment, and so to no retry. `content-length` is made anew
+/// from the kept bytes.
+const NOT_REPLAYED: [&str; 26] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
+    "content-length",
+    "set-cookie",
+    "www-authenticate",
+    "authentication-info",
+    "authorization",
+    "retry-after",
+    "age",
+    "date",
+    "server-timing",
+    "alt-svc",
+    "idempotent-replayed",
+    "idempotency-expires",
+    "idempotency-stored",
+    "idempotency-key",
+    "original-request",
+    "stripe-should-retry",
+];
+
+/// CORS fields are computed for the Origin that asks now; quota fields say what is left now.
+const NOT_REPLAYED_PREFIXES: [&str; 3] = ["access-control-", "ratelimit", "x-ratelimit"];

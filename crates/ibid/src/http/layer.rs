@@ -1,0 +1,386 @@
+//! The guard around a service: decides whether a request is guarded, and runs a guarded one apart from its client, so
+//! that its completion does not depend on anybody still listening.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::header::{ACCEPT_ENCODING, HeaderValue, RETRY_AFTER};
+use http::{Request, Response, response};
+use http_body::Body;
+use ibid_core::machine::Ask;
+use ibid_core::policy::{Policy, Profile};
+use ibid_core::record::ErrorCode;
+use ibid_core::refusal::Refusal;
+use ibid_core::response::Response as KeptResponse;
+use tokio::sync::oneshot;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::body::ReplyBody;
+use super::capture::{self, Captured};
+use super::intake::{self, Intake, Taken};
+use super::routes::{Route, Routes};
+use super::{Fate, Guarded, Tenants, reply, status};
+use crate::attempt::{Attempt, Finished, Late};
+use crate::engine::{Begun, Ibid, Unavailable};
+use crate::telemetry::{self, Met};
+
+/// Puts a [`Guard`] around a service.
+///
+/// Put it inside of authentication (it needs the tenant) and of compression (it keeps what passes through it).
+#[derive(Clone)]
+pub struct GuardLayer {
+    shared: Arc<Shared>,
+}
+
+/// A service whose guarded requests are carried out once.
+#[derive(Clone)]
+pub struct Guard<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) ibid: Ibid,
+    pub(super) tenants: Tenants,
+    pub(super) routes: Routes,
+    pub(super) body_timeout: Duration,
+}
+
+impl GuardLayer {
+    /// Guards every POST and PATCH under the default policy.
+    pub fn new(ibid: Ibid, tenants: Tenants) -> GuardLayer {
+        GuardLayer::with_routes(ibid, tenants, Routes::default())
+    }
+
+    /// Guards what the routes say.
+    pub fn with_routes(ibid: Ibid, tenants: Tenants, routes: Routes) -> GuardLayer {
+        GuardLayer { shared: Arc::new(Shared { ibid, tenants, routes, body_timeout: BODY_TIMEOUT }) }
+    }
+
+    /// How long a guarded request's body may take to arrive, in all; 30 s unless said otherwise.
+    pub fn body_timeout(self, body_timeout: Duration) -> GuardLayer {
+        let shared = &self.shared;
+        let (ibid, tenants) = (shared.ibid.clone(), shared.tenants.clone());
+        GuardLayer { shared: Arc::new(Shared { ibid, tenants, routes: shared.routes.clone(), body_timeout }) }
+    }
+}
+
+impl<S> Layer<S> for GuardLayer {
+    type Service = Guard<S>;
+
+    fn layer(&self, inner: S) -> Guard<S> {
+        Guard { inner, shared: self.shared.clone() }
+    }
+}
+
+/// The answer to the client and its body.
+type Reply<B> = Response<ReplyBody<B>>;
+
+impl<S, Q, A> Service<Request<Q>> for Guard<S>
+where
+    S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+    A: Body<Data = Bytes> + Unpin + Send + 'static,
+{
+    type Response = Reply<A>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Reply<A>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        // The clone takes the place of the service that was made ready, which is the one to be called.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let shared = self.shared.clone();
+        if status::is_own(request.uri().path()) {
+            return Box::pin(async move { Ok(status::serve(&shared, request).await) });
+        }
+        match self.shared.routes.find(request.method(), request.uri().path()) {
+            None => {
+                let call = inner.call(request);
+                Box::pin(async move { Ok(call.await?.map(ReplyBody::passed)) })
+            }
+            Some(route) => {
+                let route = route.clone();
+                Box::pin(async move { Ok(guarded(shared, inner, route, request).await) })
+            }
+        }
+    }
+}
+
+/// A guarded request, from intake to reply.
+async fn guarded<S, Q, A>(shared: Arc<Shared>, mut inner: S, route: Route, request: Request<Q>) -> Reply<A>
+where
+    S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+    Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+    A: Body<Data = Bytes> + Unpin + Send + 'static,
+{
+    let profile = route.policy.profile;
+    let taken = match intake::take(&shared, &route, request).await {
+        Intake::Taken(taken) => taken,
+        Intake::Unguarded(request) => {
+            let Ok(answer) = inner.call(request).await;
+            return answer.map(ReplyBody::passed);
+        }
+        Intake::Refused(refusal) => return reply::refusal(refusal, profile, None),
+    };
+    let (ask, wait) = (taken.ask.clone(), taken.wait);
+    if let Some(begun) = shared.ibid.cached(&ask) {
+        return answer(begun, &route, &ask);
+    }
+    let (to_client, from_run) = oneshot::channel();
+    tokio::spawn(begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client));
+    match from_run.await {
+        Ok(Outcome::Reply(reply)) => *reply,
+        Ok(Outcome::InFlight) if !wait.is_zero() => match shared.ibid.wait(ask.clone(), wait).await {
+            Ok(begun) => answer(begun, &route, &ask),
+            Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+        },
+        Ok(Outcome::InFlight) => answer(Begun::InFlight, &route, &ask),
+        // The task can only have been dropped with the whole runtime.
+        Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+    }
+}
+
+/// What the detached task tells the client's.
+enum Outcome<A> {
+    Reply(Box<Reply<A>>),
+    /// A duplicate: whether to wait is the client's business, and ends with the client.
+    InFlight,
+}
+
+/// Reserves the key and runs the handler, whether or not the client still listens.
+async fn begin_and_run<S, Q, A>(
+    ibid: Ibid,
+    inner: S,
+    route: Route,
+    taken: Taken,
+    to_client: oneshot::Sender<Outcome<A>>,
+) where
+    S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+    Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+    A: Body<Data = Bytes> + Unpin + Send + 'static,
+{
+    let ask = taken.ask.clone();
+    let reply = match ibid.begin_here(ask.clone()).await {
+        Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
+        Ok(Begun::InFlight) => {
+            let _ = to_client.send(Outcome::InFlight);
+            return;
+        }
+        Ok(Begun::Run(attempt)) => {
+            let met = if attempt.number() == 1 { Met::Created } else { Met::FailedRetry };
+            telemetry::reserved(met, &route.pattern, route.policy.profile);
+            if to_client.is_closed() {
+                // The client left before the first outside byte: nothing needs to happen.
+                attempt.release(ErrorCode::ClientGone).await;
+                return;
+            }
+            let run = Run { policy: &route.policy, ask: &ask, to_client };
+            return run.carry_out(*attempt, inner, taken).await;
+        }
+        Ok(begun) => answer(begun, &route, &ask),
+    };
+    let _ = to_client.send(Outcome::Reply(Box::new(reply)));
+}
+
+/// One run of the handler and the end of its Attempt.
+struct Run<'a, A> {
+    policy: &'a Policy,
+    ask: &'a Ask,
+    to_client: oneshot::Sender<Outcome<A>>,
+}
+
+/// What the handler gave.
+enum Ran<A> {
+    Captured(Captured<A>, Option<Fate>),
+    Panicked,
+}
+
+impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
+    async fn carry_out<S, Q>(self, mut attempt: Attempt, mut inner: S, taken: Taken)
+    where
+        S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
+        S::Future: Send,
+        Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+    {
+        if attempt.ready().await.is_err() {
+            attempt.release(ErrorCode::NotSent).await;
+            let reply = reply::refusal(Refusal::StoreUnavailable, self.policy.profile, None);
+            return self.send(reply);
+        }
+        let request = for_handler(&attempt, self.ask, taken);
+        let limit = self.policy.max_response_body;
+        let handler = async move {
+            let Ok(answer) = inner.call(request).await;
+            let fate = answer.extensions().get::<Fate>().copied();
+            Ran::Captured(capture::read(answer, limit).await, fate)
+        };
+        let mut handler = std::pin::pin!(AssertUnwindSafe(handler).catch_unwind());
+        let started = Instant::now();
+        let renewal = attempt.keep_alive();
+        let ran = tokio::select! {
+            biased;
+            ran = tokio::time::timeout(self.policy.upstream_timeout, &mut handler) => ran,
+            // Renewal ends at `max_run` or when the record is lost; the handler's own end is waited for all the same.
+            _ = async { renewal.await; std::future::pending::<()>().await } => unreachable!("it never ends"),
+        };
+        telemetry::took(telemetry::RUN_SECONDS, started.elapsed().as_secs_f64());
+        match ran {
+            Ok(ran) => self.end(attempt, ran.unwrap_or(Ran::Panicked)).await,
+            Err(_) => {
+                let (finished, late) = attempt.unknown(ErrorCode::TimedOut).await;
+                let policy = self.policy;
+                self.send_uncertain(finished, true);
+                // The answer may still come, and then it settles the record by itself.
+                if let Ok(Ok(ran)) = tokio::time::timeout(policy.linger, handler).await {
+                    settle_late(late, ran, policy).await;
+                }
+            }
+        }
+    }
+
+    /// The handler has ended in time.
+    async fn end(self, attempt: Attempt, ran: Ran<A>) {
+        let profile = self.policy.profile;
+        match ran {
+            Ran::Captured(_, Some(Fate::NotExecuted)) => {
+                attempt.release(ErrorCode::NotSent).await;
+                self.send(reply::refusal(Refusal::UpstreamUnavailable, profile, None));
+            }
+            Ran::Captured(_, Some(Fate::Uncertain)) | Ran::Captured(Captured::Broken, None) => {
+                let (finished, _) = attempt.unknown(ErrorCode::Broken).await;
+                self.send_uncertain(finished, false);
+            }
+            Ran::Captured(Captured::Whole { mut head, body, trailers }, None) => {
+                if profile == Profile::Stripe {
+                    reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
+                }
+                let kept = capture::kept(&head, &body, trailers.as_ref(), self.policy.response_version);
+                let finished = attempt.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
+                self.send_first(finished, head, ReplyBody::whole(body, trailers));
+            }
+            Ran::Captured(Captured::Unkept { head, read, rest }, None) => {
+                let (status, retry_after) = (head.status.as_u16(), head.headers.contains_key(RETRY_AFTER));
+                // Durable before the first byte leaves: after that the client may act on it.
+                let finished = attempt.finish_unkept(status, retry_after).await;
+                self.send_first(finished, head, ReplyBody::spliced(read, rest));
+            }
+            Ran::Panicked => {
+                let rendered = Refusal::HandlerFailed.render(profile);
+                let kept = KeptResponse::plain(rendered.status, rendered.content_type, rendered.body);
+                attempt.finish(kept, false).await;
+                self.send(reply::refusal(Refusal::HandlerFailed, profile, None));
+            }
+        }
+    }
+
+    /// The handler's own answer, marked with what became of it.
+    fn send_first(self, finished: Finished, mut head: response::Parts, body: ReplyBody<A>) {
+        match finished {
+            Finished::Stored(kept) => reply::first(&mut head.headers, &kept.record),
+            Finished::StoredUnkept(_) | Finished::NotStored => reply::not_stored(&mut head.headers),
+            Finished::Freed | Finished::Unsettled { .. } => {}
+            Finished::Superseded(begun) => {
+                let route = Route { pattern: Arc::from("*"), policy: self.ask.policy.clone() };
+                let reply = answer(*begun, &route, self.ask);
+                return self.send(reply);
+            }
+        }
+        self.send(Response::from_parts(head, body));
+    }
+
+    /// 502 or 504: the answer is lost, and the record says so.
+    fn send_uncertain(self, finished: Finished, timed_out: bool) {
+        let mut reply = reply::refusal(Refusal::UpstreamUncertain { timed_out }, self.policy.profile, None);
+        if let Finished::NotStored = finished {
+            reply::not_stored(reply.headers_mut());
+        }
+        self.send(reply);
+    }
+
+    fn send(self, reply: Reply<A>) {
+        // A client that has gone gets nothing; its retry gets the stored answer.
+        let _ = self.to_client.send(Outcome::Reply(Box::new(reply)));
+    }
+}
+
+/// The request as the handler sees it.
+fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Request<Q> {
+    let mut head = taken.head;
+    // What is kept must be readable by every retry, whatever codings that one takes.
+    head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    // The body is whole now, so its length is known however it came.
+    if head.headers.remove(http::header::TRANSFER_ENCODING).is_some() {
+        head.headers.insert(http::header::CONTENT_LENGTH, HeaderValue::from(taken.body.len()));
+    }
+    head.extensions.insert(Guarded {
+        tenant: ask.identity.tenant.clone(),
+        key: ask.identity.key.clone(),
+        attempt: attempt.number(),
+        after: attempt.after(),
+    });
+    Request::from_parts(head, Q::from(taken.body))
+}
+
+/// An answer that came after its time-out settles the record, if nobody else has.
+async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy) {
+    match ran {
+        Ran::Captured(Captured::Whole { head, body, trailers }, None) => {
+            let kept = capture::kept(&head, &body, trailers.as_ref(), policy.response_version);
+            late.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
+        }
+        Ran::Captured(Captured::Unkept { head, .. }, None) => {
+            late.finish_unkept(head.status.as_u16(), head.headers.contains_key(RETRY_AFTER)).await;
+        }
+        Ran::Captured(_, Some(Fate::NotExecuted)) => {
+            late.release(ErrorCode::NotSent).await;
+        }
+        Ran::Captured(..) | Ran::Panicked => {}
+    }
+}
+
+/// What the record says, in the profile's words.
+fn answer<A>(begun: Begun, route: &Route, ask: &Ask) -> Reply<A> {
+    let profile = route.policy.profile;
+    let (met, refusal) = match begun {
+        Begun::Replay(kept) => {
+            telemetry::reserved(Met::Replay, &route.pattern, profile);
+            return reply::replay(&kept.record, &kept.response);
+        }
+        Begun::NotRetained => (Met::Gone, Refusal::ResponseNotRetained),
+        Begun::Expired => (Met::Gone, Refusal::KeyExpired),
+        Begun::InFlight | Begun::Free | Begun::Accepted | Begun::Run(_) => {
+            (Met::InProgress, Refusal::RequestInProgress { retry_after: IN_FLIGHT_RETRY_AFTER })
+        }
+        Begun::Unknown { settled_in } => (Met::Unknown, Refusal::OutcomeUnknown { retry_after: settled_in }),
+        Begun::Mismatch => {
+            // A client that reuses keys is broken or hostile; either way somebody should know.
+            tracing::warn!(target: "ibid::security", record = %ask.id.short(), route = %route.pattern, "key misuse");
+            (Met::KeyMisuse, Refusal::KeyReused)
+        }
+    };
+    telemetry::reserved(met, &route.pattern, profile);
+    reply::refusal(refusal, profile, Some(&ask.identity))
+}
+
+/// How long a body may take in all. A slower client holds a connection and a buffer for nothing; large bodies are
+/// bounded anyway.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// When a duplicate should come again: most requests are done by then, and the wait before the 409 has passed already.
+const IN_FLIGHT_RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -1,0 +1,45 @@
+//! The tower layer: every guarded request is reserved before it runs and answered from its record after.
+//!
+//! Stops of a request: [`layer`] (is it guarded?) → [`intake`] (tenant, key, body, fingerprint, or a Refusal) → the
+//! engine → the handler → [`capture`] (what may be kept) → the engine → [`reply`].
+
+mod body;
+mod capture;
+mod intake;
+mod layer;
+mod prefer;
+mod reply;
+mod routes;
+mod status;
+mod tenants;
+
+pub use body::ReplyBody;
+pub use layer::{Guard, GuardLayer};
+pub use routes::{Route, Routes, RoutesError, Rule};
+pub use tenants::{NoTenant, Tenants};
+
+use ibid_core::key::Key;
+use ibid_core::record::RecoveryPoint;
+use ibid_core::scope::Tenant;
+
+/// What a handler under a [`Guard`] may know of its run; found in the request's extensions.
+#[derive(Clone, Debug)]
+pub struct Guarded {
+    /// Whose request it is.
+    pub tenant: Tenant,
+    /// Its key.
+    pub key: Key,
+    /// Which run of this request it is, from 1.
+    pub attempt: u32,
+    /// The last Phase that an earlier run committed; zero if none.
+    pub after: RecoveryPoint,
+}
+
+/// What an answer says about the work when its status does not: put it into a response's extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Proven: nothing was executed. The key is left free.
+    NotExecuted,
+    /// The work may have been done; the answer is lost.
+    Uncertain,
+}

@@ -1,0 +1,161 @@
+//! What the client gets: the handler's answer, a stored one, or a Refusal in the profile's words.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LINK, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use ibid_core::policy::Profile;
+use ibid_core::record::Record;
+use ibid_core::refusal::Refusal;
+use ibid_core::response::{Line, Response as Kept};
+use ibid_core::scope::Identity;
+
+use super::body::ReplyBody;
+use crate::engine::random;
+
+/// A refusal. With an identity, 409 says where the record can be watched.
+pub(super) fn refusal<B>(
+    refusal: Refusal,
+    profile: Profile,
+    watched: Option<&Identity>,
+) -> Response<ReplyBody<B>> {
+    let rendered = refusal.render(profile);
+    let mut response = Response::new(ReplyBody::whole(Bytes::from(rendered.body), None));
+    *response.status_mut() =
+        StatusCode::from_u16(rendered.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(rendered.content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(seconds) = rendered.retry_after {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    append(headers, LINK, &format!("</.ibid/problems/{}>; rel=\"describedby\"", refusal.code()));
+    if let Some(identity) = watched.filter(|_| rendered.status == 409) {
+        append(headers, LINK, &format!("<{}>; rel=\"monitor\"", status_page(identity)));
+    }
+    if profile == Profile::Stripe {
+        set(headers, "request-id", &request_id());
+        // Stripe's clients go by this alone; where it is absent they go by the status.
+        match refusal {
+            Refusal::OutcomeUnknown { retry_after: None } | Refusal::UpstreamUncertain { .. } => {
+                set(headers, "stripe-should-retry", "false");
+            }
+            _ => {}
+        }
+    }
+    response
+}
+
+/// A stored answer.
+pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
+    let trailers = (!kept.trailers.is_empty()).then(|| header_map(&kept.trailers));
+    let mut response = Response::new(ReplyBody::whole(kept.body.clone(), trailers));
+    *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.headers_mut() = header_map(&kept.headers);
+    let headers = response.headers_mut();
+    headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    expires(headers, record);
+    if record.policy.profile == Profile::Stripe {
+        if let Some(first) = headers.get("request-id").cloned() {
+            headers.insert("original-request", first);
+        }
+        set(headers, "request-id", &request_id());
+        set(headers, "idempotency-key", record.identity.key.as_str());
+        set(headers, "stripe-should-retry", "false");
+    }
+    response
+}
+
+/// Marks a first answer with how long it will be repeated.
+pub(super) fn first(headers: &mut HeaderMap, record: &Record) {
+    expires(headers, record);
+}
+
+/// What Stripe's clients expect on a first answer; done before it is kept, so that a replay can name the first request.
+pub(super) fn stripe(headers: &mut HeaderMap, key: &str) {
+    if !headers.contains_key("request-id") {
+        set(headers, "request-id", &request_id());
+    }
+    if let Some(id) = headers.get("request-id").cloned() {
+        headers.insert("original-request", id);
+    }
+    set(headers, "idempotency-key", key);
+    set(headers, "stripe-should-retry", "false");
+}
+
+/// Marks an answer that no retry will get.
+pub(super) fn not_stored(headers: &mut HeaderMap) {
+    headers.insert(STORED, HeaderValue::from_static("false"));
+}
+
+/// Where a record can be watched: for the client that knows its own key.
+pub(super) fn status_page(identity: &Identity) -> String {
+    format!(
+        "/.ibid/keys/{}?method={}&path={}",
+        encoded(identity.key.as_str()),
+        encoded(&identity.operation.method),
+        encoded(&identity.operation.path)
+    )
+}
+
+/// An instant as HTTP writes it.
+pub(super) fn http_date(at: ibid_core::time::Timestamp) -> String {
+    let since = Duration::from_secs(u64::try_from(at.as_secs()).unwrap_or(0)).min(HTTP_DATE_MAX);
+    httpdate::fmt_http_date(UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH))
+}
+
+fn expires(headers: &mut HeaderMap, record: &Record) {
+    if let Some(at) = record.expires_at {
+        set(headers, EXPIRES, &http_date(at));
+    }
+}
+
+fn header_map(lines: &[Line]) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(lines.len() + 2);
+    for (name, value) in lines {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_maybe_shared(value.clone()))
+        {
+            headers.append(name, value);
+        }
+    }
+    headers
+}
+
+fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}
+
+fn append(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.append(name, value);
+    }
+}
+
+fn request_id() -> String {
+    format!("req_{:016x}", u64::from_be_bytes(random()))
+}
+
+/// Everything but unreserved characters as %XX, so that any key fits into a path segment or a query.
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+        out
+    })
+}
+
+/// Marks a replay.
+const REPLAYED: &str = "idempotent-replayed";
+/// Until when the answer is repeated.
+const EXPIRES: &str = "idempotency-expires";
+/// `false`: no retry will get this answer.
+const STORED: &str = "idempotency-stored";
+
+/// The last second of the year 9999: HTTP dates have four digits.
+const HTTP_DATE_MAX: Duration = Duration::from_secs(253_402_300_799);

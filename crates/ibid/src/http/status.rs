@@ -1,0 +1,237 @@
+//! `/.ibid/…`: the state of a key for the client that sent it, its stored answer, the published policy, and what each
+//! refusal means. Read-only, and under the same tenant rules as the guarded requests.
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use ibid_core::change::Stored;
+use ibid_core::key::Key;
+use ibid_core::policy::{AfterExpiry, KeyRule, Policy, Profile};
+use ibid_core::record::State;
+use ibid_core::refusal::{self, Refusal};
+use ibid_core::scope::{Identity, Operation, RecordId};
+use std::time::Duration;
+
+use super::body::ReplyBody;
+use super::layer::Shared;
+use super::reply;
+use crate::telemetry::profile_name;
+
+/// Whether this path is ibid's own.
+pub(super) fn is_own(path: &str) -> bool {
+    path.starts_with("/.ibid/")
+}
+
+/// Answers a request for one of ibid's own pages.
+pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>> {
+    if request.method() != Method::GET {
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned());
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        return response;
+    }
+    let path = request.uri().path().to_owned();
+    match path.strip_prefix("/.ibid/").unwrap_or_default() {
+        "policy" => plain(StatusCode::OK, "application/json", policy(shared)),
+        page => match (page.strip_prefix("problems/"), page.strip_prefix("keys/")) {
+            (Some(code), _) => problem(code),
+            (_, Some(rest)) => key(shared, request, rest).await,
+            _ => not_found(),
+        },
+    }
+}
+
+/// `keys/{key}` and `keys/{key}/response`.
+async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response<ReplyBody<B>> {
+    let (head, _) = request.into_parts();
+    let Ok(tenant) = shared.tenants.find(&head) else {
+        return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
+    };
+    let (key, wants_response) = match rest.strip_suffix("/response") {
+        Some(key) => (key, true),
+        None => (rest, false),
+    };
+    let query = head.uri.query().unwrap_or_default();
+    let operation = (parameter(query, "method"), parameter(query, "path"));
+    let (Some(key), (Some(method), Some(path))) = (decoded(key), operation) else {
+        return plain(StatusCode::BAD_REQUEST, "text/plain", "needs ?method=…&path=…\n".to_owned());
+    };
+    let (Ok(key), Ok(parsed)) = (Key::stored(&key), Method::from_bytes(method.as_bytes())) else {
+        return not_found();
+    };
+    let Some(route) = shared.routes.find(&parsed, &path) else { return not_found() };
+    let identity =
+        Identity { tenant, operation: Operation { method: method.into(), path: path.into() }, key };
+    let id = RecordId::of(&identity, route.policy.scope);
+    let profile = route.policy.profile;
+    match shared.ibid.inner().load(id).await {
+        Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+        Ok(None) => not_found(),
+        Ok(Some(stored)) if stored.record.identity.tenant != identity.tenant => not_found(),
+        Ok(Some(stored)) if stored.record.is_expired(stored.now) => {
+            reply::refusal(Refusal::KeyExpired, profile, None)
+        }
+        Ok(Some(stored)) if wants_response => response(shared, stored),
+        Ok(Some(stored)) => plain(StatusCode::OK, "application/json", state(&stored)),
+    }
+}
+
+fn response<B>(shared: &Shared, stored: Stored) -> Response<ReplyBody<B>> {
+    let (record, profile) = (&stored.record, stored.record.policy.profile);
+    let refused = match record.state {
+        State::Completed if !record.flags.not_retained => {
+            return match shared.ibid.inner().replay(stored) {
+                Some(kept) => reply::replay(&kept.record, &kept.response),
+                None => reply::refusal(Refusal::ResponseNotRetained, profile, None),
+            };
+        }
+        State::Completed => Refusal::ResponseNotRetained,
+        State::Unknown => {
+            Refusal::OutcomeUnknown { retry_after: record.due_at.map(|due| due.since(stored.now)) }
+        }
+        State::Pending | State::InProgress => {
+            Refusal::RequestInProgress { retry_after: Duration::from_secs(1) }
+        }
+        State::Retryable => return not_found(),
+    };
+    reply::refusal(refused, profile, None)
+}
+
+/// The state of a record, for its client. Every value is a number, a date or a word of ours, so it is JSON as it stands.
+fn state(stored: &Stored) -> String {
+    let record = &stored.record;
+    let date = |at: Option<ibid_core::time::Timestamp>| {
+        at.map_or("null".to_owned(), |at| format!("\"{}\"", reply::http_date(at)))
+    };
+    let word = |word: Option<&str>| word.map_or("null".to_owned(), |word| format!("\"{word}\""));
+    format!(
+        "{{\"state\":\"{}\",\"outcome\":{},\"status\":{},\"attempts\":{},\"needs_a_person\":{},\"last_error\":{},\
+         \"created_at\":{},\"ran_at\":{},\"completed_at\":{},\"expires_at\":{}}}",
+        record.state.name(),
+        word(record.outcome()),
+        record.note.status.map_or("null".to_owned(), |status| status.to_string()),
+        record.attempt,
+        record.flags.dead_letter,
+        word(record.note.last_error.map(|error| error.name())),
+        date(Some(record.created_at)),
+        date(record.ran_at),
+        date(record.completed_at),
+        date(record.expires_at),
+    )
+}
+
+/// The published specification: what is guarded, how, and for how long.
+fn policy(shared: &Shared) -> String {
+    let rules: Vec<String> = shared
+        .routes
+        .rules()
+        .map(|rule| {
+            let methods: Vec<_> = rule.methods.iter().map(|method| format!("\"{method}\"")).collect();
+            let what = rule.policy.as_ref().map_or("\"guard\":\"off\"".to_owned(), described);
+            format!("{{\"methods\":[{}],\"path\":{},{what}}}", methods.join(","), quoted(&rule.pattern))
+        })
+        .collect();
+    let defaults = described(shared.routes.defaults());
+    format!("{{\"field\":\"Idempotency-Key\",\"defaults\":{{{defaults}}},\"routes\":[{}]}}", rules.join(","))
+}
+
+fn described(policy: &Policy) -> String {
+    let key = if policy.key == KeyRule::Required { "required" } else { "optional" };
+    let after = if policy.after_expiry == AfterExpiry::Execute { "execute" } else { "refuse" };
+    format!(
+        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
+         \"after_expiry\":\"{after}\",\"response_version\":{},\"fingerprint\":{{\"headers\":[{}],\"include\":[{}],\
+         \"exclude\":[{}]}}",
+        profile_name(policy.profile),
+        policy.retention.as_secs(),
+        policy.tombstone.as_secs(),
+        policy.response_version,
+        list(policy.recipe.headers().iter().map(|name| name.as_ref())),
+        list(policy.recipe.include().iter().map(|pointer| pointer.as_str())),
+        list(policy.recipe.exclude().iter().map(|pointer| pointer.as_str())),
+    )
+}
+
+fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
+    items.map(quoted).collect::<Vec<_>>().join(",")
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// What one refusal means, for the person who follows the link.
+fn problem<B>(code: &str) -> Response<ReplyBody<B>> {
+    match refusal::ALL.iter().find(|refusal| refusal.code() == code) {
+        Some(refusal) => {
+            let text = format!("{}\n\n{}\n", refusal.title(), refusal.detail());
+            plain(StatusCode::OK, "text/plain; charset=utf-8", text)
+        }
+        None => not_found(),
+    }
+}
+
+fn not_found<B>() -> Response<ReplyBody<B>> {
+    plain(StatusCode::NOT_FOUND, "text/plain", "not found\n".to_owned())
+}
+
+fn plain<B>(status: StatusCode, content_type: &'static str, body: String) -> Response<ReplyBody<B>> {
+    let mut response = Response::new(ReplyBody::whole(Bytes::from(body), None));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// One parameter of a query string, decoded.
+fn parameter(query: &str, name: &str) -> Option<String> {
+    query
+        .split('&')
+        .find_map(|pair| pair.split_once('=').filter(|(n, _)| *n == name))
+        .and_then(|(_, v)| decoded(v))
+}
+
+/// %XX undone; none if it is malformed or not UTF-8.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let digit = |b: u8| char::from(b).to_digit(16);
+                let (high, low) = (digit(bytes.next()?)?, digit(bytes.next()?)?);
+                u8::try_from(high * 16 + low).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_coding_is_undone_and_malformed_coding_refused() {
+        assert_eq!(decoded("a%2Fb%20c").as_deref(), Some("a/b c"));
+        assert_eq!(decoded("%c3%a9").as_deref(), Some("é"));
+        for bad in ["%", "%4", "%zz", "%ff"] {
+            assert_eq!(decoded(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn any_text_is_quoted_as_json() {
+        assert_eq!(quoted("a\"b\\c\n"), r#""a\"b\\c\u000a""#);
+    }
+}

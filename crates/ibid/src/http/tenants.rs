@@ -1,0 +1,35 @@
+//! Whose request it is. It comes from authentication, which the application or the gateway has done before.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use ibid_core::scope::Tenant;
+
+/// Finds the tenant of a request.
+#[derive(Clone)]
+pub struct Tenants(Arc<dyn Fn(&Parts) -> Result<Tenant, NoTenant> + Send + Sync>);
+
+/// The request does not say whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoTenant;
+
+impl Tenants {
+    /// Every request is the one tenant's: for deployments that have no others.
+    pub fn only() -> Tenants {
+        Tenants::by(|_| Ok(Tenant::only()))
+    }
+
+    /// The [`Tenant`] that your authentication put into the request's extensions. Put the guard inside of it.
+    pub fn from_extension() -> Tenants {
+        Tenants::by(|head| head.extensions.get::<Tenant>().cloned().ok_or(NoTenant))
+    }
+
+    /// By a rule of your own. It must come from authentication, never from the body.
+    pub fn by(rule: impl Fn(&Parts) -> Result<Tenant, NoTenant> + Send + Sync + 'static) -> Tenants {
+        Tenants(Arc::new(rule))
+    }
+
+    pub(crate) fn find(&self, head: &Parts) -> Result<Tenant, NoTenant> {
+        (self.0)(head)
+    }
+}

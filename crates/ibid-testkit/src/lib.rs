@@ -1,1 +1,3 @@
-//! placeholder
+//! Test your own ibid store, and what stands on it.
+
+pub mod faults;

@@ -1,7 +1,8 @@
 //! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use ibid_core::change::Stored;
 use ibid_core::machine::{Answer, Ask, Decision, Event};
@@ -113,7 +114,7 @@ impl Attempt {
         let mut next = self.leased_at + lease / 3;
         async move {
             while next < until {
-                tokio::time::sleep_until(next.into()).await;
+                tokio::time::sleep_until(next).await;
                 match ibid.inner().renew(&record).await {
                     Some(Renewed::Until(_)) => next += lease / 3,
                     // Held by a write at this moment, or the store is away: soon again.

@@ -44,8 +44,7 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
 pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce) -> Verdict {
     match record {
         None => {
-            // No fingerprint: nothing was accepted, so nobody's request holds the key.
-            let draft = Draft { fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
+            let draft = Draft { attempt: 0, ran: Mark::Clear, ..new(ask) };
             let draft = freed(draft, ErrorCode::GivenUp);
             Verdict::Write(change(ask.id, Expect::Absent, nonce, draft), Decision::Freed)
         }

@@ -2,7 +2,8 @@
 //! gates begins only, never a finish, a renewal or a release.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 #[derive(Default)]
 pub(crate) struct Breaker(Mutex<Inner>);

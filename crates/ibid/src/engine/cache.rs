@@ -2,7 +2,8 @@
 //! and `in_progress` never are.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use ibid_core::record::{Record, State};
 use ibid_core::response::Response;

@@ -2,7 +2,8 @@
 //! over to run for one lease. Node time may only delay.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use ibid_core::time::Timestamp;
 

@@ -10,7 +10,8 @@ mod waiters;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Stored};
@@ -254,6 +255,11 @@ impl Ibid {
         self.inner.breaker.is_open()
     }
 
+    /// How many duplicates wait for an answer now.
+    pub fn waiting(&self) -> usize {
+        self.inner.waiters.count()
+    }
+
     /// How much went to the store so far.
     pub fn counts(&self) -> Counts {
         self.inner.batcher.counts()
@@ -429,8 +435,7 @@ impl Inner {
         let mut sent = false;
         loop {
             let at = Instant::now();
-            let fate =
-                tokio::time::timeout_at(deadline.into(), self.batcher.commit(change.clone(), Some(deadline)));
+            let fate = tokio::time::timeout_at(deadline, self.batcher.commit(change.clone(), Some(deadline)));
             match fate.await {
                 Ok(Ok(commit)) => {
                     self.observe(at, &commit);

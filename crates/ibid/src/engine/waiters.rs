@@ -52,6 +52,11 @@ impl Waiters {
         }
     }
 
+    /// How many wait now.
+    pub(crate) fn count(&self) -> usize {
+        self.rooms().by_tenant.values().sum()
+    }
+
     fn rooms(&self) -> MutexGuard<'_, Rooms> {
         // Counters only; nothing in here panics half-way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

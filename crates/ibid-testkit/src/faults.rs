@@ -1,0 +1,132 @@
+//! A store that fails on demand, around a real one: before the write, after it (a lost reply), or not at all until it is
+//! let go. For tests of what stands on a store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::record::{State, Version};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::time::Timestamp;
+use tokio::sync::watch;
+
+/// A store that fails on demand.
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
+    mode: watch::Sender<Fault>,
+    commits: AtomicUsize,
+}
+
+/// How the store behaves now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// As it should.
+    None,
+    /// Every call fails, and nothing is written.
+    Down,
+    /// Every commit is written, and its reply lost.
+    LosesReplies,
+    /// Every commit waits until another mode is set.
+    Hangs,
+}
+
+impl FaultyStore {
+    /// Around `inner`, without a fault for now.
+    pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
+        Arc::new(FaultyStore { inner, mode: watch::channel(Fault::None).0, commits: AtomicUsize::new(0) })
+    }
+
+    /// Behave like this from now on.
+    pub fn set(&self, fault: Fault) {
+        self.mode.send_replace(fault);
+    }
+
+    /// Calls of `commit` so far.
+    pub fn commits(&self) -> usize {
+        self.commits.load(Ordering::SeqCst)
+    }
+
+    fn check(&self, op: &'static str) -> Result<(), StoreError> {
+        match *self.mode.borrow() {
+            Fault::Down => Err(StoreError::transient("faulty", op, "it is down")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Store for FaultyStore {
+    fn kind(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+        Box::pin(async move {
+            self.check("load")?;
+            self.inner.load(ids).await
+        })
+    }
+
+    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+        Box::pin(async move {
+            self.commits.fetch_add(1, Ordering::SeqCst);
+            let mut mode = self.mode.subscribe();
+            // The sender lives as long as the store, so this waits only for another mode.
+            let _ = mode.wait_for(|fault| *fault != Fault::Hangs).await;
+            let count = changes.len();
+            let lost = |_| Err(StoreError::transient("faulty", "commit", "no answer"));
+            match self.check("commit") {
+                Err(_) => (0..count).map(lost).collect(),
+                Ok(()) => {
+                    let loses = *self.mode.borrow() == Fault::LosesReplies;
+                    let fates = self.inner.commit(changes).await;
+                    if loses { (0..count).map(lost).collect() } else { fates }
+                }
+            }
+        })
+    }
+
+    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+        Box::pin(async move {
+            self.check("renew")?;
+            self.inner.renew(leases).await
+        })
+    }
+
+    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(async move {
+            self.check("due")?;
+            self.inner.due(state, limit).await
+        })
+    }
+
+    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            self.check("purge")?;
+            self.inner.purge(limit).await
+        })
+    }
+
+    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move {
+            self.check("keep")?;
+            self.inner.keep(&name, value).await
+        })
+    }
+}
+
+impl Browse for FaultyStore {
+    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        self.inner.list(filter)
+    }
+
+    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        self.inner.history(id)
+    }
+
+    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+        self.inner.count()
+    }
+}

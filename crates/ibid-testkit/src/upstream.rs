@@ -1,0 +1,723 @@
+//! The fixture upstream: a real HTTP/1.1 server that counts what it executes and misbehaves on demand.
+//!
+//! It is written on raw sockets, because the faults that matter to a gateway happen below HTTP: a reset
+//! within the answer's head, a pooled connection closed in silence. It knows nothing of ibid.
+//!
+//! How a request is treated is said in its `x-fixture` field, or else by [`Upstream::behave`], as directives
+//! joined by `;`:
+//!
+//! | directive | effect |
+//! | --- | --- |
+//! | `status=201` `body=text` `bytes=N` `header=Name: value` | the answer; `bytes` is a body of N bytes |
+//! | `echo` | the body is the request as JSON: method, path, query, headers, body |
+//! | `retry-after=N` | add the field |
+//! | `odd` | repeated lines, a value that is no UTF-8, `Connection: x-a` with `X-A`, cookies, hop-by-hop fields |
+//! | `chunked` `trailers` `until-close` | the answer's framing, instead of a `Content-Length` |
+//! | `events` | a `text/event-stream` that says one event and stays open until the gate lets it end |
+//! | `upgrade` | `101`, then every byte comes back |
+//! | `gate` `delay=MS` | answer when the gate lets it, or later |
+//! | `cut=unread` | close without reading: the body, or as default the connection's first byte |
+//! | `cut=read` `cut=head` `cut=body` `cut=chunk` | close before the answer, within its head, body, last chunk |
+//! | `cut=after` `cut=next` | close in silence after the answer, or on the next request's first byte |
+//! | `rst` | close with RST instead of FIN |
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::client::{Fields, Framing, Wire, fields, lines_named, put_chunk, put_fields};
+
+/// A running fixture; dropping it stops it and cuts its connections.
+#[derive(Debug)]
+pub struct Upstream {
+    addr: SocketAddr,
+    ledger: Arc<Ledger>,
+    serving: JoinHandle<()>,
+}
+
+impl Upstream {
+    /// Start on a free loopback port.
+    pub async fn start() -> Upstream {
+        Reserved::port().start()
+    }
+
+    /// Start on a given address, for example one that a stopped fixture had.
+    pub async fn start_on(addr: SocketAddr) -> Upstream {
+        Reserved::bind(addr).start()
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// `http://address`, without a path.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// How requests without an `x-fixture` field are treated from now on. Panics on a bad directive.
+    pub fn behave(&self, directives: &str) {
+        self.ledger.behave(Behaviour::parse(directives).unwrap_or_else(|e| panic!("{e}")));
+    }
+
+    /// How often requests with this key were executed, that is, read to their end.
+    pub fn executions(&self, key: &str) -> usize {
+        self.ledger.tally().per_key.get(key).copied().unwrap_or_default()
+    }
+
+    /// How many requests were executed in all.
+    pub fn total(&self) -> usize {
+        self.ledger.tally().total
+    }
+
+    /// How many requests had their head read. More than [`Upstream::total`] when bodies were cut.
+    pub fn deliveries_begun(&self) -> usize {
+        self.ledger.tally().begun
+    }
+
+    /// All the counts at this moment.
+    pub fn tally(&self) -> Tally {
+        self.ledger.tally()
+    }
+
+    /// Wait until the counts satisfy `enough`; panics if they do not within half a minute.
+    pub async fn until(&self, enough: impl FnMut(&Tally) -> bool) -> Tally {
+        self.ledger.until(enough).await
+    }
+
+    /// What was executed, oldest first; the newest thousand or so.
+    pub fn requests(&self) -> Vec<Seen> {
+        self.ledger.requests()
+    }
+
+    /// What requests told to `gate` wait on.
+    pub fn gate(&self) -> &Gate {
+        &self.ledger.gate
+    }
+
+    /// Stop and keep the port, on which connections are refused until it is started again.
+    pub async fn stop(mut self) -> Reserved {
+        self.serving.abort();
+        // Only once the task is gone is its listener closed, and the port free for us to bind.
+        let _ = (&mut self.serving).await;
+        Reserved::bind(self.addr)
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// A port that is ours and on which nobody listens: connecting is refused, and no other test can take it.
+#[derive(Debug)]
+pub struct Reserved {
+    addr: SocketAddr,
+    socket: TcpSocket,
+}
+
+impl Reserved {
+    /// Reserve a free loopback port.
+    pub fn port() -> Reserved {
+        Reserved::bind((Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    /// Where connections are refused for now.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// `http://address`, without a path.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Start listening.
+    pub fn start(self) -> Upstream {
+        let (addr, listener) = self.listen();
+        let ledger = Arc::new(Ledger::default());
+        let serving = tokio::spawn(accept(listener, Arc::clone(&ledger)));
+        Upstream { addr, ledger, serving }
+    }
+
+    pub(crate) fn listen(self) -> (SocketAddr, TcpListener) {
+        (self.addr, self.socket.listen(BACKLOG).expect("listen on a bound socket"))
+    }
+
+    fn bind(addr: SocketAddr) -> Reserved {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        // Connections of the fixture that had this port before may still be in TIME_WAIT.
+        socket.set_reuseaddr(true).expect("reuseaddr on a fresh socket");
+        socket.bind(addr).unwrap_or_else(|e| panic!("bind `{addr}`: {e}"));
+        Reserved { addr: socket.local_addr().expect("the address of a bound socket"), socket }
+    }
+}
+
+/// The counts a fixture keeps.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Connections accepted.
+    pub connections: usize,
+    /// Connections the fixture is done with, whoever closed them.
+    pub closed: usize,
+    /// Requests whose head was read.
+    pub begun: usize,
+    /// Requests read to their end: these count as executed.
+    pub total: usize,
+    /// Requests that wait at the gate at this moment.
+    pub held: usize,
+    /// Requests refused without being executed (HTTP/2 only).
+    pub refused: usize,
+    /// Executions per key. Not bounded: it is what a load run is checked with.
+    pub per_key: BTreeMap<String, usize>,
+}
+
+impl Tally {
+    /// The keys executed more than once: what ibid is there to prevent.
+    pub fn repeated(&self) -> Vec<&str> {
+        self.per_key.iter().filter(|(_, n)| **n > 1).map(|(key, _)| key.as_str()).collect()
+    }
+}
+
+/// One request as it arrived.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The method.
+    pub method: String,
+    /// Path and query as sent.
+    pub target: String,
+    /// The field lines, in order.
+    pub headers: Fields,
+    /// The body; of a huge one only the beginning.
+    pub body: Vec<u8>,
+    /// The trailer lines of a chunked request.
+    pub trailers: Fields,
+    /// On which connection it came; the first is 1.
+    pub connection: usize,
+}
+
+impl Seen {
+    /// The first field of that name, as text.
+    pub fn header(&self, name: &str) -> Option<String> {
+        self.header_lines(name).into_iter().next()
+    }
+
+    /// Every field of that name, in order, as text.
+    pub fn header_lines(&self, name: &str) -> Vec<String> {
+        lines_named(&self.headers, name).map(|v| String::from_utf8_lossy(v).into_owned()).collect()
+    }
+
+    /// The key it carried, quoted or bare.
+    pub fn key(&self) -> Option<String> {
+        self.header("idempotency-key").map(|value| value.trim_matches('"').to_owned())
+    }
+
+    fn to_json(&self) -> Vec<u8> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (path, query) = self.target.split_once('?').unwrap_or((&self.target, ""));
+        let headers: Vec<_> = self.headers.iter().map(|(n, v)| [text(n), text(v)]).collect();
+        let json = serde_json::json!({
+            "method": self.method, "path": path, "query": query, "headers": headers, "body": text(&self.body),
+        });
+        json.to_string().into_bytes()
+    }
+}
+
+/// Holds requests until the test lets them go, so that no test has to sleep.
+#[derive(Debug)]
+pub struct Gate(Semaphore);
+
+impl Gate {
+    /// Let `n` requests pass, now or when they come.
+    pub fn release(&self, n: usize) {
+        self.0.add_permits(n);
+    }
+
+    /// Let everything pass from now on.
+    pub fn open(&self) {
+        self.0.close();
+    }
+
+    async fn pass(&self) {
+        // An error means the gate was opened for good.
+        if let Ok(permit) = self.0.acquire().await {
+            permit.forget();
+        }
+    }
+}
+
+/// What connections of one fixture share, and what its owner asks about.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    tally: watch::Sender<Tally>,
+    log: Mutex<VecDeque<Seen>>,
+    behaviour: Mutex<Behaviour>,
+    pub(crate) gate: Gate,
+}
+
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger {
+            tally: watch::Sender::new(Tally::default()),
+            log: Mutex::default(),
+            behaviour: Mutex::new(Behaviour::default()),
+            gate: Gate(Semaphore::new(0)),
+        }
+    }
+}
+
+impl Ledger {
+    pub(crate) fn count(&self, change: impl FnOnce(&mut Tally)) {
+        self.tally.send_modify(change);
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally.borrow().clone()
+    }
+
+    pub(crate) async fn until(&self, enough: impl FnMut(&Tally) -> bool) -> Tally {
+        let mut watching = self.tally.subscribe();
+        let reached = tokio::time::timeout(PATIENCE, watching.wait_for(enough)).await;
+        match reached {
+            Ok(tally) => tally.expect("the sender is in self").clone(),
+            Err(_) => panic!("the upstream stayed at {:?}", self.tally()),
+        }
+    }
+
+    /// Put down a request that was read to its end.
+    pub(crate) fn executed(&self, mut seen: Seen) {
+        let key = seen.key();
+        seen.body.truncate(BODY_KEPT_MAX);
+        {
+            let mut log = self.log.lock().expect("no one panics with the log");
+            if log.len() == LOG_MAX {
+                log.pop_front();
+            }
+            log.push_back(seen);
+        }
+        // After the log, so that whoever waits for the count finds the request in it.
+        self.count(|tally| {
+            tally.total += 1;
+            if let Some(key) = key {
+                *tally.per_key.entry(key).or_default() += 1;
+            }
+        });
+    }
+
+    pub(crate) fn requests(&self) -> Vec<Seen> {
+        self.log.lock().expect("no one panics with the log").iter().cloned().collect()
+    }
+
+    pub(crate) fn behave(&self, behaviour: Behaviour) {
+        *self.behaviour.lock().expect("no one panics with it") = behaviour;
+    }
+
+    pub(crate) fn behaviour(&self) -> Behaviour {
+        self.behaviour.lock().expect("no one panics with it").clone()
+    }
+
+    /// What this request asks for, else the default. A directive with a typo must not pass as a default
+    /// answer, so it becomes an answer no test expects.
+    pub(crate) fn behaviour_for(&self, headers: &Fields) -> Behaviour {
+        let Some(asked) = lines_named(headers, "x-fixture").next() else { return self.behaviour() };
+        Behaviour::parse(&String::from_utf8_lossy(asked)).unwrap_or_else(|problem| Behaviour {
+            status: 599,
+            body: Body::Given(problem.into_bytes()),
+            ..Behaviour::default()
+        })
+    }
+
+    pub(crate) async fn hold(&self, behaviour: &Behaviour) {
+        if behaviour.gated {
+            self.wait_at_gate().await;
+        }
+        if !behaviour.delay.is_zero() {
+            tokio::time::sleep(behaviour.delay).await;
+        }
+    }
+
+    async fn wait_at_gate(&self) {
+        self.count(|tally| tally.held += 1);
+        self.gate.pass().await;
+        self.count(|tally| tally.held -= 1);
+    }
+}
+
+/// The directives of the table at the top of this file, read.
+#[derive(Clone, Debug)]
+pub(crate) struct Behaviour {
+    pub(crate) status: u16,
+    pub(crate) body: Body,
+    pub(crate) headers: Fields,
+    framing: Frame,
+    cut: Option<Cut>,
+    rst: bool,
+    gated: bool,
+    delay: Duration,
+    upgrade: bool,
+    /// Words this server does not know but the HTTP/2 one does.
+    pub(crate) h2: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Body {
+    Given(Vec<u8>),
+    Echo,
+    Events,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frame {
+    Length,
+    Chunked { trailers: bool },
+    UntilClose,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    Unread,
+    Read,
+    Head,
+    Body,
+    Chunk,
+    After,
+    Next,
+}
+
+impl Default for Behaviour {
+    fn default() -> Behaviour {
+        Behaviour {
+            status: 200,
+            body: Body::Given(b"done".to_vec()),
+            headers: Vec::new(),
+            framing: Frame::Length,
+            cut: None,
+            rst: false,
+            gated: false,
+            delay: Duration::ZERO,
+            upgrade: false,
+            h2: None,
+        }
+    }
+}
+
+impl Behaviour {
+    pub(crate) fn parse(directives: &str) -> Result<Behaviour, String> {
+        let mut it = Behaviour::default();
+        for directive in directives.split(';').map(str::trim).filter(|d| !d.is_empty()) {
+            it.take(directive).ok_or_else(|| format!("unknown x-fixture directive `{directive}`"))?;
+        }
+        Ok(it)
+    }
+
+    fn take(&mut self, directive: &str) -> Option<()> {
+        let (word, value) = directive.split_once('=').unwrap_or((directive, ""));
+        match word {
+            "status" => self.status = value.parse().ok()?,
+            "body" => self.body = Body::Given(value.as_bytes().to_vec()),
+            "bytes" => self.body = Body::Given(vec![b'x'; value.parse().ok()?]),
+            "echo" => self.body = Body::Echo,
+            "events" => self.body = Body::Events,
+            "header" => self.headers.extend(fields(value.as_bytes())),
+            "retry-after" => self.headers.push((b"Retry-After".to_vec(), value.as_bytes().to_vec())),
+            "odd" => self.headers.extend(odd_headers()),
+            "chunked" => self.framing = Frame::Chunked { trailers: false },
+            "trailers" => self.framing = Frame::Chunked { trailers: true },
+            "until-close" => self.framing = Frame::UntilClose,
+            "upgrade" => (self.status, self.upgrade) = (101, true),
+            "gate" => self.gated = true,
+            "delay" => self.delay = Duration::from_millis(value.parse().ok()?),
+            "rst" => self.rst = true,
+            "cut" => self.cut = Some(Cut::named(value)?),
+            "refuse" | "goaway" | "reset" => self.h2 = Some(directive.to_owned()),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+impl Cut {
+    fn named(word: &str) -> Option<Cut> {
+        Some(match word {
+            "unread" => Cut::Unread,
+            "read" => Cut::Read,
+            "head" => Cut::Head,
+            "body" => Cut::Body,
+            "chunk" => Cut::Chunk,
+            "after" => Cut::After,
+            "next" => Cut::Next,
+            _ => return None,
+        })
+    }
+}
+
+async fn accept(listener: TcpListener, ledger: Arc<Ledger>) {
+    // Dropped with this task, and every connection with it.
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        while connections.try_join_next().is_some() {}
+        ledger.count(|tally| tally.connections += 1);
+        let number = ledger.tally.borrow().connections;
+        let ledger = Arc::clone(&ledger);
+        connections.spawn(async move {
+            converse(stream, number, &ledger).await;
+            ledger.count(|tally| tally.closed += 1);
+        });
+    }
+}
+
+/// Serve one connection until either side has had enough of it. The socket is closed on return.
+async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
+    let _ = stream.set_nodelay(true);
+    let default = ledger.behaviour();
+    if default.cut == Some(Cut::Unread) {
+        return close(stream, default.rst);
+    }
+    let mut wire = Wire::new(stream);
+    while let Some(head) = wire.read_head().await {
+        let Some((method, target)) = request_line(&head) else { return };
+        let headers = fields(after_first_line(&head));
+        ledger.count(|tally| tally.begun += 1);
+        let behaviour = ledger.behaviour_for(&headers);
+        if behaviour.cut == Some(Cut::Unread) {
+            return close(wire.stream, behaviour.rst);
+        }
+        if lines_named(&headers, "expect").next().is_some()
+            && wire.stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.is_err()
+        {
+            return;
+        }
+        let payload = wire.read_payload(Framing::of_request(&headers)).await;
+        if payload.cut {
+            return;
+        }
+        let (body, trailers) = (payload.body, payload.trailers);
+        let seen = Seen { method, target, headers, body, trailers, connection: number };
+        ledger.executed(seen.clone());
+        ledger.hold(&behaviour).await;
+        if answer(&mut wire, &behaviour, &seen, ledger).await.is_none() {
+            return close(wire.stream, behaviour.rst);
+        }
+    }
+}
+
+/// Answer as told; `None` when the connection is to be closed.
+async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &Seen, ledger: &Ledger) -> Option<()> {
+    if behaviour.cut == Some(Cut::Read) {
+        return None;
+    }
+    let (head, payload) = encode(behaviour, seen);
+    let stream = &mut wire.stream;
+    match behaviour.cut {
+        Some(Cut::Head) => {
+            stream.write_all(&head[..head.len() / 2]).await.ok()?;
+            return None;
+        }
+        // Cut::Chunk has its last chunk left out by `encode`, so here it looks whole.
+        Some(Cut::Body) => {
+            stream.write_all(&[&head[..], &payload[..payload.len() / 2]].concat()).await.ok()?;
+            return None;
+        }
+        _ => stream.write_all(&[head, payload].concat()).await.ok()?,
+    }
+    if behaviour.upgrade {
+        loop {
+            let bytes = wire.read_some(1024).await;
+            if bytes.is_empty() {
+                return None;
+            }
+            wire.stream.write_all(&bytes).await.ok()?;
+        }
+    }
+    if matches!(behaviour.body, Body::Events) {
+        ledger.wait_at_gate().await;
+        let mut rest = Vec::new();
+        put_chunk(&mut rest, LAST_EVENT);
+        rest.extend_from_slice(b"0\r\n\r\n");
+        stream.write_all(&rest).await.ok()?;
+    }
+    match behaviour.cut {
+        Some(Cut::Next) => {
+            // Peeking leaves the byte unread, so the kernel closes with RST whatever we ask for.
+            let _ = wire.stream.peek(&mut [0]).await;
+            None
+        }
+        Some(_) => None,
+        None if behaviour.framing == Frame::UntilClose => None,
+        None => Some(()),
+    }
+}
+
+/// The answer as bytes, head and payload apart so that either can be cut.
+fn encode(behaviour: &Behaviour, seen: &Seen) -> (Vec<u8>, Vec<u8>) {
+    let (body, framing) = match (&behaviour.body, behaviour.cut) {
+        (Body::Events, _) => (FIRST_EVENT.to_vec(), Frame::Chunked { trailers: false }),
+        (body, Some(Cut::Chunk)) => (content(body, seen), Frame::Chunked { trailers: false }),
+        (body, _) => (content(body, seen), behaviour.framing),
+    };
+    let mut head = format!("HTTP/1.1 {} Fixture\r\n", behaviour.status).into_bytes();
+    put_fields(&mut head, &behaviour.headers);
+    let bodiless = matches!(behaviour.status, 101 | 204 | 304);
+    let line: &[u8] = match framing {
+        _ if behaviour.upgrade => b"Connection: upgrade\r\nUpgrade: echo\r\n",
+        _ if bodiless => b"",
+        Frame::Length => &format!("Content-Length: {}\r\n", body.len()).into_bytes(),
+        Frame::Chunked { trailers: true } => b"Transfer-Encoding: chunked\r\nTrailer: X-Sum\r\n",
+        Frame::Chunked { trailers: false } => b"Transfer-Encoding: chunked\r\n",
+        Frame::UntilClose => b"Connection: close\r\n",
+    };
+    head.extend_from_slice(line);
+    if matches!(behaviour.body, Body::Events) {
+        head.extend_from_slice(b"Content-Type: text/event-stream\r\n");
+    } else if !lines_named(&behaviour.headers, "content-type").any(|_| true) && !bodiless {
+        head.extend_from_slice(b"Content-Type: text/plain\r\n");
+    }
+    head.extend_from_slice(b"\r\n");
+    if bodiless || seen.method == "HEAD" {
+        return (head, Vec::new());
+    }
+    let Frame::Chunked { trailers } = framing else { return (head, body) };
+    let mut payload = Vec::new();
+    put_chunk(&mut payload, &body);
+    let whole = behaviour.cut != Some(Cut::Chunk) && !matches!(behaviour.body, Body::Events);
+    if whole {
+        payload.extend_from_slice(if trailers { b"0\r\nX-Sum: 1\r\n\r\n" } else { b"0\r\n\r\n" });
+    }
+    (head, payload)
+}
+
+pub(crate) fn content(body: &Body, seen: &Seen) -> Vec<u8> {
+    match body {
+        Body::Given(bytes) => bytes.clone(),
+        Body::Echo => seen.to_json(),
+        Body::Events => FIRST_EVENT.to_vec(),
+    }
+}
+
+fn close(stream: TcpStream, rst: bool) {
+    if rst {
+        let _ = stream.set_zero_linger();
+    }
+}
+
+fn request_line(head: &[u8]) -> Option<(String, String)> {
+    let line = head.split(|&b| b == b'\r').next()?;
+    let mut words = std::str::from_utf8(line).ok()?.split(' ');
+    Some((words.next()?.to_owned(), words.next()?.to_owned()))
+}
+
+fn after_first_line(head: &[u8]) -> &[u8] {
+    let end = head.iter().position(|&b| b == b'\n').map_or(head.len(), |at| at + 1);
+    &head[end..]
+}
+
+/// Fields a gateway gets wrong: see `odd` in the table above.
+fn odd_headers() -> Fields {
+    let lines: [(&str, &[u8]); 13] = [
+        ("Link", b"</a>; rel=\"next\""),
+        ("Link", b"</b>; rel=\"prev\""),
+        ("X-Bytes", b"caf\xe9"),
+        ("Content-Disposition", b"attachment; filename=\"a,b.txt\""),
+        ("Connection", b"x-a, keep-alive"),
+        ("X-A", b"for this connection only"),
+        ("Keep-Alive", b"timeout=5"),
+        ("Proxy-Connection", b"keep-alive"),
+        ("Proxy-Authenticate", b"Basic"),
+        ("Upgrade", b"h2c"),
+        ("Set-Cookie", b"a=1; Path=/"),
+        ("Set-Cookie", b"b=2; Expires=Wed, 09 Jun 2027 10:18:14 GMT"),
+        ("X-Empty", b""),
+    ];
+    lines.map(|(name, value)| (name.as_bytes().to_vec(), value.to_vec())).to_vec()
+}
+
+const FIRST_EVENT: &[u8] = b"data: 1\n\n";
+const LAST_EVENT: &[u8] = b"data: 2\n\n";
+
+/// How many connections may wait to be accepted: load runs open some hundred at once.
+const BACKLOG: u32 = 1024;
+
+/// How many requests the log keeps. No test looks further back, and a load run must not fill memory.
+const LOG_MAX: usize = 1024;
+
+/// How much of each body the log keeps: the whole of what tests compare.
+const BODY_KEPT_MAX: usize = 1 << 20;
+
+/// How long a test waits for a count: only a real hang meets it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Client, Request};
+
+    #[tokio::test]
+    async fn a_request_counts_when_its_body_was_read() {
+        let upstream = Upstream::start().await;
+        let mut client = Client::connect(upstream.addr()).await;
+        let pay = Request::post("/pay?x=1").key("k").body("all of it").fixture("status=201;echo");
+        let half = pay.to_bytes().len() - 3;
+        client.send_bytes(&pay.to_bytes()[..half]).await;
+        upstream.until(|t| t.begun == 1).await;
+        assert_eq!(upstream.total(), 0);
+        client.send_bytes(&pay.to_bytes()[half..]).await;
+        let answer = client.read().await.expect("an answer");
+        assert_eq!((answer.status, answer.cut), (201, false));
+        assert!(answer.text().contains("\"query\":\"x=1\""), "{}", answer.text());
+        assert_eq!((upstream.executions("k"), upstream.total()), (1, 1));
+        // The connection is kept alive.
+        assert_eq!(client.call(&Request::get("/").fixture("status=204")).await.status, 204);
+        assert_eq!(upstream.tally().connections, 1);
+    }
+
+    #[tokio::test]
+    async fn each_cut_is_seen_where_it_was_made() {
+        let upstream = Upstream::start().await;
+        for (fixture, seen) in [
+            ("cut=unread", None),
+            ("cut=read", None),
+            ("cut=read;rst", None),
+            ("cut=head", None),
+            ("cut=body", Some((true, "do"))),
+            ("cut=chunk", Some((true, "done"))),
+            ("cut=after", Some((false, "done"))),
+            ("until-close", Some((false, "done"))),
+            ("trailers", Some((false, "done"))),
+        ] {
+            let mut client = Client::connect(upstream.addr()).await;
+            let answer = client.try_call(&Request::post("/").fixture(fixture)).await;
+            let got = answer.map(|a| (a.cut, a.text()));
+            assert_eq!(got, seen.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
+        }
+        assert_eq!((upstream.deliveries_begun(), upstream.total()), (9, 8));
+    }
+
+    #[tokio::test]
+    async fn a_stopped_upstream_refuses_and_comes_back_on_its_port() {
+        let upstream = Upstream::start().await;
+        let addr = upstream.addr();
+        let reserved = upstream.stop().await;
+        let refused = TcpStream::connect(addr).await.map(|_| ());
+        assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        let upstream = reserved.start();
+        assert_eq!(Client::connect(addr).await.call(&Request::get("/")).await.text(), "done");
+        assert_eq!(upstream.total(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_mistyped_directive_is_answered_with_599() {
+        let upstream = Upstream::start().await;
+        let answer =
+            Client::connect(upstream.addr()).await.call(&Request::get("/").fixture("cutt=head")).await;
+        assert_eq!(answer.status, 599);
+    }
+}

@@ -27,6 +27,11 @@ impl Client {
         Client { wire: Wire::new(stream), asked_head: false }
     }
 
+    /// Our end of the connection: what the server sees as its peer.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.wire.stream.local_addr().expect("the address of a connected socket")
+    }
+
     /// Send a request and read its answer; panics if the connection closes before an answer's head.
     pub async fn call(&mut self, request: &Request) -> Response {
         self.try_call(request).await.expect("the connection closed before an answer")

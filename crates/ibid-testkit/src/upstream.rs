@@ -546,6 +546,13 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &Seen, ledger: &Le
         stream.write_all(&rest).await.ok()?;
     }
     match behaviour.cut {
+        Some(Cut::After) if !behaviour.rst => {
+            // Until the peer has closed too, so that `closed` in the tally says it has found out. A peer
+            // that sends instead has its bytes thrown away with the socket.
+            let _ = wire.stream.shutdown().await;
+            let _ = wire.read_some(1).await;
+            None
+        }
         Some(Cut::Next) => {
             // Peeking leaves the byte unread, so the kernel closes with RST whatever we ask for.
             let _ = wire.stream.peek(&mut [0]).await;

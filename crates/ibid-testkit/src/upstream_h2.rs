@@ -9,8 +9,8 @@
 //! | directive | effect |
 //! | --- | --- |
 //! | `refuse` | RST_STREAM with REFUSED_STREAM before the body is read; counts as `refused`, not as executed |
-//! | `goaway=below` | GOAWAY whose last stream is the one before this; counts as `refused` |
-//! | `goaway=at` | read the request, GOAWAY whose last stream is this one, then close |
+//! | `goaway=below` | GOAWAY whose last stream is the one before this; what follows on the connection is `refused` |
+//! | `goaway=at` | read the request, GOAWAY whose last stream is the newest accepted, then close |
 //! | `reset=internal` `reset=cancel` | read the request, then RST_STREAM with that code |
 
 use std::net::SocketAddr;
@@ -113,13 +113,17 @@ async fn converse(stream: TcpStream, ledger: &Arc<Ledger>) -> Result<(), h2::Err
     // Streams are served beside the connection, which must be polled for their frames to move. Dropped
     // with it, so that nothing of a closed connection lives on.
     let mut streams = JoinSet::new();
+    // What a truthful GOAWAY names: every stream up to it may have been executed.
+    let mut newest = 0;
+    // What comes after it was said to be lost must not be executed, or the frame would have lied.
+    let mut gone = false;
     loop {
         let accepted = tokio::select! {
             accepted = connection.accept() => accepted,
             Some(served) = streams.join_next() => {
                 // `goaway=at`: the frame first, then the connection goes with our return.
-                if let Ok(Some(GoAwayAt(id))) = served {
-                    let _ = by_hand.write_all(&goaway_frame(id)).await;
+                if let Ok(Some(GoAway)) = served {
+                    let _ = by_hand.write_all(&goaway_frame(newest)).await;
                     return Ok(());
                 }
                 continue;
@@ -129,21 +133,26 @@ async fn converse(stream: TcpStream, ledger: &Arc<Ledger>) -> Result<(), h2::Err
         let (request, mut respond) = accepted?;
         ledger.count(|tally| tally.begun += 1);
         let behaviour = ledger.behaviour_for(&fields_of(&request));
-        match behaviour.h2.as_deref() {
+        let asked = behaviour.h2.as_deref();
+        if asked == Some("goaway=below") && !gone {
+            let _ = by_hand.write_all(&goaway_frame(newest)).await;
+            gone = true;
+        }
+        if gone {
+            // Held, not dropped: a dropped stream is reset, and the reset would race the GOAWAY.
+            streams.spawn(async move {
+                std::future::pending::<()>().await;
+                drop((request, respond));
+                None
+            });
+            ledger.count(|tally| tally.refused += 1);
+            continue;
+        }
+        newest = u32::from(respond.stream_id());
+        match asked {
             Some("refuse") => {
                 respond.send_reset(Reason::REFUSED_STREAM);
                 ledger.count(|tally| tally.refused += 1);
-            }
-            Some("goaway=below") => {
-                let below = u32::from(respond.stream_id()).saturating_sub(2);
-                let _ = by_hand.write_all(&goaway_frame(below)).await;
-                ledger.count(|tally| tally.refused += 1);
-                // Held, not dropped: a dropped stream is reset, and the reset would race the GOAWAY.
-                streams.spawn(async move {
-                    std::future::pending::<()>().await;
-                    drop((request, respond));
-                    None
-                });
             }
             _ => {
                 let ledger = Arc::clone(ledger);
@@ -153,8 +162,8 @@ async fn converse(stream: TcpStream, ledger: &Arc<Ledger>) -> Result<(), h2::Err
     }
 }
 
-/// The connection is to go away, and this was its last stream.
-struct GoAwayAt(u32);
+/// The connection is to go away, with all streams it has accepted.
+struct GoAway;
 
 async fn serve(
     request: Request<RecvStream>,
@@ -162,7 +171,7 @@ async fn serve(
     behaviour: Behaviour,
     connection: usize,
     ledger: Arc<Ledger>,
-) -> Option<GoAwayAt> {
+) -> Option<GoAway> {
     let headers = fields_of(&request);
     let (head, mut stream) = request.into_parts();
     let mut body = Vec::new();
@@ -177,7 +186,7 @@ async fn serve(
     ledger.executed(seen.clone());
     ledger.hold(&behaviour).await;
     match behaviour.h2.as_deref() {
-        Some("goaway=at") => return Some(GoAwayAt(respond.stream_id().into())),
+        Some("goaway=at") => return Some(GoAway),
         Some("reset=internal") => respond.send_reset(Reason::INTERNAL_ERROR),
         Some("reset=cancel") => respond.send_reset(Reason::CANCEL),
         Some(_) => respond.send_reset(Reason::PROTOCOL_ERROR),

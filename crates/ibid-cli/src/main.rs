@@ -1,2 +1,4 @@
 //! placeholder
+mod gateway;
+
 fn main() {}

@@ -1,0 +1,424 @@
+//! The forwarder: passes one request to the upstream, at most once, and says what a failure proves.
+//!
+//! It never sends a request again on its own. The one exception is hyper's: a request that a pooled
+//! connection hands back unsent goes out on another. Whatever fails becomes an answer that carries a
+//! [`Fate`], because whoever holds the key needs one thing of an error: may it be left free?
+//!
+//! It knows nothing of keys and records, and sets no deadline: the caller drops the future. And it must:
+//! besides a silent upstream, a request queued on an HTTP/2 connection that ends just then can be lost
+//! within the client and never come back. Its outcome is then as unknown as that of any other time-out.
+//!
+//! Upgrades are not forwarded. A tunnel would outlive the connection's slot and the drain, and a 101 has
+//! no answer to keep, so `Upgrade` is stripped like every other field of one connection.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::error::Error as StdError;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
+use http_body::Body;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{self, Client};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tower_service::Service;
+
+use super::server::PeerAddr;
+
+/// A client of one upstream. Clones share its connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Forwarder {
+    client: Client<HttpConnector, UnsyncBoxBody<Bytes, BoxError>>,
+    base: Arc<Base>,
+}
+
+/// What a failed request proves about the upstream. Stands in the extensions of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Proven: the upstream has not begun to execute it, so the key may be left free.
+    NotExecuted,
+    /// It may have been executed, or may be executing now.
+    Uncertain,
+}
+
+/// The upstream's body, or that of a problem of our own.
+pub(crate) type ForwardBody = Either<Incoming, Full<Bytes>>;
+
+/// The address of an upstream that cannot be one.
+#[derive(Debug, thiserror::Error)]
+#[error("an upstream is `http://host[:port][/path]`, not `{0}`")]
+pub(crate) struct BadUpstream(Uri);
+
+impl Forwarder {
+    /// Forward to `upstream`, whose path is put before that of every request. `http2` means HTTP/2 with
+    /// prior knowledge; without TLS there is nothing to negotiate it with.
+    pub(crate) fn new(upstream: Uri, http2: bool) -> Result<Forwarder, BadUpstream> {
+        let base = Base::new(&upstream, http2).ok_or(BadUpstream(upstream))?;
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_FOR));
+        connector.set_keepalive(Some(TCP_KEEPALIVE_AFTER));
+        let mut builder = match http2 {
+            true => Client::builder(OneAtATime::default()),
+            false => Client::builder(TokioExecutor::new()),
+        };
+        let client = builder
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(POOL_IDLE_FOR)
+            .pool_max_idle_per_host(POOL_IDLE_MAX)
+            .retry_canceled_requests(true)
+            .set_host(false)
+            .http2_only(http2)
+            .http2_keep_alive_interval(H2_PING_EVERY)
+            .http2_keep_alive_timeout(H2_PONG_WITHIN)
+            .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
+            .build(connector);
+        Ok(Forwarder { client, base: Arc::new(base) })
+    }
+
+    async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {
+        // A tunnel to wherever the client likes is not what a gateway in front of one upstream offers.
+        if request.method() == Method::CONNECT {
+            return Problem::CONNECT_REFUSED.answer(Fate::NotExecuted);
+        }
+        let Some(request) = self.base.outgoing(request) else {
+            return Problem::TARGET_TOO_LONG.answer(Fate::NotExecuted);
+        };
+        match self.client.request(request).await {
+            // Nobody asked for an upgrade, so this upstream speaks something that is no HTTP. It has read
+            // the request all the same.
+            Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                Problem::OUTCOME_UNKNOWN.answer(Fate::Uncertain)
+            }
+            Ok(answer) => incoming(answer),
+            Err(error) => {
+                let fate = fate_of(&error);
+                tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
+                match fate {
+                    Fate::NotExecuted => Problem::UPSTREAM_UNAVAILABLE.answer(fate),
+                    Fate::Uncertain => Problem::OUTCOME_UNKNOWN.answer(fate),
+                }
+            }
+        }
+    }
+}
+
+impl<B> Service<Request<B>> for Forwarder
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<ForwardBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        let forwarder = self.clone();
+        Box::pin(async move { Ok(forwarder.forward(request).await) })
+    }
+}
+
+/// What an error of the client proves.
+///
+/// Read together with hyper-util 0.1, hyper 1 and h2 0.4; `forward_tests` holds one test per line here,
+/// and one for each neighbour that must not be taken for it.
+fn fate_of(error: &legacy::Error) -> Fate {
+    // Not connected: no byte was sent. Or connected and closed before the request was given to the
+    // connection: every error after that names the connection it happened on.
+    if error.is_connect() || error.connect_info().is_none() {
+        return Fate::NotExecuted;
+    }
+    let Some(error) = error.source().and_then(|source| source.downcast_ref::<hyper::Error>()) else {
+        return Fate::Uncertain;
+    };
+    // hyper calls canceled only what it hands back whole, still queued when its connection ended. On a
+    // reused connection it went out again and this is never seen; on a fresh one it is ours to tell.
+    if error.is_canceled() {
+        return Fate::NotExecuted;
+    }
+    match error.source().and_then(|source| source.downcast_ref::<h2::Error>()) {
+        Some(error) if is_refusal(error) => Fate::NotExecuted,
+        _ => Fate::Uncertain,
+    }
+}
+
+/// Whether the peer said, in a frame of its own, that it has not processed the stream (RFC 9113, 8.7).
+///
+/// A reset must be REFUSED_STREAM; any other code, CANCEL too, may follow execution. A GOAWAY reaches a
+/// stream as a remote error only if its id is above the last one the frame names: h2 leaves the others
+/// open, and when the connection then ends they get an I/O error. The exception is a stream that opens
+/// while the GOAWAY arrives, for which see [`OneAtATime`].
+fn is_refusal(error: &h2::Error) -> bool {
+    let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    error.is_remote() && (refused || error.is_go_away())
+}
+
+/// Where requests go, taken apart once.
+#[derive(Debug)]
+struct Base {
+    authority: Authority,
+    host: HeaderValue,
+    /// Without a slash at its end, so that it can stand before any path.
+    path: String,
+    http2: bool,
+}
+
+impl Base {
+    fn new(upstream: &Uri, http2: bool) -> Option<Base> {
+        let authority = upstream.authority()?.clone();
+        let plain = upstream.scheme() == Some(&Scheme::HTTP)
+            && upstream.query().is_none()
+            && !authority.as_str().contains('@');
+        let host = HeaderValue::from_str(authority.as_str()).ok()?;
+        let path = upstream.path().trim_end_matches('/').to_owned();
+        plain.then_some(Base { authority, host, path, http2 })
+    }
+
+    /// The request as the upstream gets it, or `None` if its target would be too long to be one.
+    fn outgoing<B>(&self, request: Request<B>) -> Option<Request<B>> {
+        let (mut head, body) = request.into_parts();
+        let peer = head.extensions.get::<PeerAddr>().copied();
+        let asked_host = head.headers.get(header::HOST).cloned().or_else(|| {
+            head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
+        });
+        head.uri = self.target(&head.uri)?;
+        head.version = if self.http2 { Version::HTTP_2 } else { Version::HTTP_11 };
+        head.headers = self.request_fields(head.headers);
+        mark_forwarded(&mut head.headers, peer, asked_host);
+        // Ours are for us; hyper would take some as orders of its own.
+        head.extensions = http::Extensions::new();
+        Some(Request::from_parts(head, body))
+    }
+
+    /// Base path, then path and query byte for byte: what was guarded is what is executed.
+    fn target(&self, asked: &Uri) -> Option<Uri> {
+        let asked = asked.path_and_query().map_or("/", PathAndQuery::as_str);
+        // `*` of OPTIONS asks about the server, and to us that is the base.
+        let asked = if asked.starts_with('/') { asked } else { "/" };
+        let path = PathAndQuery::try_from(format!("{}{asked}", self.path)).ok()?;
+        let to = Uri::builder().scheme(Scheme::HTTP).authority(self.authority.clone()).path_and_query(path);
+        to.build().ok()
+    }
+
+    fn request_fields(&self, mut headers: HeaderMap) -> HeaderMap {
+        let takes_trailers = names_in(&headers, header::TE).any(|name| name == "trailers");
+        // Both at once is how requests are smuggled; the encoding is what our server went by.
+        if headers.contains_key(header::TRANSFER_ENCODING) {
+            headers.remove(header::CONTENT_LENGTH);
+        }
+        let mut headers = end_to_end(headers);
+        // Our server has answered it, and the body is on its way.
+        headers.remove(header::EXPECT);
+        headers.remove(header::HOST);
+        if takes_trailers {
+            headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        }
+        if self.http2 {
+            return headers;
+        }
+        headers.insert(header::HOST, self.host.clone());
+        if takes_trailers {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("TE"));
+        }
+        join_lines(&mut headers, header::COOKIE, b"; ");
+        headers
+    }
+}
+
+/// The answer as the client gets it.
+fn incoming(answer: Response<Incoming>) -> Response<ForwardBody> {
+    let (mut head, body) = answer.into_parts();
+    // The version is that of the upstream's connection; ours has its own.
+    head.version = Version::HTTP_11;
+    head.headers = end_to_end(head.headers);
+    Response::from_parts(head, Either::Left(body))
+}
+
+/// All fields but those of one connection (RFC 9110, 7.6.1), in their order.
+///
+/// `Trailer` stays: trailers are passed on, and hyper sends only those it announces.
+fn end_to_end(headers: HeaderMap) -> HeaderMap {
+    let named: HashSet<String> = names_in(&headers, header::CONNECTION).collect();
+    let of_one_connection = |name: &HeaderName| {
+        HOP_BY_HOP.contains(name)
+            || name.as_str().starts_with("proxy-")
+            || (named.contains(name.as_str()) && !NEVER_HOP_BY_HOP.contains(&name.as_str()))
+    };
+    let mut kept = HeaderMap::with_capacity(headers.len());
+    for (name, value) in &headers {
+        if !of_one_connection(name) {
+            kept.append(name, value.clone());
+        }
+    }
+    kept
+}
+
+/// Say on whose behalf we ask. The list of addresses grows with each hop; protocol and host are those of
+/// the outermost one, so what a proxy before us said about them stands.
+fn mark_forwarded(headers: &mut HeaderMap, peer: Option<PeerAddr>, asked_host: Option<HeaderValue>) {
+    if let Some(PeerAddr(peer)) = peer {
+        let address = HeaderValue::from_str(&peer.ip().to_string()).expect("an address is plain ASCII");
+        headers.append(X_FORWARDED_FOR, address);
+        join_lines(headers, X_FORWARDED_FOR, b", ");
+    }
+    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    if let Some(host) = asked_host {
+        headers.entry(X_FORWARDED_HOST).or_insert(host);
+    }
+}
+
+/// Make one line of several. HTTP/2 may split `Cookie`, HTTP/1.1 may not (RFC 9113, 8.2.3).
+fn join_lines(headers: &mut HeaderMap, name: HeaderName, by: &[u8]) {
+    let lines: Vec<&[u8]> = headers.get_all(&name).iter().map(HeaderValue::as_bytes).collect();
+    if lines.len() > 1 {
+        let line = HeaderValue::from_bytes(&lines.join(by)).expect("made of field values");
+        headers.insert(name, line);
+    }
+}
+
+/// The lower-case members of a comma-separated field.
+fn names_in(headers: &HeaderMap, field: HeaderName) -> impl Iterator<Item = String> {
+    headers
+        .get_all(field)
+        .iter()
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+}
+
+/// A problem of ours (RFC 9457). It tells the client nothing of the upstream but that it failed.
+struct Problem {
+    status: StatusCode,
+    kind: &'static str,
+    title: &'static str,
+    detail: &'static str,
+}
+
+impl Problem {
+    const UPSTREAM_UNAVAILABLE: Problem = Problem {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        kind: "urn:ibid:problem:upstream-unavailable",
+        title: "Upstream unavailable",
+        detail: "The request was not executed. It may be sent again.",
+    };
+    const OUTCOME_UNKNOWN: Problem = Problem {
+        status: StatusCode::BAD_GATEWAY,
+        kind: "urn:ibid:problem:outcome-unknown",
+        title: "Outcome unknown",
+        detail: "The upstream did not answer as it should. The request may have been executed.",
+    };
+    const CONNECT_REFUSED: Problem = Problem {
+        status: StatusCode::NOT_IMPLEMENTED,
+        kind: "about:blank",
+        title: "Not Implemented",
+        detail: "CONNECT is not forwarded.",
+    };
+    const TARGET_TOO_LONG: Problem = Problem {
+        status: StatusCode::URI_TOO_LONG,
+        kind: "about:blank",
+        title: "URI Too Long",
+        detail: "The target is too long to be forwarded.",
+    };
+
+    fn answer(&self, fate: Fate) -> Response<ForwardBody> {
+        let body = serde_json::json!({
+            "type": self.kind, "title": self.title, "status": self.status.as_u16(), "detail": self.detail,
+        });
+        let mut answer = Response::new(Either::Right(Full::from(body.to_string())));
+        *answer.status_mut() = self.status;
+        let headers = answer.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        answer.extensions_mut().insert(fate);
+        answer
+    }
+}
+
+/// Runs hyper's tasks with never two of them at work at the same moment.
+///
+/// hyper opens a stream, and in its next line asks the connection whether it is still good. If a GOAWAY
+/// was read in between, the stream gets that error whatever its id, and one that the peer did take could
+/// pass for one that it did not. Streams are opened and frames are read by different tasks, all of them
+/// run by this executor; with one lock around every poll nothing is read in between, and a GOAWAY means
+/// what [`is_refusal`] takes it to mean. The polls are short, and h2 has a lock of its own around most.
+#[derive(Clone, Debug, Default)]
+struct OneAtATime(Arc<Mutex<()>>);
+
+impl<F> hyper::rt::Executor<F> for OneAtATime
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        let turn = Arc::clone(&self.0);
+        let mut task = Box::pin(task);
+        tokio::spawn(std::future::poll_fn(move |cx| {
+            // A panic of another task leaves nothing half-done here: the lock guards no data.
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            task.as_mut().poll(cx)
+        }));
+    }
+}
+
+type BoxError = Box<dyn StdError + Send + Sync>;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// Fields that end at the next hop whether or not `Connection` names them. `Proxy-…` is matched by prefix.
+const HOP_BY_HOP: [HeaderName; 5] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Fields that `Connection` cannot take away. Whoever names them would have the upstream execute another
+/// request than the one that was guarded, or without its key.
+const NEVER_HOP_BY_HOP: [&str; 7] = [
+    "authorization",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "host",
+    "idempotency-key",
+];
+
+/// How long a connection may take to come about. A SYN lost twice is sent a third time after 3 s; an
+/// upstream that needs longer is down, and giving up now still proves that nothing was sent.
+const CONNECT_FOR: Duration = Duration::from_secs(5);
+
+/// How long an unused connection is kept. Many servers close theirs after 5 s (Node's default), and a
+/// request written while the close is on its way is a request of unknown outcome.
+const POOL_IDLE_FOR: Duration = Duration::from_secs(4);
+
+/// How many unused connections are kept: enough for the next burst, an eighth of what we serve at most.
+/// With the time above, more would only be closed again.
+const POOL_IDLE_MAX: usize = 512;
+
+/// When the kernel starts to ask a silent peer whether it lives, for answers that take minutes.
+const TCP_KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
+
+/// HTTP/2 multiplexes everything over one connection: if that is dead, ten seconds of requests hang.
+const H2_PING_EVERY: Duration = Duration::from_secs(10);
+const H2_PONG_WITHIN: Duration = Duration::from_secs(10);
+
+/// Largest field section of an answer over HTTP/2. An answer refused for its size is an executed request
+/// of unknown outcome, so it is generous: hyper's own 16 KiB is less than common servers send.
+const H2_HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;

@@ -1,0 +1,396 @@
+//! What the forwarder passes on, and what its failures prove. Every upstream here is a real socket.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{Request, Response, StatusCode, Uri, Version};
+use http_body_util::{BodyExt, Empty, Full};
+use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::upstream_h2::UpstreamH2;
+use tower::ServiceExt;
+
+use super::forward::{Fate, ForwardBody, Forwarder};
+use super::server::PeerAddr;
+
+#[tokio::test]
+async fn the_target_goes_out_byte_for_byte_behind_the_base_path() {
+    let upstream = Upstream::start().await;
+    for (base, asked, sent) in [
+        ("", "/pay", "/pay"),
+        ("/", "/pay?", "/pay?"),
+        ("/v1/", "//a/../b%2Fc;d?x=1&x=2%20", "/v1//a/../b%2Fc;d?x=1&x=2%20"),
+        ("/v1", "http://elsewhere.test/pay", "/v1/pay"),
+    ] {
+        let forwarder = forwarder(&format!("{}{base}", upstream.url()), false);
+        let request = Request::get(asked).body(Empty::<Bytes>::new()).unwrap();
+        assert_eq!(forwarder.oneshot(request).await.unwrap().status(), 200);
+        assert_eq!(upstream.requests().last().unwrap().target, sent);
+    }
+}
+
+#[tokio::test]
+async fn fields_of_one_connection_end_here_in_both_directions() {
+    let upstream = Upstream::start().await;
+    let request = post("k", "odd")
+        .header("connection", "x-mine, close, idempotency-key, content-length")
+        .header("x-mine", "1")
+        .header("keep-alive", "timeout=9")
+        .header("te", "gzip, trailers")
+        .header("upgrade", "websocket")
+        .header("proxy-authorization", "Basic abc")
+        .header("expect", "100-continue")
+        .header("x-kept", "1")
+        .header("x-kept", "2");
+    let answer = send(&forwarder(&upstream.url(), false), request).await;
+
+    let seen = upstream.requests().pop().unwrap();
+    for gone in ["x-mine", "keep-alive", "upgrade", "proxy-authorization", "expect", "transfer-encoding"] {
+        assert_eq!(seen.header(gone), None, "{gone}");
+    }
+    assert_eq!(seen.header_lines("x-kept"), ["1", "2"]);
+    assert_eq!((seen.header("te"), seen.header("connection")), (Some("trailers".into()), Some("TE".into())));
+    assert_eq!(seen.key().as_deref(), Some("k"), "a client cannot have its key stripped");
+    assert_eq!(seen.header("content-length").as_deref(), Some("4"));
+
+    for gone in ["connection", "x-a", "keep-alive", "proxy-connection", "proxy-authenticate", "upgrade"] {
+        assert!(!answer.headers().contains_key(gone), "{gone}");
+    }
+    let lines = |name| answer.headers().get_all(name).iter().map(|v| v.as_bytes()).collect::<Vec<_>>();
+    assert_eq!(lines("link"), [b"</a>; rel=\"next\"", b"</b>; rel=\"prev\""]);
+    assert_eq!(lines("x-bytes"), [b"caf\xe9"]);
+    assert_eq!(lines("set-cookie").len(), 2);
+    assert_eq!(lines("content-disposition"), [b"attachment; filename=\"a,b.txt\""]);
+}
+
+#[tokio::test]
+async fn the_upstream_learns_on_whose_behalf_we_ask() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    let from_us = |request: http::request::Builder| {
+        request.extension(PeerAddr("192.0.2.7:1234".parse().unwrap())).header("host", "shop.test")
+    };
+    send(&forwarder, from_us(post("a", ""))).await;
+    let behind_proxy = from_us(post("b", ""))
+        .header("x-forwarded-for", "198.51.100.1")
+        .header("x-forwarded-for", "198.51.100.2")
+        .header("x-forwarded-proto", "https")
+        .header("x-forwarded-host", "outer.test");
+    send(&forwarder, behind_proxy).await;
+
+    let [first, second] = &upstream.requests()[..] else { panic!("two requests") };
+    assert_eq!(first.header("host"), Some(upstream.addr().to_string()));
+    let lines = |name| (first.header_lines(name).concat(), second.header_lines(name).concat());
+    assert_eq!(
+        lines("x-forwarded-for"),
+        ("192.0.2.7".into(), "198.51.100.1, 198.51.100.2, 192.0.2.7".into())
+    );
+    assert_eq!(lines("x-forwarded-proto"), ("http".into(), "https".into()));
+    assert_eq!(lines("x-forwarded-host"), ("shop.test".into(), "outer.test".into()));
+    assert_eq!(lines("via"), (String::new(), String::new()));
+}
+
+#[tokio::test]
+async fn a_request_of_http2_is_put_into_http1() {
+    let upstream = Upstream::start().await;
+    let request = Request::post("http://shop.test/pay")
+        .version(Version::HTTP_2)
+        .header("cookie", "a=1")
+        .header("cookie", "b=2")
+        .body(Full::from("body"))
+        .unwrap();
+    assert_eq!(forwarder(&upstream.url(), false).oneshot(request).await.unwrap().status(), 200);
+    let seen = upstream.requests().pop().unwrap();
+    assert_eq!(seen.header_lines("cookie"), ["a=1; b=2"]);
+    assert_eq!(seen.header("x-forwarded-host").as_deref(), Some("shop.test"));
+}
+
+#[tokio::test]
+async fn every_kind_of_answer_passes_whole() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    for (fixture, status, body) in [
+        ("status=204", 204, ""),
+        ("status=304", 304, ""),
+        ("status=503;retry-after=7;body=later", 503, "later"),
+        ("status=409;retry-after=1;body=", 409, ""),
+        ("until-close;body=to the end", 200, "to the end"),
+        ("chunked;body=in chunks", 200, "in chunks"),
+    ] {
+        let answer = send(&forwarder, post("k", fixture)).await;
+        assert_eq!((answer.status().as_u16(), fate(&answer)), (status, None), "{fixture}");
+        assert_eq!(text(answer).await.unwrap(), body, "{fixture}");
+    }
+    let big = send(&forwarder, post("k", "bytes=3000000")).await;
+    assert_eq!(text(big).await.unwrap().len(), 3_000_000);
+    let trailers = send(&forwarder, post("k", "trailers")).await.into_body().collect().await.unwrap();
+    assert_eq!(trailers.trailers().unwrap()["x-sum"], "1");
+}
+
+#[tokio::test]
+async fn an_event_stream_is_passed_on_while_it_runs() {
+    let upstream = Upstream::start().await;
+    let mut answer = send(&forwarder(&upstream.url(), false), post("k", "events")).await;
+    let first = answer.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(first, "data: 1\n\n");
+    upstream.until(|t| t.held == 1).await;
+    upstream.gate().release(1);
+    assert_eq!(text(answer).await.unwrap(), "data: 2\n\n");
+}
+
+#[tokio::test]
+async fn a_refused_connection_proves_that_nothing_was_executed() {
+    let reserved = Reserved::port();
+    let forwarder = forwarder(&reserved.url(), false);
+    let answer = send(&forwarder, post("k", "")).await;
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(Fate::NotExecuted)));
+    assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    assert_eq!(answer.headers()["cache-control"], "no-store");
+    let problem: serde_json::Value = serde_json::from_str(&text(answer).await.unwrap()).unwrap();
+    assert_eq!(problem["type"], "urn:ibid:problem:upstream-unavailable");
+    assert_eq!(problem["status"], 503);
+
+    let upstream = reserved.start();
+    assert_eq!(send(&forwarder, post("k", "")).await.status(), 200);
+    let reserved = upstream.stop().await;
+    let answer = send(&forwarder, post("k", "")).await;
+    assert_eq!(fate(&answer), Some(Fate::NotExecuted), "the pooled connection is gone with the upstream");
+    drop(reserved);
+}
+
+#[tokio::test]
+async fn a_pooled_connection_found_closed_costs_nothing() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    let first = send(&forwarder, post("a", "cut=after")).await;
+    assert_eq!(text(first).await.unwrap(), "done");
+    upstream.until(|t| t.closed == 1).await;
+    let second = send(&forwarder, post("b", "status=201")).await;
+    assert_eq!((second.status().as_u16(), fate(&second)), (201, None));
+    assert_eq!((upstream.executions("b"), upstream.tally().connections), (1, 2));
+}
+
+#[tokio::test]
+async fn a_close_that_meets_a_written_request_leaves_it_uncertain_and_sent_once() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    let first = send(&forwarder, post("a", "cut=next")).await;
+    assert_eq!(text(first).await.unwrap(), "done");
+    let second = send(&forwarder, post("b", "")).await;
+    assert_eq!((second.status().as_u16(), fate(&second)), (502, Some(Fate::Uncertain)));
+    let problem: serde_json::Value = serde_json::from_str(&text(second).await.unwrap()).unwrap();
+    assert_eq!(problem["type"], "urn:ibid:problem:outcome-unknown");
+    upstream.until(|t| t.closed == 1).await;
+    let tally = upstream.tally();
+    assert_eq!((tally.connections, tally.begun, tally.total), (1, 1, 1), "it was not sent again");
+}
+
+#[tokio::test]
+async fn an_answer_cut_before_its_head_ends_is_uncertain_on_fresh_and_on_reused_connections() {
+    for reused in [false, true] {
+        for fixture in ["cut=unread", "cut=read", "cut=read;rst", "cut=head", "cut=head;rst", "upgrade"] {
+            let upstream = Upstream::start().await;
+            let forwarder = forwarder(&upstream.url(), false);
+            if reused {
+                assert_eq!(text(send(&forwarder, post("first", "")).await).await.unwrap(), "done");
+            }
+            let answer = send(&forwarder, post("k", fixture)).await;
+            assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)), "{fixture}");
+            let tally = upstream.tally();
+            assert_eq!((tally.begun, tally.connections), (1 + usize::from(reused), 1), "{fixture}");
+            assert_eq!(upstream.executions("k"), usize::from(fixture != "cut=unread"), "{fixture}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_cut_in_its_body_is_an_error_of_the_body() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    for fixture in ["cut=body", "cut=chunk", "cut=body;rst"] {
+        let answer = send(&forwarder, post("k", fixture)).await;
+        // With an RST even the head may be lost on its way, which is uncertain just as well.
+        if answer.status() == StatusCode::OK {
+            assert!(text(answer).await.is_err(), "{fixture}");
+        } else {
+            assert_eq!(fate(&answer), Some(Fate::Uncertain), "{fixture}");
+        }
+    }
+    assert_eq!(upstream.total(), 3);
+}
+
+#[tokio::test]
+async fn a_connection_closed_as_soon_as_it_was_made_is_never_taken_for_an_answer() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    for behaviour in ["cut=unread", "cut=unread;rst"] {
+        upstream.behave(behaviour);
+        let answer = send(&forwarder, post("k", "")).await;
+        // Whether the close or our request came first is open, and so is which of the two we can prove.
+        assert!(fate(&answer).is_some());
+    }
+    assert_eq!(upstream.deliveries_begun(), 0);
+}
+
+/// Connections close in silence while requests are on their way, in whatever order the machine makes of
+/// it: no fate may be claimed that the upstream's count contradicts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_race_with_a_closing_upstream_executes_twice_or_proves_what_is_not_so() {
+    let upstream = Upstream::start().await;
+    let forwarder = forwarder(&upstream.url(), false);
+    for round in 0..20 {
+        let keys: Vec<_> = (0..20).map(|n| format!("{round}-{n}")).collect();
+        let answers = join_all(keys.iter().zip(0..).map(|(key, n)| {
+            let fixture = ["cut=after", "cut=after;rst", "cut=next", ""][(n + round) % 4];
+            let forwarder = forwarder.clone();
+            async move { send(&forwarder, post(key, fixture)).await }
+        }));
+        for (key, answer) in keys.iter().zip(answers.await) {
+            let executed = upstream.executions(key);
+            match fate(&answer) {
+                None => assert_eq!((answer.status().as_u16(), executed), (200, 1), "{key}"),
+                Some(Fate::NotExecuted) => assert_eq!(executed, 0, "{key}"),
+                Some(Fate::Uncertain) => assert!(executed <= 1, "{key}"),
+            }
+            let _ = text(answer).await;
+        }
+    }
+    assert_eq!(upstream.tally().repeated(), [""; 0]);
+}
+
+#[tokio::test]
+async fn over_http2_requests_share_a_connection() {
+    let upstream = UpstreamH2::start().await;
+    let forwarder = forwarder(&upstream.url(), true);
+    let request = || post("k", "status=201;echo").header("te", "trailers").header("host", "shop.test");
+    let answers = join_all((0..3).map(|_| send(&forwarder, request()))).await;
+    for answer in answers {
+        assert_eq!((answer.status().as_u16(), answer.version()), (201, Version::HTTP_11));
+        assert!(text(answer).await.unwrap().contains("\"body\":\"body\""));
+    }
+    let seen = upstream.requests().pop().unwrap();
+    assert_eq!((seen.header("te").as_deref(), seen.header("host")), (Some("trailers"), None));
+    assert_eq!((upstream.total(), upstream.tally().connections), (3, 1));
+}
+
+#[tokio::test]
+async fn a_refused_stream_proves_that_nothing_was_executed() {
+    let upstream = UpstreamH2::start().await;
+    let forwarder = forwarder(&upstream.url(), true);
+    let answer = send(&forwarder, post("k", "refuse")).await;
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(Fate::NotExecuted)));
+    assert_eq!((upstream.tally().begun, upstream.executions("k")), (1, 0), "and we do not try again");
+    assert_eq!(send(&forwarder, post("k", "")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_stream_reset_for_any_other_reason_is_uncertain() {
+    let upstream = UpstreamH2::start().await;
+    let forwarder = forwarder(&upstream.url(), true);
+    for (sent, fixture) in ["reset=internal", "reset=cancel"].into_iter().enumerate() {
+        let answer = send(&forwarder, post("k", fixture)).await;
+        assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)), "{fixture}");
+        assert_eq!(upstream.executions("k"), sent + 1);
+    }
+}
+
+#[tokio::test]
+async fn a_goaway_proves_it_for_streams_above_its_last_and_spares_those_below() {
+    let upstream = UpstreamH2::start().await;
+    let forwarder = forwarder(&upstream.url(), true);
+    let before = tokio::spawn({
+        let forwarder = forwarder.clone();
+        async move { send(&forwarder, post("before", "gate;body=whole")).await }
+    });
+    upstream.until(|t| t.held == 1).await;
+
+    let above = send(&forwarder, post("above", "goaway=below")).await;
+    assert_eq!((above.status().as_u16(), fate(&above)), (503, Some(Fate::NotExecuted)));
+    assert_eq!(upstream.executions("above"), 0);
+
+    upstream.gate().release(1);
+    assert_eq!(text(before.await.unwrap()).await.unwrap(), "whole");
+    let again = send(&forwarder, post("above", "")).await;
+    assert_eq!((again.status().as_u16(), upstream.executions("above")), (200, 1));
+}
+
+#[tokio::test]
+async fn a_goaway_proves_nothing_for_its_last_stream() {
+    let upstream = UpstreamH2::start().await;
+    let answer = send(&forwarder(&upstream.url(), true), post("k", "goaway=at")).await;
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)));
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+/// The same as for HTTP/1.1 above: the upstream goes away and refuses while streams open.
+///
+/// A request that is queued while its connection ends is now and then forgotten below us and never answered
+/// (about one in ten thousand here, more with the usual executor). So each has a deadline, as every caller
+/// of the forwarder must set one; what meets it is uncertain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_race_with_a_goaway_proves_what_is_not_so() {
+    let upstream = UpstreamH2::start().await;
+    let forwarder = forwarder(&upstream.url(), true);
+    for round in 0..20 {
+        let keys: Vec<_> = (0..20).map(|n| format!("{round}-{n}")).collect();
+        let sending = keys.iter().cloned().zip(0..).map(|(key, n)| {
+            let fixture = ["", "", "refuse", "", "goaway=at", "", "goaway=below", ""][(n + round) % 8];
+            let forwarder = forwarder.clone();
+            tokio::spawn(async move {
+                let sent = send(&forwarder, post(&key, fixture));
+                (tokio::time::timeout(DEADLINE, sent).await.ok(), key)
+            })
+        });
+        for sent in join_all(sending.collect::<Vec<_>>()).await {
+            let (answer, key) = sent.unwrap();
+            let executed = upstream.executions(&key);
+            match answer.map(|answer| (answer.status().as_u16(), fate(&answer))) {
+                Some((status, None)) => assert_eq!((status, executed), (200, 1), "{key}"),
+                Some((_, Some(Fate::NotExecuted))) => assert_eq!(executed, 0, "{key}"),
+                Some((_, Some(Fate::Uncertain))) | None => assert!(executed <= 1, "{key}"),
+            }
+        }
+    }
+    assert_eq!(upstream.tally().repeated(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_tunnel_is_not_offered() {
+    let upstream = Upstream::start().await;
+    let request = Request::connect("elsewhere.test:443").body(Empty::<Bytes>::new()).unwrap();
+    let answer = forwarder(&upstream.url(), false).oneshot(request).await.unwrap();
+    assert_eq!((answer.status().as_u16(), upstream.tally().connections), (501, 0));
+}
+
+#[test]
+fn an_upstream_needs_a_plain_http_address() {
+    for bad in ["/path", "https://pay.test", "http://a:b@pay.test", "http://pay.test/?q", "pay.test:80"] {
+        assert!(Forwarder::new(bad.parse().unwrap(), false).is_err(), "{bad}");
+    }
+}
+
+fn forwarder(upstream: &str, http2: bool) -> Forwarder {
+    Forwarder::new(upstream.parse::<Uri>().unwrap(), http2).unwrap()
+}
+
+fn post(key: &str, fixture: &str) -> http::request::Builder {
+    let request = Request::post("/pay").header("idempotency-key", format!("\"{key}\""));
+    if fixture.is_empty() { request } else { request.header("x-fixture", fixture) }
+}
+
+async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Response<ForwardBody> {
+    let request = request.body(Full::<Bytes>::from("body")).unwrap();
+    forwarder.clone().oneshot(request).await.unwrap()
+}
+
+fn fate(answer: &Response<ForwardBody>) -> Option<Fate> {
+    answer.extensions().get().copied()
+}
+
+async fn text(answer: Response<ForwardBody>) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    let body = answer.into_body().collect().await?.to_bytes();
+    Ok(String::from_utf8_lossy(&body).into_owned())
+}
+
+/// Far above what any answer here takes, and bearable when one does not come.
+const DEADLINE: Duration = Duration::from_secs(3);

@@ -1,0 +1,228 @@
+//! The accept loop under real connections: what it lets in, for how long, and how it ends.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode, Version};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use ibid_testkit::client::{Client, Request};
+use ibid_testkit::upstream::Upstream;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tower::ServiceExt;
+
+use super::forward::Forwarder;
+use super::server::{Drained, PeerAddr, ServerLimits, serve};
+
+#[tokio::test]
+async fn both_versions_of_http_are_served_on_one_port_and_know_their_peer() {
+    let server = Server::start(ServerLimits::default()).await;
+    let mut first = Client::connect(server.addr).await;
+    let answer = first.call(&Request::post("/peer").body("x")).await;
+    assert_eq!((answer.status, answer.text()), (200, format!("HTTP/1.1 {}", first.local_addr())));
+
+    let second = Forwarder::new(format!("http://{}", server.addr).parse().unwrap(), true).unwrap();
+    let request = http::Request::post("/peer").body(Full::<Bytes>::from("x")).unwrap();
+    let answer = second.oneshot(request).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let text = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(text.starts_with(b"HTTP/2.0 127.0.0.1:"), "{text:?}");
+}
+
+#[tokio::test]
+async fn a_connection_over_the_bound_waits_for_a_slot() {
+    let server = Server::start(ServerLimits { connections_max: 1, ..ServerLimits::default() }).await;
+    let mut first = Client::connect(server.addr).await;
+    first.call(&Request::get("/")).await;
+
+    // The kernel takes it, we do not: it can send and gets nothing.
+    let mut second = Client::connect(server.addr).await;
+    second.send(&Request::get("/")).await;
+    first.call(&Request::get("/")).await;
+    assert_eq!(server.calls.load(Ordering::SeqCst), 2);
+
+    first.hang_up();
+    assert_eq!(second.read().await.unwrap().status, 200);
+    assert_eq!(server.calls.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn a_client_without_a_request_is_hung_up_on() {
+    let limits = ServerLimits { first_head_for: SHORT, ..ServerLimits::default() };
+    let server = Server::start(limits).await;
+    // Nothing at all; the byte that both protocols begin with; a head that does not end.
+    for beginning in ["", "P", "GET / HTTP/1.1\r\nhost: a"] {
+        let mut client = Client::connect(server.addr).await;
+        client.send_bytes(beginning.as_bytes()).await;
+        client.closed().await;
+    }
+    assert_eq!(server.calls.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_request_may_take_longer_than_its_head_had() {
+    let limits = ServerLimits { first_head_for: SHORT, ..ServerLimits::default() };
+    let server = Server::start(limits).await;
+    let mut busy = Client::connect(server.addr).await;
+    busy.send(&Request::get("/held")).await;
+    server.held.notified().await;
+    // A silent client that came later: once it is hung up on, the busy one's time is over too.
+    Client::connect(server.addr).await.closed().await;
+    server.release.notify_one();
+    assert_eq!(busy.read().await.unwrap().status, 200);
+    assert_eq!(busy.call(&Request::get("/")).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_in_time() {
+    let limits = ServerLimits { next_head_for: SHORT, ..ServerLimits::default() };
+    let server = Server::start(limits).await;
+    let mut client = Client::connect(server.addr).await;
+    assert_eq!(client.call(&Request::get("/")).await.status, 200);
+    client.closed().await;
+}
+
+#[tokio::test]
+async fn a_drain_lets_requests_finish_and_closes_what_is_idle() {
+    let server = Server::start(ServerLimits::default()).await;
+    let mut idle = Client::connect(server.addr).await;
+    idle.call(&Request::get("/")).await;
+    let mut busy = Client::connect(server.addr).await;
+    busy.send(&Request::get("/held")).await;
+    server.held.notified().await;
+
+    let release = Arc::clone(&server.release);
+    let ending = server.stop();
+    idle.closed().await;
+    release.notify_one();
+    let answer = busy.read().await.unwrap();
+    assert_eq!((answer.status, answer.header("connection").as_deref()), (200, Some("close")));
+    busy.closed().await;
+    assert_eq!(ending.await.unwrap(), Drained { finished: 2, cut: 0 });
+}
+
+#[tokio::test]
+async fn a_drain_cuts_what_is_still_busy_at_its_deadline_and_says_how_many() {
+    let server = Server::start(ServerLimits { drain_for: SHORT, ..ServerLimits::default() }).await;
+    let addr = server.addr;
+    let mut idle = Client::connect(addr).await;
+    idle.call(&Request::get("/")).await;
+    let mut busy = Client::connect(addr).await;
+    busy.send(&Request::get("/held")).await;
+    server.held.notified().await;
+
+    assert_eq!(server.stop().await.unwrap(), Drained { finished: 1, cut: 1 });
+    assert!(busy.read().await.is_none());
+    let refused = tokio::net::TcpStream::connect(addr).await.map(|_| ());
+    assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn a_request_with_two_lengths_reaches_the_upstream_with_one() {
+    let (upstream, mut client) = through_to_upstream().await;
+    let smuggled = "POST /pay HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n\
+                    5\r\nwhole\r\n0\r\n\r\n";
+    client.send_bytes(smuggled.as_bytes()).await;
+    match client.read().await.map(|answer| answer.status) {
+        Some(200) => {
+            let seen = upstream.requests().pop().unwrap();
+            assert_eq!(seen.body, b"whole");
+            assert_eq!(
+                seen.header_lines("content-length").len() + seen.header_lines("transfer-encoding").len(),
+                1
+            );
+        }
+        refused => assert_eq!((refused, upstream.total()), (Some(400), 0)),
+    }
+}
+
+#[tokio::test]
+async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
+    let (upstream, mut client) = through_to_upstream().await;
+    let expecting = Request::post("/pay").key("a").body("held back").expect_continue();
+    let answer = client.call(&expecting).await;
+    assert_eq!((answer.status, answer.interim), (200, vec![100]));
+
+    let chunked = Request::post("/pay").key("b").body("in chunks").chunked().header("trailer", "x-t");
+    assert_eq!(client.call(&chunked.trailer("x-t", "1")).await.status, 200);
+    let seen = upstream.requests().pop().unwrap();
+    assert_eq!((seen.body.as_slice(), seen.trailers.len()), (&b"in chunks"[..], 1));
+
+    let head = client.call(&Request::new("HEAD", "/pay").fixture("bytes=10")).await;
+    assert_eq!((head.header("content-length").as_deref(), head.body.len()), (Some("10"), 0));
+    let trailers = client.call(&Request::get("/").header("te", "trailers").fixture("trailers")).await;
+    assert_eq!((trailers.text(), trailers.trailers.len(), trailers.cut), ("done".into(), 1, false));
+    assert_eq!(upstream.requests().pop().unwrap().header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+
+    // Cut upstream, cut here: the client must not take a part for the whole.
+    assert!(client.call(&Request::get("/").fixture("cut=body")).await.cut);
+}
+
+/// A server whose service answers `/peer` with what it knows, holds `/held` and counts everything.
+struct Server {
+    addr: SocketAddr,
+    calls: Arc<AtomicUsize>,
+    held: Arc<Notify>,
+    release: Arc<Notify>,
+    stop: oneshot::Sender<()>,
+    ending: JoinHandle<Drained>,
+}
+
+impl Server {
+    async fn start(limits: ServerLimits) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (calls, held, release) =
+            (Arc::<AtomicUsize>::default(), Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let service = tower::service_fn({
+            let (calls, held, release) = (Arc::clone(&calls), Arc::clone(&held), Arc::clone(&release));
+            move |request: http::Request<Incoming>| {
+                let (calls, held, release) = (Arc::clone(&calls), Arc::clone(&held), Arc::clone(&release));
+                async move {
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    if request.uri().path() == "/held" {
+                        held.notify_one();
+                        release.notified().await;
+                    }
+                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(what_is_known(&request))))
+                }
+            }
+        });
+        let ending = tokio::spawn(serve(listener, service, limits, async {
+            let _ = stopped.await;
+        }));
+        Server { addr, calls, held, release, stop, ending }
+    }
+
+    fn stop(self) -> JoinHandle<Drained> {
+        self.stop.send(()).unwrap();
+        self.ending
+    }
+}
+
+fn what_is_known(request: &http::Request<Incoming>) -> String {
+    let PeerAddr(peer) = request.extensions().get().unwrap();
+    let version: Version = request.version();
+    format!("{version:?} {peer}")
+}
+
+/// Client, our server, the forwarder and the upstream in a row. The server lasts as long as the test.
+async fn through_to_upstream() -> (Upstream, Client) {
+    let upstream = Upstream::start().await;
+    let forwarder = Forwarder::new(upstream.url().parse().unwrap(), false).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, forwarder, ServerLimits::default(), std::future::pending()));
+    (upstream, Client::connect(addr).await)
+}
+
+/// For limits that a test waits to run out: the wait is for the close they cause, never for the time.
+/// Long enough for a request to get through on a busy machine.
+const SHORT: Duration = Duration::from_millis(500);

@@ -2,6 +2,7 @@
 //!
 //! It is written on raw sockets, because the faults that matter to a gateway happen below HTTP: a reset
 //! within the answer's head, a pooled connection closed in silence. It knows nothing of ibid.
+//! It is longer than most files, so that a directive's row, its reading and its effect stand together.
 //!
 //! How a request is treated is said in its `x-fixture` field, or else by [`Upstream::behave`], as directives
 //! joined by `;`:

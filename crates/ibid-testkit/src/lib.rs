@@ -5,3 +5,6 @@ pub mod client;
 pub mod faults;
 pub mod upstream;
 pub mod upstream_h2;
+//! Test your own ibid store: the store contract.
+
+pub mod contract;

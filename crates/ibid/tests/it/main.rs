@@ -1,3 +1,6 @@
 //! The integration tests of `ibid`, one binary: linking dominates with many.
 
 mod http;
+//! The library as its users see it.
+
+mod store_memory;

@@ -1,0 +1,239 @@
+//! What every store promises, as a suite that any store can be put through.
+//!
+//! It knows `ibid_core` and no store. A store that passes [`exercise`] may stand under the state machine.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use ibid_core::store::{Pending, Store};
+//! use ibid_testkit::contract::{self, Subject};
+//!
+//! struct Mine(Arc<dyn Store>);
+//!
+//! impl Subject for Mine {
+//!     fn store(&self) -> Arc<dyn Store> {
+//!         self.0.clone()
+//!     }
+//!
+//!     // A store whose clock can't be moved really waits; the whole suite asks for less than 200 ms.
+//!     fn advance(&self, by: Duration) -> Pending<'_, ()> {
+//!         Box::pin(tokio::time::sleep(by))
+//!     }
+//! }
+//!
+//! async fn my_store_keeps_the_contract(store: Arc<dyn Store>) {
+//!     contract::exercise(&Mine(store)).await;
+//! }
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Body, BodyKind, Change, Commit, Draft, Expect, Happened, History, Mark, Stored};
+use ibid_core::key::Key;
+use ibid_core::policy::Policy;
+use ibid_core::record::{Flags, Nonce, Note, Record, State};
+use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
+use ibid_core::store::{Pending, Store, StoreError};
+
+pub mod browsing;
+pub mod races;
+pub mod upkeep;
+pub mod writes;
+
+/// A store under test.
+///
+/// It is the only writer's: empty at the start, and nobody else writes while the suite runs.
+pub trait Subject: Send + Sync {
+    /// The store, the same one at every call.
+    fn store(&self) -> Arc<dyn Store>;
+
+    /// Lets the store's clock move on by at least `by`: moves its hands, or waits.
+    fn advance(&self, by: Duration) -> Pending<'_, ()>;
+}
+
+/// Puts a store through everything it promises; panics at the first promise it breaks.
+///
+/// Run it on a multi-threaded runtime: races need threads.
+pub async fn exercise(subject: &dyn Subject) {
+    writes::an_insert_wins_only_where_no_row_stands(subject).await;
+    writes::a_write_at_another_version_is_refused(subject).await;
+    writes::a_lost_race_carries_the_newer_record_with_its_answer(subject).await;
+    writes::a_takeover_is_judged_inside_the_write(subject).await;
+    writes::a_repeated_write_is_recognised_by_its_own_nonce(subject).await;
+    writes::a_version_never_repeats_after_removal(subject).await;
+    writes::one_changes_fate_never_touches_anothers(subject).await;
+    writes::a_refused_change_leaves_no_body_and_no_history(subject).await;
+    writes::a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject).await;
+    writes::an_answer_replaces_the_one_before_it(subject).await;
+    writes::marks_keep_set_and_clear_instants(subject).await;
+    writes::what_is_loaded_is_what_the_change_said(subject).await;
+    writes::every_record_keeps_its_own_policy(subject).await;
+    writes::a_change_without_a_draft_only_adds_to_the_history(subject).await;
+    upkeep::a_renewal_moves_the_due_instant_and_nothing_else(subject).await;
+    upkeep::a_renewal_at_another_version_is_lost(subject).await;
+    upkeep::a_long_run_is_renewed_again_and_again_and_still_finishes(subject).await;
+    upkeep::due_gives_one_state_longest_due_first(subject).await;
+    upkeep::purge_removes_the_oldest_first_and_nothing_before_its_time(subject).await;
+    upkeep::the_first_value_kept_stays(subject).await;
+    races::of_two_hundred_inserts_one_wins(subject).await;
+    races::of_two_hundred_takeovers_one_wins_each_record(subject).await;
+    races::a_renewal_and_a_takeover_never_both_win(subject).await;
+    races::of_many_who_keep_a_value_all_get_the_same(subject).await;
+    browsing::a_list_gives_what_fits_in_the_order_of_ids(subject).await;
+    browsing::a_count_follows_every_write(subject).await;
+    browsing::a_history_is_told_in_order_and_outlives_its_record(subject).await;
+}
+
+/// A name that nothing else goes by.
+#[derive(Clone, Debug)]
+pub struct Name {
+    /// The record's id.
+    pub id: RecordId,
+    /// What the id was made from.
+    pub identity: Arc<Identity>,
+}
+
+impl Name {
+    /// A name under a key drawn at random.
+    pub fn fresh() -> Name {
+        Name::of("shop", &format!("key-{:016x}", nonce().0))
+    }
+
+    /// The name of `key` in the hands of `tenant`.
+    pub fn of(tenant: &str, key: &str) -> Name {
+        let identity = Identity {
+            tenant: Tenant::new(tenant).expect("the suite's tenants are well-formed"),
+            operation: Operation { method: "POST".into(), path: "/payments".into() },
+            key: Key::stored(key).expect("the suite's keys are well-formed"),
+        };
+        Name { id: RecordId::of(&identity, ScopeRule::Operation), identity: Arc::new(identity) }
+    }
+}
+
+/// A number that nobody drew before.
+pub fn nonce() -> Nonce {
+    Nonce(getrandom::u64().expect("the system gives random bytes"))
+}
+
+/// A row to be, in `state`, that is never due, never expires and is never removed.
+pub fn draft(name: &Name, state: State) -> Draft {
+    Draft {
+        identity: name.identity.clone(),
+        birth: Nonce(0),
+        owner: Nonce(0),
+        attempt: 1,
+        state,
+        flags: Flags::default(),
+        fingerprint: None,
+        policy: Arc::new(Policy { lease: LONG, ..Policy::default() }),
+        point: 0,
+        created: Mark::Keep,
+        ran: Mark::Keep,
+        completed: Mark::Keep,
+        due_in: None,
+        expires_in: None,
+        purge_in: None,
+        note: Note::default(),
+    }
+}
+
+/// A Change that begins a generation where no row stands.
+pub fn insert(name: &Name, draft: Draft) -> Change {
+    let nonce = nonce();
+    let draft = Draft { birth: nonce, owner: nonce, ..draft };
+    write(name.id, Expect::Absent, nonce, draft)
+}
+
+/// A Change of the record as it was read, within its generation.
+pub fn replace(before: &Record, draft: Draft) -> Change {
+    let draft = Draft { birth: before.birth, owner: before.owner, ..draft };
+    write(before.id, Expect::Version(before.version), nonce(), draft)
+}
+
+/// A Change of the record as it was read, if its due instant has passed.
+pub fn take_over(before: &Record, draft: Draft) -> Change {
+    let nonce = nonce();
+    let draft = Draft { birth: before.birth, owner: nonce, ..draft };
+    write(before.id, Expect::Due(before.version), nonce, draft)
+}
+
+fn write(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Change {
+    Change { id, expect, nonce, draft: Some(draft), clears_bodies: false, bodies: vec![], history: vec![] }
+}
+
+/// The Change with an answer beside it.
+pub fn answering(mut change: Change, answer: &'static [u8]) -> Change {
+    change.bodies.push(Body { kind: BodyKind::Answer, data: Bytes::from_static(answer) });
+    change
+}
+
+/// The Change with a line of history.
+pub fn telling(mut change: Change, what: Happened, detail: &str) -> Change {
+    change.history.push(History { what, detail: detail.to_owned() });
+    change
+}
+
+/// What came of one Change.
+pub async fn commit(store: &dyn Store, change: &Change) -> Commit {
+    let mut fates = store.commit(vec![Arc::new(change.clone())]).await;
+    assert_eq!(fates.len(), 1, "a batch of one has one fate");
+    fates.remove(0).unwrap_or_else(|error| panic!("a commit failed: {error}: {:?}", cause(&error)))
+}
+
+/// What came of each Change, by id. The batch is sent as a caller must: sorted by id.
+pub async fn commit_all(store: &dyn Store, mut changes: Vec<Change>) -> HashMap<RecordId, Commit> {
+    changes.sort_by_key(|change| change.id);
+    let ids: Vec<RecordId> = changes.iter().map(|change| change.id).collect();
+    let fates = store.commit(changes.into_iter().map(Arc::new).collect()).await;
+    assert_eq!(fates.len(), ids.len(), "every change has a fate");
+    let told =
+        |fate: Result<Commit, StoreError>| fate.unwrap_or_else(|error| panic!("a commit failed: {error}"));
+    ids.into_iter().zip(fates.into_iter().map(told)).collect()
+}
+
+/// Writes a Change that must count, and gives what is stored then: exactly what the Change says.
+pub async fn put(store: &dyn Store, change: &Change) -> Stored {
+    let before = load(store, change.id).await.map(|stored| stored.record);
+    let Commit::Done(stamp) = commit(store, change).await else {
+        panic!("a change that nothing stood in the way of was refused: {change:?}");
+    };
+    let stored = load(store, change.id).await.expect("what was just written is there");
+    assert_eq!(
+        Some(&stored.record),
+        change.applied(stamp, before.as_ref()).as_ref(),
+        "written and loaded differ"
+    );
+    stored
+}
+
+/// The record with this id.
+pub async fn load(store: &dyn Store, id: RecordId) -> Option<Stored> {
+    let mut found = store.load(vec![id]).await.expect("a load succeeds");
+    assert_eq!(found.len(), 1, "one id has one place in the answer");
+    found.remove(0)
+}
+
+/// What stood in the way of a Change that must be refused.
+pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<Stored> {
+    match commit(store, change).await {
+        Commit::Conflict(stored) => stored.map(|stored| *stored),
+        Commit::Done(_) => panic!("a change was taken although {why}"),
+    }
+}
+
+fn cause(error: &StoreError) -> Option<String> {
+    std::error::Error::source(error).map(ToString::to_string)
+}
+
+/// An interval that ends when the clock was moved by [`TICK`].
+pub const SHORT: Duration = Duration::from_millis(5);
+
+/// How far the suite moves the clock: longer than [`SHORT`], short enough for stores that really wait.
+pub const TICK: Duration = Duration::from_millis(10);
+
+/// An interval that never ends while the suite runs, however slow the machine.
+pub const LONG: Duration = Duration::from_secs(3600);

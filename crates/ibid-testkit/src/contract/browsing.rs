@@ -1,0 +1,127 @@
+//! What an operator asks: list, count, history.
+
+use std::time::Duration;
+
+use ibid_core::change::{Draft, Expect, Happened};
+use ibid_core::record::{Flags, State};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Browse, Counts, Filter};
+
+use super::{Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, replace, telling};
+
+/// By state, tenant, key and prefix, and page by page.
+pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn Subject) {
+    let store = subject.store();
+    let (ours, theirs) = (format!("ours-{:x}", nonce().0), format!("theirs-{:x}", nonce().0));
+    let mut names: Vec<Name> = (0..9).map(|n| Name::of(&ours, &format!("key-{n}"))).collect();
+    names.sort_by_key(|name| name.id);
+    let stranger = Name::of(&theirs, "key-1");
+    let state = |place: usize| if place < 3 { State::Completed } else { State::Retryable };
+    let mut changes: Vec<_> =
+        names.iter().enumerate().map(|(place, name)| insert(name, draft(name, state(place)))).collect();
+    changes.push(insert(&stranger, draft(&stranger, State::Completed)));
+    commit_all(&*store, changes).await;
+
+    let of_ours = || Filter { tenant: Some(ours.clone()), ..Filter::default() };
+    let all: Vec<RecordId> = names.iter().map(|name| name.id).collect();
+    assert_eq!(list(&*store, of_ours()).await, all, "one tenant's, in the order of ids");
+    let completed = Filter { state: Some(State::Completed), ..of_ours() };
+    assert_eq!(list(&*store, completed).await, all[..3], "and in one state");
+    let by_key = Filter { key: Some("key-1".to_owned()), ..of_ours() };
+    let one = names.iter().find(|name| name.identity.key.as_str() == "key-1").expect("it was made above").id;
+    assert_eq!(list(&*store, by_key).await, [one], "and under one key");
+
+    let mut pages = Vec::new();
+    let mut after = None;
+    loop {
+        let page = list(&*store, Filter { after, limit: 4, ..of_ours() }).await;
+        assert!(page.len() <= 4, "no more than asked");
+        let Some(last) = page.last() else { break };
+        after = Some(*last);
+        pages.extend(page);
+    }
+    assert_eq!(pages, all, "the cursor loses none and repeats none");
+
+    let prefixed =
+        |digits: &str| Filter { prefix: Some(digits.parse().expect("hex digits")), ..Filter::default() };
+    for digits in [&one.to_string()[..], &one.short(), &one.to_string()[..5]] {
+        let found = list(&*store, prefixed(digits)).await;
+        assert!(found.contains(&one), "a prefix of its id finds it");
+        assert!(found.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
+    }
+    let past = Filter { after: Some(one), ..prefixed(&one.to_string()) };
+    assert_eq!(list(&*store, past).await, [], "the cursor holds within a prefix");
+    let before = Filter { after: Some(RecordId::from_bytes([0; 32])), ..prefixed(&one.to_string()) };
+    assert_eq!(list(&*store, before).await, [one], "a cursor before the prefix takes nothing away");
+    assert_eq!(list(&*store, Filter { limit: 0, ..of_ours() }).await, [], "zero means none");
+}
+
+/// Each state by itself, and the dead letters.
+pub async fn a_count_follows_every_write(subject: &dyn Subject) {
+    let store = subject.store();
+    let count = async || store.count().await.expect("a count succeeds");
+    let before = count().await;
+    let mut changes = Vec::new();
+    for (place, state) in State::ALL.into_iter().enumerate() {
+        for _ in 0..=place {
+            let name = Name::fresh();
+            changes.push(insert(&name, draft(&name, state)));
+        }
+    }
+    let name = Name::fresh();
+    let dead = Flags { dead_letter: true, owed: true, ..Flags::default() };
+    changes.push(insert(&name, Draft { flags: dead, ..draft(&name, State::Unknown) }));
+    let owed = Name::fresh();
+    let flags = Flags { owed: true, ..Flags::default() };
+    changes.push(insert(&owed, Draft { flags, ..draft(&owed, State::Pending) }));
+    commit_all(&*store, changes).await;
+    let grown = |by: [u64; State::ALL.len()], dead| Counts {
+        by_state: std::array::from_fn(|place| before.by_state[place] + by[place]),
+        dead_letters: before.dead_letters + dead,
+    };
+    assert_eq!(count().await, grown([2, 2, 3, 4, 6], 1), "every insert is counted in its state");
+    let stored = load(&*store, name.id).await.expect("it stands");
+    put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
+    assert_eq!(count().await, grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
+}
+
+/// Oldest first, with the store's time of each write.
+pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let begun = telling(insert(&name, draft(&name, State::InProgress)), Happened::Operator, "zero");
+    let begun = put(&*store, &begun).await;
+    subject.advance(Duration::from_millis(1)).await;
+    let mut lapse = telling(replace(&begun.record, draft(&name, State::Unknown)), Happened::Lapse, "one");
+    for what in Happened::ALL {
+        lapse = telling(lapse, what, what.name());
+    }
+    let lapsed = put(&*store, &lapse).await;
+    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+    put(&*store, &telling(replace(&lapsed.record, going), Happened::Settled, "")).await;
+    let mut late =
+        telling(insert(&name, draft(&name, State::Completed)), Happened::LateAnswer, "last \u{2713}");
+    (late.draft, late.expect) = (None, Expect::Anything);
+    commit(&*store, &late).await;
+
+    let told = store.history(name.id).await.expect("a history is read");
+    let mut words = vec![(Happened::Operator, "zero"), (Happened::Lapse, "one")];
+    words.extend(Happened::ALL.map(|what| (what, what.name())));
+    words.extend([(Happened::Settled, ""), (Happened::LateAnswer, "last \u{2713}")]);
+    let said: Vec<_> = told.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
+    assert_eq!(said, words, "every line, in the order of the writes");
+    assert_eq!(told[0].0, begun.record.created_at, "with the store's time of its write");
+    assert!(told[1].0 > told[0].0 && told[1].0 == told[2].0, "one change, one instant");
+    let other = store.history(Name::fresh().id).await.expect("a history is read");
+    assert_eq!(other, vec![], "who did nothing has none");
+
+    subject.advance(TICK).await;
+    while store.purge(100).await.expect("a purge succeeds") > 0 {}
+    assert_eq!(load(&*store, name.id).await, None, "the record is gone");
+    assert_eq!(store.history(name.id).await.expect("a history is read"), told, "what happened stays told");
+}
+
+async fn list(store: &(impl Browse + ?Sized), filter: Filter) -> Vec<RecordId> {
+    let found = store.list(filter).await.expect("a list succeeds");
+    found.iter().map(|stored| stored.record.id).collect()
+}

@@ -1,0 +1,144 @@
+//! Many at once from one barrier: one wins, and every other learns who.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, Draft};
+use ibid_core::record::State;
+use ibid_core::store::{Renewed, Store};
+use tokio::sync::Barrier;
+
+use super::{
+    LONG, Name, SHORT, Subject, TICK, answering, commit, draft, insert, load, nonce, put, take_over,
+};
+
+/// One name, two hundred requests, one Attempt.
+pub async fn of_two_hundred_inserts_one_wins(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let inserts =
+        (0..RACERS).map(|_| answering(insert(&name, draft(&name, State::InProgress)), b"mine")).collect();
+    let winner = one_winner(race(&store, inserts).await);
+    let stored = load(&*store, name.id).await.expect("somebody won");
+    assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+}
+
+/// Twenty lapsed records, ten takers each.
+pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn Subject) {
+    let store = subject.store();
+    let mut lapsed = Vec::new();
+    for _ in 0..RECORDS {
+        let name = Name::fresh();
+        let lapsing = Draft { due_in: Some(SHORT), ..draft(&name, State::InProgress) };
+        let stored = put(&*store, &insert(&name, lapsing)).await;
+        lapsed.push((name, stored.record));
+    }
+    subject.advance(TICK).await;
+    let take = |(name, record): &(Name, _)| {
+        take_over(record, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
+    };
+    let takers = lapsed.iter().cycle().take(RACERS).map(take).collect();
+    let mut fates = race(&store, takers).await;
+    for (name, _) in &lapsed {
+        let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == name.id);
+        fates = others;
+        let winner = one_winner(of_this);
+        let stored = load(&*store, name.id).await.expect("it stands");
+        assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+    }
+}
+
+/// A holder that comes back at the last moment keeps its lease or loses it, and is told which.
+pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn Subject) {
+    let store = subject.store();
+    let mut lapsed = Vec::new();
+    for _ in 0..RECORDS {
+        let name = Name::fresh();
+        let lapsing = Draft { due_in: Some(SHORT), ..draft(&name, State::InProgress) };
+        let stored = put(&*store, &insert(&name, lapsing)).await;
+        lapsed.push((name, stored.record));
+    }
+    subject.advance(TICK).await;
+    let pairs = lapsed.into_iter().map(|(name, record)| {
+        let store = store.clone();
+        async move {
+            let next = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
+            let takeover = take_over(&record, next);
+            let renewal = store.renew(vec![(record.id, record.version)]);
+            let (taken, renewed) = tokio::join!(commit(&*store, &takeover), renewal);
+            let taken = matches!(taken, Commit::Done(_));
+            let renewed = matches!(renewed.expect("a renewal succeeds")[..], [Renewed::Until(_)]);
+            assert!(taken != renewed, "taken over: {taken}, renewed: {renewed}");
+        }
+    });
+    together(pairs.collect()).await;
+}
+
+/// Two nodes that start at once agree on their secret.
+pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = format!("contract race {:016x}", nonce().0);
+    let keepers = (0..RACERS).map(|place| {
+        let (store, name) = (store.clone(), name.clone());
+        async move { store.keep(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
+    });
+    let kept = together(keepers.collect()).await;
+    assert!(kept.iter().all(|value| *value == kept[0]), "two keepers were told different values");
+    let after = store.keep(&name, Bytes::from_static(b"late")).await.expect("it is kept");
+    assert_eq!(after, kept[0], "what was told is what is kept");
+}
+
+async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(Change, Commit)> {
+    let racers = changes.into_iter().map(|change| {
+        let store = store.clone();
+        async move {
+            let fate = commit(&*store, &change).await;
+            (change, fate)
+        }
+    });
+    together(racers.collect()).await
+}
+
+/// The one Change that counted; all others must have been told of it.
+fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
+    let (won, lost): (Vec<_>, Vec<_>) =
+        fates.into_iter().partition(|(_, fate)| matches!(fate, Commit::Done(_)));
+    assert_eq!(won.len(), 1, "exactly one of a race wins");
+    let winner = won.into_iter().next().map(|(change, _)| change).expect("one was counted");
+    for (loser, fate) in lost {
+        let Commit::Conflict(Some(stored)) = fate else { panic!("a loser was told nothing: {fate:?}") };
+        assert!(winner.is_stored_as(&stored), "a loser was told of another than the winner");
+        assert!(!loser.is_stored_as(&stored), "a loser took the winner for itself");
+        let answer = winner.bodies.first().map(|body| body.data.clone());
+        assert_eq!(stored.answer, answer, "a loser was told another answer than the winner's");
+    }
+    winner
+}
+
+/// Runs all of them from one starting line.
+async fn together<F>(futures: Vec<F>) -> Vec<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    let line = Arc::new(Barrier::new(futures.len()));
+    let start = |future: F| {
+        let line = line.clone();
+        tokio::spawn(async move {
+            line.wait().await;
+            future.await
+        })
+    };
+    let running: Vec<_> = futures.into_iter().map(start).collect();
+    let mut ends = Vec::with_capacity(running.len());
+    for task in running {
+        ends.push(task.await.expect("a racer panicked"));
+    }
+    ends
+}
+
+/// Enough that some arrive within one batch and some within the next.
+const RACERS: usize = 200;
+
+/// Ten racers for each.
+const RECORDS: usize = 20;

@@ -1,0 +1,171 @@
+//! What workers that nobody waits for ask of a store: renew, due, purge, keep.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::Draft;
+use ibid_core::record::{Nonce, Record, State, Version};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Renewed, Store};
+
+use super::{
+    LONG, Name, SHORT, Subject, TICK, answering, commit_all, draft, insert, load, nonce, put, refused,
+    replace, take_over,
+};
+
+/// Otherwise an Attempt's renewal would refuse its own finish.
+pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let running = Draft { due_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::InProgress) };
+    let begun = put(&*store, &answering(insert(&name, running), b"kept")).await;
+    subject.advance(TICK).await;
+    let until = renewed(&*store, &begun.record).await;
+    let after = load(&*store, name.id).await.expect("it stands");
+    assert_eq!(after.answer, begun.answer, "a renewal leaves the bodies alone");
+    let mut expected = begun.record.clone();
+    expected.due_at = after.record.due_at;
+    assert_eq!(after.record, expected, "a renewal moves the due instant alone");
+    assert_eq!(after.record.due_at, Some(until), "what was told is what is stored");
+    let left = until.since(after.now);
+    assert!(left <= LONG && left > LONG / 2, "it runs for the policy's lease from the store's now: {left:?}");
+    put(&*store, &replace(&begun.record, draft(&name, State::Completed))).await;
+}
+
+/// A lease that another holds, that is over, or that never was can't be renewed.
+pub async fn a_renewal_at_another_version_is_lost(subject: &dyn Subject) {
+    let store = subject.store();
+    let running = |name: &Name| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
+    let (held, other, done, none) = (Name::fresh(), Name::fresh(), Name::fresh(), Name::fresh());
+    let held = put(&*store, &insert(&held, running(&held))).await.record;
+    let other = put(&*store, &insert(&other, running(&other))).await.record;
+    let done = put(&*store, &insert(&done, draft(&done, State::Completed))).await.record;
+    let leases = vec![
+        (none.id, Version { count: 1, nonce: nonce() }),
+        (held.id, held.version),
+        (other.id, Version { nonce: Nonce(!other.version.nonce.0), ..other.version }),
+        (other.id, Version { count: other.version.count + 1, ..other.version }),
+        (done.id, done.version),
+    ];
+    let fates = store.renew(leases).await.expect("a renewal succeeds");
+    let lost = [true, false, true, true, true];
+    assert_eq!(fates.len(), lost.len(), "every renewal has a fate");
+    for (place, (fate, lost)) in fates.iter().zip(lost).enumerate() {
+        assert_eq!(*fate == Renewed::Lost, lost, "renewal {place} came out as {fate:?}");
+    }
+    for record in [other, done] {
+        let after = load(&*store, record.id).await.expect("it stands");
+        assert_eq!(after.record, record, "a lost renewal wrote");
+    }
+    assert!(store.renew(vec![]).await.expect("nothing to renew").is_empty());
+}
+
+/// The Version stays the same through every renewal, so the finish at the end still counts.
+pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
+    let begun = put(&*store, &insert(&name, running.clone())).await;
+    let mut last = begun.record.due_at.expect("it holds a lease");
+    for _ in 0..20 {
+        subject.advance(Duration::from_millis(1)).await;
+        let until = renewed(&*store, &begun.record).await;
+        assert!(until > last, "each renewal ends later than the one before");
+        last = until;
+        refused(&*store, &take_over(&begun.record, running.clone()), "the lease is live").await;
+    }
+    put(&*store, &answering(replace(&begun.record, draft(&name, State::Completed)), b"done")).await;
+    let lost = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
+    assert_eq!(lost, vec![Renewed::Lost], "after the finish there is nothing to renew");
+}
+
+/// Only the state asked for, only what has passed, in order, up to the limit.
+pub async fn due_gives_one_state_longest_due_first(subject: &dyn Subject) {
+    let store = subject.store();
+    let names: Vec<Name> = (0..7).map(|_| Name::fresh()).collect();
+    let due = |name: &Name, state, due_in| insert(name, Draft { due_in, ..draft(name, state) });
+    let ms = |n| Some(Duration::from_millis(n));
+    let mut third = due(&names[2], State::Unknown, ms(3));
+    third = answering(third, b"beside");
+    commit_all(
+        &*store,
+        vec![
+            third,
+            due(&names[0], State::Unknown, ms(1)),
+            due(&names[1], State::Unknown, ms(2)),
+            due(&names[3], State::Unknown, ms(4)),
+            due(&names[4], State::Unknown, Some(LONG)),
+            due(&names[5], State::Unknown, None),
+            due(&names[6], State::Pending, ms(1)),
+        ],
+    )
+    .await;
+    subject.advance(TICK).await;
+    let found = store.due(State::Unknown, 3).await.expect("due is answered");
+    let ids: Vec<RecordId> = found.iter().map(|stored| stored.record.id).collect();
+    assert_eq!(ids, [names[0].id, names[1].id, names[2].id], "longest due first, no more than asked");
+    assert_eq!(found[2].answer.as_deref(), Some(&b"beside"[..]), "with all that a load gives");
+    assert!(found.iter().all(|stored| stored.record.is_due(stored.now)), "nothing before its time");
+    let all = store.due(State::Unknown, 100).await.expect("due is answered");
+    assert_eq!(all.len(), 4, "neither the later nor the never due");
+    let pending = store.due(State::Pending, 100).await.expect("due is answered");
+    assert_eq!(
+        pending.iter().map(|s| s.record.id).collect::<Vec<_>>(),
+        [names[6].id],
+        "each state by itself"
+    );
+    assert!(store.due(State::Unknown, 0).await.expect("due is answered").is_empty(), "zero means none");
+    for stored in all.into_iter().chain(pending) {
+        let name = Name { id: stored.record.id, identity: stored.record.identity.clone() };
+        put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
+    }
+    assert!(
+        store.due(State::Unknown, 100).await.expect("due is answered").is_empty(),
+        "what is settled is not due"
+    );
+}
+
+/// And never a row that has no such time.
+pub async fn purge_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn Subject) {
+    let store = subject.store();
+    while store.purge(100).await.expect("a purge succeeds") > 0 {}
+    let names: Vec<Name> = (0..5).map(|_| Name::fresh()).collect();
+    let ms = |n| Some(Duration::from_millis(n));
+    let terms = [ms(1), ms(2), ms(3), Some(LONG), None];
+    // The order of the instants is not the order of the writes.
+    let going = names.iter().zip(terms).rev().map(|(name, purge_in)| {
+        answering(insert(name, Draft { purge_in, ..draft(name, State::Completed) }), b"going")
+    });
+    commit_all(&*store, going.collect()).await;
+    subject.advance(TICK).await;
+    assert_eq!(store.purge(0).await.expect("a purge succeeds"), 0, "zero means none");
+    assert_eq!(store.purge(2).await.expect("a purge succeeds"), 2, "no more than asked");
+    let stands = async |name: &Name| load(&*store, name.id).await.is_some();
+    assert!(!stands(&names[0]).await && !stands(&names[1]).await, "the oldest go first");
+    assert!(stands(&names[2]).await, "the limit holds");
+    assert_eq!(store.purge(100).await.expect("a purge succeeds"), 1, "the rest of what is past its time");
+    assert!(!stands(&names[2]).await, "it went");
+    assert!(stands(&names[3]).await, "nothing goes before its time");
+    assert!(stands(&names[4]).await, "what has no such time stays");
+    assert_eq!(store.purge(100).await.expect("a purge succeeds"), 0, "nothing is left to remove");
+}
+
+/// The first writer's value is what everybody gets.
+pub async fn the_first_value_kept_stays(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = format!("contract {:016x}", nonce().0);
+    let keep =
+        async |value: &'static [u8]| store.keep(&name, Bytes::from_static(value)).await.expect("it is kept");
+    assert_eq!(keep(b"first").await, &b"first"[..]);
+    assert_eq!(keep(b"second").await, &b"first"[..]);
+    let other = store.keep(&format!("{name} too"), Bytes::new()).await.expect("it is kept");
+    assert_eq!(other, Bytes::new(), "each name by itself, and nothing is a value too");
+}
+
+async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
+    let fates = store.renew(vec![(record.id, record.version)]).await.expect("a renewal succeeds");
+    match fates[..] {
+        [Renewed::Until(until)] => until,
+        _ => panic!("a lease that nobody else wants was not renewed: {fates:?}"),
+    }
+}

@@ -1,0 +1,373 @@
+//! One Change after another: what counts, what is refused, and what is found afterwards.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Body, BodyKind, Commit, Draft, Expect, Happened, Mark};
+use ibid_core::fingerprint::Fingerprint;
+use ibid_core::policy::{Policy, Reconcile};
+use ibid_core::record::{ErrorCode, Flags, Nonce, Note, State, Version};
+use ibid_core::scope::{Identity, Operation};
+
+use super::{
+    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
+    refused, replace, take_over, telling,
+};
+
+/// `Expect::Absent` counts where no row stands, and only there.
+pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    assert_eq!(load(&*store, name.id).await, None, "a fresh name stands for nothing");
+    let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let second = insert(&name, draft(&name, State::InProgress));
+    let winner = refused(&*store, &second, "a row stands").await.expect("the winner is told");
+    assert_eq!(winner.record, first.record, "the winner is the one that stands");
+    assert!(!second.is_stored_as(&winner), "another's insert is not taken for one's own");
+}
+
+/// Count and nonce must both be what is stored.
+pub async fn a_write_at_another_version_is_refused(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let absent = replace(
+        &put(&*store, &insert(&Name::fresh(), draft(&name, State::InProgress))).await.record,
+        draft(&name, State::Completed),
+    );
+    let nowhere = ibid_core::change::Change { id: name.id, ..absent };
+    assert_eq!(refused(&*store, &nowhere, "no row stands").await, None, "no row, nothing to tell");
+    let stored = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let Version { count, nonce } = stored.record.version;
+    let others = [
+        Version { count: count + 1, nonce },
+        Version { count: count - 1, nonce },
+        Version { count, nonce: Nonce(nonce.0 ^ 1) },
+        Version { count, nonce: Nonce(nonce.0 ^ (1 << 63)) },
+    ];
+    for version in others {
+        for expect in [Expect::Version(version), Expect::Due(version)] {
+            let mut change = replace(&stored.record, draft(&name, State::Completed));
+            change.expect = expect;
+            refused(&*store, &change, "it expected another version").await;
+        }
+    }
+    let after = load(&*store, name.id).await.expect("it still stands");
+    assert_eq!(after.record, stored.record, "refused writes leave no trace");
+    put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
+    let again = replace(&stored.record, draft(&name, State::Completed));
+    refused(&*store, &again, "its version was overwritten").await;
+}
+
+/// Who loses needs no second round trip to answer its client.
+pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let begun = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201 created");
+    let finished = put(&*store, &finish).await;
+    assert_eq!(finished.answer.as_deref(), Some(&b"201 created"[..]), "the answer is loaded with its record");
+    let late = answering(replace(&begun.record, draft(&name, State::Completed)), b"too late");
+    for loser in [late, insert(&name, draft(&name, State::InProgress))] {
+        let newer = refused(&*store, &loser, "the record had gone on").await.expect("a row stands");
+        assert_eq!(newer.record, finished.record, "a lost race carries the record that won");
+        assert_eq!(newer.answer, finished.answer, "a lost race carries the answer that won");
+        assert!(newer.now >= finished.now, "what is told is told with the time");
+    }
+}
+
+/// A takeover that read a lapsed lease is refused if the lease was renewed since.
+pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn Subject) {
+    let store = subject.store();
+    let lapsing = |name: &Name| Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) };
+    let running = |name: &Name| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
+
+    let name = Name::fresh();
+    let held = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let takeover = take_over(&held.record, running(&name));
+    refused(&*store, &takeover, "the record is never due").await;
+
+    let name = Name::fresh();
+    let live = put(&*store, &insert(&name, running(&name))).await;
+    refused(&*store, &take_over(&live.record, running(&name)), "the lease was live").await;
+
+    let name = Name::fresh();
+    put(&*store, &insert(&name, lapsing(&name))).await;
+    subject.advance(TICK).await;
+    let lapsed = load(&*store, name.id).await.expect("it stands");
+    assert!(lapsed.record.is_due(lapsed.now), "the clock moved past the lease");
+    store.renew(vec![(name.id, lapsed.record.version)]).await.expect("a renewal succeeds");
+    refused(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
+
+    let name = Name::fresh();
+    let begun = put(&*store, &insert(&name, lapsing(&name))).await;
+    subject.advance(TICK).await;
+    let taken = put(&*store, &take_over(&begun.record, running(&name))).await;
+    let late = replace(&begun.record, draft(&name, State::Completed));
+    let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
+    assert_eq!(holder.record.owner, taken.record.owner, "the silent holder learns who took over");
+}
+
+/// After a lost reply the same Change is sent again, and finds itself.
+pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let begin = insert(&name, draft(&name, State::InProgress));
+    let begun = put(&*store, &begin).await;
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    assert!(begin.is_stored_as(&own), "a repeated insert finds its own version");
+    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"once");
+    let finish = telling(finish, Happened::Settled, "once");
+    put(&*store, &finish).await;
+    let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
+    assert!(finish.is_stored_as(&own), "a repeated update finds its own version");
+    assert_eq!(own.answer.as_deref(), Some(&b"once"[..]), "and the answer it wrote");
+    let lines = store.history(name.id).await.expect("a history is read");
+    assert_eq!(lines.len(), 1, "the repetition wrote no second line");
+}
+
+/// The nonce tells generations apart even where the count starts anew.
+pub async fn a_version_never_repeats_after_removal(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+    let old = put(&*store, &answering(insert(&name, going), b"old")).await;
+    subject.advance(TICK).await;
+    while store.purge(100).await.expect("a purge succeeds") > 0 {}
+    assert_eq!(load(&*store, name.id).await, None, "what is past its time is removed");
+    let new = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    assert_eq!(new.answer, None, "the removed record's answer went with it");
+    assert_ne!(new.record.version, old.record.version, "versions never repeat");
+    let late = replace(&old.record, draft(&name, State::Completed));
+    let stands = refused(&*store, &late, "its generation was removed").await.expect("a row stands");
+    assert_eq!(stands.record, new.record, "the new generation is untouched");
+}
+
+/// Some done, some refused, one large: each as if it were alone.
+pub async fn one_changes_fate_never_touches_anothers(subject: &dyn Subject) {
+    let store = subject.store();
+    let taken: Vec<Name> = (0..4).map(|_| Name::fresh()).collect();
+    let free: Vec<Name> = (0..4).map(|_| Name::fresh()).collect();
+    for name in &taken {
+        put(&*store, &insert(name, draft(name, State::InProgress))).await;
+    }
+    let large = Bytes::from(vec![0xa5; 1 << 20]);
+    let mut batch: Vec<_> = taken
+        .iter()
+        .chain(&free)
+        .map(|name| answering(insert(name, draft(name, State::Completed)), b"small"))
+        .collect();
+    batch[4].bodies[0].data = large.clone();
+    let fates = commit_all(&*store, batch).await;
+    for name in &taken {
+        let Commit::Conflict(Some(stored)) = &fates[&name.id] else { panic!("a taken name was taken again") };
+        assert_eq!(stored.record.state, State::InProgress, "the refusal tells what stood before");
+        let after = load(&*store, name.id).await.expect("it stands");
+        assert_eq!((after.record.state, after.answer), (State::InProgress, None), "a refused change wrote");
+    }
+    for (place, name) in free.iter().enumerate() {
+        assert!(matches!(fates[&name.id], Commit::Done(_)), "a free name was refused beside a taken one");
+        let answer = load(&*store, name.id).await.and_then(|stored| stored.answer).expect("it was written");
+        assert_eq!(answer, if place == 0 { large.clone() } else { Bytes::from_static(b"small") });
+    }
+    assert!(store.commit(vec![]).await.is_empty(), "an empty batch has no fates");
+}
+
+/// All of a Change or nothing.
+pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let begun = put(&*store, &answering(insert(&name, draft(&name, State::InProgress)), b"kept")).await;
+    let mut stale = replace(&begun.record, draft(&name, State::Completed));
+    stale.expect = Expect::Version(Version { count: 1, nonce: nonce() });
+    stale.clears_bodies = true;
+    let late = telling(answering(stale, b"late"), Happened::LateAnswer, "late");
+    let again = telling(
+        answering(insert(&name, draft(&name, State::InProgress)), b"again"),
+        Happened::Takeover,
+        "again",
+    );
+    for change in [late, again] {
+        refused(&*store, &change, "something else was stored").await;
+    }
+    let after = load(&*store, name.id).await.expect("it stands");
+    assert_eq!((after.record, after.answer), (begun.record, begun.answer), "a refused change wrote");
+    assert_eq!(store.history(name.id).await.expect("a history is read"), vec![], "a refused change told");
+}
+
+/// The next generation under the same id never replays the answer of the one before.
+pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dyn Subject) {
+    let store = subject.store();
+    for clears_bodies in [true, false] {
+        let name = Name::fresh();
+        let old = put(&*store, &answering(insert(&name, draft(&name, State::Completed)), b"old")).await;
+        let mut rebirth = replace(&old.record, draft(&name, State::InProgress));
+        rebirth.clears_bodies = clears_bodies;
+        rebirth.draft =
+            rebirth.draft.map(|draft| Draft { birth: rebirth.nonce, owner: rebirth.nonce, ..draft });
+        let new = put(&*store, &rebirth).await;
+        assert_eq!(new.answer, None, "a new generation saw an old answer (clears_bodies: {clears_bodies})");
+        let finish = answering(replace(&new.record, draft(&name, State::Completed)), b"new");
+        assert_eq!(put(&*store, &finish).await.answer.as_deref(), Some(&b"new"[..]), "it keeps its own");
+    }
+}
+
+/// Within a generation an answer stays until it is replaced or cleared.
+pub async fn an_answer_replaces_the_one_before_it(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let completed = || draft(&name, State::Completed);
+    let mut first = answering(insert(&name, completed()), b"first");
+    first.bodies.push(Body { kind: BodyKind::Request, data: Bytes::from_static(b"request") });
+    first.bodies.push(Body { kind: BodyKind::Phase(u16::MAX), data: Bytes::from_static(b"phase") });
+    let first = put(&*store, &first).await;
+    let untouched = put(&*store, &replace(&first.record, completed())).await;
+    assert_eq!(untouched.answer.as_deref(), Some(&b"first"[..]), "a change without a body keeps the answer");
+    let second = put(&*store, &answering(replace(&untouched.record, completed()), b"second")).await;
+    assert_eq!(second.answer.as_deref(), Some(&b"second"[..]), "an answer is replaced");
+    let empty = put(&*store, &answering(replace(&second.record, completed()), b"")).await;
+    assert_eq!(empty.answer.as_deref(), Some(&b""[..]), "an empty answer is an answer");
+    let mut clearing = replace(&empty.record, completed());
+    clearing.clears_bodies = true;
+    assert_eq!(put(&*store, &clearing).await.answer, None, "a cleared answer is gone");
+}
+
+/// `Keep`, `Now` and `Clear`, each on each instant.
+pub async fn marks_keep_set_and_clear_instants(subject: &dyn Subject) {
+    let store = subject.store();
+    let marked = |name: &Name, mark| Draft {
+        created: mark,
+        ran: mark,
+        completed: mark,
+        ..draft(name, State::Completed)
+    };
+    for on_insert in [Mark::Keep, Mark::Now, Mark::Clear] {
+        let name = Name::fresh();
+        let first = put(&*store, &insert(&name, marked(&name, on_insert))).await.record;
+        assert_eq!(first.ran_at.is_some(), on_insert == Mark::Now, "{on_insert:?} on an insert");
+        subject.advance(Duration::from_millis(1)).await;
+        let mut before = first.clone();
+        for mark in [Mark::Keep, Mark::Now, Mark::Keep, Mark::Clear, Mark::Keep] {
+            let after = put(&*store, &replace(&before, marked(&name, mark))).await.record;
+            match mark {
+                Mark::Keep => assert_eq!(
+                    (after.created_at, after.ran_at, after.completed_at),
+                    (before.created_at, before.ran_at, before.completed_at),
+                    "kept instants moved"
+                ),
+                Mark::Now => assert!(
+                    after.ran_at.is_some_and(|at| at > first.created_at)
+                        && after.completed_at == after.ran_at,
+                    "`Now` is the store's clock at the write"
+                ),
+                Mark::Clear => assert_eq!((after.ran_at, after.completed_at), (None, None), "cleared"),
+            }
+            before = after;
+        }
+    }
+}
+
+/// Every field comes back as it went in, on an insert and on an update, at its extremes too.
+pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn Subject) {
+    let store = subject.store();
+    for state in State::ALL {
+        let name = Name::fresh();
+        let plain = put(&*store, &insert(&name, draft(&name, state))).await;
+        // `put` compares what is loaded with `Change::applied`.
+        let full = put(&*store, &replace(&plain.record, everything(&name, state))).await;
+        put(&*store, &replace(&full.record, draft(&name, state))).await;
+        let name = Name::fresh();
+        put(&*store, &insert(&name, everything(&name, state))).await;
+    }
+    for number in [0, 1, u64::MAX >> 1, (u64::MAX >> 1) + 1, u64::MAX] {
+        let name = Name::fresh();
+        let mut change = insert(&name, draft(&name, State::InProgress));
+        change.nonce = Nonce(number);
+        change.draft =
+            change.draft.map(|draft| Draft { birth: Nonce(number), owner: Nonce(!number), ..draft });
+        let stored = put(&*store, &change).await;
+        put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
+    }
+    // Under tenant scope the next generation of one id may serve another operation.
+    let name = Name::fresh();
+    let old = put(&*store, &insert(&name, draft(&name, State::Completed))).await;
+    let operation = Operation { method: "PATCH".into(), path: "/zahlungen/ä".into() };
+    let identity = Arc::new(Identity { operation, ..Identity::clone(&name.identity) });
+    put(&*store, &replace(&old.record, draft(&Name { identity, ..name }, State::InProgress))).await;
+}
+
+/// A draft with every field set, most of them at the edge of their type.
+fn everything(name: &Name, state: State) -> Draft {
+    let mut fingerprint = [0xfe; 37];
+    fingerprint[0] = 1; // its version
+    Draft {
+        attempt: u32::MAX,
+        flags: Flags { dead_letter: true, owed: true, asynchronous: true, not_retained: true },
+        fingerprint: Some(Fingerprint::from_bytes(&fingerprint).expect("a fingerprint of version 1")),
+        point: u16::MAX,
+        created: Mark::Now,
+        ran: Mark::Now,
+        completed: Mark::Now,
+        due_in: Some(LONG),
+        expires_in: Some(LONG + Duration::from_micros(1)),
+        purge_in: Some(100 * 365 * 24 * LONG),
+        note: Note {
+            status: Some(599),
+            last_error: Some(ErrorCode::GivenUp),
+            provider_id: Some("pi_\u{1f4b6}".to_owned()),
+            lapses: u32::MAX,
+            tries: 3,
+            absent_at: Some(i64::MAX),
+            trace: Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
+            phases: Some(u64::MAX),
+        },
+        ..draft(name, state)
+    }
+}
+
+/// A later configuration governs later records only.
+pub async fn every_record_keeps_its_own_policy(subject: &dyn Subject) {
+    let store = subject.store();
+    let reconcile = Some(Reconcile { settle: LONG, attempts: 7 });
+    let mut policies = vec![
+        Policy::default(),
+        Policy::payments(),
+        Policy::stripe(),
+        Policy { reconcile, ..Policy::one_transaction() },
+    ];
+    policies.extend((0..20).map(|n| Policy { response_version: 1000 + n, ..Policy::default() }));
+    let named: Vec<(Name, Arc<Policy>)> =
+        policies.into_iter().map(|p| (Name::fresh(), Arc::new(p))).collect();
+    let begin = |(name, policy): &(Name, Arc<Policy>)| {
+        insert(name, Draft { policy: policy.clone(), ..draft(name, State::InProgress) })
+    };
+    commit_all(&*store, named.iter().map(begin).collect()).await;
+    let found = store.load(named.iter().map(|(name, _)| name.id).collect()).await.expect("a load succeeds");
+    for ((name, policy), stored) in named.iter().zip(found) {
+        let stored = stored.expect("each stands at the place of its id");
+        assert_eq!(
+            (stored.record.id, &stored.record.policy),
+            (name.id, policy),
+            "a record changed its rules"
+        );
+    }
+}
+
+/// It tells, and leaves the record alone.
+pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let mut told =
+        telling(insert(&name, draft(&name, State::InProgress)), Happened::LateAnswer, "nobody here");
+    (told.draft, told.expect) = (None, Expect::Anything);
+    assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line needs no record");
+    assert_eq!(load(&*store, name.id).await, None, "a line makes no record");
+    let stored = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line fits every record");
+    assert_eq!(
+        load(&*store, name.id).await.map(|s| s.record),
+        Some(stored.record),
+        "a line changed a record"
+    );
+    assert_eq!(store.history(name.id).await.expect("a history is read").len(), 2, "both lines are told");
+}

@@ -5,3 +5,5 @@
 
 pub mod clock;
 pub mod memory;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;

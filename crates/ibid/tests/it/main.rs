@@ -4,3 +4,5 @@ mod http;
 //! The library as its users see it.
 
 mod store_memory;
+#[cfg(feature = "sqlite")]
+mod store_sqlite;

@@ -1,0 +1,221 @@
+//! Records in one SQLite file: the embedded store.
+//!
+//! One thread owns the only connection that writes and commits whatever waits for it together, so that many
+//! requests share one flush. A few threads read. The async side only queues a job and waits for its reply; it never
+//! touches a connection. Several processes may share the file.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::record::{State, Version};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::time::Timestamp;
+use tokio::sync::oneshot;
+
+use self::queue::{Queue, Serving};
+use self::reader::Ask;
+use self::writer::Job;
+use super::clock::Clock;
+
+mod batch;
+mod failure;
+mod open;
+mod queue;
+mod reader;
+mod row;
+mod writer;
+
+pub use self::open::OpenError;
+
+/// A store in one SQLite file.
+///
+/// A commit returns after its write is on disk (`synchronous=FULL`). The file is in WAL mode; dropping the store
+/// finishes what is queued and leaves one file behind.
+///
+/// ```
+/// use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let directory = tempfile::tempdir()?;
+/// let store = SqliteStore::open(&directory.path().join("ibid.db"), SqliteOptions::default())?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct SqliteStore {
+    jobs: Arc<Queue<Job>>,
+    asks: Arc<Queue<Ask>>,
+    readers: Vec<JoinHandle<()>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// How to open a [`SqliteStore`].
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    /// The clock that all instants come from.
+    pub clock: Clock,
+    /// Whether a file that does not exist is made; if not, opening it is refused.
+    pub create: bool,
+    /// How long a write waits while another process writes, before it fails as transient.
+    pub busy_timeout: Duration,
+    /// Largest size of the file in bytes; past it writes fail as transient until a purge makes room.
+    pub file_bytes_max: Option<u64>,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        SqliteOptions {
+            clock: Clock::system(),
+            create: true,
+            // Another process holds the lock for one batch, some milliseconds. A second is a stalled disk, and then
+            // the caller's own deadlines should decide.
+            busy_timeout: Duration::from_secs(1),
+            file_bytes_max: None,
+        }
+    }
+}
+
+impl SqliteStore {
+    /// Opens the file, makes or upgrades its tables, and starts the store's threads. It blocks while it does so.
+    pub fn open(path: &Path, options: SqliteOptions) -> Result<SqliteStore, OpenError> {
+        let place = Place::new(path, options)?;
+        let connection = open::prepare(&place)?;
+        let mut store =
+            SqliteStore { jobs: Queue::new(), asks: Queue::new(), readers: Vec::new(), writer: None };
+        // On an error the store is dropped, and with it the threads that did start.
+        let failed = |error| open::failed(&place.path, error);
+        store.writer = Some(writer::start(place.clone(), connection, store.jobs.clone()).map_err(failed)?);
+        let serving = Arc::new(Serving(store.asks.clone()));
+        for _ in 0..READERS {
+            store.readers.push(reader::start(place.clone(), serving.clone()).map_err(failed)?);
+        }
+        Ok(store)
+    }
+
+    /// Queues a job for the writer and waits for its reply.
+    async fn write<T>(
+        &self,
+        op: &'static str,
+        urgent: bool,
+        job: impl FnOnce(oneshot::Sender<T>) -> Job,
+    ) -> Result<T, StoreError> {
+        hand_in(&self.jobs, op, urgent, job).await
+    }
+
+    /// Queues a question for the readers and waits for its reply.
+    async fn ask<T>(
+        &self,
+        op: &'static str,
+        ask: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Ask,
+    ) -> Result<T, StoreError> {
+        hand_in(&self.asks, op, false, ask).await?
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        // The writer goes last: whoever closes the file last moves the log into it and removes the log.
+        self.asks.close();
+        // A thread that panicked has nobody left to tell; here and below.
+        self.readers.drain(..).for_each(|reader| drop(reader.join()));
+        self.jobs.close();
+        self.writer.take().map(JoinHandle::join);
+    }
+}
+
+impl Store for SqliteStore {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+        Box::pin(self.ask("load", |reply| Ask::Load { ids, reply }))
+    }
+
+    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+        Box::pin(async move {
+            let count = changes.len();
+            match self.write("commit", false, |reply| Job::Commit { changes, reply }).await {
+                Ok(fates) => fates,
+                Err(error) => {
+                    let error = Arc::new(error);
+                    (0..count).map(|_| Err(StoreError::transient(KIND, "commit", error.clone()))).collect()
+                }
+            }
+        })
+    }
+
+    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+        // A lease that lapses in a queue costs an `unknown`; everything else there can wait a batch longer.
+        Box::pin(async move { self.write("renew", true, |reply| Job::Renew { leases, reply }).await? })
+    }
+
+    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(self.ask("find due records", move |reply| Ask::Due { state, limit, reply }))
+    }
+
+    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        Box::pin(
+            async move { self.write("purge", false, |reply| Job::Purge { limit, gone: 0, reply }).await? },
+        )
+    }
+
+    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move { self.write("keep", false, |reply| Job::Keep { name, value, reply }).await? })
+    }
+}
+
+impl Browse for SqliteStore {
+    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(self.ask("list", |reply| Ask::List { filter, reply }))
+    }
+
+    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        Box::pin(self.ask("read the history", move |reply| Ask::History { id, reply }))
+    }
+
+    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+        Box::pin(self.ask("count", |reply| Ask::Count { reply }))
+    }
+}
+
+/// Where the file is and how it is opened, for every thread that opens it.
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    options: SqliteOptions,
+}
+
+impl Place {
+    fn new(path: &Path, options: SqliteOptions) -> Result<Place, OpenError> {
+        // An absolute path is always a file: SQLite would take `:memory:` and `file:…` for something else.
+        let absolute = std::path::absolute(path).map_err(|error| open::failed(path, error))?;
+        Ok(Place { path: absolute, options })
+    }
+
+    fn now(&self) -> Timestamp {
+        self.options.clock.now()
+    }
+}
+
+async fn hand_in<J: queue::Weigh, T>(
+    queue: &Queue<J>,
+    op: &'static str,
+    urgent: bool,
+    job: impl FnOnce(oneshot::Sender<T>) -> J,
+) -> Result<T, StoreError> {
+    let (reply, answer) = oneshot::channel();
+    queue.push(job(reply), urgent).map_err(|refused| StoreError::transient(KIND, op, refused))?;
+    // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
+    answer.await.map_err(|_| StoreError::transient(KIND, op, queue::Refused::Closed))
+}
+
+const KIND: &str = "sqlite";
+
+/// Reads come from memory for the most part; four threads are enough to keep a slow `count` out of a replay's way.
+const READERS: usize = 4;

@@ -1,0 +1,225 @@
+//! Opening the file: whether it is ours, whether we know its schema, and how every connection is set.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::Place;
+
+/// Why a file can't serve as a store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no such file, and it was not to be made.
+    #[error("there is no database at `{}`", path.display())]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// The file holds something else than a database.
+    #[error("`{}` is not a SQLite database", path.display())]
+    NotADatabase {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// The database belongs to another program, or to none.
+    #[error("`{}` is not a database of ibid (application id {found:#010x})", path.display())]
+    Foreign {
+        /// Where it is.
+        path: PathBuf,
+        /// What it says of itself.
+        found: u32,
+    },
+    /// A newer program has upgraded the database.
+    #[error("`{}` has schema {found}, and this program knows {known}: it needs a newer ibid", path.display())]
+    FromTheFuture {
+        /// Where it is.
+        path: PathBuf,
+        /// Its schema.
+        found: u32,
+        /// The newest schema that this program knows.
+        known: u32,
+    },
+    /// The file may be read and not written.
+    #[error("`{}` cannot be written", path.display())]
+    ReadOnly {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// The linked SQLite can corrupt a file that two connections use.
+    #[error(
+        "SQLite {found} is linked, and the store needs {needed}: before that, a log that starts over may lose writes"
+    )]
+    OldSqlite {
+        /// The version that is linked.
+        found: &'static str,
+        /// The first version that will do.
+        needed: &'static str,
+    },
+    /// The file can't be opened, read or prepared.
+    #[error("cannot open the database at `{}`", path.display())]
+    Failed {
+        /// Where it is.
+        path: PathBuf,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Opens the file for writing, sees that it is ours, and brings its tables up to date.
+pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
+    let path = &place.path;
+    if rusqlite::version_number() < SQLITE_MIN.0 {
+        return Err(OpenError::OldSqlite { found: rusqlite::version(), needed: SQLITE_MIN.1 });
+    }
+    if !place.options.create && matches!(path.try_exists(), Ok(false)) {
+        return Err(OpenError::Missing { path: path.clone() });
+    }
+    let failed = |error| named(path, error);
+    let connection = connect(place).map_err(failed)?;
+    // Look before touching: a foreign file must stay as it is, down to its journal mode.
+    look(place, &connection)?;
+    if connection.is_readonly("main").map_err(failed)? {
+        return Err(OpenError::ReadOnly { path: path.clone() });
+    }
+    enter_wal(place, &connection)?;
+    settings(place, &connection).map_err(failed)?;
+    migrate(place, &connection)?;
+    Ok(connection)
+}
+
+/// Opens the file for writing again, after [`prepare`] once did.
+pub(super) fn writer(place: &Place) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // Never made anew: a file that vanished took records with it, and an empty one would run them again.
+    let connection = Connection::open_with_flags(&place.path, flags)?;
+    connection.busy_timeout(place.options.busy_timeout)?;
+    settings(place, &connection)?;
+    Ok(connection)
+}
+
+/// Opens the file for reading, after [`prepare`] once did.
+pub(super) fn reader(place: &Place) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(&place.path, flags)?;
+    connection.busy_timeout(place.options.busy_timeout)?;
+    connection.pragma_update(None, "mmap_size", 0)?;
+    Ok(connection)
+}
+
+/// A failure that has no variant of its own.
+pub(super) fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> OpenError {
+    OpenError::Failed { path: path.to_owned(), source: error.into() }
+}
+
+fn connect(place: &Place) -> rusqlite::Result<Connection> {
+    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    flags.set(OpenFlags::SQLITE_OPEN_CREATE, place.options.create);
+    let connection = Connection::open_with_flags(&place.path, flags)?;
+    connection.busy_timeout(place.options.busy_timeout)?;
+    Ok(connection)
+}
+
+/// Which schema the file has; zero if it is empty. Refuses what is not ours.
+fn look(place: &Place, connection: &Connection) -> Result<u32, OpenError> {
+    let path = || place.path.clone();
+    let seen = connection.query_row(include_str!("sql/look.sql"), [], |row| {
+        Ok((row.get::<_, i32>(0)?, row.get::<_, i32>(1)?, row.get::<_, i64>(2)?))
+    });
+    let (application, schema, tables) = seen.map_err(|error| named(&place.path, error))?;
+    let (found, schema) = (application.cast_unsigned(), schema.cast_unsigned());
+    let empty = found == 0 && schema == 0 && tables == 0;
+    if found != APPLICATION_ID && !(empty && place.options.create) {
+        return Err(OpenError::Foreign { path: path(), found });
+    }
+    let known = MIGRATIONS.len() as u32;
+    if schema > known {
+        return Err(OpenError::FromTheFuture { path: path(), found: schema, known });
+    }
+    Ok(schema)
+}
+
+/// Two processes that make one file at once refuse each other here without waiting, so we wait ourselves.
+fn enter_wal(place: &Place, connection: &Connection) -> Result<(), OpenError> {
+    let until = Instant::now() + place.options.busy_timeout;
+    loop {
+        let mode: rusqlite::Result<String> =
+            connection.query_row("pragma journal_mode = wal", [], |row| row.get(0));
+        match mode {
+            Ok(mode) if mode == "wal" => return Ok(()),
+            Ok(mode) => return Err(failed(&place.path, format!("the journal mode stays `{mode}`"))),
+            Err(error) if is_busy(&error) && Instant::now() < until => std::thread::sleep(WAL_RETRY_AFTER),
+            Err(error) => return Err(named(&place.path, error)),
+        }
+    }
+}
+
+fn settings(place: &Place, connection: &Connection) -> rusqlite::Result<()> {
+    // Each commit is flushed: with NORMAL a power cut takes back what was answered.
+    connection.pragma_update(None, "synchronous", "full")?;
+    // A memory map turns a fault of the disk into a signal, and has amplified corruption elsewhere.
+    connection.pragma_update(None, "mmap_size", 0)?;
+    connection.pragma_update(None, "temp_store", "memory")?;
+    connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
+    connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    // These two answer with the value, so they are queries.
+    connection.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES_KEPT, |_| Ok(()))?;
+    if let Some(bytes) = place.options.file_bytes_max {
+        let page: u64 = connection.query_row("pragma page_size", [], |row| row.get::<_, u32>(0))?.into();
+        let pages = i64::try_from(bytes / page).unwrap_or(i64::MAX);
+        connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
+    }
+    Ok(())
+}
+
+/// Runs what is missing, in one transaction; whoever comes second finds it done.
+fn migrate(place: &Place, connection: &Connection) -> Result<(), OpenError> {
+    if look(place, connection)? as usize == MIGRATIONS.len() {
+        return Ok(());
+    }
+    let failed = |error| named(&place.path, error);
+    connection.execute_batch("begin immediate").map_err(failed)?;
+    // The connection is dropped on an error, and the transaction with it.
+    let schema = look(place, connection)? as usize;
+    for step in &MIGRATIONS[schema..] {
+        connection.execute_batch(step).map_err(failed)?;
+    }
+    connection.pragma_update(None, "application_id", APPLICATION_ID.cast_signed()).map_err(failed)?;
+    connection.pragma_update(None, "user_version", MIGRATIONS.len() as u32).map_err(failed)?;
+    connection.execute_batch("commit").map_err(failed)
+}
+
+fn named(path: &Path, error: rusqlite::Error) -> OpenError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase) => OpenError::NotADatabase { path: path.to_owned() },
+        Some(ErrorCode::ReadOnly) => OpenError::ReadOnly { path: path.to_owned() },
+        _ => failed(path, error),
+    }
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// "ibid" in ASCII: how `file` and we know our own.
+const APPLICATION_ID: u32 = 0x6962_6964;
+
+/// One file per schema; a file that was released never changes.
+const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001_records.sql")];
+
+/// Up to 3.51.2 a log that starts over while another connection checkpoints may lose writes.
+const SQLITE_MIN: (i32, &str) = (3_051_003, "3.51.3");
+
+/// Pages in the log before a commit moves them into the file: 16 MiB. Fewer, and pages that many batches touch are
+/// moved again and again; more, and the one commit that moves them keeps everybody waiting.
+const CHECKPOINT_PAGES: u32 = 4096;
+
+/// What the log keeps of its size when it starts over: four times what it should hold.
+pub(super) const LOG_BYTES_KEPT: u32 = 64 << 20;
+
+/// Room for the pages that a large batch dirties, which would otherwise be written twice.
+const WRITER_CACHE_KIB: i64 = 32 << 10;
+
+/// How soon to try again while another process turns on the log.
+const WAL_RETRY_AFTER: Duration = Duration::from_millis(5);

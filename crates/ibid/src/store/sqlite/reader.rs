@@ -1,0 +1,169 @@
+//! Threads that read, each on a connection of its own that cannot write.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use ibid_core::change::{Happened, History, Stored};
+use ibid_core::record::{Flags, State};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Counts, Filter, StoreError};
+use ibid_core::time::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use tokio::sync::oneshot::Sender;
+
+use super::failure::{spoils_connection, store_error};
+use super::queue::{Found, Serving, Weigh};
+use super::row::{self, Policies, unreadable};
+use super::{Place, open};
+
+/// A question, and where to send the answer.
+pub(super) enum Ask {
+    Load { ids: Vec<RecordId>, reply: Reply<Vec<Option<Stored>>> },
+    Due { state: State, limit: u32, reply: Reply<Vec<Stored>> },
+    List { filter: Filter, reply: Reply<Vec<Stored>> },
+    History { id: RecordId, reply: Reply<Vec<(Timestamp, History)>> },
+    Count { reply: Reply<Counts> },
+}
+
+type Reply<T> = Sender<Result<T, StoreError>>;
+
+impl Weigh for Ask {
+    fn weight(&self) -> usize {
+        match self {
+            Ask::Load { ids, .. } => ASK_BYTES * ids.len().max(1),
+            Ask::Due { .. } | Ask::List { .. } | Ask::History { .. } | Ask::Count { .. } => ASK_BYTES,
+        }
+    }
+}
+
+/// Starts one such thread. It opens its connection when it is first asked.
+pub(super) fn start(place: Place, serving: Arc<Serving<Ask>>) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name("ibid-sqlite-read".to_owned()).spawn(move || {
+        let mut reader = Reader { place, connection: None, policies: Policies::default() };
+        while let Found::Job(ask) = serving.0.take(None) {
+            reader.answer(ask);
+        }
+    })
+}
+
+struct Reader {
+    place: Place,
+    connection: Option<Connection>,
+    policies: Policies,
+}
+
+impl Reader {
+    fn answer(&mut self, ask: Ask) {
+        // Whoever left no longer needs to know.
+        match ask {
+            Ask::Load { ids, reply } => drop(reply.send(self.read("load", |view| view.load(&ids)))),
+            Ask::Due { state, limit, reply } => {
+                drop(reply.send(self.read("find due records", |view| view.due(state, limit))));
+            }
+            Ask::List { filter, reply } => drop(reply.send(self.read("list", |view| view.list(&filter)))),
+            Ask::History { id, reply } => {
+                drop(reply.send(self.read("read the history", |view| view.history(id))));
+            }
+            Ask::Count { reply } => drop(reply.send(self.read("count", |view| view.count()))),
+        }
+    }
+
+    /// Runs `look` on one snapshot of the file.
+    fn read<T>(
+        &mut self,
+        op: &'static str,
+        look: impl FnOnce(&mut View<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        self.look(look).map_err(|error| {
+            if spoils_connection(&error) {
+                self.connection = None;
+            }
+            store_error(op, error)
+        })
+    }
+
+    fn look<T>(&mut self, look: impl FnOnce(&mut View<'_>) -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(open::reader(&self.place)?),
+        };
+        // Read before the snapshot is taken: what looks due then was due, and a takeover can only be late.
+        let now = self.place.now();
+        let snapshot = connection.unchecked_transaction()?;
+        look(&mut View { connection: &snapshot, policies: &mut self.policies, now })
+    }
+}
+
+/// The file at one instant.
+struct View<'c> {
+    connection: &'c Connection,
+    policies: &'c mut Policies,
+    now: Timestamp,
+}
+
+impl View<'_> {
+    fn load(&mut self, ids: &[RecordId]) -> rusqlite::Result<Vec<Option<Stored>>> {
+        let View { connection, policies, now } = self;
+        let mut load = connection.prepare_cached(include_str!("sql/load.sql"))?;
+        let mut one = |id: &RecordId| {
+            let found = load.query_row([id.as_bytes()], |row| row::stored(connection, policies, row, *now));
+            found.optional()
+        };
+        ids.iter().map(&mut one).collect()
+    }
+
+    fn due(&mut self, state: State, limit: u32) -> rusqlite::Result<Vec<Stored>> {
+        let now = self.now.as_micros();
+        self.many(include_str!("sql/due.sql"), params![state.code(), now, limit])
+    }
+
+    fn list(&mut self, filter: &Filter) -> rusqlite::Result<Vec<Stored>> {
+        let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
+        let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
+        // Nothing sorts before the empty string of bytes.
+        let after = filter.after.as_ref().map_or(&[][..], |id| id.as_bytes());
+        let fit = params![
+            low.as_bytes(),
+            high.as_bytes(),
+            after,
+            filter.state.map(State::code),
+            filter.tenant,
+            filter.key,
+            filter.limit
+        ];
+        self.many(include_str!("sql/list.sql"), fit)
+    }
+
+    fn many(&mut self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<Vec<Stored>> {
+        let View { connection, policies, now } = self;
+        let mut statement = connection.prepare_cached(sql)?;
+        statement.query_map(params, |row| row::stored(connection, policies, row, *now))?.collect()
+    }
+
+    fn history(&mut self, id: RecordId) -> rusqlite::Result<Vec<(Timestamp, History)>> {
+        let mut history = self.connection.prepare_cached(include_str!("sql/history.sql"))?;
+        let lines = history.query_map([id.as_bytes()], |row| {
+            let what = Happened::from_code(row.get(1)?).ok_or_else(|| unreadable(1, "an unknown event"))?;
+            Ok((Timestamp::from_micros(row.get(0)?), History { what, detail: row.get(2)? }))
+        })?;
+        lines.collect()
+    }
+
+    fn count(&mut self) -> rusqlite::Result<Counts> {
+        let mut count = self.connection.prepare_cached(include_str!("sql/count.sql"))?;
+        let dead = Flags { dead_letter: true, ..Flags::default() };
+        let mut rows = count.query([dead.bits()])?;
+        let mut counts = Counts::default();
+        while let Some(row) = rows.next()? {
+            let state = State::from_code(row.get(0)?).ok_or_else(|| unreadable(0, "an unknown state"))?;
+            let place = State::ALL.iter().position(|known| *known == state);
+            // Every state is among all states.
+            counts.by_state[place.unwrap_or_default()] = row.get::<_, u32>(1)?.into();
+            counts.dead_letters += u64::from(row.get::<_, u32>(2)?);
+        }
+        Ok(counts)
+    }
+}
+
+/// About what a question weighs while it waits; its answer weighs more.
+const ASK_BYTES: usize = 4 << 10;

@@ -1,0 +1,2 @@
+-- A set of rules that no record had before.
+insert into policy (data) values (?1)

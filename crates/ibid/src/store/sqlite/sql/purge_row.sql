@@ -1,0 +1,2 @@
+-- The row itself.
+delete from record where row = ?1

@@ -1,0 +1,325 @@
+//! The thread that owns the only connection that writes.
+//!
+//! Whatever waits is committed together, and answered only after COMMIT returned. A transaction that fails is rolled
+//! back; a connection that may be spoilt is opened anew for the next job, so that the store recovers when the disk
+//! does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit};
+use ibid_core::record::Version;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Renewed, StoreError};
+use ibid_core::time::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use tokio::sync::oneshot::Sender;
+
+use super::failure::{self, Reach, store_error};
+use super::queue::{Found, Queue, Serving, Weigh};
+use super::row::{Policies, bits};
+use super::{KIND, Place, batch, open};
+
+/// Something to write, and where to send what came of it.
+pub(super) enum Job {
+    Commit { changes: Vec<Arc<Change>>, reply: Sender<Fates> },
+    Renew { leases: Vec<(RecordId, Version)>, reply: Sender<Result<Vec<Renewed>, StoreError>> },
+    Purge { limit: u32, gone: u64, reply: Sender<Result<u64, StoreError>> },
+    Keep { name: String, value: Bytes, reply: Sender<Result<Bytes, StoreError>> },
+}
+
+/// What came of each Change of a job.
+type Fates = Vec<Result<Commit, StoreError>>;
+
+impl Weigh for Job {
+    fn weight(&self) -> usize {
+        ROW_BYTES
+            + match self {
+                Job::Commit { changes, .. } => changes.iter().map(|change| change_bytes(change)).sum(),
+                Job::Renew { leases, .. } => leases.len() * size_of::<(RecordId, Version)>(),
+                Job::Purge { .. } => 0,
+                Job::Keep { name, value, .. } => name.len() + value.len(),
+            }
+    }
+}
+
+/// Starts the thread.
+pub(super) fn start(
+    place: Place,
+    connection: Connection,
+    jobs: Arc<Queue<Job>>,
+) -> std::io::Result<JoinHandle<()>> {
+    let serving = Serving(jobs);
+    thread::Builder::new().name("ibid-sqlite-write".to_owned()).spawn(move || {
+        let tidy_at = Instant::now();
+        let writer = Writer {
+            place,
+            connection: Some(connection),
+            policies: Policies::default(),
+            dirty: true,
+            tidy_at,
+        };
+        writer.serve(&serving);
+    })
+}
+
+struct Writer {
+    place: Place,
+    /// None after a failure that may have spoilt it.
+    connection: Option<Connection>,
+    policies: Policies,
+    /// Whether something was written since the file was tidied.
+    dirty: bool,
+    /// When the size of the log is looked at next.
+    tidy_at: Instant,
+}
+
+/// A transaction that came to nothing: which Change was at fault, if it was one, and why.
+struct Stumble {
+    place: Option<usize>,
+    error: rusqlite::Error,
+}
+
+impl From<rusqlite::Error> for Stumble {
+    fn from(error: rusqlite::Error) -> Stumble {
+        Stumble { place: None, error }
+    }
+}
+
+impl Writer {
+    fn serve(mut self, Serving(jobs): &Serving<Job>) {
+        loop {
+            // With nothing to tidy there is nothing to wake up for.
+            match jobs.take(self.dirty.then_some(IDLE_AFTER)) {
+                Found::Job(job) => self.work(job, jobs),
+                Found::Nothing => self.tidy(),
+                Found::Closed => return,
+            }
+        }
+    }
+
+    fn work(&mut self, job: Job, jobs: &Queue<Job>) {
+        self.dirty = true;
+        match job {
+            Job::Commit { changes, reply } => {
+                self.commit(changes, reply, jobs);
+                self.shrink_log();
+            }
+            Job::Renew { leases, reply } => {
+                let renewed = self.transact(|connection, _, now| Ok(renew(connection, &leases, now)?));
+                // Whoever left no longer needs to know; here and below.
+                let _ = reply.send(renewed.map_err(|stumble| store_error("renew", stumble.error)));
+            }
+            Job::Purge { limit, gone, reply } => self.purge(limit, gone, reply, jobs),
+            Job::Keep { name, value, reply } => {
+                let kept = self.transact(|connection, _, _| Ok(keep(connection, &name, &value)?));
+                let _ = reply.send(kept.map_err(|stumble| store_error("keep", stumble.error)));
+            }
+        }
+    }
+
+    /// Commits a job together with those that wait behind it, as far as they fit.
+    fn commit(&mut self, mut changes: Vec<Arc<Change>>, reply: Sender<Fates>, jobs: &Queue<Job>) {
+        let mut replies = vec![(changes.len(), reply)];
+        let mut bytes: usize = changes.iter().map(|change| change_bytes(change)).sum();
+        let fits = |job: &Job, count: usize, bytes: usize| match job {
+            Job::Commit { changes, .. } => {
+                count + changes.len() <= CHANGES_MAX && bytes + job.weight() <= BATCH_BYTES_MAX
+            }
+            _ => false,
+        };
+        while let Some(Job::Commit { changes: more, reply }) =
+            jobs.take_if(|job| fits(job, changes.len(), bytes))
+        {
+            bytes += more.iter().map(|change| change_bytes(change)).sum::<usize>();
+            replies.push((more.len(), reply));
+            changes.extend(more);
+        }
+        let mut fates = self.commit_all(&changes).into_iter();
+        for (count, reply) in replies {
+            let _ = reply.send(fates.by_ref().take(count).collect());
+        }
+    }
+
+    /// One transaction for all. A Change that can't be stored is left out and the rest is run again, so that its
+    /// failure is its own.
+    fn commit_all(&mut self, changes: &[Arc<Change>]) -> Fates {
+        let mut failed: BTreeMap<usize, StoreError> = BTreeMap::new();
+        // Each turn but the last leaves one more out, so this ends.
+        let outcome = loop {
+            let out = |place: usize| failed.contains_key(&place);
+            let attempt = self.transact(|connection, policies, now| {
+                batch::run(connection, policies, now, changes, out).map_err(|(place, error)| {
+                    let at_fault = failure::reach(&error) == Reach::One;
+                    Stumble { place: at_fault.then_some(place), error }
+                })
+            });
+            match attempt {
+                Ok(fates) => break Ok(fates),
+                Err(Stumble { place: Some(place), error }) => {
+                    failed.insert(place, store_error("commit", error));
+                }
+                Err(Stumble { place: None, error }) => break Err(error),
+            }
+        };
+        let mut failed = |place| failed.remove(&place);
+        match outcome {
+            Ok(fates) => fates
+                .into_iter()
+                .enumerate()
+                // Each place has a fate or was left out with its error.
+                .map(|(place, fate)| fate.ok_or_else(|| failed(place).expect("left out with its error")))
+                .collect(),
+            Err(error) => {
+                let transient = failure::reach(&error) == Reach::Moment;
+                let error = Arc::new(error);
+                let shared = || match transient {
+                    true => StoreError::transient(KIND, "commit", error.clone()),
+                    false => StoreError::lasting(KIND, "commit", error.clone()),
+                };
+                (0..changes.len()).map(|place| Err(failed(place).unwrap_or_else(shared))).collect()
+            }
+        }
+    }
+
+    /// Removes a slice and puts the rest back behind what waits, so that a large purge holds nobody up.
+    fn purge(&mut self, limit: u32, gone: u64, reply: Sender<Result<u64, StoreError>>, jobs: &Queue<Job>) {
+        let slice = limit.min(PURGE_SLICE);
+        match self.transact(|connection, _, now| Ok(purge(connection, slice, now)?)) {
+            Ok(removed) if removed == slice && limit > slice => {
+                jobs.put_back(Job::Purge { limit: limit - slice, gone: gone + u64::from(removed), reply });
+            }
+            Ok(removed) => drop(reply.send(Ok(gone + u64::from(removed)))),
+            Err(stumble) => drop(reply.send(Err(store_error("purge", stumble.error)))),
+        }
+    }
+
+    /// Runs `work` in a transaction of its own. The time is read once the write lock is ours, so that instants are in
+    /// the order of the writes.
+    fn transact<T>(
+        &mut self,
+        work: impl FnOnce(&Connection, &mut Policies, Timestamp) -> Result<T, Stumble>,
+    ) -> Result<T, Stumble> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(open::writer(&self.place)?),
+        };
+        let outcome = run(connection, "begin immediate")
+            .map_err(Stumble::from)
+            .and_then(|()| work(connection, &mut self.policies, self.place.now()))
+            .and_then(|done| run(connection, "commit").map(|()| done).map_err(Stumble::from));
+        if let Err(stumble) = &outcome {
+            self.roll_back(failure::spoils_connection(&stumble.error));
+        }
+        outcome
+    }
+
+    /// Leaves nothing of a transaction behind.
+    fn roll_back(&mut self, spoilt: bool) {
+        self.policies.clear();
+        let Some(connection) = &self.connection else { return };
+        // SQLite rolls back by itself after some errors; then there is nothing left to do.
+        let ended = connection.is_autocommit() || run(connection, "rollback").is_ok();
+        if spoilt || !ended {
+            self.connection = None;
+        }
+    }
+
+    /// Nobody waits: move what is in the log into the file, so that no commit has to.
+    fn tidy(&mut self) {
+        self.dirty = false;
+        if let Some(connection) = &self.connection {
+            checkpoint(connection, "passive");
+        }
+        self.shrink_log();
+    }
+
+    /// A reader that never ends keeps the log from starting over, and it grows. Now and then look at its size, and if
+    /// it is past all measure wait for the readers, for as long as for any lock.
+    fn shrink_log(&mut self) {
+        if Instant::now() < self.tidy_at {
+            return;
+        }
+        self.tidy_at = Instant::now() + LOG_LOOK_EVERY;
+        let mut log = self.place.path.clone().into_os_string();
+        log.push("-wal");
+        let size = std::fs::metadata(log).map_or(0, |metadata| metadata.len());
+        if let (true, Some(connection)) = (size > 2 * u64::from(open::LOG_BYTES_KEPT), &self.connection) {
+            checkpoint(connection, "truncate");
+        }
+    }
+}
+
+fn renew(
+    connection: &Connection,
+    leases: &[(RecordId, Version)],
+    now: Timestamp,
+) -> rusqlite::Result<Vec<Renewed>> {
+    let mut renew = connection.prepare_cached(include_str!("sql/renew.sql"))?;
+    let mut fates = Vec::with_capacity(leases.len());
+    for (id, version) in leases {
+        let lease = params![id.as_bytes(), version.count, bits(version.nonce), now.as_micros()];
+        let until = renew.query_row(lease, |row| row.get(0)).optional()?;
+        fates.push(until.map_or(Renewed::Lost, |until| Renewed::Until(Timestamp::from_micros(until))));
+    }
+    Ok(fates)
+}
+
+fn purge(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Result<u32> {
+    let mut pick = connection.prepare_cached(include_str!("sql/purge_pick.sql"))?;
+    let rows: Vec<i64> = pick
+        .query_map(params![now.as_micros(), limit], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut bodies = connection.prepare_cached(include_str!("sql/purge_bodies.sql"))?;
+    let mut record = connection.prepare_cached(include_str!("sql/purge_row.sql"))?;
+    let mut removed = 0;
+    for row in rows {
+        bodies.execute([row])?;
+        record.execute([row])?;
+        removed += 1;
+    }
+    Ok(removed)
+}
+
+fn keep(connection: &Connection, name: &str, value: &[u8]) -> rusqlite::Result<Bytes> {
+    connection.prepare_cached(include_str!("sql/keep.sql"))?.execute(params![name, value])?;
+    let mut kept = connection.prepare_cached(include_str!("sql/kept.sql"))?;
+    kept.query_row([name], |row| row.get(0)).map(|value: Vec<u8>| Bytes::from(value))
+}
+
+fn run(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
+    connection.prepare_cached(sql)?.execute([]).map(drop)
+}
+
+/// What was committed is safe in the log either way, so a checkpoint that fails is one that comes later.
+fn checkpoint(connection: &Connection, mode: &str) {
+    if let Err(error) = connection.query_row(&format!("pragma wal_checkpoint({mode})"), [], |_| Ok(())) {
+        tracing::debug!(%error, mode, "checkpoint put off");
+    }
+}
+
+fn change_bytes(change: &Change) -> usize {
+    ROW_BYTES + change.body_bytes()
+}
+
+/// About what a row weighs in memory and on disk, to bound queues and batches by.
+const ROW_BYTES: usize = 1 << 10;
+
+/// Most Changes in one transaction. At about 10 µs each the last waits 5 ms for the first, as long as the flush
+/// that they share.
+const CHANGES_MAX: usize = 512;
+
+/// Most bytes in one transaction, so that a few large answers do not hold up many small ones.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+
+/// Rows that a purge removes before it lets others have their turn.
+const PURGE_SLICE: u32 = 256;
+
+/// How long nobody wrote before the file is tidied: longer than the gaps of steady traffic.
+const IDLE_AFTER: Duration = Duration::from_millis(500);
+
+/// How often the size of the log is looked at.
+const LOG_LOOK_EVERY: Duration = Duration::from_secs(10);

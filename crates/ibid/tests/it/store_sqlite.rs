@@ -1,0 +1,447 @@
+//! The SQLite store against the contract, and against what only a file can do to it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
+use ibid_core::change::{Commit, Draft, Happened};
+use ibid_core::record::State;
+use ibid_core::store::{Browse, Filter, Pending, Store};
+use ibid_core::time::Timestamp;
+use ibid_testkit::contract::{
+    self, LONG, Name, Subject, TICK, answering, commit, commit_all, draft, insert, load, put, refused,
+    replace, telling,
+};
+use rusqlite::Connection;
+
+struct Sqlite {
+    store: Arc<SqliteStore>,
+    hands: Hands,
+    /// The directory goes when the test does.
+    file: Arc<File>,
+}
+
+struct File(tempfile::TempDir);
+
+impl File {
+    fn fresh() -> Arc<File> {
+        Arc::new(File(tempfile::tempdir().expect("a temporary directory")))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("ibid.db")
+    }
+
+    fn other_connection(&self) -> Connection {
+        Connection::open(self.path()).expect("a second connection")
+    }
+}
+
+fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlite {
+    let (clock, hands) = Clock::manual(Timestamp::from_micros(1_800_000_000_000_000));
+    // Other tests keep the disk busy; nobody should fail for that.
+    let mut options =
+        SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
+    change(&mut options);
+    let store = Arc::new(SqliteStore::open(&file.path(), options).expect("the store opens"));
+    Sqlite { store, hands, file: file.clone() }
+}
+
+fn sqlite() -> Sqlite {
+    sqlite_on(&File::fresh(), |_| {})
+}
+
+impl Subject for Sqlite {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    fn advance(&self, by: Duration) -> Pending<'_, ()> {
+        self.hands.advance(by);
+        Box::pin(std::future::ready(()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_sqlite_store_keeps_the_contract() {
+    contract::exercise(&sqlite()).await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_opened_again_has_kept_everything() {
+    let file = File::fresh();
+    let first = sqlite_on(&file, |_| {});
+    let name = Name::fresh();
+    let begin = telling(insert(&name, draft(&name, State::InProgress)), Happened::Operator, "begun");
+    let begun = put(&*first.store, &begin).await;
+    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201");
+    let finished = put(&*first.store, &finish).await;
+    let secret = first.store.keep("secret", Bytes::from_static(b"s")).await.expect("it is kept");
+    drop(first);
+    assert_eq!(files(&file), ["ibid.db"], "a closed store leaves one file");
+    let second = sqlite_on(&file, |options| options.create = false);
+    let found = load(&*second.store, name.id).await.expect("it is still there");
+    assert_eq!((found.record, found.answer), (finished.record, finished.answer));
+    assert_eq!(second.store.history(name.id).await.expect("a history").len(), 1);
+    assert_eq!(second.store.keep("secret", Bytes::from_static(b"t")).await.expect("it is kept"), secret);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_stores_on_one_file_never_both_win() {
+    let file = File::fresh();
+    let stores = [sqlite_on(&file, |_| {}).store, sqlite_on(&file, |_| {}).store];
+    let names: Arc<Vec<Name>> = Arc::new((0..100).map(|_| Name::fresh()).collect());
+    let runs = stores.clone().map(|store| tokio::spawn(won(store, names.clone())));
+    let mut total = 0;
+    for run in runs {
+        total += run.await.expect("a racer ends").len();
+    }
+    assert_eq!(total, names.len(), "each name has one winner");
+    for name in names.iter() {
+        let [left, right] = &stores;
+        let (left, right) = (load(&**left, name.id).await, load(&**right, name.id).await);
+        assert_eq!(left.map(|stored| stored.record), right.map(|stored| stored.record), "both see the same");
+    }
+}
+
+/// Which of the names this store won, one commit each and some in batches.
+async fn won(store: Arc<SqliteStore>, names: Arc<Vec<Name>>) -> Vec<Name> {
+    let mut won = Vec::new();
+    for few in names.chunks(3) {
+        let begin = |name: &Name| answering(insert(name, draft(name, State::InProgress)), b"mine");
+        let fates = commit_all(&*store, few.iter().map(begin).collect()).await;
+        won.extend(few.iter().filter(|name| matches!(fates[&name.id], Commit::Done(_))).cloned());
+    }
+    won
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_on_one_file_never_both_win() {
+    let file = File::fresh();
+    let ours = sqlite_on(&file, |_| {}).store;
+    let mut child = Command::new(std::env::current_exe().expect("this test's binary"))
+        .args(["--exact", "store_sqlite::the_other_process", "--nocapture", "--test-threads=1"])
+        .env(OTHER_PROCESS, file.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a second process starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("its output is ours"));
+    let mut line = String::new();
+    while !line.contains("ready") {
+        line.clear();
+        assert_ne!(
+            lines.read_line(&mut line).expect("its output is read"),
+            0,
+            "it ended before it was ready"
+        );
+    }
+    let ours = won(ours, Arc::new(shared_names())).await.len();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).expect("its output is read");
+    assert!(child.wait().expect("it ends").success(), "the other process failed: {rest}");
+    let theirs = rest.split("won ").nth(1).and_then(|text| text.split_whitespace().next());
+    let theirs: usize = theirs.and_then(|count| count.parse().ok()).expect("it says how many it won");
+    assert_eq!(ours + theirs, shared_names().len(), "each name has one winner: ours {ours}, theirs {theirs}");
+}
+
+/// Not a test by itself: what the test above runs in a second process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_process() {
+    let Some(path) = std::env::var_os(OTHER_PROCESS) else { return };
+    let options =
+        SqliteOptions { busy_timeout: Duration::from_secs(30), create: false, ..SqliteOptions::default() };
+    let store = Arc::new(SqliteStore::open(Path::new(&path), options).expect("the store opens"));
+    println!("ready");
+    println!("won {} ", won(store, Arc::new(shared_names())).await.len());
+}
+
+fn shared_names() -> Vec<Name> {
+    (0..300).map(|n| Name::of("both", &format!("key-{n}"))).collect()
+}
+
+const OTHER_PROCESS: &str = "IBID_TEST_OTHER_PROCESS";
+
+#[test]
+fn many_who_make_one_file_at_once_all_open_it() {
+    let file = File::fresh();
+    let line = Barrier::new(8);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                line.wait();
+                sqlite_on(&file, |_| {});
+            });
+        }
+    });
+}
+
+#[test]
+fn a_file_that_is_not_ours_is_refused_and_left_as_it_is() {
+    type Case = (&'static str, fn(&Path), fn(&OpenError) -> bool);
+    let cases: [Case; 6] = [
+        (
+            "nobody's tables",
+            |path| sql(path, "create table t (a)"),
+            |e| matches!(e, OpenError::Foreign { found: 0, .. }),
+        ),
+        (
+            "another program's",
+            |path| sql(path, "create table t (a); pragma application_id = 7"),
+            |e| matches!(e, OpenError::Foreign { found: 7, .. }),
+        ),
+        (
+            "another program's, with no tables",
+            |path| sql(path, "pragma application_id = 7"),
+            |e| matches!(e, OpenError::Foreign { found: 7, .. }),
+        ),
+        (
+            "garbage",
+            |path| std::fs::write(path, [b'x'; 8192]).expect("it is written"),
+            |e| matches!(e, OpenError::NotADatabase { .. }),
+        ),
+        (
+            "short garbage",
+            |path| std::fs::write(path, b"key,state\n").expect("it is written"),
+            |e| matches!(e, OpenError::NotADatabase { .. }),
+        ),
+        (
+            "from the future",
+            |path| {
+                sql(path, "pragma application_id = 0x69626964; pragma user_version = 99; create table t (a)")
+            },
+            |e| matches!(e, OpenError::FromTheFuture { found: 99, .. }),
+        ),
+    ];
+    for (what, make, expected) in cases {
+        let file = File::fresh();
+        make(&file.path());
+        let before = std::fs::read(file.path()).expect("it is there");
+        let error = SqliteStore::open(&file.path(), SqliteOptions::default()).expect_err(what);
+        assert!(expected(&error), "{what}: {error:?}");
+        assert!(error.to_string().contains("ibid.db"), "{what}: the message names the file: {error}");
+        assert_eq!(std::fs::read(file.path()).expect("it is there"), before, "{what} was changed");
+        assert_eq!(files(&file), ["ibid.db"], "{what} got company");
+    }
+}
+
+#[test]
+fn a_missing_file_is_made_only_when_asked() {
+    let file = File::fresh();
+    let options = || SqliteOptions { create: false, ..SqliteOptions::default() };
+    let error = SqliteStore::open(&file.path(), options()).expect_err("there is no file");
+    assert!(matches!(error, OpenError::Missing { .. }), "{error:?}");
+    assert_eq!(files(&file), [""; 0], "nothing was made");
+    std::fs::write(file.path(), b"").expect("it is written");
+    let error = SqliteStore::open(&file.path(), options()).expect_err("an empty file is no store");
+    assert!(matches!(error, OpenError::Foreign { found: 0, .. }), "{error:?}");
+    let error =
+        SqliteStore::open(file.0.path(), SqliteOptions::default()).expect_err("a directory is no file");
+    assert!(matches!(error, OpenError::Failed { .. }), "{error:?}");
+    let nowhere = file.0.path().join("no/such/directory/ibid.db");
+    let error = SqliteStore::open(&nowhere, SqliteOptions::default()).expect_err("there is no directory");
+    assert!(matches!(error, OpenError::Failed { .. }), "{error:?}");
+    SqliteStore::open(&file.path(), SqliteOptions::default()).expect("an empty file may become a store");
+}
+
+#[tokio::test]
+async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
+    let subject = sqlite_on(&File::fresh(), |options| options.busy_timeout = Duration::from_millis(10));
+    let store = &*subject.store;
+    let name = Name::fresh();
+    let begun =
+        put(store, &insert(&name, Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) })).await;
+    let finish = replace(&begun.record, draft(&name, State::Completed));
+    let other = subject.file.other_connection();
+    other.execute_batch("begin immediate").expect("the lock is free");
+    for _ in 0..3 {
+        let fates = store.commit(vec![Arc::new(finish.clone())]).await;
+        assert!(fates.iter().all(|fate| fate.as_ref().is_err_and(|error| error.is_transient())), "{fates:?}");
+        let renewal = store.renew(vec![(name.id, begun.record.version)]).await;
+        assert!(renewal.is_err_and(|error| error.is_transient()));
+        assert!(store.purge(1).await.is_err_and(|error| error.is_transient()));
+    }
+    assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(begun.record), "reads go on");
+    other.execute_batch("rollback").expect("the lock is given back");
+    put(store, &finish).await;
+}
+
+#[tokio::test]
+async fn a_full_disk_is_transient_and_passes() {
+    let subject = sqlite_on(&File::fresh(), |options| options.file_bytes_max = Some(1 << 20));
+    let store = &*subject.store;
+    let mut stored = Vec::new();
+    let full = loop {
+        let name = Name::fresh();
+        let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+        let mut change = answering(insert(&name, going), b"");
+        change.bodies[0].data = Bytes::from(vec![7; 64 << 10]);
+        let change = Arc::new(change);
+        match store.commit(vec![change.clone()]).await.remove(0) {
+            Ok(_) => stored.push(name),
+            Err(error) => break (change, error),
+        }
+        assert!(stored.len() < 16, "a megabyte does not hold this much");
+    };
+    assert!(stored.len() > 8, "it held only {}", stored.len());
+    assert!(full.1.is_transient(), "{:?}", full.1);
+    assert_eq!(load(store, full.0.id).await, None, "what failed left nothing");
+    for name in &stored {
+        assert!(
+            load(store, name.id).await.is_some_and(|stored| stored.answer.is_some()),
+            "what was told is kept"
+        );
+    }
+    assert_eq!(store.purge(100).await.expect("a purge needs no room"), stored.len() as u64);
+    put(store, &full.0).await;
+}
+
+#[tokio::test]
+async fn a_change_that_cannot_be_stored_fails_alone() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    subject
+        .file
+        .other_connection()
+        .execute_batch(
+            "create trigger poison before insert on record when new.tenant = 'poison'
+             begin select raise(abort, 'poison'); end",
+        )
+        .expect("a trigger is made");
+    let tenants = ["shop", "poison", "shop", "shop", "poison", "shop"];
+    let mut batch: Vec<_> = tenants
+        .iter()
+        .enumerate()
+        .map(|(place, tenant)| {
+            let name = Name::of(tenant, &format!("key-{place}"));
+            Arc::new(telling(insert(&name, draft(&name, State::InProgress)), Happened::Operator, "told"))
+        })
+        .collect();
+    batch.sort_by_key(|change| change.id);
+    let fates = store.commit(batch.clone()).await;
+    for (change, fate) in batch.iter().zip(fates) {
+        let poison = change.draft.as_ref().is_some_and(|draft| draft.identity.tenant.as_str() == "poison");
+        let lines = store.history(change.id).await.expect("a history").len();
+        match fate {
+            Ok(Commit::Done(_)) => assert!(!poison && load(store, change.id).await.is_some() && lines == 1),
+            Err(error) => assert!(poison && !error.is_transient() && lines == 0, "{error:?}"),
+            Ok(Commit::Conflict(_)) => panic!("nothing stood in its way"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_commit_whose_caller_left_is_done_and_found_again() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let name = Name::fresh();
+    let begin = insert(&name, draft(&name, State::InProgress));
+    // Polled once, so it is queued; then nobody waits for its reply.
+    assert!(store.commit(vec![Arc::new(begin.clone())]).now_or_never().is_none(), "no disk is that fast");
+    let own = refused(store, &begin, "it was queued before").await.expect("a row stands");
+    assert!(begin.is_stored_as(&own), "the repetition finds the first");
+}
+
+#[tokio::test]
+async fn a_policy_written_in_a_transaction_that_failed_is_written_again() {
+    let subject = sqlite_on(&File::fresh(), |options| options.file_bytes_max = Some(256 << 10));
+    let store = &*subject.store;
+    let name = Name::fresh();
+    let mut large = answering(insert(&name, draft(&name, State::Completed)), b"");
+    large.bodies[0].data = Bytes::from(vec![7; 1 << 20]);
+    let fate = store.commit(vec![Arc::new(large.clone())]).await.remove(0);
+    assert!(fate.is_err_and(|error| error.is_transient()), "it does not fit");
+    // The same policy, by the same address: its number went with the rollback.
+    large.bodies.clear();
+    put(store, &large).await;
+}
+
+#[tokio::test]
+async fn a_purge_larger_than_a_slice_removes_all_that_was_asked() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let names: Vec<Name> = (0..700).map(|_| Name::fresh()).collect();
+    let going = |name: &Name| {
+        answering(
+            insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }),
+            b"x",
+        )
+    };
+    commit_all(store, names.iter().map(going).collect()).await;
+    subject.hands.advance(TICK);
+    assert_eq!(store.purge(600).await.expect("a purge succeeds"), 600);
+    assert_eq!(store.list(Filter { limit: 1000, ..Filter::default() }).await.expect("a list").len(), 100);
+    assert_eq!(store.purge(u32::MAX).await.expect("a purge succeeds"), 100);
+    let bodies: i64 = subject
+        .file
+        .other_connection()
+        .query_row("select count(*) from body", [], |row| row.get(0))
+        .expect("the bodies are counted");
+    assert_eq!(bodies, 0, "bodies go with their records");
+}
+
+#[tokio::test]
+async fn a_lease_of_any_length_can_be_renewed() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let name = Name::fresh();
+    let mut running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
+    running.policy = Arc::new(ibid_core::policy::Policy {
+        lease: Duration::from_micros(u64::MAX),
+        ..(*running.policy).clone()
+    });
+    let begun = put(store, &insert(&name, running)).await;
+    let renewed = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
+    let never = Timestamp::from_micros(i64::MAX);
+    assert_eq!(renewed, [ibid_core::store::Renewed::Until(never)], "it ends at the end of time");
+}
+
+#[tokio::test]
+async fn every_query_of_the_hot_paths_goes_by_an_index() {
+    let subject = sqlite();
+    let name = Name::fresh();
+    commit(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
+    let connection = subject.file.other_connection();
+    let queries = [
+        (include_str!("../../src/store/sqlite/sql/load.sql"), "sqlite_autoindex_record_1"),
+        (include_str!("../../src/store/sqlite/sql/commit_update.sql"), "sqlite_autoindex_record_1"),
+        (include_str!("../../src/store/sqlite/sql/renew.sql"), "sqlite_autoindex_record_1"),
+        (include_str!("../../src/store/sqlite/sql/list.sql"), "sqlite_autoindex_record_1"),
+        (include_str!("../../src/store/sqlite/sql/due.sql"), "record_due"),
+        (include_str!("../../src/store/sqlite/sql/purge_pick.sql"), "record_purge"),
+        (include_str!("../../src/store/sqlite/sql/purge_bodies.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/body_clear.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/history.sql"), "event_id"),
+    ];
+    for (query, index) in queries {
+        let mut explain =
+            connection.prepare(&format!("explain query plan {query}")).expect("it is explained");
+        for place in 1..=explain.parameter_count() {
+            explain.raw_bind_parameter(place, 0).expect("a parameter is bound");
+        }
+        let mut rows = explain.raw_query();
+        let mut plan = Vec::new();
+        while let Some(row) = rows.next().expect("the plan is read") {
+            plan.push(row.get::<_, String>(3).expect("a step of the plan"));
+        }
+        assert!(plan.iter().any(|step| step.contains(index)), "not by {index}: {plan:?}");
+        assert!(!plan.iter().any(|step| step.contains("SCAN") || step.contains("TEMP B-TREE")), "{plan:?}");
+    }
+}
+
+fn sql(path: &Path, sql: &str) {
+    Connection::open(path).and_then(|connection| connection.execute_batch(sql)).expect("the file is made");
+}
+
+fn files(file: &File) -> Vec<String> {
+    let entries = std::fs::read_dir(file.0.path()).expect("the directory is read");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,783 @@
+//! What the gateway is told: flags over variables over the file over defaults, checked before anything starts.
+//!
+//! It opens nothing but the file itself, so `ibid config check` can run anywhere.
+// MERGE: remove the next line once the gateway reads every setting.
+#![allow(dead_code)]
+
+use std::fmt;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::{Method, Uri};
+use ibid_core::policy::{OnLapse, OnServerError, Policy, Reconcile};
+use toml::de::DeTable;
+
+use crate::args::{GatewayArgs, StoreArgs};
+use crate::gateway::tenant::{TenantFrom, TenantHow, TenantHowError, parse_net};
+use crate::output::{Failure, Failures};
+use policy::Overlay;
+use read::{Reader, Section};
+use route::RouteDraft;
+use value::{near_miss, show_duration};
+
+pub(crate) mod keys;
+pub(crate) mod policy;
+mod read;
+mod recipe;
+#[cfg(test)]
+mod reference;
+mod route;
+#[cfg(test)]
+mod tests;
+pub(crate) mod value;
+
+pub(crate) use route::ReconcileRule;
+
+/// All that the gateway is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// The API behind the gateway: absolute, `http`, without a query.
+    pub(crate) upstream: Uri,
+    /// Where clients connect.
+    pub(crate) listen: SocketAddr,
+    /// Where operators connect.
+    pub(crate) admin_listen: SocketAddr,
+    /// Speak HTTP/2 to the upstream.
+    pub(crate) upstream_http2: bool,
+    /// Where records live.
+    pub(crate) store: StoreUrl,
+    /// How the store is used.
+    pub(crate) store_options: StoreOptions,
+    /// Whose keys they are.
+    pub(crate) tenant: TenantHow,
+    /// The rules of every POST and PATCH that no route is for.
+    pub(crate) defaults: Policy,
+    /// The routes, in the order of the file.
+    pub(crate) routes: Vec<Route>,
+    /// How often chores run.
+    pub(crate) upkeep: Upkeep,
+    /// What one listener holds at most.
+    pub(crate) server: Server,
+    /// What fingerprints are keyed with, newest first; none: one that the store keeps.
+    pub(crate) secrets: Vec<Vec<u8>>,
+    /// The file that was read, if any.
+    pub(crate) file: Option<PathBuf>,
+    /// What is allowed and should be known, one line each.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// One `[[route]]`, with the rules that hold for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    /// POST, PATCH, PUT or DELETE.
+    pub(crate) methods: Vec<Method>,
+    /// As axum and matchit 0.8 write it.
+    pub(crate) pattern: String,
+    /// Off: its requests pass untouched.
+    pub(crate) guard: bool,
+    /// All layers put together.
+    pub(crate) policy: Policy,
+    /// How unknown records are to be settled.
+    pub(crate) reconcile: Option<ReconcileRule>,
+    /// Where it stands in the file.
+    pub(crate) line: usize,
+}
+
+/// Where records live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// In one file.
+    Sqlite(PathBuf),
+    /// Until the process ends.
+    Memory,
+}
+
+/// How the store is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoreOptions {
+    pub(crate) begin_timeout: Duration,
+    pub(crate) finish_wait: Duration,
+    pub(crate) cache_bytes: u64,
+    pub(crate) cache_ttl: Duration,
+}
+
+/// How often chores run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Upkeep {
+    pub(crate) sweep_every: Duration,
+    pub(crate) reap_every: Duration,
+    pub(crate) reconcile_every: Duration,
+}
+
+/// What one listener holds at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Server {
+    pub(crate) max_connections: u32,
+    pub(crate) header_timeout: Duration,
+    pub(crate) body_timeout: Duration,
+    pub(crate) drain_for: Duration,
+}
+
+/// Variables that have no flag.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Variables {
+    /// `IBID_SECRETS`.
+    pub(crate) secrets: Option<String>,
+    /// Names that begin with `IBID_`.
+    pub(crate) names: Vec<String>,
+}
+
+impl Variables {
+    /// As the process has them.
+    pub(crate) fn of_process() -> Variables {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        Variables {
+            secrets: std::env::var("IBID_SECRETS").ok(),
+            names: names.filter(|name| name.starts_with("IBID_")).collect(),
+        }
+    }
+}
+
+impl Config {
+    /// Puts flags, variables and the file together and checks all of it.
+    pub(crate) fn load(flags: &GatewayArgs, variables: &Variables) -> Result<Config, Failures> {
+        let file = read_file(flags.config.as_deref())?;
+        let name = file.as_ref().map(|(path, _)| path.display().to_string()).unwrap_or_default();
+        let text = file.as_ref().map_or("", |(_, text)| text.as_str());
+        let mut config = Config::read(flags, variables, &name, text)?;
+        config.file = file.map(|(path, _)| path);
+        Ok(config)
+    }
+
+    /// As [`Config::load`], with the file's text in hand.
+    pub(crate) fn read(
+        flags: &GatewayArgs,
+        variables: &Variables,
+        file: &str,
+        text: &str,
+    ) -> Result<Config, Failures> {
+        let (document, errors) = DeTable::parse_recoverable(text);
+        let reader = Reader::new(file, text);
+        for error in errors {
+            reader.refuse(reader.line_at(error.span().map_or(0, |span| span.start)), error.message());
+        }
+        // What follows a syntax error was perhaps not read as it was meant, so nothing more is said about it.
+        if let Some(failures) = reader.failures() {
+            return Err(failures);
+        }
+        let mut root = Section::new(&reader, "", Some(document.get_ref()), 1);
+        let config = assemble(&mut root, &reader, flags, variables);
+        root.finish();
+        match (reader.failures(), config) {
+            (None, Some(config)) => Ok(config),
+            (Some(failures), _) => Err(failures),
+            // A setting is missing only where an error was kept.
+            (None, None) => Err(Failure::usage("the configuration can't be read").into()),
+        }
+    }
+}
+
+/// The store that an operator's command opens: the flag, the variable, the file's `store.url`, the default.
+pub(crate) fn store_of(args: &StoreArgs) -> Result<StoreUrl, Failures> {
+    if let Some(given) = given(&args.store) {
+        return StoreUrl::parse(given).map_err(|failure| at("`--store` (or `IBID_STORE`)", failure).into());
+    }
+    let Some((path, text)) = read_file(args.config.as_deref())? else {
+        return Ok(StoreUrl::default());
+    };
+    let file = path.display().to_string();
+    let reader = Reader::new(&file, &text);
+    let document = DeTable::parse(&text).map_err(|error| {
+        let line = reader.line_at(error.span().map_or(0, |span| span.start));
+        Failure::usage(format!("{}: {}", reader.place(line), error.message()))
+    })?;
+    // Only this key: an operator looks at records even while the rest of the file is being mended.
+    let mut section = Section::new(&reader, "", Some(document.get_ref()), 1).section("store", "store");
+    let url = read_store(&mut section, &reader, None);
+    reader.failures().map_or(Ok(url.unwrap_or_default()), Err)
+}
+
+/// Puts the settings together; reading goes on after an error, and `None` means that there was one.
+fn assemble(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    flags: &GatewayArgs,
+    variables: &Variables,
+) -> Option<Config> {
+    let mut warnings = misspelt_variables(&variables.names);
+    let upstream = read_upstream(root, reader, flags);
+    let listen = read_address(root, reader, "listen", "--listen", "IBID_LISTEN", &flags.listen, LISTEN);
+    let admin_listen = read_address(
+        root,
+        reader,
+        "admin_listen",
+        "--admin-listen",
+        "IBID_ADMIN_LISTEN",
+        &flags.admin_listen,
+        ADMIN_LISTEN,
+    );
+    let file_http2 = root.boolean("upstream_http2");
+    let (store, store_options) = read_store_section(root, reader, flags);
+    let tenant = read_tenant(root, reader, flags, &mut warnings);
+    let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
+    let (defaults, routes) = read_routes(root, reader, one_tenant, &mut warnings);
+    let secrets = read_secrets(root, reader, variables);
+    let (upkeep, server) = (read_upkeep(root), read_server(root));
+    refuse_limits(root, reader);
+    if let (Some(listen), Some(admin)) = (listen, admin_listen) {
+        check_addresses(listen, admin, upstream.as_ref(), reader, &mut warnings);
+    }
+    if store == Some(StoreUrl::Memory) {
+        warnings.push("the store is `memory:`: every record is gone when the process ends".to_owned());
+    }
+    Some(Config {
+        upstream: upstream?,
+        listen: listen?,
+        admin_listen: admin_listen?,
+        upstream_http2: flags.upstream_http2.or(file_http2).unwrap_or(false),
+        store: store?,
+        store_options,
+        tenant: tenant?,
+        defaults,
+        routes,
+        upkeep,
+        server,
+        secrets,
+        file: None,
+        warnings,
+    })
+}
+
+/// The named file, or `ibid.toml` if it is there.
+fn read_file(named: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
+    let named = named.filter(|path| !path.as_os_str().is_empty());
+    let path = named.unwrap_or(Path::new(FILE));
+    let refused = |cause: &dyn fmt::Display| {
+        Failure::usage(format!("cannot read the configuration `{}`", path.display())).because(cause)
+    };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => return Ok(None),
+        Err(error) => return Err(refused(&error).hint("name the file with `--config` or `IBID_CONFIG`")),
+    };
+    let mut text = String::new();
+    let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| refused(&error))?;
+    if read as u64 > FILE_BYTES_MAX {
+        return Err(refused(&"it is larger than 1MiB"));
+    }
+    Ok(Some((path.to_owned(), text)))
+}
+
+/// A flag or variable that says something: an empty variable is how many tools unset one.
+fn given(value: &Option<String>) -> Option<&str> {
+    value.as_deref().filter(|text| !text.is_empty())
+}
+
+/// Puts the place before a failure's message.
+fn at(place: &str, mut failure: Failure) -> Failure {
+    failure.message = format!("{place} {}", failure.message);
+    failure
+}
+
+/// A text setting by its precedence, with its place in words and its line (0 before the file).
+fn setting(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    key: &'static str,
+    flag: Option<(&str, &str, &str)>,
+) -> Option<(String, String, usize)> {
+    let in_file = section.text(key);
+    if let Some((value, flag, variable)) = flag {
+        return Some((value.to_owned(), format!("`{flag}` (or `{variable}`)"), 0));
+    }
+    let line = section.line_of(key)?;
+    Some((in_file?, format!("{}: `{key}`", reader.place(line)), line))
+}
+
+fn read_upstream(root: &mut Section<'_, '_>, reader: &Reader<'_>, flags: &GatewayArgs) -> Option<Uri> {
+    let flag = given(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
+    let Some((text, place, line)) = setting(root, reader, "upstream", flag) else {
+        if root.line_of("upstream").is_none() {
+            let failure = Failure::usage("the gateway needs an upstream: the API that it stands before");
+            let hint = "give `--upstream http://127.0.0.1:3000`, `IBID_UPSTREAM`, or `upstream` in the file";
+            reader.keep(0, failure.hint(hint));
+        }
+        return None;
+    };
+    match parse_upstream(&text) {
+        Ok(uri) => Some(uri),
+        Err(failure) => {
+            reader.keep(line, at(&place, failure));
+            None
+        }
+    }
+}
+
+fn parse_upstream(text: &str) -> Result<Uri, Failure> {
+    let form = "write for example `http://127.0.0.1:3000`";
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    match scheme.as_deref() {
+        Some("http") => {}
+        Some("https") => {
+            return Err(Failure::usage("is an `https` URL, and TLS to the upstream is not in this release")
+                .hint("let a proxy beside the gateway speak TLS, and give its `http://` address"));
+        }
+        _ => return Err(Failure::usage("must be an absolute `http://` URL").hint(form)),
+    }
+    let uri: Uri = text.parse().map_err(|error| Failure::usage("is not a URL").because(error).hint(form))?;
+    if uri.query().is_some() || text.contains('#') {
+        return Err(Failure::usage("must not have a query or a fragment: requests bring their own"));
+    }
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => {
+            Err(Failure::usage("must not have a user or password: requests bring their own credentials"))
+        }
+        Some(authority) if !authority.host().is_empty() => Ok(uri),
+        _ => Err(Failure::usage("must name a host").hint(form)),
+    }
+}
+
+fn read_address(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    key: &'static str,
+    flag: &'static str,
+    variable: &'static str,
+    value: &Option<String>,
+    default: &'static str,
+) -> Option<SocketAddr> {
+    let found = setting(root, reader, key, given(value).map(|value| (value, flag, variable)));
+    let (text, place, line) = match found {
+        Some(found) => found,
+        // It is there and of another type, which has been said.
+        None if root.line_of(key).is_some() => return None,
+        None => (default.to_owned(), String::new(), 0),
+    };
+    let parsed = parse_address(&text);
+    if let Err(failure) = &parsed {
+        reader.keep(line, at(&place, failure.clone()));
+    }
+    parsed.ok()
+}
+
+/// An address and port; `localhost` and a bare port are not taken, for which address they mean is a guess.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, Failure> {
+    text.parse().map_err(|_| {
+        Failure::usage(format!("must be an address and a port, not `{text}`"))
+            .hint("write for example `127.0.0.1:8080`, `0.0.0.0:8080` or `[::]:8080`")
+    })
+}
+
+fn check_addresses(
+    listen: SocketAddr,
+    admin: SocketAddr,
+    upstream: Option<&Uri>,
+    reader: &Reader<'_>,
+    warnings: &mut Vec<String>,
+) {
+    if listen == admin && listen.port() != 0 {
+        let failure = Failure::usage(format!("`listen` and `admin_listen` are both `{listen}`"));
+        reader.keep(0, failure.hint("give each an address of its own"));
+    }
+    let port = upstream.and_then(|uri| uri.port_u16()).unwrap_or(80);
+    let host = upstream.and_then(Uri::host).unwrap_or("").trim_matches(['[', ']']);
+    let is_this_host = host == "localhost" && listen.ip().is_loopback();
+    let is_self = is_this_host || host.parse() == Ok(listen.ip());
+    if is_self && port == listen.port() {
+        let failure = Failure::usage(format!("`upstream` is `{listen}`, where the gateway itself listens"));
+        reader.keep(0, failure.hint("every request would go round in circles: give the API another port"));
+    }
+    if !admin.ip().is_loopback() {
+        warnings.push(format!(
+            "`admin_listen` is `{admin}`, which other hosts may reach: keep it where only operators can connect"
+        ));
+    }
+}
+
+fn read_store_section(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    flags: &GatewayArgs,
+) -> (Option<StoreUrl>, StoreOptions) {
+    let mut section = root.section("store", "store");
+    let url = read_store(&mut section, reader, given(&flags.store));
+    let options = StoreOptions {
+        begin_timeout: section.positive("begin_timeout").unwrap_or(Duration::from_secs(2)),
+        finish_wait: section.positive("finish_wait").unwrap_or(Duration::from_secs(10)),
+        cache_bytes: section.size("cache_bytes").unwrap_or(32 << 20),
+        cache_ttl: section.positive("cache_ttl").unwrap_or(Duration::from_secs(60)),
+    };
+    section.finish();
+    (url, options)
+}
+
+fn read_store(section: &mut Section<'_, '_>, reader: &Reader<'_>, flag: Option<&str>) -> Option<StoreUrl> {
+    let flag = flag.map(|value| (value, "--store", "IBID_STORE"));
+    let Some((text, place, line)) = setting(section, reader, "url", flag) else {
+        return section.line_of("url").is_none().then(StoreUrl::default);
+    };
+    let parsed = StoreUrl::parse(&text);
+    if let Err(failure) = &parsed {
+        reader.keep(line, at(&place, failure.clone()));
+    }
+    parsed.ok()
+}
+
+impl StoreUrl {
+    /// The store that this URL names. Messages never repeat the URL: it may hold a password.
+    pub(crate) fn parse(text: &str) -> Result<StoreUrl, Failure> {
+        let form = "use `sqlite:PATH`, or `memory:` for tests";
+        let Some((scheme, rest)) = text.split_once(':') else {
+            return Err(Failure::usage("is not the URL of a store").hint(form));
+        };
+        match scheme {
+            "sqlite" => {
+                let path = rest.strip_prefix("//").unwrap_or(rest);
+                match path {
+                    "" => Err(Failure::usage("names no file").hint("write for example `sqlite:ibid.db`")),
+                    ":memory:" => {
+                        Err(Failure::usage("names no file").hint("write `memory:` for a store in memory"))
+                    }
+                    _ if path.contains('?') => {
+                        Err(Failure::usage("has parameters after `?`, and a `sqlite:` store takes none"))
+                    }
+                    _ => Ok(StoreUrl::Sqlite(path.into())),
+                }
+            }
+            "memory" if rest.is_empty() => Ok(StoreUrl::Memory),
+            "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "dynamodb" => {
+                Err(Failure::usage(format!("names a `{scheme}` store, which is not in this release"))
+                    .hint(form))
+            }
+            _ => Err(Failure::usage("is not the URL of a store").hint(form)),
+        }
+    }
+}
+
+impl Default for StoreUrl {
+    fn default() -> StoreUrl {
+        StoreUrl::Sqlite("ibid.db".into())
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            StoreUrl::Memory => f.write_str("memory:"),
+        }
+    }
+}
+
+fn read_tenant(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    flags: &GatewayArgs,
+    warnings: &mut Vec<String>,
+) -> Option<TenantHow> {
+    let mut section = root.section("tenant", "tenant");
+    let flag = given(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
+    let found = setting(&mut section, reader, "from", flag);
+    let is_mistyped = found.is_none() && section.line_of("from").is_some();
+    let trusted = section.texts("trusted");
+    let trusted_line = section.line_of("trusted").unwrap_or(section.line);
+    section.finish();
+
+    let mut nets = Vec::new();
+    for text in trusted.iter().flatten() {
+        match parse_net(text) {
+            Some(net) if net.prefix_len() == 0 => {
+                warnings.push(format!(
+                    "{}: `trusted` holds `{text}`: everyone may say whose request it is",
+                    reader.place(trusted_line)
+                ));
+                nets.push(net);
+            }
+            Some(net) => nets.push(net),
+            None => reader.refuse_with_hint(
+                trusted_line,
+                format!("`trusted` holds `{text}`, which is no network or address"),
+                "write for example \"10.0.0.0/8\" or \"192.0.2.7\"; names are not looked up",
+            ),
+        }
+    }
+    let Some((text, place, line)) = found else {
+        if !is_mistyped {
+            let failure = Failure::usage("the gateway needs to know whose keys they are: no tenant is configured")
+                .because("two clients may choose the same key, and without a tenant one would get the other's answer")
+                .hint(
+                    "give `--tenant header:x-tenant-id`, `--tenant authorization`, or `--tenant none` if there is \
+                     one tenant; or `IBID_TENANT`, or `from` under `[tenant]` in the file",
+                );
+            reader.keep(0, failure);
+        }
+        return None;
+    };
+    match TenantHow::parse(&text) {
+        Ok(mut how) => {
+            let by_header = matches!(how.from, TenantFrom::Header(_));
+            if trusted.is_some() && !by_header {
+                let place = reader.place(trusted_line);
+                warnings.push(format!("{place}: `trusted` has no effect with tenant `{}`", how.word()));
+            }
+            if trusted.as_ref().is_some_and(Vec::is_empty) && by_header {
+                reader.refuse(trusted_line, "`trusted` is empty: then nobody's tenant header is believed");
+            }
+            if trusted.is_some() {
+                how.trusted = nets;
+            }
+            Some(how)
+        }
+        Err(error) => {
+            let hint = match &error {
+                TenantHowError::NotYet(_) => {
+                    "let a proxy authenticate and name the tenant in a header: `header:NAME`"
+                }
+                TenantHowError::HeaderTaken(name) if name == "authorization" => "write `authorization`",
+                _ => "use `header:NAME`, `authorization` or `none`",
+            };
+            reader.keep(line, Failure::usage(format!("{place} can't be used: {error}")).hint(hint));
+            None
+        }
+    }
+}
+
+fn read_routes(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    one_tenant: bool,
+    warnings: &mut Vec<String>,
+) -> (Policy, Vec<Route>) {
+    let mut section = root.section("defaults", "defaults");
+    let base = Overlay::read(&mut section, reader);
+    let line = section.line.max(1);
+    section.finish();
+    let defaults = policy::resolve(&[&base]);
+    check_policy(&defaults, &[&base], line, reader);
+
+    let sections = root.sections("route", "route");
+    let drafts: Vec<RouteDraft> =
+        sections.into_iter().filter_map(|section| RouteDraft::read(section, reader, one_tenant)).collect();
+    route::check_conflicts(&drafts, reader);
+
+    let mut advice = Advice { reader, warnings, dead_letters: Vec::new() };
+    advice.policy("every other POST and PATCH", line, &defaults, base.retry_horizon);
+    let routes = drafts.into_iter().map(|draft| build_route(draft, &base, &mut advice)).collect();
+    advice.finish();
+    (defaults, routes)
+}
+
+fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Route {
+    let layers = [base, &draft.preset_rules, &draft.rules];
+    let mut policy = policy::resolve(&layers);
+    let reader = advice.reader;
+    if let Some(rule) = &draft.reconcile {
+        let settle = rule.settle.unwrap_or_else(|| SETTLE.max(2 * policy.upstream_timeout));
+        policy.reconcile = Some(Reconcile { settle, attempts: rule.attempts });
+    }
+    check_policy(&policy, &layers, draft.reconcile_line, reader);
+    let horizon = draft.rules.retry_horizon.or(base.retry_horizon);
+    advice.route(&draft, &policy, horizon);
+    Route {
+        methods: draft.methods,
+        pattern: draft.pattern,
+        guard: draft.guard,
+        policy,
+        reconcile: draft.reconcile,
+        line: draft.line,
+    }
+}
+
+fn check_policy(policy: &Policy, layers: &[&Overlay], line: usize, reader: &Reader<'_>) {
+    if let Err(error) = policy.check() {
+        reader.refuse(policy::line_of(&error, layers).unwrap_or(line), error.to_string());
+    }
+}
+
+/// Collects what is allowed and should be known.
+struct Advice<'a> {
+    reader: &'a Reader<'a>,
+    warnings: &'a mut Vec<String>,
+    dead_letters: Vec<String>,
+}
+
+impl Advice<'_> {
+    fn warn(&mut self, line: usize, text: String) {
+        self.warnings.push(format!("{}: {text}", self.reader.place(line)));
+    }
+
+    fn route(&mut self, draft: &RouteDraft, policy: &Policy, horizon: Option<Duration>) {
+        let name = format!("`{}`", draft.name());
+        if !draft.guard {
+            self.warn(
+                draft.line,
+                format!("{name} is not guarded (`guard = \"off\"`): its retries run again"),
+            );
+            if !draft.rules.lines.is_empty() || draft.preset.is_some() || draft.reconcile.is_some() {
+                self.warn(draft.line, format!("{name} is not guarded, so its other keys have no effect"));
+            }
+            return;
+        }
+        if draft.preset.as_deref() == Some("one-transaction") {
+            let text = format!(
+                "{name} has the preset `one-transaction`, which does not fit a gateway: it can't see the \
+                 upstream's transaction, so a retry is safe only if the upstream deduplicates"
+            );
+            self.warn(draft.line, text);
+        }
+        if let Some(rule) = &draft.reconcile {
+            let text = format!(
+                "{name} has a reconcile rule, and this release does not ask by it yet: an unknown record stays \
+                 unknown until an operator or a later release settles it"
+            );
+            self.warn(draft.reconcile_line, text);
+            if !rule.path.contains("{key}") && !rule.headers.iter().any(|(_, value)| value.contains("{key}"))
+            {
+                let text = format!(
+                    "the reconcile rule of {name} does not carry {{key}}: does it find the right one?"
+                );
+                self.warn(draft.reconcile_line, text);
+            }
+        }
+        self.policy(&name, draft.line, policy, horizon);
+    }
+
+    fn policy(&mut self, name: &str, line: usize, policy: &Policy, horizon: Option<Duration>) {
+        let retention = show_duration(policy.retention);
+        if policy.retention < DAY {
+            self.warn(line, format!("{name}: retention is {retention}, and clients expect 24h or more"));
+        }
+        if let Some(horizon) = horizon.filter(|horizon| *horizon > policy.retention) {
+            let horizon = show_duration(horizon);
+            self.warn(
+                line,
+                format!("{name}: clients retry for {horizon}, and retention is only {retention}"),
+            );
+        }
+        if policy.upstream_timeout > policy.max_run {
+            let text =
+                format!("{name}: max_run is shorter than upstream_timeout, so a slow attempt lapses first");
+            self.warn(line, text);
+        }
+        let ends_unknown =
+            policy.on_lapse == OnLapse::Unknown || policy.on_server_error == OnServerError::Unknown;
+        if policy.reconcile.is_none() && ends_unknown {
+            self.dead_letters.push(name.to_owned());
+        }
+    }
+
+    /// One line for all: the default configuration has this property, and a line per route would hide the rest.
+    fn finish(self) {
+        if !self.dead_letters.is_empty() {
+            self.warnings.push(format!(
+                "no reconcile rule for {}: a request whose outcome is unknown becomes a dead letter, which a \
+                 person must settle",
+                self.dead_letters.join(", ")
+            ));
+        }
+    }
+}
+
+fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Variables) -> Vec<Vec<u8>> {
+    let mut section = root.section("fingerprint", "fingerprint");
+    let in_file = section.texts("secrets");
+    let line = section.line_of("secrets").unwrap_or(section.line);
+    section.finish();
+    let (texts, place, line) = match given(&variables.secrets) {
+        Some(list) => {
+            let list = list.split(',').map(|text| text.trim().to_owned()).collect();
+            (Some(list), "`IBID_SECRETS`".to_owned(), 0)
+        }
+        None => (in_file, format!("{}: `secrets`", reader.place(line)), line),
+    };
+    let secrets: Vec<Vec<u8>> = texts.into_iter().flatten().map(String::into_bytes).collect();
+    for (at, secret) in secrets.iter().enumerate() {
+        let nth = at + 1;
+        if secret.len() < SECRET_BYTES_MIN {
+            let failure =
+                Failure::usage(format!("{place}: secret {nth} is shorter than {SECRET_BYTES_MIN} bytes"));
+            reader.keep(line, failure.hint("make one with `openssl rand -hex 32`"));
+        }
+        if secrets[..at].contains(secret) {
+            reader.keep(line, Failure::usage(format!("{place}: secret {nth} is there twice")));
+        }
+    }
+    secrets
+}
+
+fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
+    let mut section = root.section("upkeep", "upkeep");
+    let upkeep = Upkeep {
+        sweep_every: section.positive("sweep_every").unwrap_or(Duration::from_secs(10)),
+        reap_every: section.positive("reap_every").unwrap_or(Duration::from_secs(60)),
+        reconcile_every: section.positive("reconcile_every").unwrap_or(Duration::from_secs(5)),
+    };
+    section.finish();
+    upkeep
+}
+
+fn read_server(root: &mut Section<'_, '_>) -> Server {
+    let mut section = root.section("server", "server");
+    let server = Server {
+        max_connections: section.count("max_connections").unwrap_or(4096),
+        header_timeout: section.positive("header_timeout").unwrap_or(Duration::from_secs(30)),
+        body_timeout: section.positive("body_timeout").unwrap_or(Duration::from_secs(30)),
+        drain_for: section.positive("drain_for").unwrap_or(Duration::from_secs(25)),
+    };
+    section.finish();
+    server
+}
+
+/// Silently taking a limit that is not kept would be worse than none.
+fn refuse_limits(root: &mut Section<'_, '_>, reader: &Reader<'_>) {
+    let section = root.section("limits", "limits");
+    if section.is_there() {
+        let problem = "`[limits]` is not available in this release";
+        reader.refuse_with_hint(section.line, problem, "remove the table: no limit would be kept");
+    }
+}
+
+/// Only near misses: an orchestrator may well set `IBID_SERVICE_HOST` and the like for reasons of its own.
+fn misspelt_variables(names: &[String]) -> Vec<String> {
+    let unknown = names.iter().filter(|name| !VARIABLES.contains(&name.as_str()));
+    let misspelt = unknown.filter_map(|name| {
+        let near = near_miss(name, VARIABLES)?;
+        Some(format!("`{name}` is no variable of ibid: did you mean `{near}`?"))
+    });
+    misspelt.collect()
+}
+
+const VARIABLES: [&str; 10] = [
+    "IBID_UPSTREAM",
+    "IBID_TENANT",
+    "IBID_LISTEN",
+    "IBID_ADMIN_LISTEN",
+    "IBID_STORE",
+    "IBID_CONFIG",
+    "IBID_UPSTREAM_HTTP2",
+    "IBID_SECRETS",
+    "IBID_LOG",
+    "IBID_LOG_FORMAT",
+];
+
+/// Read when no other is named, if it is there.
+const FILE: &str = "ibid.toml";
+
+/// Largest file that is read: thousands of routes fit, and a wrong path (a log, a device) does not fill the memory.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where clients connect by default.
+pub(crate) const LISTEN: &str = "127.0.0.1:8080";
+
+/// Where operators connect by default.
+pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8081";
+
+/// Shortest secret: 128 bits can't be searched.
+const SECRET_BYTES_MIN: usize = 16;
+
+/// How far apart "not executed" must be seen by default: twice the default time-out of the upstream.
+const SETTLE: Duration = Duration::from_secs(60);
+
+const DAY: Duration = Duration::from_secs(24 * 3600);

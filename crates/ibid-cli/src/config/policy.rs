@@ -1,0 +1,237 @@
+//! The keys that make a Policy: read from a table, laid over each other, written out again.
+//!
+//! Precedence, weakest first: built-in default, the profile's own defaults, `[defaults]`, the route's preset, the
+//! route's own keys.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ibid_core::policy::{
+    AfterExpiry, AnswerRule, InFlight, KeyRule, OnLapse, OnServerError, Policy, PolicyError, Profile,
+};
+use ibid_core::scope::ScopeRule;
+use serde_json::{Value, json};
+
+use super::read::{Reader, Section};
+use super::recipe::{self, RecipeKeys};
+use super::value::{show_duration, show_size, word_of};
+
+/// Declares a struct of optional rules, and how it is laid over a Policy or told from two of them.
+macro_rules! overlay {
+    ($($field:ident: $type:ty,)*) => {
+        /// The rules that one place sets, and where.
+        #[derive(Clone, Debug, Default)]
+        pub(super) struct Overlay {
+            $($field: Option<$type>,)*
+            recipe: RecipeKeys,
+            /// How long clients retry; for a warning only.
+            pub(super) retry_horizon: Option<Duration>,
+            /// The line of each key that was there.
+            pub(super) lines: BTreeMap<&'static str, usize>,
+        }
+
+        impl Overlay {
+            /// What `to` changes of `from`.
+            pub(super) fn between(from: &Policy, to: &Policy) -> Overlay {
+                Overlay {
+                    $($field: (from.$field != to.$field).then(|| to.$field.clone()),)*
+                    ..Overlay::default()
+                }
+            }
+
+            fn apply(&self, policy: &mut Policy) {
+                $(if let Some(value) = &self.$field { policy.$field = value.clone(); })*
+                self.recipe.apply(&mut policy.recipe);
+            }
+        }
+    };
+}
+
+overlay! {
+    profile: Profile,
+    key: KeyRule,
+    strict_key: bool,
+    scope: ScopeRule,
+    in_flight: InFlight,
+    wait: Duration,
+    answer: AnswerRule,
+    lease: Duration,
+    max_run: Duration,
+    retention: Duration,
+    tombstone: Duration,
+    after_expiry: AfterExpiry,
+    on_lapse: OnLapse,
+    on_server_error: OnServerError,
+    max_attempts: u32,
+    pending_deadline: Duration,
+    upstream_timeout: Duration,
+    linger: Duration,
+    max_request_body: u64,
+    max_response_body: u64,
+    free_on: Vec<u16>,
+    response_version: u32,
+}
+
+impl Overlay {
+    /// The rules of `[defaults]` or of one `[[route]]`; the caller takes the other keys and finishes the section.
+    pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Overlay {
+        let overlay = Overlay {
+            profile: section.choice("profile", &PROFILES, &[]),
+            key: section.choice("key", &KEY_RULES, &[]),
+            strict_key: section.boolean("strict_key"),
+            scope: section.choice("scope", &SCOPES, &[]),
+            in_flight: section.choice("in_flight", &IN_FLIGHTS, &[("accepted", ACCEPTED_LATER)]),
+            wait: section.duration("wait"),
+            answer: section.choice("answer", &ANSWERS, &[("async", ASYNC_LATER)]),
+            lease: section.positive("lease"),
+            max_run: section.positive("max_run"),
+            retention: section.positive("retention"),
+            tombstone: section.duration("tombstone"),
+            after_expiry: section.choice("after_expiry", &AFTER_EXPIRIES, &[]),
+            on_lapse: section.choice("on_lapse", &ON_LAPSES, &[("resume", RESUME_LATER)]),
+            on_server_error: section.choice("on_server_error", &ON_SERVER_ERRORS, &[]),
+            max_attempts: section.count("max_attempts"),
+            pending_deadline: section.positive("pending_deadline"),
+            upstream_timeout: section.positive("upstream_timeout"),
+            linger: section.duration("linger"),
+            max_request_body: section.size("max_request_body"),
+            max_response_body: section.size("max_response_body"),
+            free_on: section.statuses("free_on"),
+            response_version: section.count("response_version"),
+            recipe: RecipeKeys::read(section, reader),
+            retry_horizon: section.positive("retry_horizon"),
+            lines: section.lines().clone(),
+        };
+        let bodies = [
+            ("max_request_body", overlay.max_request_body),
+            ("max_response_body", overlay.max_response_body),
+        ];
+        for (key, size) in bodies {
+            if size.is_some_and(|size| size > BODY_MAX) {
+                let problem =
+                    format!("`{key}` must be at most {}: bodies are held in memory", show_size(BODY_MAX));
+                reader.refuse(section.line_of(key).unwrap_or(section.line), problem);
+            }
+        }
+        overlay
+    }
+
+    /// What a preset changes; none if no preset has this name.
+    pub(super) fn preset(name: &str) -> Option<Overlay> {
+        Some(Overlay::between(&Policy::default(), &Policy::preset(name)?))
+    }
+}
+
+/// The policy that these layers make, weakest first.
+pub(super) fn resolve(layers: &[&Overlay]) -> Policy {
+    let profile = layers.iter().rev().find_map(|layer| layer.profile).unwrap_or(Profile::Ietf);
+    let mut policy = match profile {
+        Profile::Ietf => Policy::default(),
+        Profile::Stripe => Policy::stripe(),
+    };
+    layers.iter().for_each(|layer| layer.apply(&mut policy));
+    policy
+}
+
+/// The line to name for a rule that can't be kept: the key's own, or that of the key it disagrees with, in the
+/// nearest place that sets either.
+pub(super) fn line_of(error: &PolicyError, layers: &[&Overlay]) -> Option<usize> {
+    let other = match error.field {
+        "retention" | "max_run" => "lease",
+        "after_expiry" => "tombstone",
+        "settle" => "upstream_timeout",
+        _ => "",
+    };
+    layers
+        .iter()
+        .rev()
+        .find_map(|layer| layer.lines.get(error.field).or_else(|| layer.lines.get(other)).copied())
+}
+
+/// Every rule by its key, as it would be written in a file.
+pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
+    let duration = |length: Duration| Value::from(show_duration(length));
+    let mut fields = vec![
+        ("profile", json!(word_of(&PROFILES, &policy.profile))),
+        ("key", json!(word_of(&KEY_RULES, &policy.key))),
+        ("strict_key", json!(policy.strict_key)),
+        ("scope", json!(word_of(&SCOPES, &policy.scope))),
+        ("in_flight", json!(word_of(&IN_FLIGHTS, &policy.in_flight))),
+        ("wait", duration(policy.wait)),
+        ("answer", json!(word_of(&ANSWERS, &policy.answer))),
+        ("lease", duration(policy.lease)),
+        ("max_run", duration(policy.max_run)),
+        ("retention", duration(policy.retention)),
+        ("tombstone", duration(policy.tombstone)),
+        ("after_expiry", json!(word_of(&AFTER_EXPIRIES, &policy.after_expiry))),
+        ("on_lapse", json!(word_of(&ON_LAPSES, &policy.on_lapse))),
+        ("on_server_error", json!(word_of(&ON_SERVER_ERRORS, &policy.on_server_error))),
+        ("max_attempts", json!(policy.max_attempts)),
+        ("pending_deadline", duration(policy.pending_deadline)),
+        ("upstream_timeout", duration(policy.upstream_timeout)),
+        ("linger", duration(policy.linger)),
+        ("max_request_body", json!(show_size(policy.max_request_body))),
+        ("max_response_body", json!(show_size(policy.max_response_body))),
+        ("free_on", json!(policy.free_on)),
+        ("response_version", json!(policy.response_version)),
+    ];
+    fields.extend(recipe::fields(&policy.recipe));
+    fields
+}
+
+const PROFILES: [(&str, Profile); 2] = [("ietf", Profile::Ietf), ("stripe", Profile::Stripe)];
+const KEY_RULES: [(&str, KeyRule); 2] = [("required", KeyRule::Required), ("optional", KeyRule::Optional)];
+const SCOPES: [(&str, ScopeRule); 2] = [("operation", ScopeRule::Operation), ("tenant", ScopeRule::Tenant)];
+const IN_FLIGHTS: [(&str, InFlight); 3] =
+    [("wait", InFlight::Wait), ("conflict", InFlight::Conflict), ("accepted", InFlight::Accepted)];
+const ANSWERS: [(&str, AnswerRule); 2] = [("sync", AnswerRule::Sync), ("async", AnswerRule::Async)];
+const AFTER_EXPIRIES: [(&str, AfterExpiry); 2] =
+    [("execute", AfterExpiry::Execute), ("refuse", AfterExpiry::Refuse)];
+const ON_LAPSES: [(&str, OnLapse); 4] = [
+    ("unknown", OnLapse::Unknown),
+    ("retry", OnLapse::Retry),
+    ("resume", OnLapse::Resume),
+    ("fail", OnLapse::Fail),
+];
+const ON_SERVER_ERRORS: [(&str, OnServerError); 3] =
+    [("unknown", OnServerError::Unknown), ("retry", OnServerError::Retry), ("store", OnServerError::Store)];
+
+const ACCEPTED_LATER: &str = "it comes with asynchronous answers; until then use \"wait\" or \"conflict\"";
+const ASYNC_LATER: &str = "leave `answer` out, or write \"sync\"";
+const RESUME_LATER: &str = "a gateway sees no recovery points to resume after; use \"unknown\", or \"retry\" if the upstream deduplicates";
+
+/// Largest body limit: bodies are held in memory whole, and SQLite takes no value of a gigabyte.
+const BODY_MAX: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preset_changes_what_it_names_and_nothing_else() {
+        let defaults = Overlay { wait: Some(Duration::from_secs(1)), ..Overlay::default() };
+        let preset = Overlay::preset("payments").unwrap();
+        let policy = resolve(&[&defaults, &preset]);
+        assert_eq!(policy, Policy { wait: Duration::from_secs(1), ..Policy::payments() });
+        assert!(Overlay::preset("paymnets").is_none());
+    }
+
+    #[test]
+    fn the_profile_in_force_brings_its_own_defaults_beneath_all_others() {
+        let stripe = Overlay { profile: Some(Profile::Stripe), ..Overlay::default() };
+        let ietf = Overlay { profile: Some(Profile::Ietf), ..Overlay::default() };
+        let unknown = Overlay { on_server_error: Some(OnServerError::Unknown), ..Overlay::default() };
+        assert_eq!(resolve(&[&stripe]), Policy::stripe());
+        assert_eq!(resolve(&[&stripe, &ietf]), Policy::default());
+        assert_eq!(resolve(&[&unknown, &stripe]).on_server_error, OnServerError::Unknown);
+        assert_eq!(resolve(&[&unknown, &stripe]).scope, ScopeRule::Tenant);
+        assert_eq!(resolve(&[&ietf, &Overlay::preset("stripe").unwrap()]), Policy::stripe());
+    }
+
+    #[test]
+    fn every_rule_has_its_word() {
+        for (_, policy) in ibid_core::policy::PRESETS {
+            assert!(fields(&policy()).iter().all(|(_, value)| value != "?"));
+        }
+    }
+}

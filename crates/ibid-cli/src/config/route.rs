@@ -1,0 +1,309 @@
+//! One `[[route]]`: which requests it is for, and its reconcile rule.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::Method;
+
+use super::policy::Overlay;
+use super::read::{Reader, Section};
+use super::value::near_miss;
+
+/// How the upstream is asked what became of an unknown record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReconcileRule {
+    /// The path to GET, with `{…}` to be filled in.
+    pub(crate) path: String,
+    /// Header lines, with `{…}` to be filled in.
+    pub(crate) headers: Vec<(String, String)>,
+    /// Answers that say it was executed.
+    pub(crate) executed: Vec<u16>,
+    /// Answers that say it was not.
+    pub(crate) not_executed: Vec<u16>,
+    /// "Not executed" counts when seen twice, this far apart. None: by the upstream's time-out.
+    pub(crate) settle: Option<Duration>,
+    /// Tries before a person is asked.
+    pub(crate) attempts: u32,
+    /// The status under which the found answer is stored.
+    pub(crate) status: Option<u16>,
+}
+
+/// A route as the file has it, before the layers are put together.
+pub(super) struct RouteDraft {
+    pub(super) methods: Vec<Method>,
+    pub(super) pattern: String,
+    pub(super) guard: bool,
+    pub(super) preset: Option<String>,
+    pub(super) preset_rules: Overlay,
+    pub(super) rules: Overlay,
+    pub(super) reconcile: Option<ReconcileRule>,
+    pub(super) reconcile_line: usize,
+    pub(super) line: usize,
+}
+
+impl RouteDraft {
+    /// The route in this table; none if it does not say what it is for.
+    pub(super) fn read(
+        mut section: Section<'_, '_>,
+        reader: &Reader<'_>,
+        one_tenant: bool,
+    ) -> Option<RouteDraft> {
+        let rules = Overlay::read(&mut section, reader);
+        let target = section.text("match");
+        let line = section.line_of("match").unwrap_or(section.line);
+        let guard = section.choice("guard", &[("on", true), ("off", false)], &[]).unwrap_or(true);
+        let preset = section.text("preset");
+        let preset_rules = match &preset {
+            Some(name) => preset_of(name, section.line_of("preset").unwrap_or(line), reader),
+            None => Overlay::default(),
+        };
+        let inner = section.section("reconcile", "route.reconcile");
+        let reconcile_line = if inner.is_there() { inner.line } else { line };
+        section.finish();
+        let Some(target) = target else {
+            let hint = "write for example `match = \"POST /payments\"`";
+            reader.refuse_with_hint(
+                line,
+                "`match` is missing: a route must say which requests it is for",
+                hint,
+            );
+            inner.finish();
+            return None;
+        };
+        let (methods, pattern) = match parse_match(&target) {
+            Ok(read) => read,
+            Err((problem, hint)) => {
+                reader.refuse_with_hint(line, format!("`match` {problem}"), hint);
+                return None;
+            }
+        };
+        let names = placeholders(&pattern);
+        let reconcile = inner.is_there().then(|| read_rule(inner, reader, &names, one_tenant)).flatten();
+        Some(RouteDraft {
+            methods,
+            pattern,
+            guard,
+            preset,
+            preset_rules,
+            rules,
+            reconcile,
+            reconcile_line,
+            line,
+        })
+    }
+
+    /// As the route is spoken of: `POST,PUT /orders/{id}`.
+    pub(super) fn name(&self) -> String {
+        let methods: Vec<&str> = self.methods.iter().map(Method::as_str).collect();
+        format!("{} {}", methods.join(","), self.pattern)
+    }
+}
+
+/// Refuses routes that two requests could not be told apart by.
+pub(super) fn check_conflicts(routes: &[RouteDraft], reader: &Reader<'_>) {
+    let mut routers: BTreeMap<String, matchit::Router<()>> = BTreeMap::new();
+    for (at, route) in routes.iter().enumerate() {
+        for method in &route.methods {
+            let router = routers.entry(method.to_string()).or_default();
+            if router.insert(route.pattern.as_str(), ()).is_ok() {
+                continue;
+            }
+            // The router names the other pattern; its line is found by asking for each pair.
+            let rival = routes[..at].iter().find(|other| {
+                let mut pair = matchit::Router::new();
+                let first = pair.insert(other.pattern.as_str(), ());
+                other.methods.contains(method)
+                    && first.is_ok()
+                    && pair.insert(route.pattern.as_str(), ()).is_err()
+            });
+            let (with, line) = rival.map_or((route.name(), route.line), |rival| (rival.name(), rival.line));
+            let problem =
+                format!("`{}` takes the same {method} requests as `{with}` on line {line}", route.name());
+            reader.refuse_with_hint(
+                route.line,
+                problem,
+                "a request must fit one route: join them, or change one path",
+            );
+        }
+    }
+}
+
+type Complaint = (String, String);
+
+/// `POST,PUT /orders/{id}`.
+fn parse_match(target: &str) -> Result<(Vec<Method>, String), Complaint> {
+    let form = || "write for example \"POST /payments\" or \"POST,PUT /orders/{id}\"".to_owned();
+    let Some((words, pattern)) = target.trim().split_once(char::is_whitespace) else {
+        return Err((format!("is `{target}`, not methods and a path"), form()));
+    };
+    let mut methods = Vec::new();
+    for word in words.split(',') {
+        let method = parse_method(word)?;
+        if methods.contains(&method) {
+            return Err((format!("names `{word}` twice"), form()));
+        }
+        methods.push(method);
+    }
+    let pattern = pattern.trim();
+    if !pattern.starts_with('/') {
+        return Err((format!("has the path `{pattern}`, which does not begin with `/`"), form()));
+    }
+    if pattern.contains(['?', '#']) || pattern.contains(char::is_whitespace) {
+        let hint = "a route is chosen by its path alone".to_owned();
+        return Err((format!("has the path `{pattern}`, which holds more than a path"), hint));
+    }
+    if let Some(old) = pattern.split('/').find(|segment| segment.starts_with([':', '*'])) {
+        let new = old.trim_start_matches(':');
+        return Err((
+            format!("has the segment `{old}`, which would be taken literally"),
+            format!("write `{{{new}}}`"),
+        ));
+    }
+    matchit::Router::new().insert(pattern, ()).map_err(|error| {
+        let hint = "`{name}` takes one whole segment, `{*rest}` stands at the end".to_owned();
+        (format!("has a path that can't be matched: {}", error.to_string().to_lowercase()), hint)
+    })?;
+    Ok((methods, pattern.to_owned()))
+}
+
+fn parse_method(word: &str) -> Result<Method, Complaint> {
+    if let Some(method) = GUARDED.iter().find(|method| method.as_str() == word) {
+        return Ok(method.clone());
+    }
+    let hint = "a route is for POST, PATCH, PUT or DELETE".to_owned();
+    if ["GET", "HEAD", "OPTIONS", "TRACE"].contains(&word) {
+        return Err((format!("names `{word}`, which is never guarded: it changes nothing"), hint));
+    }
+    let near = near_miss(word, ["POST", "PATCH", "PUT", "DELETE"]);
+    let hint = near.map_or(hint, |near| format!("did you mean `{near}`?"));
+    Err((format!("names `{word}`, which is no method that can be guarded"), hint))
+}
+
+fn preset_of(name: &str, line: usize, reader: &Reader<'_>) -> Overlay {
+    let known = || ibid_core::policy::PRESETS.iter().map(|(known, _)| *known);
+    Overlay::preset(name).unwrap_or_else(|| {
+        let hint = match near_miss(name, known()) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("there are {}", known().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")),
+        };
+        reader.refuse_with_hint(
+            line,
+            format!("`preset` is \"{name}\", and there is no preset of that name"),
+            hint,
+        );
+        Overlay::default()
+    })
+}
+
+fn read_rule(
+    mut section: Section<'_, '_>,
+    reader: &Reader<'_>,
+    names: &[String],
+    one_tenant: bool,
+) -> Option<ReconcileRule> {
+    let request = section.text("request");
+    let request_line = section.line_of("request").unwrap_or(section.line);
+    let rule = ReconcileRule {
+        path: request
+            .as_deref()
+            .and_then(|request| request.strip_prefix("GET "))
+            .unwrap_or("")
+            .trim()
+            .to_owned(),
+        headers: section.pairs("headers").unwrap_or_default(),
+        executed: section.statuses("executed").unwrap_or_else(|| vec![200]),
+        not_executed: section.statuses("not_executed").unwrap_or_else(|| vec![404]),
+        settle: section.positive("settle"),
+        attempts: section.count("attempts").unwrap_or(10),
+        status: section.status("status"),
+    };
+    let lines = section.lines().clone();
+    let line_of = |key: &str| lines.get(key).copied().unwrap_or(section.line);
+    if request.is_none() && !lines.contains_key("request") {
+        reader.refuse(section.line, "`request` is missing: how is the upstream asked?");
+    } else if request.is_some() && !rule.path.starts_with('/') {
+        let hint = "write for example \"GET /payments/by-key/{key}\"";
+        reader.refuse_with_hint(
+            request_line,
+            "`request` must be GET and a path: asking must change nothing",
+            hint,
+        );
+    }
+    for (name, _) in &rule.headers {
+        if name.parse::<http::HeaderName>().is_err() {
+            reader
+                .refuse(line_of("headers"), format!("`headers` holds `{name}`, which is not a header name"));
+        }
+    }
+    let texts = || std::iter::once(&rule.path).chain(rule.headers.iter().map(|(_, value)| value));
+    for name in texts().flat_map(|text| placeholders(text)) {
+        if !["key", "tenant"].contains(&name.as_str()) && !names.contains(&name) {
+            let hint = "there are {key}, {tenant} and the names in `match`";
+            reader.refuse_with_hint(
+                request_line,
+                format!("`{{{name}}}` is nothing that can be filled in"),
+                hint,
+            );
+        }
+    }
+    if !one_tenant && !texts().any(|text| text.contains("{tenant}")) {
+        let problem = "the reconcile rule does not carry {tenant} in `request` or `headers`";
+        let hint = "without it one tenant's answer could settle another's record; with `tenant = none` it may be left out";
+        reader.refuse_with_hint(section.line, problem, hint);
+    }
+    if let Some(both) = rule.executed.iter().find(|status| rule.not_executed.contains(status)) {
+        reader.refuse(
+            line_of("not_executed"),
+            format!("`{both}` can't mean both `executed` and `not_executed`"),
+        );
+    }
+    section.finish();
+    Some(rule)
+}
+
+/// The names in braces.
+fn placeholders(text: &str) -> Vec<String> {
+    let opened = text.split('{').skip(1);
+    opened.filter_map(|rest| Some(rest.split_once('}')?.0.trim_start_matches('*').to_owned())).collect()
+}
+
+/// Methods that a route may name. The others change nothing, so repeating them is safe already.
+const GUARDED: [Method; 4] = [Method::POST, Method::PATCH, Method::PUT, Method::DELETE];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_match_is_methods_and_a_path() {
+        let (methods, pattern) = parse_match("POST,PUT  /orders/{id}").unwrap();
+        assert_eq!((methods, pattern.as_str()), (vec![Method::POST, Method::PUT], "/orders/{id}"));
+        assert_eq!(parse_match("DELETE /a/{*rest}").unwrap().1, "/a/{*rest}");
+    }
+
+    #[test]
+    fn what_can_not_be_matched_says_why() {
+        for (target, problem) in [
+            ("/payments", "not methods and a path"),
+            ("POST payments", "does not begin with `/`"),
+            ("GET /payments", "never guarded"),
+            ("POST,OPTIONS /payments", "never guarded"),
+            ("POTS /payments", "no method"),
+            ("post /payments", "no method"),
+            ("POST,POST /payments", "twice"),
+            ("POST /payments?x=1", "more than a path"),
+            ("POST /payments/:id", "literally"),
+            ("POST /payments/*", "literally"),
+            ("POST /{a}-{b}", "one parameter"),
+            ("POST /{*rest}/x", "end of a route"),
+            ("POST /{}", "valid name"),
+        ] {
+            let (message, hint) = parse_match(target).unwrap_err();
+            assert!(message.contains(problem), "{target}: {message}");
+            assert!(!hint.is_empty());
+        }
+        assert_eq!(parse_match("post /x").unwrap_err().1, "did you mean `POST`?");
+        assert_eq!(parse_match("POST /a/:id").unwrap_err().1, "write `{id}`");
+        assert_eq!(parse_match("POST /a/*rest").unwrap_err().1, "write `{*rest}`");
+    }
+}

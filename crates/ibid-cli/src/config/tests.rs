@@ -1,0 +1,452 @@
+//! Configurations that are taken, and those that are not, with their lines.
+
+use super::*;
+use ibid_core::policy::{AfterExpiry, InFlight, KeyRule, Profile};
+use ibid_core::scope::ScopeRule;
+
+/// Enough to start with.
+const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n[tenant]\nfrom = \"header:x-tenant-id\"\n";
+
+fn read(text: &str) -> Result<Config, Failures> {
+    Config::read(&GatewayArgs::default(), &Variables::default(), "ibid.toml", text)
+}
+
+/// What follows [`BASE`], which has three lines.
+fn more(text: &str) -> Config {
+    read(&format!("{BASE}{text}")).unwrap_or_else(|failures| panic!("{failures}"))
+}
+
+fn refused(text: &str) -> Vec<Failure> {
+    read(&format!("{BASE}{text}")).expect_err("this can't be kept").all().to_vec()
+}
+
+/// The first message, which must be the only one.
+fn refusal(text: &str) -> String {
+    let all = refused(text);
+    assert_eq!(all.len(), 1, "{all:#?}");
+    all[0].message.clone()
+}
+
+#[test]
+fn the_example_of_the_contract_is_read_key_by_key() {
+    let config = more(
+        r#"
+trusted = ["127.0.0.0/8", "::1", "10.0.0.7"]
+[store]
+url = "sqlite:/var/lib/ibid/ibid.db"
+[defaults]
+profile = "ietf"
+key = "optional"
+scope = "tenant"
+in_flight = "conflict"
+wait = "250ms"
+answer = "sync"
+lease = "30s"
+max_run = "5m"
+retention = "48h"
+tombstone = "0s"
+after_expiry = "execute"
+on_lapse = "fail"
+on_server_error = "retry"
+max_attempts = 3
+pending_deadline = "2h"
+upstream_timeout = "10s"
+linger = "0s"
+max_request_body = "512KiB"
+max_response_body = 2048
+response_version = 7
+free_on = [429]
+strict_key = true
+fingerprint_headers = ["X-Amount"]
+[[route]]
+match = "POST /payments"
+preset = "payments"
+[route.reconcile]
+request = "GET /payments/by-key/{key}"
+headers = { "x-tenant-id" = "{tenant}" }
+executed = [200]
+not_executed = [404]
+settle = "60s"
+attempts = 4
+status = 201
+[[route]]
+match = "POST,PUT /orders/{id}"
+retention = "24h"
+[upkeep]
+sweep_every = "1s"
+reap_every = "2s"
+reconcile_every = "3s"
+[fingerprint]
+secrets = ["0123456789abcdef0123456789abcdef"]
+"#,
+    );
+    assert_eq!(config.store, StoreUrl::Sqlite("/var/lib/ibid/ibid.db".into()));
+    assert_eq!(config.tenant.trusted.len(), 3);
+    let policy = &config.defaults;
+    assert_eq!(
+        (policy.key, policy.scope, policy.in_flight),
+        (KeyRule::Optional, ScopeRule::Tenant, InFlight::Conflict)
+    );
+    assert_eq!((policy.wait, policy.lease), (Duration::from_millis(250), Duration::from_secs(30)));
+    assert_eq!((policy.on_lapse, policy.on_server_error), (OnLapse::Fail, OnServerError::Retry));
+    assert_eq!((policy.max_request_body, policy.max_response_body), (512 << 10, 2048));
+    assert_eq!(
+        (policy.free_on.as_slice(), policy.response_version, policy.strict_key),
+        (&[429][..], 7, true)
+    );
+    assert_eq!(policy.linger, Duration::ZERO);
+    let payments = &config.routes[0];
+    assert_eq!(payments.policy.retention, 30 * DAY);
+    assert_eq!(payments.policy.after_expiry, AfterExpiry::Refuse);
+    assert_eq!(
+        payments.policy.wait,
+        Duration::from_millis(250),
+        "`[defaults]` holds where the preset is silent"
+    );
+    assert_eq!(payments.policy.reconcile, Some(Reconcile { settle: Duration::from_secs(60), attempts: 4 }));
+    assert_eq!(payments.reconcile.as_ref().unwrap().path, "/payments/by-key/{key}");
+    assert_eq!(payments.reconcile.as_ref().unwrap().status, Some(201));
+    assert_eq!(config.routes[1].methods, [Method::POST, Method::PUT]);
+    assert_eq!(config.routes[1].policy.retention, DAY);
+    assert_eq!(config.upkeep.sweep_every, Duration::from_secs(1));
+    assert_eq!(config.secrets, [b"0123456789abcdef0123456789abcdef".to_vec()]);
+}
+
+#[test]
+fn nothing_but_upstream_and_tenant_is_needed() {
+    let config = more("");
+    assert_eq!(config.defaults, Policy::default());
+    assert_eq!(config.listen, "127.0.0.1:8080".parse().unwrap());
+    assert_eq!(config.admin_listen, "127.0.0.1:8081".parse().unwrap());
+    assert_eq!(config.store, StoreUrl::default());
+    assert!(config.routes.is_empty() && config.secrets.is_empty() && !config.upstream_http2);
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let flags = GatewayArgs {
+        upstream: Some("http://10.0.0.1:9".into()),
+        tenant: Some("none".into()),
+        listen: Some("0.0.0.0:1".into()),
+        admin_listen: Some(String::new()),
+        store: Some("memory:".into()),
+        config: None,
+        upstream_http2: Some(false),
+    };
+    let text =
+        "listen = \"127.0.0.1:2\"\nadmin_listen = \"127.0.0.1:3\"\nupstream_http2 = true\n".to_owned() + BASE;
+    let variables = Variables { secrets: Some("a123456789abcdef, b123456789abcdef".into()), names: vec![] };
+    let config = Config::read(&flags, &variables, "ibid.toml", &text).unwrap();
+    assert_eq!(config.upstream, "http://10.0.0.1:9");
+    assert!(config.tenant.is_none());
+    assert_eq!(config.listen, "0.0.0.0:1".parse().unwrap());
+    assert_eq!(config.admin_listen, "127.0.0.1:3".parse().unwrap(), "an empty variable says nothing");
+    assert_eq!(config.store, StoreUrl::Memory);
+    assert!(!config.upstream_http2);
+    assert_eq!(config.secrets, [b"a123456789abcdef".to_vec(), b"b123456789abcdef".to_vec()]);
+}
+
+#[test]
+fn without_tenant_or_upstream_it_says_why_they_are_needed() {
+    let all = read("").unwrap_err();
+    let text = all.to_string();
+    assert_eq!(all.all().len(), 2, "{text}");
+    assert!(text.contains("the gateway needs an upstream"), "{text}");
+    assert!(text.contains("two clients may choose the same key"), "{text}");
+    assert!(text.contains("--tenant header:x-tenant-id"), "{text}");
+}
+
+#[test]
+fn every_error_names_file_line_and_key() {
+    for (text, message) in [
+        ("[defaults]\nretenton = \"1d\"", "ibid.toml:5: `retenton` is not a key of `[defaults]`"),
+        ("[defaults]\nlease = \"0s\"", "ibid.toml:5: `lease` must be longer than zero"),
+        ("[defaults]\nlease = \"-1s\"", "ibid.toml:5: `lease` must not be negative"),
+        ("[defaults]\nretention = \"30s\"", "ibid.toml:5: `retention` must not be shorter than the lease"),
+        (
+            "[defaults]\nlease = \"3d\"\nmax_run = \"4d\"",
+            "ibid.toml:5: `retention` must not be shorter than the lease",
+        ),
+        (
+            "[defaults]\nmax_attempts = 0",
+            "ibid.toml:5: `max_attempts` must be a whole number from 1 to 4294967295",
+        ),
+        (
+            "[defaults]\nmax_request_body = \"1GiB\"",
+            "ibid.toml:5: `max_request_body` must be at most 256MiB: bodies are held in memory",
+        ),
+        (
+            "[defaults]\nfree_on = [200]",
+            "ibid.toml:5: `free_on` `200` is not an error status: a success is never free",
+        ),
+        (
+            "[defaults]\nfree_on = [42]",
+            "ibid.toml:5: `free_on` must hold HTTP statuses only, from 100 to 599",
+        ),
+        (
+            "[defaults]\nafter_expiry = \"refuse\"",
+            "ibid.toml:5: `after_expiry` `refuse` needs a tombstone: without one nothing is left to refuse by",
+        ),
+        (
+            "[defaults]\ninclude = [\"amount\"]",
+            "ibid.toml:5: `include` holds `amount`, which is not a JSON pointer such as `/amount`",
+        ),
+        (
+            "[defaults]\nanswer = \"async\"",
+            "ibid.toml:5: `answer = \"async\"` is not available in this release",
+        ),
+        (
+            "[defaults]\nin_flight = \"accepted\"",
+            "ibid.toml:5: `in_flight = \"accepted\"` is not available in this release",
+        ),
+        (
+            "[defaults]\non_lapse = \"resume\"",
+            "ibid.toml:5: `on_lapse = \"resume\"` is not available in this release",
+        ),
+        (
+            "[defaults]\nprofile = \"strip\"",
+            "ibid.toml:5: `profile` must be \"ietf\" or \"stripe\", not \"strip\"",
+        ),
+        ("[limits]\nlive_keys = 1", "ibid.toml:4: `[limits]` is not available in this release"),
+        (
+            "[store]\nurl = \"postgres://ibid:hunter2@db/ibid\"",
+            "ibid.toml:5: `url` names a `postgres` store, which is not in this release",
+        ),
+        (
+            "[server]\nmax_connections = 0",
+            "ibid.toml:5: `max_connections` must be a whole number from 1 to 4294967295",
+        ),
+        (
+            "[fingerprint]\nsecrets = [\"hunter2\"]",
+            "ibid.toml:5: `secrets`: secret 1 is shorter than 16 bytes",
+        ),
+        (
+            "trusted = [\"localhost\"]",
+            "ibid.toml:4: `trusted` holds `localhost`, which is no network or address",
+        ),
+        (
+            "[[route]]\nretention = \"48h\"",
+            "ibid.toml:4: `match` is missing: a route must say which requests it is for",
+        ),
+        (
+            "[[route]]\n\nmatch = \"GET /x\"",
+            "ibid.toml:6: `match` names `GET`, which is never guarded: it changes nothing",
+        ),
+        (
+            "[[route]]\nmatch = \"POST /x\"\npreset = \"payment\"",
+            "ibid.toml:6: `preset` is \"payment\", and there is no preset of that name",
+        ),
+        (
+            "[[route]]\nmatch = \"POST /x\"\nretention = \"5s\"",
+            "ibid.toml:6: `retention` must not be shorter than the lease",
+        ),
+        (
+            "[[route]]\nmatch = \"POST /x\"\npreset = \"payments\"\ntombstone = \"0s\"",
+            "ibid.toml:7: `after_expiry` `refuse` needs a tombstone: without one nothing is left to refuse by",
+        ),
+        (
+            "[route]\nmatch = \"POST /x\"",
+            "ibid.toml:4: `route` must be an array of tables: write `[[route]]`",
+        ),
+        ("[unheard]\nof = 1", "ibid.toml:4: `unheard` is not a key of the top level"),
+        (
+            "[defaults]\nwait = 5",
+            "ibid.toml:5: `wait` must be a duration such as \"250ms\", \"5s\", \"15m\", \"24h\" or \"30d\"",
+        ),
+        ("[defaults]\nkey = true", "ibid.toml:5: `key` must be \"required\" or \"optional\""),
+    ] {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
+fn hints_name_what_was_probably_meant() {
+    let hint = |text: &str| refused(text)[0].hint.clone().unwrap_or_default();
+    assert_eq!(hint("[defaults]\nretenton = \"1d\""), "did you mean `retention`?");
+    assert_eq!(hint("[defaults]\nprofile = \"strip\""), "did you mean \"stripe\"?");
+    assert_eq!(hint("[defaults]\npreset = \"payments\""), "`preset` is a key of `[[route]]`");
+    assert_eq!(hint("retention = \"1d\""), "`retention` is a key of `[defaults]`");
+    assert_eq!(hint("[defaults]\nwait = 5"), "the default is \"5s\"");
+    assert_eq!(hint("[[routes]]\nmatch = \"POST /x\""), "did you mean `route`?");
+}
+
+#[test]
+fn all_errors_are_named_at_once_in_the_order_of_their_lines() {
+    let all =
+        refused("[[route]]\nmatch = \"PSOT /x\"\nguards = \"off\"\n[defaults]\nwait = \"soon\"\nlease = 1\n");
+    let lines: Vec<&str> = all.iter().map(|failure| failure.message.split(": ").next().unwrap()).collect();
+    assert_eq!(lines, ["ibid.toml:5", "ibid.toml:6", "ibid.toml:8", "ibid.toml:9"]);
+}
+
+#[test]
+fn a_rule_of_the_defaults_that_can_not_be_kept_is_named_once() {
+    let all = refused(
+        "[defaults]\nretention = \"1s\"\n[[route]]\nmatch = \"POST /x\"\n[[route]]\nmatch = \"POST /y\"",
+    );
+    assert_eq!(all.len(), 1, "{all:#?}");
+}
+
+#[test]
+fn broken_toml_is_named_with_its_line() {
+    let failures = read("upstream = \"http://a\n").unwrap_err();
+    assert!(failures.all()[0].message.starts_with("ibid.toml:1: "), "{failures}");
+    let failures = read("listen = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:2\"\n").unwrap_err();
+    assert!(failures.all()[0].message.starts_with("ibid.toml:2: duplicate key"), "{failures}");
+}
+
+#[test]
+fn no_message_repeats_a_password_or_a_secret() {
+    let text =
+        "[store]\nurl = \"mysql://ibid:hunter2@db\"\n[fingerprint]\nsecrets = [\"hunter2\", \"hunter2\"]\n";
+    let all = refused(text);
+    assert!(all.len() >= 3 && !format!("{all:?}").contains("hunter2"), "{all:?}");
+}
+
+#[test]
+fn the_upstream_is_an_absolute_http_url() {
+    for (url, problem) in [
+        ("https://api", "TLS to the upstream is not in this release"),
+        ("127.0.0.1:3000", "must be an absolute `http://` URL"),
+        ("/api", "must be an absolute `http://` URL"),
+        ("ftp://api", "must be an absolute `http://` URL"),
+        ("http://api/?x=1", "query or a fragment"),
+        ("http://api/#x", "query or a fragment"),
+        ("http://u:p@api/", "user or password"),
+        ("http://", "is not a URL"),
+    ] {
+        let failure = parse_upstream(url).unwrap_err();
+        assert!(failure.message.contains(problem), "{url}: {failure}");
+    }
+    assert_eq!(parse_upstream("http://[::1]:3000/v1").unwrap().path(), "/v1");
+}
+
+#[test]
+fn stores_are_named_by_url() {
+    assert_eq!(StoreUrl::parse("sqlite:a b.db"), Ok(StoreUrl::Sqlite("a b.db".into())));
+    assert_eq!(StoreUrl::parse("sqlite:///var/x.db"), Ok(StoreUrl::Sqlite("/var/x.db".into())));
+    assert_eq!(StoreUrl::parse("memory:"), Ok(StoreUrl::Memory));
+    for text in [
+        "",
+        "ibid.db",
+        "sqlite:",
+        "sqlite::memory:",
+        "sqlite:x?mode=ro",
+        "memory:x",
+        "postgresql://x",
+        "redis://x",
+    ] {
+        assert!(StoreUrl::parse(text).is_err(), "{text}");
+    }
+    for text in ["sqlite:ibid.db", "memory:"] {
+        assert_eq!(StoreUrl::parse(text).unwrap().to_string(), text);
+    }
+}
+
+#[test]
+fn routes_that_take_the_same_requests_are_named_with_both_lines() {
+    let two = |a: &str, b: &str| format!("[[route]]\nmatch = \"{a}\"\n[[route]]\nmatch = \"{b}\"\n");
+    let message = refusal(&two("POST /a/{x}", "PUT,POST /a/{y}"));
+    assert_eq!(
+        message,
+        "ibid.toml:7: `PUT,POST /a/{y}` takes the same POST requests as `POST /a/{x}` on line 5"
+    );
+    assert!(refusal(&two("POST /a", "POST /a")).ends_with("on line 5"));
+    assert_eq!(more(&two("POST /a/{x}", "PUT /a/{y}")).routes.len(), 2);
+    assert_eq!(more(&two("POST /a/{x}", "POST /a/b")).routes.len(), 2);
+    assert_eq!(more(&two("POST /a/{x}", "POST /{*rest}")).routes.len(), 2);
+}
+
+#[test]
+fn a_reconcile_rule_must_carry_the_tenant_unless_there_is_one() {
+    let rule = "[[route]]\nmatch = \"POST /p/{id}\"\n[route.reconcile]\nrequest = \"GET /p/{id}/{key}\"\n";
+    assert!(
+        refusal(rule).starts_with("ibid.toml:6: the reconcile rule does not carry {tenant}"),
+        "{}",
+        refusal(rule)
+    );
+    let one = format!("upstream = \"http://a\"\n[tenant]\nfrom = \"none\"\n{rule}");
+    assert!(read(&one).is_ok());
+    more(&rule.replace("{key}", "{key}?t={tenant}"));
+}
+
+#[test]
+fn a_reconcile_rule_is_checked() {
+    let rule = |lines: &str| {
+        format!(
+            "[[route]]\nmatch = \"POST /p\"\n[route.reconcile]\nheaders = {{ t = \"{{tenant}}\" }}\n{lines}\n"
+        )
+    };
+    let asks = "request = \"GET /p/{key}\"\n";
+    assert!(refusal(&rule("")).contains("`request` is missing"));
+    assert!(refusal(&rule("request = \"POST /p/{key}\"")).contains("must be GET and a path"));
+    assert!(refusal(&rule("request = \"GET /p/{id}\"")).contains("`{id}` is nothing that can be filled in"));
+    assert!(
+        refusal(&rule(&format!("{asks}settle = \"59s\"")))
+            .contains("`settle` must be at least 2 × upstream_timeout")
+    );
+    assert!(refusal(&rule(&format!("{asks}attempts = 0"))).contains("`attempts`"));
+    assert!(refusal(&rule(&format!("{asks}not_executed = [404, 200]"))).contains("`200` can't mean both"));
+    assert!(
+        refusal(&rule(&format!("{asks}every = \"5s\"")))
+            .contains("`every` is not a key of `[route.reconcile]`")
+    );
+    // The default keeps up with a longer time-out.
+    let slow = format!("[defaults]\nupstream_timeout = \"2m\"\n{}", rule(asks));
+    assert_eq!(more(&slow).routes[0].policy.reconcile.as_ref().unwrap().settle, Duration::from_secs(240));
+}
+
+#[test]
+fn the_profile_of_a_route_brings_its_own_defaults() {
+    let config = more(
+        "[defaults]\nprofile = \"stripe\"\nwait = \"1s\"\n[[route]]\nmatch = \"POST /x\"\nprofile = \"ietf\"\n\
+         [[route]]\nmatch = \"POST /y\"\non_server_error = \"unknown\"\n",
+    );
+    assert_eq!(config.defaults, Policy { wait: Duration::from_secs(1), ..Policy::stripe() });
+    assert_eq!(config.routes[0].policy, Policy { wait: Duration::from_secs(1), ..Policy::default() });
+    assert_eq!(config.routes[1].policy.profile, Profile::Stripe);
+    assert_eq!(config.routes[1].policy.on_server_error, OnServerError::Unknown);
+}
+
+#[test]
+fn what_is_allowed_and_should_be_known_is_a_warning() {
+    let warns = |text: &str, part: &str| {
+        let warnings = more(text).warnings;
+        assert!(warnings.iter().any(|warning| warning.contains(part)), "{part}: {warnings:#?}");
+    };
+    warns("[defaults]\nretention = \"23h\"", "ibid.toml:4: every other POST and PATCH: retention is 23h");
+    warns("[defaults]\nretry_horizon = \"3d\"", "clients retry for 3d, and retention is only 24h");
+    warns("[[route]]\nmatch = \"POST /x\"\nretention = \"1h\"", "ibid.toml:5: `POST /x`: retention is 1h");
+    warns("[[route]]\nmatch = \"POST /x\"\nguard = \"off\"", "ibid.toml:5: `POST /x` is not guarded");
+    warns("[[route]]\nmatch = \"POST /x\"\nguard = \"off\"\nwait = \"1s\"", "other keys have no effect");
+    warns("[[route]]\nmatch = \"POST /x\"", "no reconcile rule for every other POST and PATCH, `POST /x`");
+    warns("[[route]]\nmatch = \"POST /x\"\npreset = \"one-transaction\"", "does not fit a gateway");
+    warns("trusted = [\"0.0.0.0/0\"]", "everyone may say whose request it is");
+    warns("[defaults]\nupstream_timeout = \"16m\"", "max_run is shorter than upstream_timeout");
+    warns("[store]\nurl = \"memory:\"", "gone when the process ends");
+    let rule = "[[route]]\nmatch = \"POST /x\"\n[route.reconcile]\nrequest = \"GET /x/{tenant}\"\n";
+    warns(rule, "an unknown record stays unknown");
+    warns(rule, "does not carry {key}");
+    let quiet = "[defaults]\non_lapse = \"fail\"\non_server_error = \"store\"\n";
+    assert_eq!(more(quiet).warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_misspelt_variable_is_a_warning_and_a_foreign_one_is_not() {
+    let names = ["IBID_UPSTRAEM", "IBID_SERVICE_HOST", "IBID_PORT", "IBID_LOG"].map(str::to_owned);
+    assert_eq!(
+        misspelt_variables(&names),
+        ["`IBID_UPSTRAEM` is no variable of ibid: did you mean `IBID_UPSTREAM`?"]
+    );
+}
+
+#[test]
+fn addresses_that_can_not_be_served_together_are_refused() {
+    let with = |text: &str| read(&format!("{text}{BASE}"));
+    let same = with("listen = \"127.0.0.1:1\"\nadmin_listen = \"127.0.0.1:1\"\n").unwrap_err();
+    assert!(same.to_string().contains("are both `127.0.0.1:1`"));
+    let circle = with("listen = \"127.0.0.1:3000\"\n").unwrap_err();
+    assert!(circle.to_string().contains("where the gateway itself listens"));
+    let name = with("listen = \"localhost:80\"\n").unwrap_err();
+    assert!(name.to_string().contains("ibid.toml:1: `listen` must be an address and a port"), "{name}");
+    assert!(with("listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n").is_ok());
+}

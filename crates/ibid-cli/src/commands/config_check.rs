@@ -1,0 +1,162 @@
+//! `ibid config check`: what the configuration amounts to, route by route.
+
+use std::io::Write;
+
+use ibid_core::policy::Policy;
+use serde_json::{Map, Value, json};
+
+use crate::args::ConfigCheckArgs;
+use crate::config::value::{show_duration, show_size};
+use crate::config::{Config, ReconcileRule, Route, Variables, policy};
+use crate::output::{Failure, Failures, print_fields, print_json, print_line, print_table};
+
+/// Checks the configuration and prints it to `out`; warnings go to `talk`.
+pub(crate) fn run(
+    args: &ConfigCheckArgs,
+    variables: &Variables,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failures> {
+    let config = Config::load(&args.gateway, variables)?;
+    if args.json {
+        print_json(out, &as_json(&config))?;
+    } else {
+        print(&config, out)?;
+    }
+    for warning in &config.warnings {
+        print_line(talk, format_args!("warning: {warning}"))?;
+    }
+    Ok(())
+}
+
+fn print(config: &Config, out: &mut dyn Write) -> Result<(), Failure> {
+    let file = config.file.as_ref().map_or("none".to_owned(), |path| path.display().to_string());
+    let fields = [
+        ("file", file),
+        ("upstream", format!("{}{}", config.upstream, if config.upstream_http2 { " (HTTP/2)" } else { "" })),
+        ("listen", config.listen.to_string()),
+        ("admin_listen", config.admin_listen.to_string()),
+        ("store", config.store.to_string()),
+        ("tenant", config.tenant.word()),
+    ];
+    print_fields(out, &fields)?;
+    print_line(out, "")?;
+
+    let mut columns = vec!["route"];
+    columns.extend(COLUMNS);
+    columns.extend(["reconcile", "besides"]);
+    let guarded = config.routes.iter().filter(|route| route.guard);
+    let mut rows: Vec<Vec<String>> = guarded.map(|route| row(&name(route), &route.policy)).collect();
+    rows.push(row("every other POST and PATCH", &config.defaults));
+    print_table(out, &columns, rows)?;
+
+    let exempt: Vec<&Route> = config.routes.iter().filter(|route| !route.guard).collect();
+    if !exempt.is_empty() {
+        print_line(out, "\nnot guarded:")?;
+        for route in exempt {
+            print_line(out, format_args!("  {} (line {})", name(route), route.line))?;
+        }
+    }
+    Ok(())
+}
+
+/// The rules that tell routes apart, and whatever else is not as built in.
+fn row(name: &str, policy: &Policy) -> Vec<String> {
+    let fields = policy::fields(policy);
+    let built_in = policy::fields(&Policy::default());
+    let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let of = |key: &&str| {
+        fields.iter().find(|(name, _)| name == key).map_or(String::new(), |(_, value)| plain(value))
+    };
+    let besides = fields
+        .iter()
+        .zip(&built_in)
+        .filter(|((key, value), (_, usual))| value != usual && !COLUMNS.contains(key));
+    let besides: Vec<String> = besides.map(|((key, value), _)| format!("{key}={}", plain(value))).collect();
+    let mut row = vec![name.to_owned()];
+    row.extend(COLUMNS.iter().map(of));
+    row.push(if policy.reconcile.is_some() { "yes" } else { "no" }.to_owned());
+    row.push(besides.join(" "));
+    row
+}
+
+/// As the route is written: `POST,PUT /orders/{id}`.
+fn name(route: &Route) -> String {
+    let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
+    format!("{} {}", methods.join(","), route.pattern)
+}
+
+fn as_json(config: &Config) -> Value {
+    let routes: Vec<Value> = config.routes.iter().map(route_json).collect();
+    json!({
+        "file": config.file.as_ref().map(|path| path.display().to_string()),
+        "upstream": config.upstream.to_string(),
+        "upstream_http2": config.upstream_http2,
+        "listen": config.listen.to_string(),
+        "admin_listen": config.admin_listen.to_string(),
+        "store": {
+            "url": config.store.to_string(),
+            "begin_timeout": show_duration(config.store_options.begin_timeout),
+            "finish_wait": show_duration(config.store_options.finish_wait),
+            "cache_bytes": show_size(config.store_options.cache_bytes),
+            "cache_ttl": show_duration(config.store_options.cache_ttl),
+        },
+        "tenant": {
+            "from": config.tenant.word(),
+            "trusted": config.tenant.trusted.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        },
+        // How many, never which.
+        "fingerprint": { "secrets": config.secrets.len() },
+        "defaults": policy_json(&config.defaults),
+        "routes": routes,
+        "upkeep": {
+            "sweep_every": show_duration(config.upkeep.sweep_every),
+            "reap_every": show_duration(config.upkeep.reap_every),
+            "reconcile_every": show_duration(config.upkeep.reconcile_every),
+        },
+        "server": {
+            "max_connections": config.server.max_connections,
+            "header_timeout": show_duration(config.server.header_timeout),
+            "body_timeout": show_duration(config.server.body_timeout),
+            "drain_for": show_duration(config.server.drain_for),
+        },
+        "warnings": config.warnings,
+    })
+}
+
+fn route_json(route: &Route) -> Value {
+    json!({
+        "match": name(route),
+        "guard": if route.guard { "on" } else { "off" },
+        "line": route.line,
+        "policy": policy_json(&route.policy),
+        "reconcile": route.reconcile.as_ref().map(|rule| rule_json(rule, &route.policy)),
+    })
+}
+
+fn rule_json(rule: &ReconcileRule, policy: &Policy) -> Value {
+    let headers: Map<String, Value> =
+        rule.headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    json!({
+        "request": format!("GET {}", rule.path),
+        "headers": headers,
+        "executed": rule.executed,
+        "not_executed": rule.not_executed,
+        "settle": policy.reconcile.as_ref().map(|reconcile| show_duration(reconcile.settle)),
+        "attempts": rule.attempts,
+        "status": rule.status,
+    })
+}
+
+/// Every rule of a policy, by its key.
+pub(super) fn policy_json(policy: &Policy) -> Value {
+    policy::fields(policy)
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+/// What people compare routes by.
+const COLUMNS: [&str; 8] =
+    ["profile", "key", "scope", "in_flight", "lease", "retention", "on_lapse", "on_server_error"];

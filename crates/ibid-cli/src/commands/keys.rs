@@ -1,0 +1,278 @@
+//! `ibid keys list` and `ibid keys show`: records as an operator sees them.
+//!
+//! Keys are shown here, unlike in logs: whoever may open the store may read them anyway.
+
+use std::io::Write;
+
+use ibid_core::change::{History, Stored};
+use ibid_core::record::{Record, State};
+use ibid_core::scope::{IdPrefix, RecordId};
+use ibid_core::store::{Browse, Filter, StoreError};
+use ibid_core::time::Timestamp;
+use serde_json::{Value, json};
+
+use super::config_check::policy_json;
+use crate::args::{KeysListArgs, KeysShowArgs};
+use crate::config::value::near_miss;
+use crate::output::{Failure, print_fields, print_json, print_line, print_table};
+
+/// Lists the records that fit; how to go on is said on `talk`.
+pub(crate) async fn list(
+    store: &dyn Browse,
+    args: &KeysListArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let limit = args.limit as usize;
+    let filter = Filter {
+        state: args.state.as_deref().map(parse_state).transpose()?,
+        tenant: args.tenant.clone(),
+        key: args.key.clone(),
+        prefix: None,
+        after: args.after.as_deref().map(parse_cursor).transpose()?,
+        // One more than asked for tells whether there are more.
+        limit: args.limit.saturating_add(1),
+    };
+    let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    if args.json {
+        print_json(out, &found.iter().map(|stored| record_json(&stored.record)).collect())?;
+    } else {
+        print_records(&found, out)?;
+    }
+    match found.last() {
+        Some(last) if more => print_line(talk, format_args!("there are more: `--after {}`", last.record.id)),
+        None => print_line(talk, "no record fits"),
+        _ => Ok(()),
+    }
+}
+
+/// Shows the one record whose id begins so. Several: the list of them, and the answer is no.
+pub(crate) async fn show(
+    store: &dyn Browse,
+    args: &KeysShowArgs,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let prefix = parse_prefix(&args.id)?;
+    let filter = Filter { prefix: Some(prefix), limit: AMBIGUOUS_MAX + 1, ..Filter::default() };
+    let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
+    let several = found.len();
+    if several > 1 {
+        found.truncate(AMBIGUOUS_MAX as usize);
+        if args.json {
+            print_json(out, &found.iter().map(|stored| record_json(&stored.record)).collect())?;
+        } else {
+            print_records(&found, out)?;
+        }
+        let many = if several > AMBIGUOUS_MAX as usize { "more than ".to_owned() } else { String::new() };
+        let message = format!("{many}{} records begin with `{}`", found.len(), args.id);
+        return Err(Failure::no(message).hint("give more digits: `ibid keys list --json` has ids in full"));
+    }
+    let Some(stored) = found.pop() else {
+        let failure = Failure::no(format!("no record begins with `{}`", args.id));
+        return Err(failure.hint("expired records are removed; `ibid keys list` shows what is there"));
+    };
+    let record = &stored.record;
+    let history = store.history(record.id).await.map_err(|error| unreadable(&error))?;
+    if args.json {
+        let mut value = record_json(record);
+        value["history"] = history.iter().map(history_json).collect();
+        return print_json(out, &value);
+    }
+    print_fields(out, &fields(&stored))?;
+    print_line(out, "\nhistory")?;
+    if history.is_empty() {
+        print_line(out, "  nothing out of the ordinary")?;
+    }
+    for (at, line) in &history {
+        let text = format!("  {}  {}  {}", rfc3339(*at), line.what.name(), line.detail);
+        print_line(out, text.trim_end())?;
+    }
+    Ok(())
+}
+
+fn print_records(found: &[Stored], out: &mut dyn Write) -> Result<(), Failure> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let rows = found.iter().map(|stored| {
+        let record = &stored.record;
+        let identity = &record.identity;
+        vec![
+            record.id.short(),
+            state_words(record),
+            record.outcome().unwrap_or("-").to_owned(),
+            record.note.status.map_or("-".to_owned(), |status| status.to_string()),
+            record.attempt.to_string(),
+            identity.tenant.as_str().to_owned(),
+            format!("{} {}", identity.operation.method, identity.operation.path),
+            identity.key.as_str().to_owned(),
+            rfc3339(record.created_at),
+            record.expires_at.map_or("-".to_owned(), rfc3339),
+        ]
+    });
+    print_table(out, &COLUMNS, rows.collect())
+}
+
+/// Every field, in the order in which a person asks.
+fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
+    let record = &stored.record;
+    let identity = &record.identity;
+    let note = &record.note;
+    let mut fields = vec![
+        ("id", record.id.to_string()),
+        ("state", state_words(record)),
+        ("outcome", record.outcome().unwrap_or("-").to_owned()),
+        ("tenant", identity.tenant.as_str().to_owned()),
+        ("operation", format!("{} {}", identity.operation.method, identity.operation.path)),
+        ("key", identity.key.as_str().to_owned()),
+        ("attempt", record.attempt.to_string()),
+        ("version", version_words(record)),
+        ("recovery point", record.point.to_string()),
+        ("response", response_words(stored)),
+        ("fingerprint", if record.fingerprint.is_some() { "kept" } else { "cleared" }.to_owned()),
+        ("created", rfc3339(record.created_at)),
+    ];
+    let instants = [
+        ("last run", record.ran_at),
+        (due_name(record.state), record.due_at),
+        ("completed", record.completed_at),
+        ("expires", record.expires_at),
+        ("removed", record.purge_at),
+        ("seen absent", note.absent_at.map(Timestamp::from_micros)),
+    ];
+    fields.extend(instants.iter().filter_map(|(name, at)| Some((*name, rfc3339((*at)?)))));
+    let notes = [
+        ("last error", note.last_error.map(|error| error.name().to_owned())),
+        ("provider id", note.provider_id.clone()),
+        ("lapses", (note.lapses > 0).then(|| note.lapses.to_string())),
+        ("reconcile tries", (note.tries > 0).then(|| note.tries.to_string())),
+        ("first trace", note.trace.clone()),
+        ("phases", note.phases.map(|digest| format!("{digest:016x}"))),
+    ];
+    fields.extend(notes.into_iter().filter_map(|(name, text)| Some((name, text?))));
+    let policy = crate::config::policy::fields(&record.policy);
+    let usual = crate::config::policy::fields(&Default::default());
+    let differs = policy.iter().zip(&usual).filter(|(one, other)| one != other);
+    let words: Vec<String> = differs.map(|((key, value), _)| format!("{key} = {value}")).collect();
+    fields.push(("policy", if words.is_empty() { "as built in".to_owned() } else { words.join(", ") }));
+    fields
+}
+
+fn record_json(record: &Record) -> Value {
+    let identity = &record.identity;
+    let note = &record.note;
+    let at = |instant: Option<Timestamp>| instant.map(rfc3339);
+    json!({
+        "id": record.id.to_string(),
+        "state": record.state.name(),
+        "outcome": record.outcome(),
+        "status": note.status,
+        "dead_letter": record.flags.dead_letter,
+        "owed": record.flags.owed,
+        "async": record.flags.asynchronous,
+        "retained": !record.flags.not_retained,
+        "attempt": record.attempt,
+        "tenant": identity.tenant.as_str(),
+        "method": &*identity.operation.method,
+        "path": &*identity.operation.path,
+        "key": identity.key.as_str(),
+        "version": version_words(record),
+        "recovery_point": record.point,
+        "fingerprint": record.fingerprint.is_some(),
+        "created_at": rfc3339(record.created_at),
+        "ran_at": at(record.ran_at),
+        "due_at": at(record.due_at),
+        "completed_at": at(record.completed_at),
+        "expires_at": at(record.expires_at),
+        "purge_at": at(record.purge_at),
+        "absent_at": at(note.absent_at.map(Timestamp::from_micros)),
+        "last_error": note.last_error.map(|error| error.name()),
+        "provider_id": note.provider_id,
+        "lapses": note.lapses,
+        "tries": note.tries,
+        "trace": note.trace,
+        "policy": policy_json(&record.policy),
+    })
+}
+
+fn history_json((at, line): &(Timestamp, History)) -> Value {
+    json!({ "at": rfc3339(*at), "what": line.what.name(), "detail": line.detail })
+}
+
+fn state_words(record: &Record) -> String {
+    let besides = if record.flags.dead_letter { " (dead letter)" } else { "" };
+    format!("{}{besides}", record.state.name())
+}
+
+fn version_words(record: &Record) -> String {
+    format!("{}:{:016x}", record.version.count, record.version.nonce.0)
+}
+
+fn response_words(stored: &Stored) -> String {
+    match (&stored.answer, stored.record.note.status) {
+        (Some(bytes), Some(status)) => format!("{status}, {} bytes kept", bytes.len()),
+        (Some(bytes), None) => format!("{} bytes kept", bytes.len()),
+        (None, Some(status)) if stored.record.flags.not_retained => format!("{status}, not retained"),
+        (None, Some(status)) => status.to_string(),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+/// What the due instant means in this state.
+fn due_name(state: State) -> &'static str {
+    match state {
+        State::InProgress => "lease until",
+        State::Pending => "claimed by",
+        State::Unknown => "asked again",
+        State::Completed | State::Retryable => "due",
+    }
+}
+
+/// To the millisecond: enough to compare with a log, short enough for a table.
+fn rfc3339(at: Timestamp) -> String {
+    match jiff::Timestamp::from_microsecond(at.as_micros()) {
+        Ok(instant) => format!("{instant:.3}"),
+        // A saturated sum: past the year 9999.
+        Err(_) => "never".to_owned(),
+    }
+}
+
+fn parse_state(word: &str) -> Result<State, Failure> {
+    State::from_name(word).ok_or_else(|| {
+        let names = || State::ALL.iter().map(|state| state.name());
+        let hint = match near_miss(word, names()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("the states are {}", names().collect::<Vec<_>>().join(", ")),
+        };
+        Failure::usage(format!("`--state {word}` is no state")).hint(hint)
+    })
+}
+
+fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
+    text.parse().map_err(|error| {
+        Failure::usage(format!("`{text}` is not the beginning of a record's id"))
+            .because(error)
+            .hint("ids are shown by `ibid keys list` and in every log line about a record")
+    })
+}
+
+/// After all ids that begin so: with an id in full, after that one.
+fn parse_cursor(text: &str) -> Result<RecordId, Failure> {
+    Ok(parse_prefix(text)?.bounds().1)
+}
+
+fn unreadable(error: &StoreError) -> Failure {
+    let hint = if error.is_transient() { "try again" } else { "is this a store of ibid?" };
+    Failure::world("cannot read the store").because_of(error).hint(hint)
+}
+
+const COLUMNS: [&str; 10] =
+    ["id", "state", "outcome", "status", "attempt", "tenant", "operation", "key", "created", "expires"];
+
+/// How many records are listed for an id that fits several.
+const AMBIGUOUS_MAX: u32 = 20;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,4 @@
+//! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
+
+pub(crate) mod config_check;
+pub(crate) mod keys;

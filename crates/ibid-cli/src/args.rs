@@ -25,7 +25,7 @@ pub(crate) enum Command {
     #[command(after_help = VARIABLES)]
     Gateway(GatewayArgs),
     /// Run the gateway before an example payments API, with a store that goes when it ends
-    #[command(after_help = VARIABLES)]
+    #[command(after_help = LOG_VARIABLES)]
     Demo(DemoArgs),
     /// Look at records
     #[command(subcommand)]
@@ -208,10 +208,15 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 the answer is no, 2 asked wrongl
 
 const VARIABLES: &str = "\
 Variables without a flag:
-  IBID_SECRETS     fingerprint secrets, comma-separated, newest first; not a flag, for command lines are
-                   visible to everyone on the host [default: `fingerprint.secrets` of the file, else one that is
-                   made once and kept in the store]
-  IBID_LOG         which log lines to write, such as `info` or `ibid=debug` [default: info]
+  IBID_SECRETS     fingerprint secrets, comma-separated, newest first; not a flag, for command
+                   lines are visible to everyone on the host [default: `fingerprint.secrets`
+                   of the file, else one that is made once and kept in the store]
+  IBID_LOG         which log lines to write: `info`, `ibid=debug` [default: info]
+  IBID_LOG_FORMAT  `text` or `json` [default: text]";
+
+const LOG_VARIABLES: &str = "\
+Variables without a flag:
+  IBID_LOG         which log lines to write: `info`, `ibid=debug` [default: info]
   IBID_LOG_FORMAT  `text` or `json` [default: text]";
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use ibid_core::store::Store;
 
 use args::{Cli, Command, ConfigCommand, DemoArgs, GatewayArgs, KeysCommand};
@@ -32,6 +33,11 @@ fn main() -> ExitCode {
             // A reader that closed the pipe has seen enough.
             let _ = error.print();
             return ExitCode::SUCCESS;
+        }
+        // Nothing was asked: the help says what may be.
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return ExitCode::from(output::Exit::Usage as u8);
         }
         Err(error) => return failed(&args::refusal(&error).into()),
     };

@@ -11,17 +11,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{Method, Uri};
-use ibid_core::policy::{OnLapse, OnServerError, Policy, Reconcile};
+use ibid_core::policy::{Policy, Reconcile};
 use toml::de::DeTable;
 
 use crate::args::{GatewayArgs, StoreArgs};
 use crate::gateway::tenant::{TenantFrom, TenantHow, TenantHowError, parse_net};
 use crate::output::{Failure, Failures};
+use advice::Advice;
 use policy::Overlay;
 use read::{Reader, Section};
 use route::RouteDraft;
-use value::{near_miss, show_duration};
+use value::near_miss;
 
+mod advice;
 pub(crate) mod keys;
 pub(crate) mod policy;
 mod read;
@@ -29,11 +31,13 @@ mod recipe;
 #[cfg(test)]
 mod reference;
 mod route;
+mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod value;
 
 pub(crate) use route::ReconcileRule;
+pub(crate) use store::StoreUrl;
 
 /// All that the gateway is told.
 #[derive(Clone, Debug)]
@@ -85,15 +89,6 @@ pub(crate) struct Route {
     pub(crate) line: usize,
 }
 
-/// Where records live.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StoreUrl {
-    /// In one file.
-    Sqlite(PathBuf),
-    /// Until the process ends.
-    Memory,
-}
-
 /// How the store is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreOptions {
@@ -127,6 +122,41 @@ pub(crate) struct Variables {
     pub(crate) secrets: Option<String>,
     /// Names that begin with `IBID_`.
     pub(crate) names: Vec<String>,
+}
+
+/// What is logged, and how: `IBID_LOG` and `IBID_LOG_FORMAT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Log {
+    /// In the words of `tracing_subscriber::EnvFilter`.
+    pub(crate) filter: String,
+    /// One JSON object a line, for machines.
+    pub(crate) json: bool,
+}
+
+impl Log {
+    /// As the process's variables say.
+    pub(crate) fn of_process() -> Result<Log, Failure> {
+        let of = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        Log::parse(of("IBID_LOG"), of("IBID_LOG_FORMAT"))
+    }
+
+    fn parse(filter: Option<String>, format: Option<String>) -> Result<Log, Failure> {
+        let json = match format.as_deref() {
+            None | Some("text") => false,
+            Some("json") => true,
+            Some(other) => {
+                let failure = Failure::usage(format!("`IBID_LOG_FORMAT` is `{other}`"));
+                return Err(failure.hint("use `text` or `json`"));
+            }
+        };
+        let filter = filter.unwrap_or_else(|| "info".to_owned());
+        match tracing_subscriber::EnvFilter::try_new(&filter) {
+            Ok(_) => Ok(Log { filter, json }),
+            Err(error) => Err(Failure::usage(format!("`IBID_LOG` is `{filter}`, which is no filter"))
+                .because(error)
+                .hint("write for example `info` or `ibid=debug,warn`")),
+        }
+    }
 }
 
 impl Variables {
@@ -425,52 +455,6 @@ fn read_store(section: &mut Section<'_, '_>, reader: &Reader<'_>, flag: Option<&
     parsed.ok()
 }
 
-impl StoreUrl {
-    /// The store that this URL names. Messages never repeat the URL: it may hold a password.
-    pub(crate) fn parse(text: &str) -> Result<StoreUrl, Failure> {
-        let form = "use `sqlite:PATH`, or `memory:` for tests";
-        let Some((scheme, rest)) = text.split_once(':') else {
-            return Err(Failure::usage("is not the URL of a store").hint(form));
-        };
-        match scheme {
-            "sqlite" => {
-                let path = rest.strip_prefix("//").unwrap_or(rest);
-                match path {
-                    "" => Err(Failure::usage("names no file").hint("write for example `sqlite:ibid.db`")),
-                    ":memory:" => {
-                        Err(Failure::usage("names no file").hint("write `memory:` for a store in memory"))
-                    }
-                    _ if path.contains('?') => {
-                        Err(Failure::usage("has parameters after `?`, and a `sqlite:` store takes none"))
-                    }
-                    _ => Ok(StoreUrl::Sqlite(path.into())),
-                }
-            }
-            "memory" if rest.is_empty() => Ok(StoreUrl::Memory),
-            "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "dynamodb" => {
-                Err(Failure::usage(format!("names a `{scheme}` store, which is not in this release"))
-                    .hint(form))
-            }
-            _ => Err(Failure::usage("is not the URL of a store").hint(form)),
-        }
-    }
-}
-
-impl Default for StoreUrl {
-    fn default() -> StoreUrl {
-        StoreUrl::Sqlite("ibid.db".into())
-    }
-}
-
-impl fmt::Display for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            StoreUrl::Memory => f.write_str("memory:"),
-        }
-    }
-}
-
 fn read_tenant(
     root: &mut Section<'_, '_>,
     reader: &Reader<'_>,
@@ -562,7 +546,7 @@ fn read_routes(
         sections.into_iter().filter_map(|section| RouteDraft::read(section, reader, one_tenant)).collect();
     route::check_conflicts(&drafts, reader);
 
-    let mut advice = Advice { reader, warnings, dead_letters: Vec::new() };
+    let mut advice = Advice::new(reader, warnings);
     advice.policy("every other POST and PATCH", line, &defaults, base.retry_horizon);
     let routes = drafts.into_iter().map(|draft| build_route(draft, &base, &mut advice)).collect();
     advice.finish();
@@ -593,90 +577,6 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Ro
 fn check_policy(policy: &Policy, layers: &[&Overlay], line: usize, reader: &Reader<'_>) {
     if let Err(error) = policy.check() {
         reader.refuse(policy::line_of(&error, layers).unwrap_or(line), error.to_string());
-    }
-}
-
-/// Collects what is allowed and should be known.
-struct Advice<'a> {
-    reader: &'a Reader<'a>,
-    warnings: &'a mut Vec<String>,
-    dead_letters: Vec<String>,
-}
-
-impl Advice<'_> {
-    fn warn(&mut self, line: usize, text: String) {
-        self.warnings.push(format!("{}: {text}", self.reader.place(line)));
-    }
-
-    fn route(&mut self, draft: &RouteDraft, policy: &Policy, horizon: Option<Duration>) {
-        let name = format!("`{}`", draft.name());
-        if !draft.guard {
-            self.warn(
-                draft.line,
-                format!("{name} is not guarded (`guard = \"off\"`): its retries run again"),
-            );
-            if !draft.rules.lines.is_empty() || draft.preset.is_some() || draft.reconcile.is_some() {
-                self.warn(draft.line, format!("{name} is not guarded, so its other keys have no effect"));
-            }
-            return;
-        }
-        if draft.preset.as_deref() == Some("one-transaction") {
-            let text = format!(
-                "{name} has the preset `one-transaction`, which does not fit a gateway: it can't see the \
-                 upstream's transaction, so a retry is safe only if the upstream deduplicates"
-            );
-            self.warn(draft.line, text);
-        }
-        if let Some(rule) = &draft.reconcile {
-            let text = format!(
-                "{name} has a reconcile rule, and this release does not ask by it yet: an unknown record stays \
-                 unknown until an operator or a later release settles it"
-            );
-            self.warn(draft.reconcile_line, text);
-            if !rule.path.contains("{key}") && !rule.headers.iter().any(|(_, value)| value.contains("{key}"))
-            {
-                let text = format!(
-                    "the reconcile rule of {name} does not carry {{key}}: does it find the right one?"
-                );
-                self.warn(draft.reconcile_line, text);
-            }
-        }
-        self.policy(&name, draft.line, policy, horizon);
-    }
-
-    fn policy(&mut self, name: &str, line: usize, policy: &Policy, horizon: Option<Duration>) {
-        let retention = show_duration(policy.retention);
-        if policy.retention < DAY {
-            self.warn(line, format!("{name}: retention is {retention}, and clients expect 24h or more"));
-        }
-        if let Some(horizon) = horizon.filter(|horizon| *horizon > policy.retention) {
-            let horizon = show_duration(horizon);
-            self.warn(
-                line,
-                format!("{name}: clients retry for {horizon}, and retention is only {retention}"),
-            );
-        }
-        if policy.upstream_timeout > policy.max_run {
-            let text =
-                format!("{name}: max_run is shorter than upstream_timeout, so a slow attempt lapses first");
-            self.warn(line, text);
-        }
-        let ends_unknown =
-            policy.on_lapse == OnLapse::Unknown || policy.on_server_error == OnServerError::Unknown;
-        if policy.reconcile.is_none() && ends_unknown {
-            self.dead_letters.push(name.to_owned());
-        }
-    }
-
-    /// One line for all: the default configuration has this property, and a line per route would hide the rest.
-    fn finish(self) {
-        if !self.dead_letters.is_empty() {
-            self.warnings.push(format!(
-                "no reconcile rule for {}: a request whose outcome is unknown becomes a dead letter, which a \
-                 person must settle",
-                self.dead_letters.join(", ")
-            ));
-        }
     }
 }
 

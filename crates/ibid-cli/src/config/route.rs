@@ -67,7 +67,6 @@ impl RouteDraft {
                 "`match` is missing: a route must say which requests it is for",
                 hint,
             );
-            inner.finish();
             return None;
         };
         let (methods, pattern) = match parse_match(&target) {

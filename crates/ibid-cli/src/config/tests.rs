@@ -1,7 +1,7 @@
 //! Configurations that are taken, and those that are not, with their lines.
 
 use super::*;
-use ibid_core::policy::{AfterExpiry, InFlight, KeyRule, Profile};
+use ibid_core::policy::{AfterExpiry, InFlight, KeyRule, OnLapse, OnServerError, Profile};
 use ibid_core::scope::ScopeRule;
 
 /// Enough to start with.
@@ -449,4 +449,23 @@ fn addresses_that_can_not_be_served_together_are_refused() {
     let name = with("listen = \"localhost:80\"\n").unwrap_err();
     assert!(name.to_string().contains("ibid.toml:1: `listen` must be an address and a port"), "{name}");
     assert!(with("listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n").is_ok());
+}
+
+#[test]
+fn a_route_without_match_is_the_only_thing_said_about_it() {
+    assert!(
+        refusal("[[route]]\n[route.reconcile]\nrequest = \"GET /x/{key}\"\n").contains("`match` is missing")
+    );
+}
+
+#[test]
+fn logs_are_text_at_info_until_told_otherwise() {
+    let parse = |filter: &str, format: &str| {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        Log::parse(some(filter), some(format))
+    };
+    assert_eq!(parse("", ""), Ok(Log { filter: "info".into(), json: false }));
+    assert_eq!(parse("ibid=debug,warn", "json"), Ok(Log { filter: "ibid=debug,warn".into(), json: true }));
+    assert_eq!(parse("", "xml").unwrap_err().hint.unwrap(), "use `text` or `json`");
+    assert!(parse("ibid=loud", "").is_err());
 }

@@ -21,9 +21,9 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, &'static str> {
 pub(crate) fn show_duration(length: Duration) -> String {
     let millis = length.as_millis();
     let fits = |each: u64| millis.is_multiple_of(u128::from(each)) && millis >= u128::from(each);
-    // Up to two days people speak of hours: `24h`, not `1d`.
-    let days = millis > 2 * 24 * 3_600_000;
-    let unit = DURATION_UNITS.iter().rev().find(|(name, each)| fits(*each) && (*name != "d" || days));
+    // People say `24h` and `60s`, not `1d` and `1m`, and yet `1h`.
+    let usual = |name: &str, each: u64| !matches!(name, "d" | "m") || millis >= 2 * u128::from(each);
+    let unit = DURATION_UNITS.iter().rev().find(|(name, each)| fits(*each) && usual(name, *each));
     match unit {
         Some((name, each)) => format!("{}{name}", millis / u128::from(*each)),
         None => "0s".to_owned(),
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn durations_are_read_and_written_alike() {
-        for text in ["250ms", "5s", "90s", "15m", "24h", "36h", "30d", "360d", "0s"] {
+        for text in ["250ms", "5s", "60s", "90s", "2m", "15m", "1h", "24h", "36h", "30d", "360d", "0s"] {
             assert_eq!(show_duration(parse_duration(text).unwrap()), text);
         }
         assert_eq!(show_duration(Duration::from_secs(3600)), "1h");

@@ -1,0 +1,61 @@
+//! Where records live, by URL.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::output::Failure;
+
+/// Where records live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// In one file.
+    Sqlite(PathBuf),
+    /// Until the process ends.
+    Memory,
+}
+
+impl StoreUrl {
+    /// The store that this URL names. Messages never repeat the URL: it may hold a password.
+    pub(crate) fn parse(text: &str) -> Result<StoreUrl, Failure> {
+        let form = "use `sqlite:PATH`, or `memory:` for tests";
+        let Some((scheme, rest)) = text.split_once(':') else {
+            return Err(Failure::usage("is not the URL of a store").hint(form));
+        };
+        match scheme {
+            "sqlite" => {
+                let path = rest.strip_prefix("//").unwrap_or(rest);
+                match path {
+                    "" => Err(Failure::usage("names no file").hint("write for example `sqlite:ibid.db`")),
+                    ":memory:" => {
+                        Err(Failure::usage("names no file").hint("write `memory:` for a store in memory"))
+                    }
+                    _ if path.contains('?') => {
+                        Err(Failure::usage("has parameters after `?`, and a `sqlite:` store takes none"))
+                    }
+                    _ => Ok(StoreUrl::Sqlite(path.into())),
+                }
+            }
+            "memory" if rest.is_empty() => Ok(StoreUrl::Memory),
+            "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "dynamodb" => {
+                Err(Failure::usage(format!("names a `{scheme}` store, which is not in this release"))
+                    .hint(form))
+            }
+            _ => Err(Failure::usage("is not the URL of a store").hint(form)),
+        }
+    }
+}
+
+impl Default for StoreUrl {
+    fn default() -> StoreUrl {
+        StoreUrl::Sqlite("ibid.db".into())
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            StoreUrl::Memory => f.write_str("memory:"),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! `ibid config check` and the start of `ibid gateway`, driven as a shell would.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A directory of its own with an `ibid.toml` in it, gone when dropped.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn empty() -> Place {
+        Place(tempfile::tempdir().expect("a directory can be made"))
+    }
+
+    fn with(text: &str) -> Place {
+        let place = Place::empty();
+        std::fs::write(place.path().join("ibid.toml"), text).expect("the file can be written");
+        place
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn ibid(&self, words: &[&str]) -> Ran {
+        self.ibid_with(words, &[])
+    }
+
+    fn ibid_with(&self, words: &[&str], variables: &[(&str, &str)]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("IBID_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(words).envs(variables.iter().copied()).current_dir(self.path());
+        Ran::of(command.output().expect("the binary starts"))
+    }
+}
+
+/// What a command left behind.
+#[derive(Debug)]
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn of(output: Output) -> Ran {
+        let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
+        Ran { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+const GOOD: &str = r#"upstream = "http://127.0.0.1:3000"
+[tenant]
+from = "header:x-tenant-id"
+[defaults]
+wait = "2s"
+[[route]]
+match = "POST /payments"
+preset = "payments"
+[[route]]
+match = "POST /webhooks/{*rest}"
+guard = "off"
+"#;
+
+#[test]
+fn a_good_file_is_printed_route_by_route_and_warnings_go_to_stderr() {
+    let ran = Place::with(GOOD).ibid(&["config", "check"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let payments =
+        ran.out.lines().find(|line| line.starts_with("POST /payments")).expect("the route is listed");
+    for word in ["ietf", "30d", "wait=2s", "tombstone=360d", "after_expiry=refuse"] {
+        assert!(payments.contains(word), "{word}: {payments}");
+    }
+    assert!(ran.out.contains("every other POST and PATCH"), "{}", ran.out);
+    assert!(ran.out.contains("not guarded:\n  POST /webhooks/{*rest} (line 10)\n"), "{}", ran.out);
+    assert!(!ran.out.contains("warning"), "{}", ran.out);
+    assert!(ran.err.lines().all(|line| line.starts_with("warning: ")), "{}", ran.err);
+    assert!(
+        ran.err.contains("warning: ibid.toml:10: `POST /webhooks/{*rest}` is not guarded"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn json_is_one_object_on_stdout() {
+    let ran = Place::with(GOOD).ibid(&["config", "check", "--json"]);
+    let value: serde_json::Value = serde_json::from_str(&ran.out).expect("stdout is JSON");
+    assert_eq!(value["routes"][0]["policy"]["retention"], "30d");
+    assert_eq!(value["routes"][1]["guard"], "off");
+    assert_eq!(value["defaults"]["wait"], "2s");
+    assert_eq!(value["tenant"]["trusted"][0], "127.0.0.0/8");
+    assert_eq!(value["store"]["url"], "sqlite:ibid.db");
+    assert!(value["warnings"].as_array().is_some_and(|warnings| !warnings.is_empty()));
+}
+
+#[test]
+fn an_error_names_file_line_and_key_and_exits_with_2() {
+    let ran = Place::with(&GOOD.replace("wait = ", "wiat = ")).ibid(&["config", "check"]);
+    assert_eq!(ran.code, 2);
+    assert_eq!(ran.out, "");
+    assert_eq!(
+        ran.err,
+        "error: ibid.toml:5: `wiat` is not a key of `[defaults]`\n\nhint: did you mean `wait`?\n"
+    );
+}
+
+#[test]
+fn each_error_has_its_line_and_several_come_together() {
+    for (from, to, expected) in [
+        ("\"2s\"", "2", "error: ibid.toml:5: `wait` must be a duration"),
+        ("wait = \"2s\"", "lease = \"0s\"", "error: ibid.toml:5: `lease` must be longer than zero"),
+        (
+            "wait = \"2s\"",
+            "retention = \"1s\"",
+            "error: ibid.toml:5: `retention` must not be shorter than the lease",
+        ),
+        ("POST /payments", "GET /payments", "error: ibid.toml:7: `match` names `GET`"),
+        ("\"payments\"", "\"paymnets\"", "error: ibid.toml:8: `preset` is \"paymnets\""),
+        (
+            "POST /webhooks/{*rest}",
+            "POST /payments",
+            "error: ibid.toml:10: `POST /payments` takes the same POST requests as `POST /payments` on line 7",
+        ),
+        ("\"off\"", "\"of\"", "error: ibid.toml:11: `guard` must be \"on\" or \"off\", not \"of\""),
+        ("http://", "https://", "error: ibid.toml:1: `upstream` is an `https` URL"),
+        (
+            "header:x-tenant-id",
+            "jwt",
+            "error: ibid.toml:3: `from` can't be used: `jwt` is not in this release",
+        ),
+        ("[defaults]", "[defaults", "error: ibid.toml:4: "),
+    ] {
+        let ran = Place::with(&GOOD.replacen(from, to, 1)).ibid(&["config", "check"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.starts_with(expected), "{expected}\n{}", ran.err);
+    }
+    let two = GOOD.replace("\"2s\"", "\"soon\"").replace("\"off\"", "\"aus\"");
+    let ran = Place::with(&two).ibid(&["config", "check"]);
+    let errors: Vec<&str> = ran.err.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 2, "{}", ran.err);
+}
+
+#[test]
+fn a_wrong_type_says_what_stands_there() {
+    let ran = Place::with(&GOOD.replace("\"2s\"", "2")).ibid(&["config", "check"]);
+    assert!(ran.err.contains("\n  cause: it is an integer\n\nhint: the default is \"5s\"\n"), "{}", ran.err);
+}
+
+#[test]
+fn a_file_that_is_named_must_be_there() {
+    let place = Place::empty();
+    let ran = place.ibid(&["config", "check", "--config", "other.toml"]);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.err.starts_with("error: cannot read the configuration `other.toml`\n  cause: "),
+        "{}",
+        ran.err
+    );
+    std::fs::write(place.path().join("other.toml"), GOOD).unwrap();
+    assert_eq!(place.ibid(&["config", "check", "--config", "other.toml"]).code, 0);
+    assert_eq!(place.ibid_with(&["config", "check"], &[("IBID_CONFIG", "other.toml")]).code, 0);
+}
+
+#[test]
+fn flags_win_over_variables_and_variables_over_the_file() {
+    let place = Place::with(GOOD);
+    let upstream = |words: &[&str], variables: &[(&str, &str)]| {
+        let words = [&["config", "check", "--json"], words].concat();
+        let value: serde_json::Value = serde_json::from_str(&place.ibid_with(&words, variables).out).unwrap();
+        value["upstream"].as_str().unwrap().to_owned()
+    };
+    let variable = [("IBID_UPSTREAM", "http://127.0.0.1:4000")];
+    assert_eq!(upstream(&[], &[]), "http://127.0.0.1:3000/");
+    assert_eq!(upstream(&[], &variable), "http://127.0.0.1:4000/");
+    assert_eq!(upstream(&["--upstream", "http://127.0.0.1:5000"], &variable), "http://127.0.0.1:5000/");
+}
+
+#[test]
+fn a_gateway_without_upstream_and_tenant_says_why_it_needs_them() {
+    let ran = Place::empty().ibid(&["gateway"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("error: the gateway needs an upstream"), "{}", ran.err);
+    let tenant = "error: the gateway needs to know whose keys they are: no tenant is configured\n  cause: two clients \
+                  may choose the same key, and without a tenant one would get the other's answer\n\nhint: give `--tenant ";
+    assert!(ran.err.contains(tenant), "{}", ran.err);
+    let ran = Place::empty().ibid(&["gateway", "--upstream", "http://127.0.0.1:3000", "--tenant", "nobody"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.starts_with("error: `--tenant` (or `IBID_TENANT`) can't be used"), "{}", ran.err);
+}
+
+#[test]
+fn the_command_line_itself_is_refused_in_the_same_form() {
+    let place = Place::empty();
+    let ran = place.ibid(&["gateway", "--upstraem", "x"]);
+    assert_eq!(ran.code, 2);
+    assert_eq!(
+        ran.err,
+        "error: unexpected argument '--upstraem' found\n\nhint: a similar argument exists: '--upstream'\n"
+    );
+    for later in ["migrate", "doctor", "sweep", "reap", "reconcile", "effects"] {
+        assert_eq!(place.ibid(&[later]).code, 2, "{later}");
+    }
+    for nothing in [&[][..], &["keys"], &["config"]] {
+        let ran = place.ibid(nothing);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{nothing:?}");
+        assert!(ran.err.contains("Usage: ibid"), "{}", ran.err);
+    }
+    let help = place.ibid(&["--help"]);
+    assert_eq!((help.code, help.err.as_str()), (0, ""));
+    assert!(help.out.contains("gateway") && help.out.contains("Exit codes"), "{}", help.out);
+}
+
+#[test]
+fn keys_reads_the_store_from_the_file_and_refuses_what_it_can_not_open() {
+    let place = Place::with("[store]\nurl = \"postgres://ibid:hunter2@db\"\n");
+    let ran = place.ibid(&["keys", "list"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.starts_with("error: ibid.toml:2: `url` names a `postgres` store"), "{}", ran.err);
+    assert!(!ran.err.contains("hunter2"));
+    let ran = place.ibid(&["keys", "list", "--store", "redis://x"]);
+    assert!(ran.err.starts_with("error: `--store` (or `IBID_STORE`) names a `redis` store"), "{}", ran.err);
+}
+
+#[test]
+fn the_path_of_the_file_stands_in_its_messages() {
+    let place = Place::empty();
+    let path: PathBuf = place.path().join("sub.toml");
+    std::fs::write(&path, "nonsense = 1\n").unwrap();
+    let ran = place.ibid(&["config", "check", "--config", path.to_str().unwrap()]);
+    assert!(ran.err.contains(&format!("{}:1: `nonsense`", path.display())), "{}", ran.err);
+}

@@ -1,0 +1,3 @@
+//! The binary as a shell sees it.
+
+mod config;

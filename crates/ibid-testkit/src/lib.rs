@@ -2,9 +2,7 @@
 //! misbehaves, and a client that says raw bytes.
 
 pub mod client;
+pub mod contract;
 pub mod faults;
 pub mod upstream;
 pub mod upstream_h2;
-//! Test your own ibid store: the store contract.
-
-pub mod contract;

@@ -1,6 +1,7 @@
 //! What the gateway is told: flags over variables over the file over defaults, checked before anything starts.
 //!
-//! It opens nothing but the file itself, so `ibid config check` can run anywhere.
+//! It opens nothing but the file itself, so `ibid config check` can run anywhere. What each table means is read
+//! here, one function a table; the pieces that need room have files of their own.
 // MERGE: remove the next line once the gateway reads every setting.
 #![allow(dead_code)]
 
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{Method, Uri};
+use ibid_core::fingerprint::Secret;
 use ibid_core::policy::{Policy, Reconcile};
 use toml::de::DeTable;
 
@@ -21,7 +23,6 @@ use advice::Advice;
 use policy::Overlay;
 use read::{Reader, Section};
 use route::RouteDraft;
-use value::near_miss;
 
 mod advice;
 pub(crate) mod keys;
@@ -35,9 +36,11 @@ mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod value;
+mod variables;
 
 pub(crate) use route::ReconcileRule;
 pub(crate) use store::StoreUrl;
+pub(crate) use variables::{Log, Variables};
 
 /// All that the gateway is told.
 #[derive(Clone, Debug)]
@@ -115,61 +118,6 @@ pub(crate) struct Server {
     pub(crate) drain_for: Duration,
 }
 
-/// Variables that have no flag.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Variables {
-    /// `IBID_SECRETS`.
-    pub(crate) secrets: Option<String>,
-    /// Names that begin with `IBID_`.
-    pub(crate) names: Vec<String>,
-}
-
-/// What is logged, and how: `IBID_LOG` and `IBID_LOG_FORMAT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Log {
-    /// In the words of `tracing_subscriber::EnvFilter`.
-    pub(crate) filter: String,
-    /// One JSON object a line, for machines.
-    pub(crate) json: bool,
-}
-
-impl Log {
-    /// As the process's variables say.
-    pub(crate) fn of_process() -> Result<Log, Failure> {
-        let of = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        Log::parse(of("IBID_LOG"), of("IBID_LOG_FORMAT"))
-    }
-
-    fn parse(filter: Option<String>, format: Option<String>) -> Result<Log, Failure> {
-        let json = match format.as_deref() {
-            None | Some("text") => false,
-            Some("json") => true,
-            Some(other) => {
-                let failure = Failure::usage(format!("`IBID_LOG_FORMAT` is `{other}`"));
-                return Err(failure.hint("use `text` or `json`"));
-            }
-        };
-        let filter = filter.unwrap_or_else(|| "info".to_owned());
-        match tracing_subscriber::EnvFilter::try_new(&filter) {
-            Ok(_) => Ok(Log { filter, json }),
-            Err(error) => Err(Failure::usage(format!("`IBID_LOG` is `{filter}`, which is no filter"))
-                .because(error)
-                .hint("write for example `info` or `ibid=debug,warn`")),
-        }
-    }
-}
-
-impl Variables {
-    /// As the process has them.
-    pub(crate) fn of_process() -> Variables {
-        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        Variables {
-            secrets: std::env::var("IBID_SECRETS").ok(),
-            names: names.filter(|name| name.starts_with("IBID_")).collect(),
-        }
-    }
-}
-
 impl Config {
     /// Puts flags, variables and the file together and checks all of it.
     pub(crate) fn load(flags: &GatewayArgs, variables: &Variables) -> Result<Config, Failures> {
@@ -236,7 +184,7 @@ fn assemble(
     flags: &GatewayArgs,
     variables: &Variables,
 ) -> Option<Config> {
-    let mut warnings = misspelt_variables(&variables.names);
+    let mut warnings = variables::misspelt(&variables.names);
     let upstream = read_upstream(root, reader, flags);
     let listen = read_address(root, reader, "listen", "--listen", "IBID_LISTEN", &flags.listen, LISTEN);
     let admin_listen = read_address(
@@ -595,9 +543,9 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Var
     let secrets: Vec<Vec<u8>> = texts.into_iter().flatten().map(String::into_bytes).collect();
     for (at, secret) in secrets.iter().enumerate() {
         let nth = at + 1;
-        if secret.len() < SECRET_BYTES_MIN {
+        if secret.len() < Secret::LEN_MIN {
             let failure =
-                Failure::usage(format!("{place}: secret {nth} is shorter than {SECRET_BYTES_MIN} bytes"));
+                Failure::usage(format!("{place}: secret {nth} is shorter than {} bytes", Secret::LEN_MIN));
             reader.keep(line, failure.hint("make one with `openssl rand -hex 32`"));
         }
         if secrets[..at].contains(secret) {
@@ -639,29 +587,6 @@ fn refuse_limits(root: &mut Section<'_, '_>, reader: &Reader<'_>) {
     }
 }
 
-/// Only near misses: an orchestrator may well set `IBID_SERVICE_HOST` and the like for reasons of its own.
-fn misspelt_variables(names: &[String]) -> Vec<String> {
-    let unknown = names.iter().filter(|name| !VARIABLES.contains(&name.as_str()));
-    let misspelt = unknown.filter_map(|name| {
-        let near = near_miss(name, VARIABLES)?;
-        Some(format!("`{name}` is no variable of ibid: did you mean `{near}`?"))
-    });
-    misspelt.collect()
-}
-
-const VARIABLES: [&str; 10] = [
-    "IBID_UPSTREAM",
-    "IBID_TENANT",
-    "IBID_LISTEN",
-    "IBID_ADMIN_LISTEN",
-    "IBID_STORE",
-    "IBID_CONFIG",
-    "IBID_UPSTREAM_HTTP2",
-    "IBID_SECRETS",
-    "IBID_LOG",
-    "IBID_LOG_FORMAT",
-];
-
 /// Read when no other is named, if it is there.
 const FILE: &str = "ibid.toml";
 
@@ -673,9 +598,6 @@ pub(crate) const LISTEN: &str = "127.0.0.1:8080";
 
 /// Where operators connect by default.
 pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8081";
-
-/// Shortest secret: 128 bits can't be searched.
-const SECRET_BYTES_MIN: usize = 16;
 
 /// How far apart "not executed" must be seen by default: twice the default time-out of the upstream.
 const SETTLE: Duration = Duration::from_secs(60);

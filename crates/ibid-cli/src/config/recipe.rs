@@ -1,62 +1,76 @@
 //! The keys that say what a fingerprint covers.
 
-use ibid_core::fingerprint::Recipe;
+use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
 use serde_json::{Value, json};
 
 use super::read::{Reader, Section};
+use super::value::word_of;
 
 /// What one place says about the fingerprint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecipeKeys {
     headers: Option<Vec<String>>,
-    include: Option<Vec<String>>,
-    exclude: Option<Vec<String>>,
-    raw_body: Option<bool>,
+    include: Option<Vec<Pointer>>,
+    exclude: Option<Vec<Pointer>>,
+    body: Option<BodyRule>,
 }
 
 impl RecipeKeys {
     pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> RecipeKeys {
-        let keys = RecipeKeys {
-            headers: section.texts("fingerprint_headers"),
-            include: section.texts("include"),
-            exclude: section.texts("exclude"),
-            raw_body: section.choice("body", &[("auto", false), ("raw", true)], &[]),
-        };
-        for name in keys.headers.iter().flatten() {
+        let headers = section.texts("fingerprint_headers");
+        for name in headers.iter().flatten() {
             if name.parse::<http::HeaderName>().is_err() {
                 let problem = format!("`fingerprint_headers` holds `{name}`, which is not a header name");
                 reader.refuse(section.line_of("fingerprint_headers").unwrap_or(section.line), problem);
             }
         }
-        for (key, pointers) in [("include", &keys.include), ("exclude", &keys.exclude)] {
-            for pointer in pointers.iter().flatten().filter(|pointer| !is_pointer(pointer)) {
-                let problem =
-                    format!("`{key}` holds `{pointer}`, which is not a JSON pointer such as `/amount`");
-                reader.refuse(section.line_of(key).unwrap_or(section.line), problem);
-            }
+        RecipeKeys {
+            headers,
+            include: read_pointers("include", section, reader),
+            exclude: read_pointers("exclude", section, reader),
+            body: section.choice("body", &BODY_RULES, &[]),
         }
-        keys
     }
 
-    /// Lays what was said over `recipe`.
+    /// Lays what was said over `recipe`: a key replaces what it had, it does not add to it.
     pub(super) fn apply(&self, recipe: &mut Recipe) {
-        if let Some(headers) = &self.headers {
-            recipe.headers = headers.iter().map(|name| name.to_ascii_lowercase()).collect();
-        }
-        // MERGE: the placeholder has headers only; `include`, `exclude` and `raw_body` go here.
-        let _ = (&self.include, &self.exclude, self.raw_body);
+        let headers = self.headers.as_deref().unwrap_or(recipe.headers());
+        let include = self.include.as_deref().unwrap_or(recipe.include());
+        let exclude = self.exclude.as_deref().unwrap_or(recipe.exclude());
+        let mut laid = Recipe::default().with_body(self.body.unwrap_or(recipe.body()));
+        laid = headers.iter().fold(laid, |laid, name| laid.with_header(name));
+        laid = include.iter().fold(laid, |laid, pointer| laid.with_include(pointer.clone()));
+        *recipe = exclude.iter().fold(laid, |laid, pointer| laid.with_exclude(pointer.clone()));
     }
 }
 
 /// What the fingerprint covers, by key.
 pub(super) fn fields(recipe: &Recipe) -> Vec<(&'static str, Value)> {
-    // MERGE: add include, exclude and body.
-    vec![("fingerprint_headers", json!(recipe.headers))]
+    let texts = |pointers: &[Pointer]| json!(pointers.iter().map(Pointer::as_str).collect::<Vec<_>>());
+    vec![
+        ("fingerprint_headers", json!(recipe.headers())),
+        ("include", texts(recipe.include())),
+        ("exclude", texts(recipe.exclude())),
+        ("body", json!(word_of(&BODY_RULES, &recipe.body()))),
+    ]
 }
 
-/// RFC 6901: empty, or tokens that each begin with a slash; `~` only as `~0` and `~1`.
-// MERGE: `Pointer::parse` says the same with a reason.
-fn is_pointer(text: &str) -> bool {
-    let escapes = text.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-    escapes && (text.is_empty() || text.starts_with('/'))
+fn read_pointers(
+    key: &'static str,
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+) -> Option<Vec<Pointer>> {
+    let mut pointers = Vec::new();
+    for text in section.texts(key)? {
+        match Pointer::parse(&text) {
+            Ok(pointer) => pointers.push(pointer),
+            Err(error) => {
+                let line = section.line_of(key).unwrap_or(section.line);
+                reader.refuse_with_hint(line, format!("`{key}`: {error}"), "write for example `/amount`");
+            }
+        }
+    }
+    Some(pointers)
 }
+
+const BODY_RULES: [(&str, BodyRule); 2] = [("auto", BodyRule::Auto), ("raw", BodyRule::Raw)];

@@ -1,6 +1,7 @@
 //! Configurations that are taken, and those that are not, with their lines.
 
 use super::*;
+use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
 use ibid_core::policy::{AfterExpiry, InFlight, KeyRule, OnLapse, OnServerError, Profile};
 use ibid_core::scope::ScopeRule;
 
@@ -58,6 +59,9 @@ response_version = 7
 free_on = [429]
 strict_key = true
 fingerprint_headers = ["X-Amount"]
+include = ["/amount", "/to"]
+exclude = ["/sent_at"]
+body = "raw"
 [[route]]
 match = "POST /payments"
 preset = "payments"
@@ -72,6 +76,8 @@ status = 201
 [[route]]
 match = "POST,PUT /orders/{id}"
 retention = "24h"
+include = []
+body = "auto"
 [upkeep]
 sweep_every = "1s"
 reap_every = "2s"
@@ -95,6 +101,12 @@ secrets = ["0123456789abcdef0123456789abcdef"]
         (&[429][..], 7, true)
     );
     assert_eq!(policy.linger, Duration::ZERO);
+    let pointer = |text: &str| Pointer::parse(text).unwrap();
+    let rest = Recipe::default().with_header("x-amount").with_exclude(pointer("/sent_at"));
+    let whole =
+        rest.clone().with_include(pointer("/amount")).with_include(pointer("/to")).with_body(BodyRule::Raw);
+    assert_eq!(policy.recipe, whole);
+    assert_eq!(config.routes[1].policy.recipe, rest, "a key replaces what `[defaults]` says");
     let payments = &config.routes[0];
     assert_eq!(payments.policy.retention, 30 * DAY);
     assert_eq!(payments.policy.after_expiry, AfterExpiry::Refuse);
@@ -189,7 +201,7 @@ fn every_error_names_file_line_and_key() {
         ),
         (
             "[defaults]\ninclude = [\"amount\"]",
-            "ibid.toml:5: `include` holds `amount`, which is not a JSON pointer such as `/amount`",
+            "ibid.toml:5: `include`: a JSON pointer begins with `/`, this one does not: `amount`",
         ),
         (
             "[defaults]\nanswer = \"async\"",
@@ -431,15 +443,6 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
 }
 
 #[test]
-fn a_misspelt_variable_is_a_warning_and_a_foreign_one_is_not() {
-    let names = ["IBID_UPSTRAEM", "IBID_SERVICE_HOST", "IBID_PORT", "IBID_LOG"].map(str::to_owned);
-    assert_eq!(
-        misspelt_variables(&names),
-        ["`IBID_UPSTRAEM` is no variable of ibid: did you mean `IBID_UPSTREAM`?"]
-    );
-}
-
-#[test]
 fn addresses_that_can_not_be_served_together_are_refused() {
     let with = |text: &str| read(&format!("{text}{BASE}"));
     let same = with("listen = \"127.0.0.1:1\"\nadmin_listen = \"127.0.0.1:1\"\n").unwrap_err();
@@ -456,16 +459,4 @@ fn a_route_without_match_is_the_only_thing_said_about_it() {
     assert!(
         refusal("[[route]]\n[route.reconcile]\nrequest = \"GET /x/{key}\"\n").contains("`match` is missing")
     );
-}
-
-#[test]
-fn logs_are_text_at_info_until_told_otherwise() {
-    let parse = |filter: &str, format: &str| {
-        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Log::parse(some(filter), some(format))
-    };
-    assert_eq!(parse("", ""), Ok(Log { filter: "info".into(), json: false }));
-    assert_eq!(parse("ibid=debug,warn", "json"), Ok(Log { filter: "ibid=debug,warn".into(), json: true }));
-    assert_eq!(parse("", "xml").unwrap_err().hint.unwrap(), "use `text` or `json`");
-    assert!(parse("ibid=loud", "").is_err());
 }

@@ -107,9 +107,15 @@ impl TenantHow {
     /// Takes the tenant's header off a request that came from a hop which may not set it, before it is forwarded:
     /// the upstream believes that header, too.
     pub(crate) fn strip_untrusted(&self, headers: &mut HeaderMap, peer: IpAddr) {
-        if let TenantFrom::Header(name) = &self.from
-            && !self.trusts(peer)
-        {
+        let TenantFrom::Header(name) = &self.from else { return };
+        if self.trusts(peer) {
+            return;
+        }
+        // CGI and its heirs read `x_tenant_id` and `x-tenant-id` as one name, so both spellings go.
+        let plain = |name: &HeaderName| name.as_str().replace('_', "-");
+        let spelt: Vec<HeaderName> =
+            headers.keys().filter(|other| plain(other) == plain(name)).cloned().collect();
+        for name in spelt {
             headers.remove(name);
         }
     }
@@ -296,6 +302,9 @@ mod tests {
         let mut headers = head(&lines).headers;
         how.strip_untrusted(&mut headers, "::ffff:127.0.0.1".parse().unwrap());
         assert_eq!(headers.len(), 3);
+        how.strip_untrusted(&mut headers, "203.0.113.1".parse().unwrap());
+        assert_eq!(headers.len(), 1);
+        let mut headers = head(&[("x_tenant_id", "a"), ("X_Tenant-Id", "b"), ("x-tenant-id2", "c")]).headers;
         how.strip_untrusted(&mut headers, "203.0.113.1".parse().unwrap());
         assert_eq!(headers.len(), 1);
         let mut headers = head(&[("authorization", "Bearer x")]).headers;

@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod config;
 mod gateway;
+mod open;
 mod output;
 
 use std::io::{stderr, stdout};
@@ -15,7 +16,9 @@ use clap::error::ErrorKind;
 use ibid_core::store::Store;
 
 use args::{Cli, Command, ConfigCommand, DemoArgs, GatewayArgs, KeysCommand};
-use config::{Config, StoreUrl, Variables};
+use config::{Config, Variables};
+use gateway::Gateway;
+use open::open_store;
 use output::{Failure, Failures};
 
 #[global_allocator]
@@ -51,11 +54,11 @@ fn run(command: Command) -> Result<(), Failures> {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }
         Command::Keys(KeysCommand::List(args)) => {
-            let store = open_store(&config::store_of(&args.place)?)?;
+            let store = open_store(&config::store_of(&args.place)?, false)?;
             wait_for(commands::keys::list(&*store, &args, &mut stdout(), &mut stderr()))
         }
         Command::Keys(KeysCommand::Show(args)) => {
-            let store = open_store(&config::store_of(&args.place)?)?;
+            let store = open_store(&config::store_of(&args.place)?, false)?;
             wait_for(commands::keys::show(&*store, &args, &mut stdout()))
         }
     }
@@ -64,12 +67,64 @@ fn run(command: Command) -> Result<(), Failures> {
 fn gateway(args: &GatewayArgs) -> Result<(), Failures> {
     let log = config::Log::of_process()?;
     let config = Config::load(args, &Variables::of_process()?)?;
+    logging(&log);
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        tracing::warn!("{warning}");
     }
-    // MERGE: log as `log` says, serve with `config`.
-    let _ = log;
-    Err(Failure::world("the gateway is not wired yet").into())
+    let store = open_store(&config.store, true)?;
+    serve(&config, store)
+}
+
+/// Runs a gateway until the process is told to stop.
+fn serve(config: &Config, store: Arc<dyn Store>) -> Result<(), Failures> {
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
+    runtime.block_on(async {
+        let gateway = Gateway::start(config, store).await?;
+        let (public, admin) = gateway.addresses()?;
+        announce(config, public, admin);
+        gateway.run(stop_signal()?).await;
+        Ok(())
+    })
+}
+
+/// Says on stderr what runs where, in a form that a script can wait for.
+fn announce(config: &Config, public: std::net::SocketAddr, admin: std::net::SocketAddr) {
+    eprintln!(
+        "ibid: listening on {public}, admin on {admin}, upstream {}, store {}",
+        config.upstream, config.store
+    );
+    for route in config.routes.iter().filter(|route| !route.guard) {
+        eprintln!("ibid: not guarded: {} {}", joined(&route.methods), route.pattern);
+    }
+}
+
+fn joined(methods: &[http::Method]) -> String {
+    methods.iter().map(http::Method::as_str).collect::<Vec<_>>().join(",")
+}
+
+/// SIGTERM or SIGINT.
+fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let refused = |error| Failure::world("cannot listen to signals").because(error);
+    let mut term = signal(SignalKind::terminate()).map_err(refused)?;
+    let mut int = signal(SignalKind::interrupt()).map_err(refused)?;
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    })
+}
+
+/// Logs to stderr, as the variables say.
+fn logging(log: &config::Log) {
+    let filter = tracing_subscriber::EnvFilter::new(&log.filter);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match log.json {
+        true => builder.json().init(),
+        false => builder.with_ansi(false).init(),
+    }
 }
 
 fn demo(args: &DemoArgs) -> Result<(), Failures> {
@@ -83,11 +138,6 @@ fn demo(args: &DemoArgs) -> Result<(), Failures> {
     }
     // MERGE: run the demo.
     Err(Failure::world("the demo is not wired yet").into())
-}
-
-/// MERGE: opens the store that `url` names.
-fn open_store(url: &StoreUrl) -> Result<Arc<dyn Store>, Failure> {
-    Err(Failure::world(format!("cannot open the store at `{url}`")).because("stores are not wired yet"))
 }
 
 /// Runs a command that asks a store a few questions: one thread is enough.

@@ -11,7 +11,7 @@ use ibid_core::response::Response;
 use ibid_core::store::Renewed;
 use metrics::counter;
 
-use crate::engine::{Begun, Ibid, Kept, nonce, still_owns};
+use crate::engine::{Begun, Ibid, Kept, Living, nonce, still_owns};
 use crate::telemetry;
 
 /// One run of the handler, under a lease.
@@ -28,6 +28,8 @@ pub struct Attempt {
     /// Whether the outside may have seen a byte.
     exposed: bool,
     ended: bool,
+    /// Dropped last: a shutdown waits for it.
+    _living: Living,
 }
 
 /// The lease ran out before the first outside byte: nothing may be sent.
@@ -63,7 +65,9 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
+        let living = ibid.inner().attempt_lives();
         Attempt {
+            _living: living,
             ibid,
             ask,
             begun: Arc::new(begun),

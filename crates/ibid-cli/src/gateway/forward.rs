@@ -32,21 +32,13 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower_service::Service;
 
 use super::server::PeerAddr;
+use ibid::http::Fate;
 
 /// A client of one upstream. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
     client: Client<HttpConnector, UnsyncBoxBody<Bytes, BoxError>>,
     base: Arc<Base>,
-}
-
-/// What a failed request proves about the upstream. Stands in the extensions of the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// Proven: the upstream has not begun to execute it, so the key may be left free.
-    NotExecuted,
-    /// It may have been executed, or may be executing now.
-    Uncertain,
 }
 
 /// The upstream's body, or that of a problem of our own.
@@ -130,6 +122,11 @@ where
         let forwarder = self.clone();
         Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
+}
+
+/// No answer in time to a request that nobody guards.
+pub(crate) fn timed_out() -> Response<ForwardBody> {
+    Problem::TIMED_OUT.answer(Fate::Uncertain)
 }
 
 /// What an error of the client proves.
@@ -320,6 +317,12 @@ impl Problem {
         kind: "urn:ibid:problem:outcome-unknown",
         title: "Outcome unknown",
         detail: "The upstream did not answer as it should. The request may have been executed.",
+    };
+    const TIMED_OUT: Problem = Problem {
+        status: StatusCode::GATEWAY_TIMEOUT,
+        kind: "urn:ibid:problem:outcome-unknown",
+        title: "The outcome of the request is unknown",
+        detail: "The request was sent, and no answer came in time.",
     };
     const CONNECT_REFUSED: Problem = Problem {
         status: StatusCode::NOT_IMPLEMENTED,

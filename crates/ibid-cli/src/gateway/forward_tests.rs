@@ -10,8 +10,9 @@ use ibid_testkit::upstream::{Reserved, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 use tower::ServiceExt;
 
-use super::forward::{Fate, ForwardBody, Forwarder};
+use super::forward::{ForwardBody, Forwarder};
 use super::server::PeerAddr;
+use ibid::http::Fate;
 
 #[tokio::test]
 async fn the_target_goes_out_byte_for_byte_behind_the_base_path() {

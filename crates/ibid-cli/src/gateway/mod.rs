@@ -1,12 +1,240 @@
-//! The gateway: what stands between clients and the upstream.
+//! The gateway: the library's guard around a forwarder, and the two listeners. It has no private door to the engine.
 
-// Wired up by the command that runs the gateway.
-#![allow(dead_code)]
-
+mod admin;
+mod body;
 pub(crate) mod forward;
 pub(crate) mod server;
+pub(crate) mod tenant;
 
 #[cfg(test)]
 mod forward_tests;
 #[cfg(test)]
 mod server_tests;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use ibid::engine::StartError;
+use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, ReplyBody, Routes, Rule, Tenants};
+use ibid::upkeep::{self, Schedule};
+use ibid::{Ibid, Settings};
+use ibid_core::fingerprint::Secret;
+use ibid_core::store::Store;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tower::Layer;
+use tower_service::Service;
+
+use crate::config::Config;
+use crate::output::Failure;
+use body::ClientBody;
+use forward::{ForwardBody, Forwarder};
+use server::{PeerAddr, ServerLimits};
+use tenant::TenantHow;
+
+/// A gateway whose ports are bound and whose store answers.
+pub(crate) struct Gateway {
+    public: TcpListener,
+    admin: TcpListener,
+    app: Gate,
+    ibid: Ibid,
+    metrics: admin::Metrics,
+    limits: ServerLimits,
+    schedule: Schedule,
+}
+
+impl Gateway {
+    /// Binds the ports, agrees with the store, and is then ready to run.
+    pub(crate) async fn start(config: &Config, store: Arc<dyn Store>) -> Result<Gateway, Failure> {
+        let routes = routes(config)?;
+        let (public, admin) =
+            (bind(config.listen, "--listen").await?, bind(config.admin_listen, "--admin-listen").await?);
+        let metrics = admin::Metrics::install()?;
+        let ibid = Ibid::start(store, settings(config)?).await.map_err(|error| refused(config, &error))?;
+        let forwarder = Forwarder::new(config.upstream.clone(), config.upstream_http2)
+            .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
+        let upstream = Upstream { forwarder, unguarded_for: config.defaults.upstream_timeout };
+        let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
+            .body_timeout(config.server.body_timeout);
+        let app = Gate { guard: layer.layer(upstream), tenant: Arc::new(config.tenant.clone()) };
+        let limits = ServerLimits {
+            connections_max: config.server.max_connections as usize,
+            first_head_for: config.server.header_timeout,
+            drain_for: config.server.drain_for,
+            ..ServerLimits::default()
+        };
+        let schedule =
+            Schedule { sweep_every: config.upkeep.sweep_every, reap_every: config.upkeep.reap_every };
+        Ok(Gateway { public, admin, app, ibid, metrics, limits, schedule })
+    }
+
+    /// Where clients and operators connect, once the system has chosen the ports.
+    pub(crate) fn addresses(&self) -> Result<(SocketAddr, SocketAddr), Failure> {
+        let of = |listener: &TcpListener| {
+            listener
+                .local_addr()
+                .map_err(|error| Failure::world("cannot read a listener's address").because(error))
+        };
+        Ok((of(&self.public)?, of(&self.admin)?))
+    }
+
+    /// Serves until `shutdown`, then lets what runs come to its end, within the drain's deadline.
+    pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) {
+        let (draining, drained) = watch::channel(false);
+        let pages = admin::Pages::new(self.ibid.clone(), self.metrics, draining.subscribe());
+        let admin = tokio::spawn(server::serve(self.admin, pages, ADMIN_LIMITS, until(drained.clone())));
+        let chores = tokio::spawn(upkeep::run(self.ibid.clone(), self.schedule));
+        let shutdown = async {
+            shutdown.await;
+            tracing::info!("draining");
+            draining.send_replace(true);
+        };
+        let ended = server::serve(self.public, self.app, self.limits, shutdown).await;
+        chores.abort();
+        // What runs apart from its client, and what waits for the store, gets a moment of its own.
+        let quiet = tokio::time::timeout(SETTLE_FOR, self.ibid.settled()).await.is_ok();
+        admin.abort();
+        tracing::info!(finished = ended.finished, cut = ended.cut, quiet, "stopped");
+    }
+}
+
+/// The outermost service: what only the gateway knows is put on the request, what is not to be believed taken off.
+#[derive(Clone)]
+struct Gate {
+    guard: Guard<Upstream>,
+    tenant: Arc<TenantHow>,
+}
+
+impl Service<Request<Incoming>> for Gate {
+    type Response = Response<ReplyBody<ForwardBody>>;
+    type Error = Infallible;
+    type Future = <Guard<Upstream> as Service<Request<ClientBody>>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request<ClientBody>>::poll_ready(&mut self.guard, cx)
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        if let Some(PeerAddr(peer)) = request.extensions().get().copied() {
+            self.tenant.strip_untrusted(request.headers_mut(), peer.ip());
+        }
+        self.guard.call(request.map(ClientBody::from))
+    }
+}
+
+/// The upstream as the guard's inner service. A guarded request has the guard's own time-out; the others get one here,
+/// for a connection that hangs would be held for ever.
+#[derive(Clone)]
+struct Upstream {
+    forwarder: Forwarder,
+    unguarded_for: Duration,
+}
+
+impl Service<Request<ClientBody>> for Upstream {
+    type Response = Response<ForwardBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<ClientBody>) -> Self::Future {
+        if request.extensions().get::<Guarded>().is_some() {
+            return self.forwarder.call(request);
+        }
+        let (call, limit) = (self.forwarder.call(request), self.unguarded_for);
+        Box::pin(async move {
+            match tokio::time::timeout(limit, call).await {
+                Ok(answer) => answer,
+                Err(_) => Ok(forward::timed_out()),
+            }
+        })
+    }
+}
+
+fn tenants(how: &TenantHow) -> Tenants {
+    let how = how.clone();
+    Tenants::by(move |head| {
+        // A request without a peer did not come through our listener.
+        let PeerAddr(peer) = head.extensions.get().copied().ok_or(NoTenant)?;
+        how.tenant_of(head, peer.ip()).map_err(|refusal| {
+            tracing::info!(why = %refusal, "a guarded request without a tenant");
+            NoTenant
+        })
+    })
+}
+
+fn routes(config: &Config) -> Result<Routes, Failure> {
+    let rule = |route: &crate::config::Route| Rule {
+        methods: route.methods.clone(),
+        pattern: route.pattern.clone(),
+        policy: route.guard.then(|| route.policy.clone()),
+    };
+    Routes::new(config.defaults.clone(), config.routes.iter().map(rule).collect())
+        .map_err(|error| Failure::usage("the routes can't be used").because(error))
+}
+
+fn settings(config: &Config) -> Result<Settings, Failure> {
+    let secrets: Result<Vec<_>, _> = config.secrets.iter().map(Secret::new).collect();
+    Ok(Settings {
+        secrets: secrets
+            .map_err(|error| Failure::usage("a fingerprint secret can't be used").because(error))?,
+        identity: identity(config),
+        begin_timeout: config.store_options.begin_timeout,
+        finish_wait: config.store_options.finish_wait,
+        cache_bytes: config.store_options.cache_bytes,
+        cache_ttl: config.store_options.cache_ttl,
+    })
+}
+
+/// What decides under which id a request finds its record.
+fn identity(config: &Config) -> String {
+    format!("tenant={} scope={:?} path=as-sent", config.tenant.word(), config.defaults.scope).to_lowercase()
+}
+
+fn refused(config: &Config, error: &StartError) -> Failure {
+    match error {
+        StartError::Identity { .. } => Failure::usage("this store was used with other identity settings")
+            .because(error)
+            .hint("start with the settings the store was made with, or give this gateway a store of its own"),
+        error => Failure::world(format!("cannot use the store at `{}`", config.store)).because_of(error),
+    }
+}
+
+async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|error| {
+        Failure::world(format!("cannot listen on `{address}`"))
+            .because(error)
+            .hint(format!("another program may hold the port: choose one with `{flag}`"))
+    })
+}
+
+async fn until(mut flag: watch::Receiver<bool>) {
+    // An error means that the gateway is gone, which is also an end.
+    let _ = flag.wait_for(|flag| *flag).await;
+    // The operator may look on while the rest drains; the task is ended from outside.
+    std::future::pending::<()>().await;
+}
+
+/// How long runs without a client and queued writes may take after the last connection has ended.
+const SETTLE_FOR: Duration = Duration::from_secs(5);
+
+/// A handful of probes and scrapers, and no reason to wait for them.
+const ADMIN_LIMITS: ServerLimits = ServerLimits {
+    connections_max: 64,
+    first_head_for: Duration::from_secs(5),
+    next_head_for: Duration::from_secs(75),
+    head_bytes_max: 16 * 1024,
+    h2_streams_max: 16,
+    h2_ping_every: Duration::from_secs(20),
+    h2_pong_within: Duration::from_secs(20),
+    drain_for: Duration::from_secs(1),
+};

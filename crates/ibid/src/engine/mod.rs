@@ -151,6 +151,8 @@ pub(crate) struct Inner {
 /// Counts background writes, bounds them, and lets a shutdown wait for them.
 #[derive(Default)]
 struct Loose {
+    /// Attempts that live, counted so that a shutdown can wait for those whose client has gone.
+    attempts: AtomicUsize,
     count: AtomicUsize,
     bytes: AtomicUsize,
     changed: Notify,
@@ -265,11 +267,12 @@ impl Ibid {
         self.inner.batcher.counts()
     }
 
-    /// Waits until no queued finish or release is left; the caller bounds the wait.
+    /// Waits until no Attempt runs and no queued finish or release is left; the caller bounds the wait.
     pub async fn settled(&self) {
         loop {
             let changed = self.inner.loose.changed.notified();
-            if self.inner.loose.count.load(Ordering::SeqCst) == 0 {
+            let loose = &self.inner.loose;
+            if loose.count.load(Ordering::SeqCst) + loose.attempts.load(Ordering::SeqCst) == 0 {
                 return;
             }
             changed.await;
@@ -615,6 +618,12 @@ impl Inner {
         true
     }
 
+    /// An Attempt began to live.
+    pub(crate) fn attempt_lives(self: &Arc<Self>) -> Living {
+        self.loose.attempts.fetch_add(1, Ordering::SeqCst);
+        Living(self.clone())
+    }
+
     fn observe(&self, at: Instant, commit: &Commit) {
         match commit {
             Commit::Done(stamp) => self.clock.observe(at, stamp.now),
@@ -626,6 +635,16 @@ impl Inner {
     fn count_error(&self, error: &StoreError) {
         counter!(telemetry::STORE_ERRORS).increment(1);
         tracing::debug!(error = error as &dyn std::error::Error, "the store failed");
+    }
+}
+
+/// Held by an Attempt for as long as it lives.
+pub(crate) struct Living(Arc<Inner>);
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        self.0.loose.attempts.fetch_sub(1, Ordering::SeqCst);
+        self.0.loose.changed.notify_waiters();
     }
 }
 

@@ -1,0 +1,126 @@
+//! The operator's listener: `/healthz` (the process lives), `/readyz` (it can serve), `/metrics`.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use ibid::{Ibid, telemetry};
+use ibid_core::scope::RecordId;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::sync::watch;
+use tower_service::Service;
+
+use crate::output::Failure;
+
+/// The process's metrics.
+#[derive(Clone)]
+pub(crate) struct Metrics(PrometheusHandle);
+
+impl Metrics {
+    /// Makes the process count. Once per process.
+    pub(crate) fn install() -> Result<Metrics, Failure> {
+        let refused = |error| Failure::world("cannot set up metrics").because(error);
+        let handle = PrometheusBuilder::new()
+            .set_buckets(&BUCKETS)
+            .map_err(refused)?
+            .install_recorder()
+            .map_err(refused)?;
+        for (name, kind, meaning) in telemetry::METRICS {
+            match kind {
+                "counter" => metrics::describe_counter!(name, meaning),
+                "gauge" => metrics::describe_gauge!(name, meaning),
+                _ => metrics::describe_histogram!(name, meaning),
+            }
+        }
+        Ok(Metrics(handle))
+    }
+}
+
+/// The pages of the operator's listener.
+#[derive(Clone)]
+pub(crate) struct Pages {
+    ibid: Ibid,
+    metrics: Metrics,
+    draining: watch::Receiver<bool>,
+}
+
+impl Pages {
+    pub(crate) fn new(ibid: Ibid, metrics: Metrics, draining: watch::Receiver<bool>) -> Pages {
+        let handle = metrics.0.clone();
+        // Histograms collect samples until somebody drains them: without a scraper that would be for ever.
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(METRICS_DRAIN_EVERY).await;
+                handle.run_upkeep();
+            }
+        });
+        Pages { ibid, metrics, draining }
+    }
+
+    async fn answer(self, method: Method, path: String) -> Response<Full<Bytes>> {
+        if method != Method::GET && method != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
+        }
+        match path.as_str() {
+            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/readyz" => self.ready().await,
+            "/metrics" => {
+                let mut page = text(StatusCode::OK, self.metrics.0.render());
+                page.headers_mut()
+                    .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+                page
+            }
+            _ => text(StatusCode::NOT_FOUND, "not found: /healthz, /readyz, /metrics\n"),
+        }
+    }
+
+    async fn ready(&self) -> Response<Full<Bytes>> {
+        if *self.draining.borrow() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+        }
+        // An id that no record has: the question is only whether the store answers.
+        let asked = self.ibid.store().load(vec![RecordId::from_bytes([0; RecordId::LEN])]);
+        match tokio::time::timeout(READY_WITHIN, asked).await {
+            Ok(Ok(_)) => text(StatusCode::OK, "ready\n"),
+            _ => text(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n"),
+        }
+    }
+}
+
+impl<B: Send + 'static> Service<Request<B>> for Pages {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let answer = self.clone().answer(request.method().clone(), request.uri().path().to_owned());
+        Box::pin(async move { Ok(answer.await) })
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Seconds: from a cached replay to a slow upstream.
+const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+
+/// Orchestrators give a probe a second; a store that takes longer does not serve begins either.
+const READY_WITHIN: Duration = Duration::from_millis(900);
+
+/// At 20,000 requests a second this is a few hundred thousand samples, some megabytes.
+const METRICS_DRAIN_EVERY: Duration = Duration::from_secs(5);

@@ -1,0 +1,41 @@
+//! Opens the store that a URL names, and says what to do when it can't be opened.
+
+use std::sync::Arc;
+
+use ibid::store::clock::Clock;
+use ibid::store::memory::MemoryStore;
+use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
+use ibid_core::store::Store;
+
+use crate::config::StoreUrl;
+use crate::output::Failure;
+
+/// Opens a store; with `create`, a database that is not there yet is made.
+pub(crate) fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>, Failure> {
+    match url {
+        StoreUrl::Memory => Ok(Arc::new(MemoryStore::new(Clock::system()))),
+        StoreUrl::Sqlite(path) => {
+            let options = SqliteOptions { create, ..SqliteOptions::default() };
+            let store = SqliteStore::open(path, options).map_err(|error| {
+                let hint = hint(&error);
+                Failure::world(format!("cannot open the store at `{url}`")).because_of(&error).hint(hint)
+            })?;
+            Ok(Arc::new(store))
+        }
+    }
+}
+
+fn hint(error: &OpenError) -> &'static str {
+    match error {
+        OpenError::Missing { .. } => "name the database that the gateway uses with `--store`",
+        OpenError::NotADatabase { .. } | OpenError::Foreign { .. } => {
+            "give ibid a file of its own with `--store sqlite:PATH`"
+        }
+        OpenError::FromTheFuture { .. } => "use the ibid that upgraded it, or a newer one",
+        OpenError::ReadOnly { .. } => {
+            "ibid writes before every request: let it write the file and its folder"
+        }
+        OpenError::OldSqlite { .. } => "build with the bundled SQLite",
+        _ => "check that the folder exists and may be written",
+    }
+}

@@ -1,8 +1,8 @@
-//! The extractor for axum handlers, and nothing else.
+//! What only axum knows: the extractor for handlers, and the address that a nested router has cut.
 
-use axum::extract::FromRequestParts;
-use axum::http::StatusCode;
+use axum::extract::{FromRequestParts, OriginalUri};
 use axum::http::request::Parts;
+use axum::http::{Extensions, StatusCode, Uri};
 
 pub use crate::http::Guarded;
 
@@ -14,4 +14,10 @@ impl<S: Sync> FromRequestParts<S> for Guarded {
         let missing = (StatusCode::INTERNAL_SERVER_ERROR, "this handler is not behind an ibid guard");
         parts.extensions.get::<Guarded>().cloned().ok_or(missing)
     }
+}
+
+/// The address as the client sent it. A nested router sees only the rest of the path, and two of them would take each
+/// other's records for their own.
+pub(crate) fn sent<'a>(extensions: &'a Extensions, uri: &'a Uri) -> &'a Uri {
+    extensions.get::<OriginalUri>().map_or(uri, |OriginalUri(uri)| uri)
 }

@@ -16,8 +16,8 @@ use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation};
 
 use super::layer::Shared;
-use super::prefer;
 use super::routes::Route;
+use super::{prefer, sent};
 
 /// What came of the intake.
 pub(super) enum Intake<B> {
@@ -69,7 +69,8 @@ where
         Ok(Err(refusal)) => return Intake::Refused(refusal),
         Err(_) => return Intake::Refused(Refusal::BodyTimeout),
     };
-    let operation = Operation { method: head.method.as_str().into(), path: head.uri.path().into() };
+    let path = sent(&head.extensions, &head.uri).path();
+    let operation = Operation { method: head.method.as_str().into(), path: path.into() };
     let asked = HttpAsked { head: head.clone(), body: body.clone() };
     let identity = Identity { tenant, operation, key };
     let mut ask = shared.ibid.ask(identity, policy.clone(), Arc::new(asked));
@@ -133,11 +134,11 @@ impl Asked for HttpAsked {
     }
 
     fn path(&self) -> &str {
-        self.head.uri.path()
+        sent(&self.head.extensions, &self.head.uri).path()
     }
 
     fn query(&self) -> Option<&str> {
-        self.head.uri.query()
+        sent(&self.head.extensions, &self.head.uri).query()
     }
 
     fn header_lines(&self, name: &str, each: &mut dyn FnMut(&[u8])) {

@@ -28,7 +28,7 @@ use super::body::ReplyBody;
 use super::capture::{self, Captured};
 use super::intake::{self, Intake, Taken};
 use super::routes::{Route, Routes};
-use super::{Fate, Guarded, Tenants, reply, status};
+use super::{Fate, Guarded, Tenants, reply, sent, status};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
 use crate::telemetry::{self, Met};
@@ -105,10 +105,11 @@ where
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = self.shared.clone();
-        if status::is_own(request.uri().path()) {
+        let path = sent(request.extensions(), request.uri()).path();
+        if status::is_own(path) {
             return Box::pin(async move { Ok(status::serve(&shared, request).await) });
         }
-        match self.shared.routes.find(request.method(), request.uri().path()) {
+        match self.shared.routes.find(request.method(), path) {
             None => {
                 let call = inner.call(request);
                 Box::pin(async move { Ok(call.await?.map(ReplyBody::passed)) })

@@ -43,3 +43,12 @@ pub enum Fate {
     /// The work may have been done; the answer is lost.
     Uncertain,
 }
+
+/// The address as the client sent it.
+#[cfg(feature = "axum")]
+use crate::axum::sent;
+
+#[cfg(not(feature = "axum"))]
+fn sent<'a>(_: &'a http::Extensions, uri: &'a http::Uri) -> &'a http::Uri {
+    uri
+}

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::body::ReplyBody;
 use super::layer::Shared;
-use super::reply;
+use super::{reply, sent};
 use crate::telemetry::profile_name;
 
 /// Whether this path is ibid's own.
@@ -29,7 +29,7 @@ pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Respons
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
-    let path = request.uri().path().to_owned();
+    let path = sent(request.extensions(), request.uri()).path().to_owned();
     match path.strip_prefix("/.ibid/").unwrap_or_default() {
         "policy" => plain(StatusCode::OK, "application/json", policy(shared)),
         page => match (page.strip_prefix("problems/"), page.strip_prefix("keys/")) {

@@ -828,6 +828,23 @@ async fn the_status_page_shows_the_state_and_the_stored_answer() {
 }
 
 #[tokio::test]
+async fn nested_routers_do_not_take_each_others_records() {
+    let world = world(Policy::default()).await;
+    let guarded = || {
+        let layer = GuardLayer::new(world.ibid.clone(), Tenants::only());
+        Router::new().route("/pay", post(handle)).with_state(world.api.clone()).layer(layer)
+    };
+    let app = Router::new().nest("/a", guarded()).nest("/b", guarded());
+    let send = async |path: &str| {
+        let request = post_to(path).with("idempotency-key", "k").build();
+        read(app.clone().oneshot(request).await).await
+    };
+    assert_eq!(&send("/a/pay").await.body[..], b"run 1: b");
+    assert_eq!(&send("/b/pay").await.body[..], b"run 2: b");
+    assert!(send("/a/pay").await.is_replay());
+}
+
+#[tokio::test]
 async fn a_ready_service_is_the_one_that_is_called() {
     let world = world(Policy::default()).await;
     let mut app = world.app.clone();

@@ -1,0 +1,306 @@
+//! The engine on the memory store: leases, batches, the cache and the chores, without HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid::attempt::{Attempt, Finished};
+use ibid::engine::{Begun, StartError, Unavailable};
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::memory::MemoryStore;
+use ibid::{Ibid, Settings, upkeep};
+use ibid_core::change::Stored;
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::{OnLapse, Policy};
+use ibid_core::record::{ErrorCode, State};
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::store::{Browse, Filter, Store};
+use ibid_core::time::Timestamp;
+use ibid_testkit::faults::{Fault, FaultyStore};
+
+struct Body(&'static str);
+
+impl Asked for Body {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+struct World {
+    ibid: Ibid,
+    store: Arc<FaultyStore>,
+    hands: Hands,
+    policy: Arc<Policy>,
+}
+
+async fn world(policy: Policy) -> World {
+    world_with(policy, Settings::default()).await
+}
+
+async fn world_with(policy: Policy, settings: Settings) -> World {
+    let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
+    let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+    let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
+    World { ibid, store, hands, policy: Arc::new(policy) }
+}
+
+impl World {
+    fn ask(&self, key: &str) -> Ask {
+        let identity = Identity {
+            tenant: Tenant::only(),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).expect("a good key"),
+        };
+        self.ibid.ask(identity, self.policy.clone(), Arc::new(Body("b")))
+    }
+
+    async fn begin(&self, key: &str) -> Begun {
+        self.ibid.begin(self.ask(key)).await.expect("the store answers")
+    }
+
+    async fn run(&self, key: &str) -> Attempt {
+        match self.begin(key).await {
+            Begun::Run(attempt) => *attempt,
+            other => panic!("not to be run: {other:?}"),
+        }
+    }
+
+    async fn only(&self) -> Stored {
+        let mut all = self.store.list(Filter::default()).await.expect("a list");
+        assert_eq!(all.len(), 1, "one record");
+        all.remove(0)
+    }
+
+    async fn state(&self) -> State {
+        self.only().await.record.state
+    }
+}
+
+fn created() -> Response {
+    Response { status: 201, headers: vec![], body: Bytes::from_static(b"done"), trailers: vec![], version: 1 }
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_during_begin_leaves_no_reservation_behind() {
+    let world = world(Policy::default()).await;
+    world.store.set(Fault::Hangs);
+    let begin = tokio::spawn({
+        let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
+        async move { ibid.begin(ask).await }
+    });
+    while world.store.commits() == 0 {
+        tokio::task::yield_now().await;
+    }
+    begin.abort();
+    assert!(begin.await.is_err());
+    world.store.set(Fault::None);
+    loop {
+        match world.begin("k").await {
+            Begun::Run(attempt) => {
+                attempt.finish(created(), false).await;
+                break;
+            }
+            Begun::InFlight => tokio::task::yield_now().await,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(world.state().await, State::Completed);
+}
+
+#[tokio::test]
+async fn an_attempt_dropped_before_the_first_outside_byte_frees_its_key_and_after_it_is_unknown() {
+    let world_before = world(Policy::default()).await;
+    drop(world_before.run("k").await);
+    world_before.ibid.settled().await;
+    assert_eq!(world_before.state().await, State::Retryable);
+
+    let world_after = world(Policy::default()).await;
+    let mut attempt = world_after.run("k").await;
+    attempt.ready().await.expect("a fresh lease");
+    drop(attempt);
+    world_after.ibid.settled().await;
+    assert_eq!(world_after.state().await, State::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_live_attempt_is_renewed_and_nobody_takes_over_until_max_run() {
+    let policy = Policy { on_lapse: OnLapse::Retry, max_run: Duration::from_secs(600), ..Policy::default() };
+    let world = world(policy).await;
+    let attempt = world.run("k").await;
+    let renewal = tokio::spawn(attempt.keep_alive());
+    for _ in 0..25 {
+        world.hands.advance(Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let record = world.only().await;
+        assert!(!record.record.is_due(record.now), "renewed");
+        assert!(matches!(world.begin("k").await, Begun::InFlight));
+        assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
+    }
+    let (so_far, started) = (Duration::from_secs(500), tokio::time::Instant::now());
+    renewal.await.expect("it ends at max_run");
+    assert!(so_far + started.elapsed() <= Duration::from_secs(600));
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    world.hands.advance(started.elapsed());
+    let taken = world.run("k").await;
+    assert_eq!(taken.number(), 2);
+    // The first comes back: the record is no longer its own, and it learns what counts.
+    assert!(matches!(attempt.finish(created(), false).await, Finished::Superseded(_)));
+    assert!(matches!(taken.finish(created(), false).await, Finished::Stored(_)));
+    let history = world.store.history(world.only().await.record.id).await.unwrap();
+    let kinds: Vec<_> = history.iter().map(|(_, line)| line.what.name()).collect();
+    assert_eq!(kinds, ["takeover", "late answer"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn past_half_of_the_lease_an_attempt_renews_before_its_first_byte_and_past_all_of_it_sends_nothing() {
+    let world = world(Policy::default()).await;
+    let mut attempt = world.run("k").await;
+    let before = world.only().await.record.due_at;
+    world.hands.advance(Duration::from_secs(31));
+    tokio::time::advance(Duration::from_secs(31)).await;
+    attempt.ready().await.expect("renewed in time");
+    assert!(world.only().await.record.due_at > before);
+    attempt.release(ErrorCode::ClientGone).await;
+
+    let mut late = world.run("k").await;
+    tokio::time::advance(Duration::from_secs(61)).await;
+    assert!(late.ready().await.is_err());
+    assert!(matches!(late.release(ErrorCode::NotSent).await, Finished::Freed));
+}
+
+#[tokio::test]
+async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
+    let world = world(Policy::default()).await;
+    world.store.set(Fault::Hangs);
+    let begins: Vec<_> = (0..200)
+        .map(|n| {
+            let (ibid, ask) = (world.ibid.clone(), world.ask(&format!("k{n}")));
+            tokio::spawn(async move { ibid.begin(ask).await })
+        })
+        .collect();
+    while world.store.commits() == 0 {
+        tokio::task::yield_now().await;
+    }
+    world.store.set(Fault::None);
+    for begin in begins {
+        assert!(matches!(begin.await.unwrap(), Ok(Begun::Run(_))));
+    }
+    let counts = world.ibid.counts();
+    assert!(counts.changes >= 200 && counts.batches <= 20, "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_completed_record_is_answered_from_memory_and_no_longer_than_cache_ttl() {
+    let settings = || Settings { begin_timeout: Duration::from_millis(20), ..Settings::default() };
+    let kept = world_with(Policy::default(), settings()).await;
+    kept.run("k").await.finish(created(), false).await;
+    kept.store.set(Fault::Down);
+    assert!(matches!(kept.begin("k").await, Begun::Replay(_)));
+
+    let uncached = world_with(Policy::default(), Settings { cache_ttl: Duration::ZERO, ..settings() }).await;
+    uncached.run("k").await.finish(created(), false).await;
+    uncached.store.set(Fault::Down);
+    assert_eq!(uncached.ibid.begin(uncached.ask("k")).await.err(), Some(Unavailable));
+}
+
+#[tokio::test]
+async fn a_store_used_with_another_identity_is_refused() {
+    let world = world(Policy::default()).await;
+    let other = Settings { identity: "tenant=header:x".into(), ..Settings::default() };
+    let refused = Ibid::start(world.store.clone(), other).await.err();
+    assert!(matches!(refused, Some(StartError::Identity { .. })));
+}
+
+#[tokio::test]
+async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
+    let world = world(Policy::default()).await;
+    world.run("k").await.finish(created(), false).await;
+    let second = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+    let identity = world.ask("k").identity;
+    let ask = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Body("b")));
+    assert!(matches!(second.begin(ask).await, Ok(Begun::Replay(_))));
+    let other = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Body("other")));
+    assert!(matches!(second.begin(other).await, Ok(Begun::Mismatch)));
+}
+
+#[tokio::test]
+async fn the_sweeper_settles_a_lapse_by_the_rule_that_the_record_was_begun_with() {
+    let rules = [
+        (OnLapse::Unknown, State::Unknown),
+        (OnLapse::Retry, State::Retryable),
+        (OnLapse::Resume, State::Retryable),
+        (OnLapse::Fail, State::Completed),
+    ];
+    for (on_lapse, settled) in rules {
+        let world = world(Policy { on_lapse, ..Policy::default() }).await;
+        let attempt = world.run("k").await;
+        assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "a live lease is left alone");
+        // In steps that no clock watch takes for a jump would be too slow for a test: a fresh node has seen none.
+        world.hands.advance(Duration::from_secs(61));
+        let sweeper = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+        assert_eq!(upkeep::sweep_once(&sweeper).await.unwrap(), 1);
+        assert_eq!(world.state().await, settled, "{on_lapse:?}");
+        assert_eq!(upkeep::sweep_once(&sweeper).await.unwrap(), 0);
+        drop(attempt);
+    }
+}
+
+#[tokio::test]
+async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
+    let world = world(Policy::default()).await;
+    world.run("done").await.finish(created(), false).await;
+    let running = world.run("running").await;
+    let (_, _late) = world.run("unknown").await.unknown(ErrorCode::Broken).await;
+    world.hands.advance(Duration::from_secs(24 * 3600 - 1));
+    assert_eq!(upkeep::reap_once(&world.ibid).await.unwrap(), 0);
+    world.hands.advance(Duration::from_secs(1));
+    assert_eq!(upkeep::reap_once(&world.ibid).await.unwrap(), 1);
+    let left = world.store.list(Filter::default()).await.unwrap();
+    let mut keys: Vec<_> = left.iter().map(|stored| stored.record.identity.key.as_str()).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["running", "unknown"]);
+    drop(running);
+}
+
+#[tokio::test]
+async fn after_a_jump_of_the_stores_clock_nobody_takes_over_to_run() {
+    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let attempt = world.run("k").await;
+    world.hands.advance(Duration::from_secs(3600));
+    // The first look shows the jump; from then on the lapse may be none.
+    assert!(matches!(world.begin("other").await, Begun::Run(_)));
+    assert!(matches!(world.begin("k").await, Begun::InFlight));
+    assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
+    assert_eq!(world.store.due(State::InProgress, 10).await.unwrap().len(), 1);
+    assert!(matches!(attempt.finish(created(), false).await, Finished::Stored(_)));
+}
+
+#[tokio::test]
+async fn a_lease_left_too_long_by_a_clock_that_stepped_back_is_set_right_by_whoever_sees_it() {
+    let world = world(Policy::default()).await;
+    let attempt = world.run("k").await;
+    let start = world.only().await.now;
+    world.hands.set(Timestamp::from_micros(start.as_micros() - 3_600_000_000));
+    assert!(matches!(world.begin("k").await, Begun::InFlight));
+    loop {
+        let stored = world.only().await;
+        if stored.record.due_at.expect("a lease").since(stored.now) <= Duration::from_secs(60) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert!(matches!(attempt.finish(created(), false).await, Finished::Stored(_)));
+}

@@ -1,8 +1,3 @@
-//! Test your own ibid store, and what stands on it: the store contract, a store that fails on demand, an upstream that
-//! misbehaves, and a client that says raw bytes.
+//! placeholder
 
-pub mod client;
-pub mod contract;
-pub mod faults;
-pub mod upstream;
-pub mod upstream_h2;
+pub mod story;

@@ -1,7 +1,7 @@
-//! Tests that run over published vectors or against a second reading of the rules, one binary for all of them.
+//! The tests of the rules, one binary for all of them: published vectors, and stories of the state machine.
 
 mod json_properties;
 mod json_vectors;
 mod key_vectors;
-mod oracle;
+mod stories;
 mod vectors;

@@ -1,0 +1,1546 @@
+//! Every rule of the state machine as a story. The language is described in `ibid_testkit::story`.
+//!
+//! In the order of the contract's section 3 (table, then what is always true) and of the protocol's sections. Longer
+//! than most files because it is a list: each story stands alone.
+
+use ibid_testkit::story::story;
+
+// The table: a first request.
+
+#[test]
+fn the_first_request_runs_and_its_retry_gets_the_same_answer() {
+    story(
+        "
+        ann     begins        -> run
+        record  is in_progress
+        record  is due in 30s
+        record  never expires
+        ann     finishes 201  -> stored
+        record  is completed
+        record  answers 201
+        record  expires in 24h
+        bob     begins        -> replay 201
+        record  has attempt 1
+        ",
+    );
+}
+
+#[test]
+fn of_two_first_requests_the_one_that_inserts_the_row_runs() {
+    story(
+        "
+        ann  decides: begins          -> run
+        bob  decides: begins          -> run
+        bob  commits what it decided  -> run
+        ann  commits what it decided  -> refused
+        ann  begins                   -> wait
+        ",
+    );
+}
+
+#[test]
+fn an_async_request_is_accepted_and_run_by_one_worker() {
+    story(
+        "
+        policy  answer=async pending_deadline=1h
+        ann     begins async             -> accepted
+        record  is pending
+        record  is due in 1h
+        record  has attempt 0
+        bob     begins async             -> wait
+        wat     decides: claims          -> run
+        wim     decides: claims          -> run
+        wim     commits what it decided  -> run
+        wat     commits what it decided  -> refused
+        wat     claims                   -> ignored
+        record  is in_progress
+        record  has attempt 1
+        record  is due in 30s
+        wim     finishes 201             -> stored
+        bob     begins async             -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn one_request_may_ask_to_be_run_later_on_a_route_that_answers_at_once() {
+    story(
+        "
+        ann     begins async  -> accepted
+        wim     claims        -> run
+        wim     finishes 201  -> stored
+        ann     begins        -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn what_is_never_claimed_is_answered_with_408_after_its_deadline() {
+    story(
+        "
+        policy  answer=async pending_deadline=1h
+        ann     begins async            -> accepted
+        +59m
+        reaper  finds it never claimed  -> ignored
+        +1m
+        reaper  finds it never claimed  -> settled
+        record  is completed
+        ann     begins async            -> replay 408
+        wim     claims                  -> ignored
+        ",
+    );
+}
+
+#[test]
+fn a_worker_and_the_reaper_do_not_both_take_a_pending_record() {
+    story(
+        "
+        policy  answer=async pending_deadline=1h
+        ann     begins async                     -> accepted
+        +1h
+        reaper  decides: finds it never claimed  -> settled
+        wim     claims                           -> run
+        reaper  commits what it decided          -> refused
+        reaper  finds it never claimed           -> ignored
+        wim     finishes 201                     -> stored
+        ",
+    );
+}
+
+#[test]
+fn what_ran_once_is_no_longer_never_claimed() {
+    story(
+        "
+        policy  answer=async pending_deadline=1h
+        ann     begins async              -> accepted
+        wim     claims                    -> run
+        wim     proves nothing was sent   -> freed
+        record  is pending
+        +2h
+        reaper  finds it never claimed    -> ignored
+        ",
+    );
+}
+
+// The table: what an Attempt says in time.
+
+#[test]
+fn a_client_error_is_an_answer_like_any_other() {
+    story(
+        "
+        ann  begins        -> run
+        ann  finishes 422  -> stored
+        ann  begins        -> replay 422
+        ",
+    );
+}
+
+#[test]
+fn what_was_proven_not_executed_may_be_run_again_by_one_request() {
+    story(
+        "
+        ann     begins                   -> run
+        ann     proves nothing was sent  -> freed
+        record  is retryable
+        record  expires in 24h
+        bob     decides: begins          -> run attempt 2
+        cat     decides: begins          -> run attempt 2
+        cat     commits what it decided  -> run attempt 2
+        bob     commits what it decided  -> refused
+        bob     begins                   -> wait
+        cat     finishes 201             -> stored
+        bob     begins                   -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn an_answer_of_the_free_list_leaves_the_key_free() {
+    for status in ["408", "425", "429", "501", "503", "409 with retry-after", "423 with retry-after"] {
+        story(&format!(
+            "
+            ann     begins              -> run
+            ann     finishes {status}   -> freed
+            record  is retryable
+            ann     begins with body B  -> mismatch
+            ann     begins              -> run attempt 2
+            ",
+        ));
+    }
+}
+
+#[test]
+fn a_conflict_without_retry_after_is_stored() {
+    story(
+        "
+        ann  begins        -> run
+        ann  finishes 409  -> stored
+        ann  begins        -> replay 409
+        ",
+    );
+}
+
+#[test]
+fn after_401_and_403_the_key_stands_for_nobodys_request() {
+    for status in [401, 403] {
+        story(&format!(
+            "
+            ann     begins with body A  -> run
+            ann     finishes {status}   -> freed
+            record  has no fingerprint
+            bob     begins with body B as waiter  -> free
+            bob     begins with body B  -> run attempt 2
+            ann     begins with body A  -> mismatch
+            bob     finishes 201        -> stored
+            ann     begins with body A  -> mismatch
+            ",
+        ));
+    }
+}
+
+#[test]
+fn an_async_record_that_was_not_executed_waits_for_its_next_run() {
+    story(
+        "
+        policy  answer=async
+        ann     begins async  -> accepted
+        wim     claims        -> run
+        wim     finishes 503  -> freed
+        record  is pending
+        record  is due in 2s
+        record  never expires
+        wim     claims        -> ignored
+        ann     begins async  -> wait
+        +2s
+        wim     claims        -> run attempt 2
+        wim     finishes 429  -> freed
+        record  is due in 4s
+        ",
+    );
+}
+
+#[test]
+fn an_uncertain_result_is_unknown_and_nobody_runs_it_again() {
+    for how in ["times out", "breaks off", "panics", "finishes 500", "finishes 502", "finishes 504"] {
+        story(&format!(
+            "
+            policy  settle=60s
+            ann     begins            -> run
+            ann     {how}             -> unsettled
+            record  is unknown
+            record  is due in 60s
+            record  never expires
+            record  has history unknown
+            bob     begins            -> unknown
+            bob     begins as waiter  -> unknown
+            bob     begins carefully  -> unknown
+            +400d
+            bob     begins            -> unknown
+            ",
+        ));
+    }
+}
+
+#[test]
+fn without_a_way_to_ask_an_unknown_outcome_is_a_persons_at_once() {
+    story(
+        "
+        ann     begins                  -> run
+        ann     times out               -> unsettled
+        record  is unknown, dead letter
+        bob     begins                  -> unknown, dead letter
+        ",
+    );
+}
+
+#[test]
+fn a_server_error_is_freed_or_stored_where_the_policy_says_so() {
+    story(
+        "
+        policy  on_server_error=retry
+        ann     begins        -> run
+        ann     finishes 500  -> freed
+        ann     begins        -> run attempt 2
+        ",
+    );
+    story(
+        "
+        policy  on_server_error=store
+        ann     begins        -> run
+        ann     finishes 500  -> stored
+        ann     begins        -> replay 500
+        ",
+    );
+}
+
+#[test]
+fn an_answer_that_is_not_kept_still_completes_and_never_runs_again() {
+    story(
+        "
+        ann     begins                     -> run
+        ann     finishes 201 not retained  -> stored
+        record  is completed
+        bob     begins                     -> not retained
+        bob     begins with body B         -> mismatch
+        ",
+    );
+}
+
+// The table: answers that an Effect owes.
+
+#[test]
+fn a_record_whose_answer_is_owed_waits_without_a_lease_until_its_effect_is_done() {
+    story(
+        "
+        ann     begins                  -> run
+        ann     owes the answer         -> owed
+        record  is pending
+        +30d
+        sweeper sweeps                  -> ignored
+        reaper  finds it never claimed  -> ignored
+        wim     claims                  -> ignored
+        bob     begins                  -> wait
+        effect  is done 201             -> settled
+        record  expires in 24h
+        bob     begins                  -> replay 201
+        effect  is done 201             -> ignored
+        ",
+    );
+}
+
+#[test]
+fn a_dead_effect_leaves_the_outcome_unknown() {
+    story(
+        "
+        ann       begins                  -> run
+        ann       owes the answer         -> owed
+        effect    is dead                 -> unsettled
+        record    is unknown, dead letter
+        bob       begins                  -> unknown, dead letter
+        operator  resolves executed 201   -> settled
+        bob       begins                  -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn an_effect_that_owes_nothing_changes_nothing() {
+    story(
+        "
+        ann     begins        -> run
+        effect  is done 201   -> ignored
+        effect  is dead       -> ignored
+        record  is in_progress
+        ",
+    );
+}
+
+#[test]
+fn an_attempt_that_lost_its_record_can_owe_nothing() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins           -> run
+        +30s
+        bob      begins           -> run attempt 2
+        ann      owes the answer  -> superseded
+        record   is in_progress
+        ",
+    );
+}
+
+// The table: a lapse, by the sweeper and by the next request.
+
+#[test]
+fn a_lapse_leaves_the_outcome_unknown_unless_the_policy_says_otherwise() {
+    story(
+        "
+        policy   settle=60s
+        ann      begins         -> run
+        +29s
+        sweeper  sweeps         -> ignored
+        +1s
+        sweeper  sweeps         -> settled
+        record   is unknown
+        record   is due in 60s
+        record   has history lapse
+        bob      begins         -> unknown
+        ",
+    );
+    story(
+        "
+        policy   settle=60s
+        ann      begins         -> run
+        +30s
+        bob      begins         -> unknown
+        record   is unknown
+        record   has attempt 1
+        ",
+    );
+}
+
+#[test]
+fn a_lapse_under_retry_may_run_again() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins  -> run
+        +30s
+        sweeper  sweeps  -> settled
+        record   is retryable
+        bob      begins  -> run attempt 2
+        ",
+    );
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins  -> run
+        +30s
+        bob      begins  -> run attempt 2
+        record   has history takeover
+        ",
+    );
+}
+
+#[test]
+fn a_lapse_under_resume_goes_on_after_the_recovery_point() {
+    story(
+        "
+        policy   on_lapse=resume
+        ann      begins             -> run
+        ann      commits `charged`  -> advanced
+        +31s
+        bob      begins             -> resume after `charged`
+        ann      finishes 201       -> superseded
+        bob      finishes 201       -> stored
+        cat      begins             -> replay 201
+        ",
+    );
+    story(
+        "
+        policy   on_lapse=resume
+        ann      begins             -> run
+        ann      commits `charged`  -> advanced
+        +31s
+        sweeper  sweeps             -> settled
+        record   is retryable
+        bob      begins             -> resume after `charged`
+        ",
+    );
+}
+
+#[test]
+fn a_lapse_under_fail_is_answered_with_500_for_good_and_a_person_is_told() {
+    story(
+        "
+        policy   on_lapse=fail
+        ann      begins                    -> run
+        +30s
+        sweeper  sweeps                    -> settled
+        record   is completed, dead letter
+        bob      begins                    -> replay 500
+        ",
+    );
+    story(
+        "
+        policy   on_lapse=fail
+        ann      begins                    -> run
+        +30s
+        bob      begins                    -> replay 500
+        record   is completed, dead letter
+        ",
+    );
+}
+
+#[test]
+fn a_lapsed_async_record_goes_back_to_wait_for_a_worker() {
+    story(
+        "
+        policy   answer=async on_lapse=retry
+        ann      begins async  -> accepted
+        wim      claims        -> run
+        +30s
+        sweeper  sweeps        -> settled
+        record   is pending
+        +2s
+        wat      claims        -> run attempt 2
+        +30s
+        ann      begins async  -> wait
+        record   is pending
+        ",
+    );
+}
+
+#[test]
+fn a_request_that_lapses_every_time_is_poison_after_max_attempts() {
+    story(
+        "
+        policy   on_lapse=retry max_attempts=3 settle=60s
+        ann      begins                  -> run
+        +30s
+        ann      begins                  -> run attempt 2
+        +30s
+        ann      begins                  -> run attempt 3
+        +30s
+        ann      begins                  -> unknown, dead letter
+        record   is unknown, dead letter
+        ",
+    );
+    story(
+        "
+        policy   on_lapse=resume max_attempts=2
+        ann      begins                  -> run
+        +30s
+        sweeper  sweeps                  -> settled
+        ann      begins                  -> run attempt 2
+        +30s
+        sweeper  sweeps                  -> settled
+        record   is unknown, dead letter
+        ",
+    );
+}
+
+#[test]
+fn runs_that_did_not_lapse_are_no_poison() {
+    story(
+        "
+        policy   on_lapse=retry max_attempts=2
+        ann      begins        -> run
+        ann      finishes 503  -> freed
+        ann      begins        -> run attempt 2
+        ann      finishes 503  -> freed
+        ann      begins        -> run attempt 3
+        +30s
+        bob      begins        -> run attempt 4
+        ",
+    );
+}
+
+// The table: late finishes.
+
+#[test]
+fn a_late_answer_completes_an_unknown_record() {
+    story(
+        "
+        ann      begins        -> run
+        +30s
+        sweeper  sweeps        -> settled
+        record   is unknown, dead letter
+        +10m
+        ann      finishes 201  -> stored
+        record   is completed
+        record   expires in 24h
+        record   has history late answer
+        bob      begins        -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn a_late_answer_completes_a_retryable_record_that_nobody_ran_since() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins        -> run
+        +30s
+        sweeper  sweeps        -> settled
+        record   is retryable
+        ann      finishes 201  -> stored
+        bob      begins        -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn a_late_proof_of_non_execution_frees_an_unknown_record() {
+    story(
+        "
+        ann      begins                   -> run
+        +30s
+        sweeper  sweeps                   -> settled
+        ann      proves nothing was sent  -> freed
+        record   is retryable
+        bob      begins                   -> run attempt 2
+        ",
+    );
+    story(
+        "
+        ann      begins        -> run
+        ann      times out     -> unsettled
+        ann      finishes 503  -> freed
+        bob      begins        -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn a_late_proof_of_non_execution_has_nothing_to_add_to_a_retryable_record() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins                   -> run
+        +30s
+        sweeper  sweeps                   -> settled
+        ann      proves nothing was sent  -> freed
+        ann      finishes 503             -> freed
+        ann      times out                -> freed
+        record   is retryable
+        ",
+    );
+}
+
+#[test]
+fn a_late_ambiguous_answer_leaves_what_is_unknown_unknown() {
+    story(
+        "
+        ann      begins        -> run
+        ann      times out     -> unsettled
+        ann      finishes 500  -> unsettled
+        ann      breaks off    -> unsettled
+        record   is unknown, dead letter
+        ",
+    );
+}
+
+#[test]
+fn a_late_answer_that_finds_another_attempt_at_work_is_only_noted() {
+    story(
+        "
+        policy  on_lapse=retry
+        ann     begins                   -> run
+        +30s
+        bob     begins                   -> run attempt 2
+        ann     finishes 201             -> superseded
+        record  is in_progress
+        record  has history late answer
+        ann     proves nothing was sent  -> superseded
+        ann     times out                -> superseded
+        record  is in_progress
+        bob     renews                   -> renewed
+        bob     finishes 201             -> stored
+        ",
+    );
+}
+
+#[test]
+fn a_late_answer_that_finds_anothers_answer_is_a_dead_letter_and_changes_no_answer() {
+    story(
+        "
+        policy  on_lapse=retry
+        ann     begins                     -> run
+        +30s
+        bob     begins                     -> run attempt 2
+        bob     finishes 402               -> stored
+        ann     finishes 201               -> superseded
+        record  is completed, dead letter
+        record  answers 402
+        cat     begins                     -> replay 402
+        ",
+    );
+}
+
+#[test]
+fn a_late_success_that_finds_a_stored_failure_of_its_own_is_a_dead_letter() {
+    story(
+        "
+        policy   on_lapse=fail
+        ann      begins                     -> run
+        +30s
+        sweeper  sweeps                     -> settled
+        ann      finishes 201               -> superseded
+        record   is completed, dead letter
+        record   has history late answer
+        bob      begins                     -> replay 500
+        ",
+    );
+}
+
+#[test]
+fn a_late_answer_that_agrees_with_what_was_found_is_no_news() {
+    story(
+        "
+        policy      settle=60s
+        ann         begins               -> run
+        ann         times out            -> unsettled
+        reconciler  finds executed 201   -> settled
+        ann         finishes 201         -> superseded
+        record      is completed
+        ",
+    );
+}
+
+#[test]
+fn a_finish_that_finds_no_record_writes_it_down_all_the_same() {
+    story(
+        "
+        ann     begins         -> run
+        store   loses the row  -> lost
+        ann     finishes 201   -> stored
+        bob     begins         -> replay 201
+        ",
+    );
+    story(
+        "
+        ann     begins                  -> run
+        store   loses the row           -> lost
+        ann     times out               -> unsettled
+        record  is unknown, dead letter
+        ",
+    );
+    story(
+        "
+        ann     begins                   -> run
+        store   loses the row            -> lost
+        ann     proves nothing was sent  -> freed
+        record  is absent
+        ",
+    );
+}
+
+#[test]
+fn a_finish_that_finds_no_record_loses_to_one_who_began_meanwhile() {
+    story(
+        "
+        ann     begins                   -> run
+        store   loses the row            -> lost
+        ann     decides: finishes 201    -> stored
+        bob     begins                   -> run
+        ann     commits what it decided  -> refused
+        ann     finishes 201             -> superseded
+        record  is in_progress
+        record  has history late answer
+        ",
+    );
+}
+
+// The table: what is unknown becomes known.
+
+#[test]
+fn whoever_finds_it_executed_completes_an_unknown_record() {
+    for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
+        story(&format!(
+            "
+            policy  settle=60s
+            ann     begins                  -> run
+            ann     times out               -> unsettled
+            +10s
+            {finder}  executed 402          -> settled
+            record  is completed
+            record  expires in 24h
+            bob     begins                  -> replay 402
+            ",
+        ));
+    }
+}
+
+#[test]
+fn webhook_and_operator_are_believed_at_once_that_nothing_was_executed() {
+    for finder in ["webhook  hears", "operator  resolves"] {
+        story(&format!(
+            "
+            ann     begins                  -> run
+            ann     times out               -> unsettled
+            {finder}  not executed          -> settled
+            record  is retryable
+            bob     begins                  -> run attempt 2
+            ",
+        ));
+    }
+}
+
+#[test]
+fn a_reconciler_is_believed_that_nothing_was_executed_when_it_saw_so_twice_settle_apart() {
+    story(
+        "
+        policy      settle=60s
+        ann         begins              -> run
+        ann         times out           -> unsettled
+        +60s
+        reconciler  finds not executed  -> later
+        record      is unknown
+        record      is due in 60s
+        +59s
+        reconciler  finds not executed  -> later
+        +1s
+        reconciler  finds not executed  -> settled
+        record      is retryable
+        record      has history reconcile try
+        ",
+    );
+}
+
+#[test]
+fn no_word_at_all_makes_the_first_look_count_for_nothing() {
+    story(
+        "
+        policy      settle=60s
+        ann         begins              -> run
+        ann         times out           -> unsettled
+        +60s
+        reconciler  finds not executed  -> later
+        +60s
+        reconciler  finds nothing       -> later
+        +60s
+        reconciler  finds not executed  -> later
+        +60s
+        reconciler  finds not executed  -> settled
+        ",
+    );
+}
+
+#[test]
+fn after_the_last_try_a_person_must_look() {
+    story(
+        "
+        policy      settle=60s tries=2
+        ann         begins                 -> run
+        ann         times out              -> unsettled
+        +60s
+        reconciler  finds nothing          -> later
+        bob         begins                 -> unknown
+        +60s
+        reconciler  finds nothing          -> later
+        record      is unknown, dead letter
+        bob         begins                 -> unknown, dead letter
+        operator    resolves not executed  -> settled
+        bob         begins                 -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn an_unknown_async_record_found_not_executed_waits_for_its_next_run() {
+    story(
+        "
+        policy    answer=async
+        ann       begins async           -> accepted
+        wim       claims                 -> run
+        wim       times out              -> unsettled
+        operator  resolves not executed  -> settled
+        record    is pending
+        +2s
+        wim       claims                 -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn the_next_attempt_is_looked_for_anew() {
+    story(
+        "
+        policy      settle=60s
+        ann         begins                 -> run
+        ann         times out              -> unsettled
+        +60s
+        reconciler  finds not executed     -> later
+        operator    resolves not executed  -> settled
+        bob         begins                 -> run attempt 2
+        bob         times out              -> unsettled
+        +60s
+        reconciler  finds not executed     -> later
+        +60s
+        reconciler  finds not executed     -> settled
+        ",
+    );
+}
+
+#[test]
+fn evidence_from_before_the_attempt_never_settles_it() {
+    for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
+        story(&format!(
+            "
+            policy  settle=60s
+            +1h
+            ann     begins                        -> run
+            +10s
+            ann     times out                     -> unsettled
+            {finder}  executed 201 as of 11s ago  -> ignored
+            {finder}  not executed as of 11s ago  -> ignored
+            record  is unknown
+            {finder}  executed 201 as of 9s ago   -> settled
+            ",
+        ));
+    }
+}
+
+#[test]
+fn evidence_settles_only_what_is_unknown() {
+    for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
+        story(&format!(
+            "
+            policy  settle=60s
+            {finder}  executed 201  -> ignored
+            ann     begins          -> run
+            {finder}  executed 201  -> ignored
+            {finder}  not executed  -> ignored
+            ann     finishes 503    -> freed
+            {finder}  executed 201  -> ignored
+            ann     begins          -> run attempt 2
+            ann     finishes 201    -> stored
+            {finder}  executed 402  -> ignored
+            {finder}  not executed  -> ignored
+            record  answers 201
+            ",
+        ));
+    }
+}
+
+#[test]
+fn of_a_late_answer_and_a_reconciler_only_one_settles() {
+    story(
+        "
+        policy      settle=60s
+        ann         begins                        -> run
+        ann         times out                     -> unsettled
+        reconciler  decides: finds executed 200   -> settled
+        ann         finishes 201                  -> stored
+        reconciler  commits what it decided       -> refused
+        reconciler  finds executed 200            -> ignored
+        bob         begins                        -> replay 201
+        ",
+    );
+}
+
+// The table: expiry.
+
+#[test]
+fn an_expired_record_is_as_absent_before_anything_is_compared() {
+    story(
+        "
+        policy  retention=1h
+        ann     begins              -> run
+        ann     finishes 201        -> stored
+        record  expires in 1h
+        +3599s
+        ann     begins with body B  -> mismatch
+        ann     begins              -> replay 201
+        +1s
+        bob     begins as waiter    -> free
+        bob     begins with body B  -> run
+        record  has generation 2
+        ann     begins with body A  -> mismatch
+        ",
+    );
+    story(
+        "
+        policy  retention=1h
+        ann     begins              -> run
+        ann     finishes 503        -> freed
+        +1h
+        bob     begins with body B  -> run
+        record  has generation 2
+        ",
+    );
+}
+
+#[test]
+fn retention_counts_from_completion_and_not_from_the_beginning() {
+    story(
+        "
+        policy  retention=1h lease=59m max_run=2h
+        ann     begins         -> run
+        +50m
+        ann     renews         -> renewed
+        +50m
+        record  never expires
+        ann     finishes 201   -> stored
+        record  expires in 1h
+        +59m
+        bob     begins         -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn a_retryable_record_counts_from_its_own_write() {
+    story(
+        "
+        policy  retention=1h
+        ann     begins              -> run
+        ann     finishes 503        -> freed
+        +50m
+        ann     begins              -> run attempt 2
+        ann     finishes 503        -> freed
+        record  expires in 1h
+        +50m
+        ann     begins              -> run attempt 3
+        ",
+    );
+}
+
+#[test]
+fn an_expired_key_is_refused_for_as_long_as_its_tombstone_stands() {
+    story(
+        "
+        policy  retention=1h tombstone=1h after_expiry=refuse
+        ann     begins              -> run
+        ann     finishes 201        -> stored
+        record  goes in 2h
+        +1h
+        ann     begins              -> expired
+        ann     begins with body B  -> expired
+        ann     begins as waiter    -> expired
+        reaper  purges              -> ignored
+        +1h
+        bob     begins with body B  -> run
+        ",
+    );
+}
+
+#[test]
+fn of_two_requests_on_an_expired_record_one_begins_anew() {
+    story(
+        "
+        policy  retention=1h
+        ann     begins                   -> run
+        ann     finishes 201             -> stored
+        +1h
+        bob     decides: begins          -> run
+        cat     decides: begins          -> run
+        bob     commits what it decided  -> run
+        cat     commits what it decided  -> refused
+        cat     begins                   -> wait
+        ",
+    );
+}
+
+#[test]
+fn what_is_unknown_in_progress_or_pending_never_expires() {
+    story(
+        "
+        policy  retention=1h
+        ann     begins         -> run
+        record  never expires
+        ann     times out      -> unsettled
+        record  never expires
+        +400d
+        reaper  purges         -> ignored
+        bob     begins         -> unknown, dead letter
+        ",
+    );
+    story(
+        "
+        policy  retention=1h
+        ann     begins async     -> accepted
+        record  never expires
+        wim     claims           -> run
+        wim     owes the answer  -> owed
+        record  never expires
+        +400d
+        reaper  purges           -> ignored
+        ",
+    );
+}
+
+#[test]
+fn a_purged_key_begins_anew_and_old_versions_fit_nothing() {
+    story(
+        "
+        policy  retention=1h on_lapse=retry
+        ann     begins                   -> run
+        bob     begins                   -> wait
+        +30s
+        bob     decides: begins          -> run attempt 2
+        sweeper sweeps                   -> settled
+        +1h
+        reaper  purges                   -> purged
+        record  is absent
+        cat     begins                   -> run
+        bob     commits what it decided  -> refused
+        ann     renews                   -> lost
+        record  has generation 2
+        ",
+    );
+}
+
+// Always true: 1, one live lease, and late writes are refused.
+
+#[test]
+fn a_holder_keeps_its_lease_by_renewing_and_a_takeover_by_due_is_refused() {
+    for policy in ["on_lapse=unknown", "on_lapse=retry", "on_lapse=resume", "on_lapse=fail"] {
+        story(&format!(
+            "
+            policy   {policy}
+            ann      begins                   -> run
+            +30s
+            bob      decides: begins
+            sweeper  decides: sweeps          -> settled
+            ann      renews                   -> renewed
+            bob      commits what it decided  -> refused
+            sweeper  commits what it decided  -> refused
+            record   is in_progress
+            bob      begins                   -> wait
+            ann      finishes 201             -> stored
+            ",
+        ));
+    }
+}
+
+#[test]
+fn a_renewal_leaves_the_version_alone_so_that_the_finish_still_fits() {
+    story(
+        "
+        ann      begins                   -> run
+        ann      decides: finishes 201    -> stored
+        ann      renews                   -> renewed
+        ann      commits what it decided  -> stored
+        ",
+    );
+}
+
+#[test]
+fn a_late_holders_renewal_is_lost() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins  -> run
+        +30s
+        bob      begins  -> run attempt 2
+        ann      renews  -> lost
+        +29s
+        bob      renews  -> renewed
+        ",
+    );
+}
+
+#[test]
+fn a_late_holders_write_is_refused_and_changes_nothing() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins                   -> run
+        ann      decides: finishes 201    -> stored
+        +30s
+        bob      begins                   -> run attempt 2
+        ann      commits what it decided  -> refused
+        record   is in_progress
+        bob      finishes 402             -> stored
+        ",
+    );
+}
+
+#[test]
+fn of_two_takeovers_one_wins() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      begins                   -> run
+        +30s
+        bob      decides: begins          -> run attempt 2
+        cat      decides: begins          -> run attempt 2
+        sweeper  decides: sweeps          -> settled
+        cat      commits what it decided  -> run attempt 2
+        bob      commits what it decided  -> refused
+        sweeper  commits what it decided  -> refused
+        ",
+    );
+}
+
+// Always true: 3, the fingerprint.
+
+#[test]
+fn another_request_under_the_same_key_is_a_mismatch_in_every_state() {
+    story(
+        "
+        policy    answer=async
+        ann       begins async          -> accepted
+        bob       begins with body B    -> mismatch
+        ",
+    );
+    story(
+        "
+        policy    on_lapse=retry
+        ann       begins                         -> run
+        bob       begins with body B             -> mismatch
+        bob       begins with body B as waiter   -> mismatch
+        +30s
+        bob       begins with body B             -> mismatch
+        bob       begins with body B carefully   -> mismatch
+        record    is in_progress
+        ann       finishes 503                   -> freed
+        bob       begins with body B             -> mismatch
+        ann       begins                         -> run attempt 2
+        ann       times out                      -> unsettled
+        bob       begins with body B             -> mismatch
+        ann       finishes 201                   -> stored
+        bob       begins with body B             -> mismatch
+        ",
+    );
+}
+
+#[test]
+fn a_row_of_another_tenant_is_never_this_clients() {
+    story(
+        "
+        ann   begins                   -> run
+        eve   begins as tenant rival   -> mismatch
+        ann   finishes 201             -> stored
+        eve   begins as tenant rival   -> mismatch
+        ",
+    );
+}
+
+// Always true: 4, and the protocol on forgetting.
+
+#[test]
+fn only_what_is_completed_or_expired_can_be_forgotten() {
+    story(
+        "
+        operator  forgets       -> ignored
+        ann       begins        -> run
+        operator  forgets       -> ignored
+        ann       times out     -> unsettled
+        operator  forgets       -> ignored
+        ann       finishes 503  -> freed
+        operator  forgets       -> ignored
+        ann       begins        -> run attempt 2
+        ann       finishes 201  -> stored
+        operator  forgets       -> forgotten
+        record    has history operator
+        reaper    purges        -> purged
+        bob       begins        -> run
+        ",
+    );
+    story(
+        "
+        policy    answer=async
+        ann       begins async  -> accepted
+        operator  forgets       -> ignored
+        ",
+    );
+    story(
+        "
+        policy    retention=1h tombstone=1h after_expiry=refuse
+        ann       begins        -> run
+        ann       finishes 503  -> freed
+        +1h
+        ann       begins        -> expired
+        operator  forgets       -> forgotten
+        ann       begins        -> run
+        record    has generation 2
+        ",
+    );
+}
+
+// Always true: 11, rules travel with the record.
+
+#[test]
+fn a_later_configuration_governs_later_records_only() {
+    story(
+        "
+        policy  on_lapse=unknown retention=2h
+        ann     begins                  -> run
+        policy  on_lapse=retry retention=1h lease=10s
+        +20s
+        bob     begins                  -> wait
+        +10s
+        bob     begins                  -> unknown, dead letter
+        ann     finishes 201            -> stored
+        record  expires in 2h
+        +2h
+        bob     begins                  -> run
+        record  is due in 10s
+        +10s
+        cat     begins                  -> run attempt 2
+        ",
+    );
+    story(
+        "
+        policy  on_server_error=store
+        ann     begins        -> run
+        ann     finishes 503  -> freed
+        policy  on_server_error=retry
+        ann     begins        -> run attempt 2
+        ann     finishes 500  -> stored
+        ",
+    );
+}
+
+// Protocol 1 and 2: lost replies.
+
+#[test]
+fn a_write_whose_reply_was_lost_is_recognised_when_sent_again() {
+    story(
+        "
+        ann     loses the reply: begins        -> lost
+        bob     begins                         -> wait
+        ann     sends it again                 -> run
+        ann     loses the reply: finishes 201  -> lost
+        bob     begins                         -> replay 201
+        ann     sends it again                 -> stored
+        record  has attempt 1
+        ",
+    );
+}
+
+#[test]
+fn a_write_sent_again_after_somebody_elses_is_a_lost_race() {
+    story(
+        "
+        policy   on_lapse=retry
+        ann      loses the reply: begins  -> lost
+        +30s
+        bob      begins                   -> run attempt 2
+        ann      sends it again           -> refused
+        ann      begins                   -> wait
+        ",
+    );
+}
+
+#[test]
+fn a_begin_that_was_given_up_loses_even_if_it_comes_late() {
+    story(
+        "
+        ann      decides: begins          -> run
+        ann      gave up                  -> freed
+        record   is retryable
+        record   has no fingerprint
+        ann      commits what it decided  -> refused
+        bob      begins with body B       -> run
+        bob      finishes 201             -> stored
+        ",
+    );
+}
+
+#[test]
+fn a_begin_that_was_given_up_but_had_come_is_released() {
+    story(
+        "
+        ann      loses the reply: begins  -> lost
+        bob      begins                   -> wait
+        ann      gave up                  -> freed
+        bob      begins                   -> run attempt 2
+        ann      sends it again           -> refused
+        ",
+    );
+}
+
+#[test]
+fn a_release_that_is_beaten_by_the_late_begin_releases_that() {
+    story(
+        "
+        ann      decides: begins          -> run
+        ann      decides: gave up         -> freed
+        ann      commits what it decided  -> run
+        ann      commits what it decided  -> refused
+        ann      gave up                  -> freed
+        record   is retryable
+        ",
+    );
+    story(
+        "
+        ann      loses the reply: begins  -> lost
+        ann      gave up                  -> freed
+        record   is retryable
+        ann      gave up                  -> freed
+        record   is retryable
+        ",
+    );
+}
+
+#[test]
+fn a_second_attempt_that_was_given_up_loses_too() {
+    story(
+        "
+        ann      begins                   -> run
+        ann      finishes 503             -> freed
+        bob      decides: begins          -> run attempt 2
+        bob      gave up                  -> freed
+        bob      commits what it decided  -> refused
+        record   is retryable
+        ann      begins                   -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn giving_up_touches_nobody_elses_record() {
+    story(
+        "
+        ann      decides: begins  -> run
+        bob      begins           -> run
+        ann      gave up          -> ignored
+        bob      finishes 201     -> stored
+        ann      gave up          -> ignored
+        ann      begins           -> replay 201
+        ",
+    );
+}
+
+// Protocol 3: waiters.
+
+#[test]
+fn a_waiter_never_starts_an_attempt() {
+    story(
+        "
+        policy   on_lapse=retry retention=1h
+        wes      begins as waiter  -> free
+        ann      begins            -> run
+        wes      begins as waiter  -> wait
+        ann      finishes 503      -> freed
+        wes      begins as waiter  -> free
+        record   is retryable
+        ann      begins            -> run attempt 2
+        +30s
+        wes      begins as waiter  -> free
+        ann      finishes 201      -> stored
+        wes      begins as waiter  -> replay 201
+        +1h
+        wes      begins as waiter  -> free
+        record   has attempt 2
+        ",
+    );
+}
+
+#[test]
+fn a_waiter_may_be_the_first_to_notice_a_lapse_that_nobody_runs_again() {
+    story(
+        "
+        ann      begins            -> run
+        +30s
+        wes      begins as waiter  -> unknown, dead letter
+        record   is unknown, dead letter
+        ",
+    );
+    story(
+        "
+        policy   on_lapse=fail
+        ann      begins            -> run
+        +30s
+        wes      begins as waiter  -> replay 500
+        ",
+    );
+}
+
+// Protocol 5: phases.
+
+#[test]
+fn the_recovery_point_moves_forward_by_one_and_never_back() {
+    story(
+        "
+        ann     begins               -> run
+        ann     commits `point 2`    -> superseded
+        ann     commits `reserved`   -> advanced
+        record  has point 1
+        ann     commits `reserved`   -> superseded
+        ann     commits `charged`    -> advanced
+        ann     commits `point 1`    -> superseded
+        ann     commits `point 4`    -> superseded
+        record  has point 2
+        ann     finishes 201         -> stored
+        ann     commits `shipped`    -> superseded
+        ",
+    );
+}
+
+#[test]
+fn a_committed_phase_renews_the_lease() {
+    story(
+        "
+        ann     begins              -> run
+        +20s
+        ann     commits `charged`   -> advanced
+        record  is due in 30s
+        ",
+    );
+}
+
+#[test]
+fn a_phase_of_a_lost_lease_is_refused() {
+    story(
+        "
+        policy  on_lapse=resume
+        ann     begins                      -> run
+        ann     decides: commits `charged`  -> advanced
+        +30s
+        bob     begins                      -> run attempt 2
+        ann     commits what it decided     -> refused
+        ann     commits `charged`           -> superseded
+        record  has point 0
+        bob     commits `charged`           -> advanced
+        ",
+    );
+}
+
+#[test]
+fn a_request_that_is_freed_goes_on_after_what_it_committed() {
+    story(
+        "
+        ann     begins              -> run
+        ann     commits `charged`   -> advanced
+        ann     finishes 503        -> freed
+        ann     begins              -> resume after `charged`
+        ",
+    );
+}
+
+// Protocol 6: time.
+
+#[test]
+fn after_the_clock_jumped_nobody_takes_over_to_run() {
+    for rule in ["retry", "resume"] {
+        story(&format!(
+            "
+            policy  on_lapse={rule}
+            ann     begins            -> run
+            +30s
+            bob     begins carefully  -> wait
+            record  is in_progress
+            ann     finishes 201      -> stored
+            bob     begins carefully  -> replay 201
+            ",
+        ));
+    }
+}
+
+#[test]
+fn a_careful_request_runs_what_is_absent_or_retryable() {
+    story(
+        "
+        ann     begins carefully  -> run
+        ann     finishes 503      -> freed
+        ann     begins carefully  -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn a_lease_longer_than_its_length_is_seen_and_reset() {
+    story(
+        "
+        ann     begins   -> run
+        -1h
+        bob     begins   -> wait, overlong
+        ann     renews   -> renewed
+        record  is due in 30s
+        bob     begins   -> wait
+        +30s
+        bob     begins   -> unknown, dead letter
+        ",
+    );
+}
+
+// The language itself.
+
+#[test]
+#[should_panic(expected = "expected: wait")]
+fn a_story_whose_outcome_is_another_fails() {
+    story("ann  begins  -> wait");
+}
+
+#[test]
+#[should_panic(expected = "nobody knows how to `dances`")]
+fn a_story_with_a_word_that_nobody_knows_fails() {
+    story("ann  dances  -> run");
+}
+
+#[test]
+#[should_panic(expected = "expected: completed")]
+fn a_story_that_is_wrong_about_the_record_fails() {
+    story(
+        "
+        ann     begins
+        record  is completed
+        ",
+    );
+}

@@ -48,7 +48,10 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce) -> Verdi
             let draft = freed(draft, ErrorCode::GivenUp);
             Verdict::Write(change(ask.id, Expect::Absent, nonce, draft), Decision::Freed)
         }
-        Some(record) if record.owner == ask.nonce && record.state == State::InProgress => {
+        // It had come. Nobody ran it, also if the lease has lapsed since.
+        Some(record)
+            if record.owner == ask.nonce && matches!(record.state, State::InProgress | State::Unknown) =>
+        {
             Verdict::Write(write(record, nonce, freed(same(record), ErrorCode::GivenUp)), Decision::Freed)
         }
         // Still as it was before the write: a new Version is enough to make that lose.

@@ -1367,6 +1367,29 @@ fn giving_up_touches_nobody_elses_record() {
     );
 }
 
+#[test]
+fn a_begin_that_was_given_up_frees_its_key_even_after_the_lapse() {
+    story(
+        "
+        ann      loses the reply: begins  -> lost
+        +30s                                 (the outage outlasts the lease)
+        sweeper  sweeps                   -> settled
+        record   is unknown, dead letter
+        ann      gave up                  -> freed
+        bob      begins                   -> run attempt 2
+        ",
+    );
+    story(
+        "
+        ann      begins                   -> run
+        ann      times out                -> unsettled
+        bob      begins                   -> unknown, dead letter
+        bob      gave up                  -> ignored
+        record   is unknown, dead letter
+        ",
+    );
+}
+
 // Protocol 3: waiters.
 
 #[test]

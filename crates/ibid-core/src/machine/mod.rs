@@ -30,7 +30,7 @@ use crate::time::Timestamp;
 pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Verdict {
     match event {
         Event::Request { ask, role } => request::decide(record, ask, *role, now),
-        Event::GaveUp { ask, nonce } => request::gave_up(record, ask, *nonce),
+        Event::GaveUp { ask, nonce } => request::gave_up(record, ask, *nonce, now),
 
         Event::Answered { begun, nonce, answer } => holder::answered(record, begun, *nonce, answer),
         Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),

@@ -11,12 +11,12 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
     let Some(record) = record else {
         return begin(ask, role, Expect::Absent);
     };
-    // Expiry comes before every comparison: an expired record is as absent, whether or not the reaper has come.
+    // Expiry comes before every comparison.
+    if is_as_absent(record, now) {
+        return begin(ask, role, Expect::Version(record.version));
+    }
     if record.is_expired(now) {
-        return match record.policy.after_expiry {
-            AfterExpiry::Refuse if !record.is_purgeable(now) => Verdict::Keep(Decision::Expired),
-            _ => begin(ask, role, Expect::Version(record.version)),
-        };
+        return Verdict::Keep(Decision::Expired);
     }
     // In every state, so that 422 wins over 409 and over `unknown`.
     if !ask.is_what_was_asked(record) {
@@ -41,12 +41,19 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
 
 /// A begin whose reply never came was given up, and the client told that nothing was executed. Its write may still
 /// be on the way, so something must stand in its place that makes it lose.
-pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce) -> Verdict {
+pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Timestamp) -> Verdict {
+    let (gone, expect) = match record {
+        None => (true, Expect::Absent),
+        Some(record) => (is_as_absent(record, now), Expect::Version(record.version)),
+    };
     match record {
-        None => {
-            let draft = Draft { attempt: 0, ran: Mark::Clear, ..new(ask) };
+        _ if gone => {
+            // No fingerprint: nothing was accepted, so nobody's request holds the key.
+            let draft = Draft { fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
             let draft = freed(draft, ErrorCode::GivenUp);
-            Verdict::Write(change(ask.id, Expect::Absent, nonce, draft), Decision::Freed)
+            let mut change = change(ask.id, expect, nonce, draft);
+            change.clears_bodies = expect != Expect::Absent;
+            Verdict::Write(change, Decision::Freed)
         }
         // It had come. Nobody ran it, also if the lease has lapsed since.
         Some(record)
@@ -59,7 +66,16 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce) -> Verdi
             let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
             Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
         }
-        Some(_) => Verdict::Keep(Decision::Ignored),
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// Whether the record's time is over and a new request may begin: an expired record is as absent, whether or not the
+/// reaper has come, unless its tombstone stands to refuse by.
+fn is_as_absent(record: &Record, now: Timestamp) -> bool {
+    match record.policy.after_expiry {
+        AfterExpiry::Refuse => record.is_purgeable(now),
+        AfterExpiry::Execute => record.is_expired(now),
     }
 }
 

@@ -1390,6 +1390,33 @@ fn a_begin_that_was_given_up_frees_its_key_even_after_the_lapse() {
     );
 }
 
+#[test]
+fn a_new_beginning_on_an_expired_record_that_was_given_up_loses_too() {
+    story(
+        "
+        policy   retention=1h
+        ann      begins                   -> run
+        ann      finishes 201             -> stored
+        +1h
+        bob      decides: begins          -> run
+        bob      gave up                  -> freed
+        bob      commits what it decided  -> refused
+        cat      begins with body B       -> run
+        ",
+    );
+    story(
+        "
+        policy   retention=1h tombstone=1h after_expiry=refuse
+        ann      begins                   -> run
+        ann      finishes 201             -> stored
+        +1h
+        bob      begins                   -> expired
+        bob      gave up                  -> ignored
+        bob      begins                   -> expired
+        ",
+    );
+}
+
 // Protocol 3: waiters.
 
 #[test]

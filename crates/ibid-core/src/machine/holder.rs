@@ -133,7 +133,8 @@ fn settled_by(
         }
         Class::Free { forget_fingerprint } => {
             let mut draft = freed(from, ErrorCode::Refused);
-            if forget_fingerprint {
+            // What was done for this request, or will run again by itself, is nobody else's.
+            if forget_fingerprint && draft.state == State::Retryable && draft.point == 0 {
                 draft.fingerprint = None;
             }
             (change(begun.id, expect, nonce, draft), Decision::Freed)

@@ -199,6 +199,38 @@ fn after_401_and_403_the_key_stands_for_nobodys_request() {
 }
 
 #[test]
+fn a_request_that_will_run_again_by_itself_keeps_its_fingerprint_after_401() {
+    story(
+        "
+        policy  answer=async
+        ann     begins with body A async  -> accepted
+        wim     claims                    -> run
+        wim     finishes 401              -> freed
+        record  is pending
+        bob     begins with body B async  -> mismatch
+        +2s
+        wim     claims                    -> run attempt 2
+        wim     finishes 201              -> stored
+        bob     begins with body B async  -> mismatch
+        ann     begins with body A async  -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn what_committed_a_phase_keeps_its_fingerprint_after_401() {
+    story(
+        "
+        ann     begins with body A        -> run
+        ann     commits `charged`         -> advanced
+        ann     finishes 401              -> freed
+        bob     begins with body B        -> mismatch
+        ann     begins with body A        -> resume after `charged`
+        ",
+    );
+}
+
+#[test]
 fn an_async_record_that_was_not_executed_waits_for_its_next_run() {
     story(
         "

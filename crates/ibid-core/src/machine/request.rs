@@ -27,6 +27,9 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
         State::Completed => Verdict::Keep(Decision::Replay),
         State::Pending => Verdict::Keep(Decision::Wait { overlong: false }),
         State::Unknown => Verdict::Keep(unknown(record)),
+        // Nothing was done and nobody's request holds the key. Another request may come, and must not inherit the
+        // downstream keys of the first: a new generation.
+        State::Retryable if record.fingerprint.is_none() => begin(ask, role, Expect::Version(record.version)),
         State::Retryable => match role {
             Role::Caller | Role::Careful => run_again(record, ask, Expect::Version(record.version)),
             Role::Waiter => Verdict::Keep(Decision::Free),
@@ -136,12 +139,6 @@ fn run_again(record: &Record, ask: &Ask, expect: Expect) -> Verdict {
     draft.flags = Flags { asynchronous: record.flags.asynchronous, ..Flags::default() };
     draft.ran = Mark::Now;
     draft.due_in = Some(record.policy.lease);
-    // It may have been cleared; then this is the request that the key stands for from now on.
-    if draft.fingerprint.is_none() {
-        draft.fingerprint = Some(ask.fingerprint.clone());
-        draft.policy = ask.policy.clone();
-        draft.due_in = Some(ask.policy.lease);
-    }
     Verdict::Write(change(record.id, expect, ask.nonce, draft), Decision::Run { after: record.point })
 }
 

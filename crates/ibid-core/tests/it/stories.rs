@@ -189,7 +189,7 @@ fn after_401_and_403_the_key_stands_for_nobodys_request() {
             ann     finishes {status}   -> freed
             record  has no fingerprint
             bob     begins with body B as waiter  -> free
-            bob     begins with body B  -> run attempt 2
+            bob     begins with body B  -> run
             ann     begins with body A  -> mismatch
             bob     finishes 201        -> stored
             ann     begins with body A  -> mismatch
@@ -226,6 +226,29 @@ fn what_committed_a_phase_keeps_its_fingerprint_after_401() {
         ann     finishes 401              -> freed
         bob     begins with body B        -> mismatch
         ann     begins with body A        -> resume after `charged`
+        ",
+    );
+}
+
+#[test]
+fn another_request_under_a_freed_key_is_another_generation() {
+    story(
+        "
+        ann     begins with body A        -> run
+        ann     finishes 401              -> freed
+        bob     begins with body B        -> run
+        record  has generation 2
+        record  has attempt 1
+        ",
+    );
+    story(
+        "
+        policy  answer=async
+        ann     decides: begins async     -> accepted
+        ann     gave up                   -> freed
+        ann     begins async              -> accepted
+        record  is pending
+        wim     claims                    -> run
         ",
     );
 }

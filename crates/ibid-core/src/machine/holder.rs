@@ -17,7 +17,7 @@ pub(super) fn answered(record: Option<&Record>, begun: &Record, nonce: Nonce, an
     if record.owner != begun.owner {
         return superseded(record, begun, nonce, class, answer);
     }
-    match (record.state, class) {
+    match (state_to_its_attempt(record), class) {
         (State::InProgress, _) => settled_by(Some(record), begun, nonce, class, answer),
         // Late, but nobody has run since: the answer is the outcome.
         (State::Unknown | State::Retryable, Class::Stored) | (State::Unknown, Class::Free { .. }) => {
@@ -35,7 +35,7 @@ pub(super) fn not_executed(record: Option<&Record>, begun: &Record, nonce: Nonce
         // Absent is free.
         None => Verdict::Keep(Decision::Freed),
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
-        Some(record) => match record.state {
+        Some(record) => match state_to_its_attempt(record) {
             State::InProgress => {
                 Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
             }
@@ -60,7 +60,7 @@ pub(super) fn uncertain(record: Option<&Record>, begun: &Record, nonce: Nonce, w
             Verdict::Write(with(change, Happened::Unknown, why.name()), Decision::Unsettled)
         }
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
-        Some(record) => match record.state {
+        Some(record) => match state_to_its_attempt(record) {
             State::InProgress => {
                 let change = write(record, nonce, unknown(same(record), why));
                 let detail = format!("attempt {}: {}", record.attempt, why.name());
@@ -108,6 +108,15 @@ pub(super) fn phase(
             Verdict::Write(change, Decision::Advanced)
         }
         _ => Verdict::Keep(Decision::Superseded),
+    }
+}
+
+/// The record's state as its last Attempt must take it: an async record that waits for its next run is what
+/// `retryable` is to others. Nobody has run since, so a late answer is the outcome.
+fn state_to_its_attempt(record: &Record) -> State {
+    match record.state {
+        State::Pending if !record.flags.owed => State::Retryable,
+        state => state,
     }
 }
 

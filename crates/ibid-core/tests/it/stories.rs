@@ -725,6 +725,37 @@ fn a_late_answer_that_agrees_with_what_was_found_is_no_news() {
 }
 
 #[test]
+fn a_late_answer_of_a_worker_completes_the_record_that_waits_for_its_next_run() {
+    story(
+        "
+        policy   answer=async on_lapse=retry
+        ann      begins async             -> accepted
+        wim      claims                   -> run
+        +30s
+        sweeper  sweeps                   -> settled
+        record   is pending
+        wim      proves nothing was sent  -> freed
+        wim      times out                -> freed
+        wim      finishes 503             -> freed
+        wim      finishes 201             -> stored
+        wat      claims                   -> ignored
+        ann      begins async             -> replay 201
+        ",
+    );
+    story(
+        "
+        policy    answer=async
+        ann       begins async           -> accepted
+        wim       claims                 -> run
+        wim       times out              -> unsettled
+        operator  resolves not executed  -> settled
+        wim       finishes 201           -> stored
+        ann       begins async           -> replay 201
+        ",
+    );
+}
+
+#[test]
 fn a_finish_that_finds_no_record_writes_it_down_all_the_same() {
     story(
         "

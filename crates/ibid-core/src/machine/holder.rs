@@ -6,16 +6,23 @@ use super::{Answer, Decision, Verdict, change, completed, freed, retained, same,
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::policy::Class;
 use crate::record::{ErrorCode, Nonce, Record, RecoveryPoint, State};
+use crate::time::Timestamp;
 
 /// The Attempt has an answer.
-pub(super) fn answered(record: Option<&Record>, begun: &Record, nonce: Nonce, answer: &Answer) -> Verdict {
+pub(super) fn answered(
+    record: Option<&Record>,
+    begun: &Record,
+    nonce: Nonce,
+    answer: &Answer,
+    now: Timestamp,
+) -> Verdict {
     let class = begun.policy.classify(answer.status, answer.retry_after);
     let Some(record) = record else {
         // Lost by a failover: what was executed is written down all the same.
         return settled_by(None, begun, nonce, class, answer);
     };
     if record.owner != begun.owner {
-        return superseded(record, begun, nonce, class, answer);
+        return superseded(record, begun, nonce, class, answer, now);
     }
     match (state_to_its_attempt(record), class) {
         (State::InProgress, _) => settled_by(Some(record), begun, nonce, class, answer),
@@ -25,7 +32,7 @@ pub(super) fn answered(record: Option<&Record>, begun: &Record, nonce: Nonce, an
         }
         (State::Unknown, Class::Ambiguous) => Verdict::Keep(Decision::Unsettled),
         (State::Retryable, _) => Verdict::Keep(Decision::Freed),
-        (State::Completed | State::Pending, _) => superseded(record, begun, nonce, class, answer),
+        (State::Completed | State::Pending, _) => superseded(record, begun, nonce, class, answer, now),
     }
 }
 
@@ -166,7 +173,14 @@ fn settled_by(
 
 /// The record went on without this Attempt. If its answer means that work was done twice, or done where a failure is
 /// stored, a person must hear of it.
-fn superseded(record: &Record, begun: &Record, nonce: Nonce, class: Class, answer: &Answer) -> Verdict {
+fn superseded(
+    record: &Record,
+    begun: &Record,
+    nonce: Nonce,
+    class: Class,
+    answer: &Answer,
+    now: Timestamp,
+) -> Verdict {
     let same_attempt = record.owner == begun.owner;
     let failed = record.note.status.is_some_and(|status| status >= 400);
     let contradicts = match class {
@@ -179,7 +193,7 @@ fn superseded(record: &Record, begun: &Record, nonce: Nonce, class: Class, answe
         return Verdict::Keep(Decision::Superseded);
     }
     let detail = format!("attempt {} answered {} after the record had gone on", begun.attempt, answer.status);
-    if record.state == State::Completed {
+    if record.state == State::Completed && !record.is_expired(now) {
         // The stored answer stays as it is. Its retention begins again, for a person needs time to look.
         let mut draft = same(record);
         retained(&mut draft);
@@ -189,8 +203,8 @@ fn superseded(record: &Record, begun: &Record, nonce: Nonce, class: Class, answe
             Decision::Superseded,
         );
     }
-    // Another Attempt is at it, or its outcome is open: its lease and Version are not to be touched, so only the
-    // history grows.
+    // Another Attempt is at it, or its outcome is open: its lease and Version are not to be touched. Or it is expired,
+    // perhaps forgotten, and must not come back. So only the history grows.
     let change = Change {
         id: record.id,
         expect: Expect::Anything,

@@ -32,7 +32,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::Request { ask, role } => request::decide(record, ask, *role, now),
         Event::GaveUp { ask, nonce } => request::gave_up(record, ask, *nonce, now),
 
-        Event::Answered { begun, nonce, answer } => holder::answered(record, begun, *nonce, answer),
+        Event::Answered { begun, nonce, answer } => holder::answered(record, begun, *nonce, answer, now),
         Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),
         Event::Uncertain { begun, nonce, why } => holder::uncertain(record, begun, *nonce, *why),
         Event::Owes { begun, nonce } => holder::owes(record, begun, *nonce),

@@ -756,6 +756,35 @@ fn a_late_answer_of_a_worker_completes_the_record_that_waits_for_its_next_run() 
 }
 
 #[test]
+fn a_late_answer_revives_nothing_that_is_forgotten_or_expired() {
+    story(
+        "
+        policy    on_lapse=retry
+        ann       begins        -> run
+        +30s
+        bob       begins        -> run attempt 2
+        bob       finishes 201  -> stored
+        operator  forgets       -> forgotten
+        ann       finishes 201  -> superseded
+        record    has history late answer
+        cat       begins        -> run
+        ",
+    );
+    story(
+        "
+        policy    on_lapse=retry retention=1h
+        ann       begins        -> run
+        +30s
+        bob       begins        -> run attempt 2
+        bob       finishes 201  -> stored
+        +1h
+        ann       finishes 201  -> superseded
+        cat       begins        -> run
+        ",
+    );
+}
+
+#[test]
 fn a_finish_that_finds_no_record_writes_it_down_all_the_same() {
     story(
         "

@@ -43,7 +43,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::NeverClaimed { nonce } => settle::never_claimed(record, *nonce, now),
         Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
         Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
-        Event::Found { nonce, by, what, as_of } => settle::found(record, *nonce, *by, what, *as_of, now),
+        Event::Found { nonce, by, what, as_of } => settle::found(record, *nonce, *by, what, *as_of),
         Event::Forget { nonce, reason } => settle::forget(record, *nonce, reason, now),
     }
 }

@@ -123,7 +123,6 @@ pub(super) fn found(
     by: Finder,
     what: &Found,
     as_of: Timestamp,
-    now: Timestamp,
 ) -> Verdict {
     let Some(record) = record.filter(|record| record.state == State::Unknown) else {
         return Verdict::Keep(Decision::Ignored);
@@ -141,9 +140,9 @@ pub(super) fn found(
         (Found::Executed(answer), _) => settled(record, nonce, answer, &format!("{who}: executed")),
         (Found::NotExecuted, Finder::Webhook | Finder::Operator) => released(record, nonce, who),
         // One look is no proof while the delivery may still run.
-        (Found::NotExecuted, Finder::Reconciler) if was_absent(record, now) => released(record, nonce, who),
-        (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, true, now),
-        (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, false, now),
+        (Found::NotExecuted, Finder::Reconciler) if was_absent(record, as_of) => released(record, nonce, who),
+        (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, Some(as_of)),
+        (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, None),
         (Found::Nothing, _) => Verdict::Keep(Decision::Ignored),
     }
 }
@@ -179,30 +178,29 @@ fn released(record: &Record, nonce: Nonce, who: &str) -> Verdict {
 }
 
 /// One more try is used up. After the last, a person must look.
-fn look_again(record: &Record, nonce: Nonce, absent: bool, now: Timestamp) -> Verdict {
+fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>) -> Verdict {
     let mut draft = same(record);
     draft.note.tries += 1;
-    draft.note.absent_at = match absent {
-        true => record.note.absent_at.or(Some(now.as_micros())),
-        // Somebody saw nothing at all: an earlier "not there" no longer counts as the first of two.
-        false => None,
-    };
+    // Where somebody saw nothing at all, an earlier "not there" no longer counts as the first of two.
+    draft.note.absent_at = absent.map(|at| record.note.absent_at.unwrap_or(at.as_micros()));
     let rule = record.policy.reconcile.as_ref();
     let left = rule.is_some_and(|rule| draft.note.tries < rule.attempts);
     draft.flags.dead_letter = !left;
     draft.due_in = match rule {
-        Some(rule) if left && absent => Some(rule.settle),
+        Some(rule) if left && absent.is_some() => Some(rule.settle),
         Some(_) if left => Some(backoff(draft.note.tries)),
         _ => None,
     };
-    let detail = format!("try {}: {}", draft.note.tries, if absent { "not there" } else { "no word" });
+    let detail =
+        format!("try {}: {}", draft.note.tries, if absent.is_some() { "not there" } else { "no word" });
     Verdict::Write(with(write(record, nonce, draft), Happened::ReconcileTry, detail), Decision::Later)
 }
 
-/// Whether an earlier look, at least `settle` ago, already found nothing.
-fn was_absent(record: &Record, now: Timestamp) -> bool {
+/// Whether a look at least `settle` before this one already found nothing. When the looks were made counts, not when
+/// they were told: of two that looked together, the slower one adds nothing.
+fn was_absent(record: &Record, as_of: Timestamp) -> bool {
     match (&record.policy.reconcile, record.note.absent_at) {
-        (Some(rule), Some(at)) => Timestamp::from_micros(at).after(rule.settle) <= now,
+        (Some(rule), Some(at)) => Timestamp::from_micros(at).after(rule.settle) <= as_of,
         _ => false,
     }
 }

@@ -885,6 +885,23 @@ fn a_reconciler_is_believed_that_nothing_was_executed_when_it_saw_so_twice_settl
 }
 
 #[test]
+fn two_looks_count_as_two_only_if_they_were_made_settle_apart() {
+    story(
+        "
+        policy  settle=60s
+        ann     begins                            -> run
+        ann     times out                         -> unsettled
+        +60s
+        rita    finds not executed                -> later
+        +60s                                         (rob looked when rita did, and is slow to say so)
+        rob     finds not executed as of 60s ago  -> later
+        record  is unknown
+        rob     finds not executed                -> settled
+        ",
+    );
+}
+
+#[test]
 fn no_word_at_all_makes_the_first_look_count_for_nothing() {
     story(
         "

@@ -185,7 +185,8 @@ fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>) -> Verdi
     draft.note.absent_at = absent.map(|at| record.note.absent_at.unwrap_or(at.as_micros()));
     let rule = record.policy.reconcile.as_ref();
     let left = rule.is_some_and(|rule| draft.note.tries < rule.attempts);
-    draft.flags.dead_letter = !left;
+    // Once a person must look, that stays so until the outcome is known.
+    draft.flags.dead_letter |= !left;
     draft.due_in = match rule {
         Some(rule) if left && absent.is_some() => Some(rule.settle),
         Some(_) if left => Some(backoff(draft.note.tries)),

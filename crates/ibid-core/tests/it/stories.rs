@@ -941,6 +941,24 @@ fn after_the_last_try_a_person_must_look() {
 }
 
 #[test]
+fn poison_stays_a_dead_letter_while_the_reconciler_looks() {
+    story(
+        "
+        policy      on_lapse=retry max_attempts=1 settle=60s
+        ann         begins                  -> run
+        +30s
+        sweeper     sweeps                  -> settled
+        record      is unknown, dead letter
+        +60s
+        reconciler  finds nothing           -> later
+        record      is unknown, dead letter
+        reconciler  finds executed 201      -> settled
+        record      is completed
+        ",
+    );
+}
+
+#[test]
 fn an_unknown_async_record_found_not_executed_waits_for_its_next_run() {
     story(
         "

@@ -144,13 +144,17 @@ fn run_again(record: &Record, ask: &Ask, expect: Expect) -> Verdict {
 
 /// The holder went silent, and a request is the first to notice.
 fn lapsed(record: &Record, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
-    let runs_again = matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume)
-        && !record.flags.asynchronous
-        && !settle::is_poison(record);
+    let runs_again =
+        matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume) && !settle::is_poison(record);
     match role {
-        // After a jump of the store's clock a lapse may be none: nobody runs for one lease.
+        // After a jump of the store's clock a lapse may be none: nobody runs for one lease, at once or by a worker.
         Role::Careful if runs_again => Verdict::Keep(Decision::Wait { overlong: false }),
-        Role::Caller if runs_again => {
+        // It does not know whether the clock jumped, and gains nothing by a release: it would not run.
+        Role::Waiter if runs_again && record.flags.asynchronous => {
+            Verdict::Keep(Decision::Wait { overlong: false })
+        }
+        Role::Waiter if runs_again => Verdict::Keep(Decision::Free),
+        Role::Caller if runs_again && !record.flags.asynchronous => {
             let Verdict::Write(mut change, decision) = run_again(record, ask, Expect::Due(record.version))
             else {
                 unreachable!("run_again always writes")

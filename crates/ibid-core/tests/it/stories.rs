@@ -1694,6 +1694,45 @@ fn after_the_clock_jumped_nobody_takes_over_to_run() {
 }
 
 #[test]
+fn after_the_clock_jumped_no_lapse_is_released_to_run_again() {
+    story(
+        "
+        policy  answer=async on_lapse=retry
+        ann     begins async            -> accepted
+        wim     claims                  -> run
+        +30s
+        ann     begins async carefully  -> wait
+        record  is in_progress
+        wim     finishes 201            -> stored
+        ",
+    );
+}
+
+#[test]
+fn a_waiter_releases_no_lapse_to_run_again() {
+    story(
+        "
+        policy  on_lapse=retry
+        ann     begins            -> run
+        +30s
+        wes     begins as waiter  -> free
+        record  is in_progress
+        bob     begins            -> run attempt 2
+        ",
+    );
+    story(
+        "
+        policy  answer=async on_lapse=retry
+        ann     begins async      -> accepted
+        wim     claims            -> run
+        +30s
+        wes     begins as waiter  -> wait
+        record  is in_progress
+        ",
+    );
+}
+
+#[test]
 fn a_careful_request_runs_what_is_absent_or_retryable() {
     story(
         "

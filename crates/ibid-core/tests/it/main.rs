@@ -1,7 +1,6 @@
 //! The tests of the rules, one binary for all of them: published vectors, and stories of the state machine.
 
-mod json_properties;
-mod json_vectors;
+mod interleavings;
 mod key_vectors;
 mod stories;
 mod vectors;

@@ -1,0 +1,948 @@
+//! Arbitrary interleavings of everybody who touches one record, and what must be true after every step.
+//!
+//! Each actor reads, decides and commits in separate steps, so every commit may rest on a stale read. Requests and
+//! replies get lost, writes arrive late, callers crash, the store's clock jumps, rows go and come back. The upstream of
+//! this model knows what was really executed. Longer than most files because world and watch belong together.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, Draft, Expect};
+use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Verdict, decide};
+use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
+use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
+use ibid_core::time::Timestamp;
+use ibid_testkit::story::{Shelf, answer, ask};
+use proptest::prelude::*;
+
+proptest! {
+    // Enough to shrink a failure to its core; the fixed run below is the thorough one.
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_interleaving_breaks_what_is_always_true(
+        start in 0..POLICIES,
+        jumpy: bool,
+        steps in prop::collection::vec(any::<(u8, u8, u8)>(), 0..160),
+    ) {
+        let mut world = World::new(start, jumpy);
+        for (who, how, luck) in steps {
+            world.step(who, how, luck);
+        }
+    }
+}
+
+#[test]
+fn a_fixed_run_meets_every_situation_that_matters() {
+    let mut dice = Dice(0x1b1d);
+    let mut met = BTreeMap::new();
+    for run in 0..RUNS {
+        let mut world = World::new(run % POLICIES, run % 3 == 0);
+        for _ in 0..STEPS {
+            let [who, how, luck, ..] = dice.roll().to_le_bytes();
+            world.step(who, how, luck);
+        }
+        for (situation, times) in world.met {
+            *met.entry(situation).or_insert(0u32) += times;
+        }
+    }
+    let missing: Vec<_> = SITUATIONS.iter().filter(|known| !met.contains_key(*known)).collect();
+    assert!(missing.is_empty(), "never met: {missing:?}\nmet: {met:#?}");
+}
+
+/// What a run must have met to prove anything.
+const SITUATIONS: [&str; 37] = [
+    "a first request ran",
+    "a first request was accepted to run later",
+    "an insert lost to another",
+    "a retryable record was run again",
+    "a run again lost to another",
+    "a takeover ran",
+    "a takeover was refused because the lease was renewed",
+    "a careful request did not take over",
+    "a waiter was refused on a retryable record",
+    "a request met another fingerprint",
+    "a request met an unknown record",
+    "a retention was over and a request began anew",
+    "a begin anew lost to another",
+    "an expired key was refused",
+    "an answer was replayed",
+    "an own lost reply was recognised",
+    "a late write came after its sender had given up",
+    "a given-up begin was replaced by a placeholder",
+    "a given-up placeholder was beaten by the begin",
+    "a given-up begin was released",
+    "a late finish was accepted",
+    "a late finish found another owner",
+    "a late finish found a stored answer",
+    "a finish found no record",
+    "a sweep settled",
+    "a sweep was refused",
+    "a lapse was poison",
+    "a reconciler settled as executed",
+    "a reconciler settled as not executed",
+    "a reconciler lost to the late owner",
+    "old evidence was ignored",
+    "an operator forgot an answer",
+    "an effect settled what was owed",
+    "a phase was committed",
+    "a phase of a lost lease was refused",
+    "what was never claimed was answered",
+    "a row was purged and its key begun again",
+];
+
+/// Runs and steps of the fixed run: some seconds in a development build.
+const RUNS: usize = 10_000;
+const STEPS: usize = 240;
+
+/// One key, everybody who touches it, and the upstream behind it.
+struct World {
+    shelf: Shelf,
+    /// Real time since the start, in seconds; the store's clock is this plus its error.
+    real: u64,
+    /// Whether the store's clock may jump.
+    jumpy: bool,
+    /// Until when, in real time, everybody is careful after a jump.
+    careful_until: u64,
+    actors: Vec<Actor>,
+    configured: usize,
+    policies: Vec<Arc<Policy>>,
+    nonces: u64,
+    /// Writes on their way that nobody waits for any more.
+    late: Vec<(Box<Change>, Op)>,
+    upstream: Upstream,
+    watch: Watch,
+    met: BTreeMap<&'static str, u32>,
+    purged: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    Client,
+    Worker,
+    Sweeper,
+    Reaper,
+    Reconciler,
+    Webhook,
+    Operator,
+    Effect,
+}
+
+struct Actor {
+    kind: Kind,
+    doing: Option<(Op, Stage)>,
+    run: Option<Run>,
+}
+
+/// What an actor wants to tell the machine.
+#[derive(Clone)]
+enum Op {
+    Request(Ask, Role),
+    GaveUp(Ask, Nonce),
+    Answered(Box<Record>, Nonce, Answer),
+    NotExecuted(Box<Record>, Nonce),
+    Uncertain(Box<Record>, Nonce),
+    Owes(Box<Record>, Nonce),
+    Phase(Box<Record>, Nonce, u16, Bytes),
+    Claim(Nonce),
+    Lapsed(Nonce),
+    NeverClaimed(Nonce),
+    EffectDone(Nonce, Answer),
+    EffectDead(Nonce),
+    Found(Nonce, Finder, Found, Timestamp),
+    Forget(Nonce),
+}
+
+enum Stage {
+    /// Nothing known yet.
+    Start,
+    /// Read, perhaps long ago.
+    Read(Option<Record>, Timestamp),
+    /// Decided; perhaps sent already.
+    Decided { change: Box<Change>, decision: Decision, sent_at: u64, sent: bool },
+}
+
+/// An Attempt from the inside.
+struct Run {
+    begun: Record,
+    version: Version,
+    /// From when its lease counts on its own clock.
+    lease_from: u64,
+    delivery: Option<Delivery>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Delivery {
+    /// The answer is here.
+    Answered(u16),
+    /// The connection broke.
+    Broken,
+    /// No answer yet; told as uncertain or not.
+    Slow { told: bool },
+}
+
+/// What was really executed, per generation.
+#[derive(Default)]
+struct Upstream {
+    executed: HashMap<Nonce, u16>,
+    /// Deliveries that have not decided yet: owner, birth, until when, what it will be.
+    slow: Vec<(Nonce, Nonce, u64, bool)>,
+    /// Answers to slow deliveries, by owner.
+    answers: HashMap<Nonce, u16>,
+    /// Effects that owe an answer: birth, carried out.
+    effects: HashMap<Nonce, bool>,
+}
+
+/// What the world remembers to check against.
+#[derive(Default)]
+struct Watch {
+    versions: HashMap<Version, Draft>,
+    answers: HashMap<Nonce, Option<Bytes>>,
+    given_up: HashSet<Nonce>,
+    /// The furthest that the store's clock ever stood: what was read as expired stays so if it steps back.
+    furthest: Timestamp,
+}
+
+impl World {
+    fn new(configured: usize, jumpy: bool) -> World {
+        use Kind::{Client, Effect, Operator, Reaper, Reconciler, Sweeper, Webhook, Worker};
+        let kinds = [
+            Client, Client, Client, Client, Worker, Worker, Sweeper, Sweeper, Reaper, Reconciler, Reconciler,
+            Webhook, Operator, Effect,
+        ];
+        World {
+            shelf: Shelf::new(),
+            real: 0,
+            jumpy,
+            careful_until: 0,
+            actors: kinds.map(|kind| Actor { kind, doing: None, run: None }).into(),
+            configured,
+            policies: policies().map(Arc::new).into(),
+            nonces: 0,
+            late: Vec::new(),
+            upstream: Upstream::default(),
+            watch: Watch::default(),
+            met: BTreeMap::new(),
+            purged: false,
+        }
+    }
+
+    /// One step of one actor, or of the world itself.
+    fn step(&mut self, who: u8, how: u8, luck: u8) {
+        let (who, all) = (usize::from(who) % 64, self.actors.len());
+        // Everybody moves; clients, workers and those who settle move most, and time moves often.
+        let index = match who {
+            _ if who < all => who,
+            14..30 => who % 4,
+            30..36 => 4 + who % 2,
+            36..42 => 9 + who % 2,
+            _ => return self.turn(how, luck),
+        };
+        let mut actor =
+            std::mem::replace(&mut self.actors[index], Actor { kind: Kind::Client, doing: None, run: None });
+        match actor.doing.take() {
+            Some((op, stage)) => self.go_on(&mut actor, op, stage, how, luck),
+            None if actor.run.is_some() => self.work(&mut actor, how, luck),
+            None => self.take_up(&mut actor, how, luck),
+        }
+        self.actors[index] = actor;
+    }
+
+    fn meet(&mut self, situation: &'static str) {
+        *self.met.entry(situation).or_default() += 1;
+    }
+
+    fn draw(&mut self) -> Nonce {
+        self.nonces += 1;
+        Nonce(self.nonces)
+    }
+
+    /// Time, the store, the network and the configuration.
+    fn turn(&mut self, how: u8, luck: u8) {
+        match how % 16 {
+            0..=2 => self.pass(1 + u64::from(luck) % 10),
+            3..=4 => self.pass(LEASE / 2),
+            5 => self.pass(LEASE),
+            6..=7 => self.pass(SETTLE),
+            8 if luck % 4 == 0 => self.pass(RETENTION),
+            9 if luck % 2 == 0 => self.configured = usize::from(luck / 2) % POLICIES,
+            10..=12 if !self.late.is_empty() => {
+                let (change, op) = self.late.swap_remove(usize::from(luck) % self.late.len());
+                self.meet("a late write came after its sender had given up");
+                self.commit(&change, &op);
+            }
+            13 if self.jumpy => {
+                let by = [2, 31, 61, 3601][usize::from(luck / 2) % 4];
+                let by = if luck % 2 == 0 { by } else { -by };
+                self.shelf.now = Timestamp::from_micros(self.shelf.now.as_micros() + by * 1_000_000);
+                self.watch.furthest = self.watch.furthest.max(self.shelf.now);
+                self.careful_until = self.real + LEASE;
+            }
+            14 if luck < 4 => {
+                // What an Attempt then inserts again is its own answer, whatever was stored before.
+                self.watch.answers.clear();
+                self.shelf.lose();
+            }
+            _ => self.pass(1),
+        }
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.real += seconds;
+        self.shelf.now = self.shelf.now.after(Duration::from_secs(seconds));
+        self.watch.furthest = self.watch.furthest.max(self.shelf.now);
+        let (due, slow) = std::mem::take(&mut self.upstream.slow).into_iter().partition(|d| d.2 <= self.real);
+        self.upstream.slow = slow;
+        for (owner, birth, _, does) in Vec::from_iter::<Vec<_>>(due) {
+            if does {
+                self.execute(birth, 201, None);
+            }
+            self.upstream.answers.insert(owner, if does { 201 } else { 503 });
+        }
+    }
+
+    /// The upstream really does it. Without a policy at hand it is a strict one's.
+    fn execute(&mut self, birth: Nonce, status: u16, policy: Option<&Policy>) {
+        let before = self.upstream.executed.insert(birth, status);
+        let strict = policy.is_none_or(is_strict);
+        assert!(
+            !strict || before.is_none(),
+            "executed twice in one generation under a policy that forbids it"
+        );
+    }
+
+    /// An idle actor takes something up.
+    fn take_up(&mut self, actor: &mut Actor, how: u8, luck: u8) {
+        let nonce = self.draw();
+        let row = self.shelf.record();
+        let state = row.map(|row| row.state);
+        let due = row.is_some_and(|row| row.is_due(self.shelf.now));
+        let op = match actor.kind {
+            Kind::Client => {
+                let policy = self.policies[self.configured].clone();
+                let body = if how % 8 == 0 { "B" } else { "A" };
+                let role = match luck % 8 {
+                    _ if self.real < self.careful_until => Role::Careful,
+                    0 | 1 => Role::Waiter,
+                    _ => Role::Caller,
+                };
+                let later = (policy.answer == AnswerRule::Async).then(|| Bytes::from_static(b"asked"));
+                let mut ask = ask("shop", body, policy, nonce);
+                ask.later = later;
+                Op::Request(ask, role)
+            }
+            Kind::Worker if state == Some(State::Pending) => Op::Claim(nonce),
+            // After a jump the sweeper leaves alone what would run again.
+            Kind::Sweeper if due && self.real < self.careful_until => return,
+            Kind::Sweeper if due && state == Some(State::InProgress) => Op::Lapsed(nonce),
+            Kind::Reaper if due && state == Some(State::Pending) && how % 2 == 0 => Op::NeverClaimed(nonce),
+            Kind::Reaper => {
+                let birth = self.shelf.record().map(|row| row.birth);
+                if self.shelf.purge() {
+                    self.purged = true;
+                    self.watch.answers.retain(|known, _| Some(*known) != birth);
+                    // No write is on its way for as long as a retention.
+                    self.late.clear();
+                }
+                return;
+            }
+            Kind::Reconciler if due && state == Some(State::Unknown) => {
+                Op::Found(nonce, Finder::Reconciler, self.asked_upstream(luck), self.shelf.now)
+            }
+            Kind::Webhook if state == Some(State::Unknown) || how % 4 == 0 => {
+                Op::Found(nonce, Finder::Webhook, self.truth(), self.shelf.now)
+            }
+            Kind::Operator if state == Some(State::Completed) && how % 8 == 0 => Op::Forget(nonce),
+            Kind::Operator if state == Some(State::Unknown) && how % 4 == 0 => {
+                Op::Found(nonce, Finder::Operator, self.truth(), self.shelf.now)
+            }
+            Kind::Effect => match self.effect(how, luck, nonce) {
+                Some(op) => op,
+                None => return,
+            },
+            _ => return,
+        };
+        actor.doing = Some((op, Stage::Start));
+    }
+
+    /// An effect of the current generation is carried out, or told dead.
+    fn effect(&mut self, how: u8, luck: u8, nonce: Nonce) -> Option<Op> {
+        let (birth, policy) = self.shelf.record().map(|row| (row.birth, row.policy.clone()))?;
+        let made = *self.upstream.effects.get(&birth)?;
+        if !made && how % 4 == 0 {
+            return Some(Op::EffectDead(nonce));
+        }
+        if !made {
+            self.upstream.effects.insert(birth, true);
+            self.execute(birth, 201, Some(&policy));
+        }
+        Some(Op::EffectDone(nonce, answer(201, &format!("effect {luck}"))))
+    }
+
+    /// What the upstream says when asked now: it may not have heard of it yet.
+    fn asked_upstream(&self, luck: u8) -> Found {
+        let birth = self.shelf.record().map(|row| row.birth);
+        match birth.and_then(|birth| self.upstream.executed.get(&birth)) {
+            _ if luck % 8 == 0 => Found::Nothing,
+            Some(status) => Found::Executed(answer(*status, "looked up")),
+            // Two looks are told apart by the store's clock; a clock that jumps proves nothing.
+            None if self.jumpy => Found::Nothing,
+            None => Found::NotExecuted,
+        }
+    }
+
+    /// What somebody says who knows: nothing while it may still happen.
+    fn truth(&self) -> Found {
+        let Some(birth) = self.shelf.record().map(|row| row.birth) else {
+            return Found::Nothing;
+        };
+        let may_deliver = |run: &Run| {
+            run.begun.birth == birth && run.delivery.is_none() && self.real < run.lease_from + LEASE
+        };
+        let open = self.upstream.slow.iter().any(|(_, b, ..)| *b == birth)
+            || self.actors.iter().filter_map(|actor| actor.run.as_ref()).any(may_deliver)
+            || self.actors.iter().any(Self::may_begin)
+            || self.upstream.effects.get(&birth) == Some(&false);
+        match self.upstream.executed.get(&birth) {
+            Some(status) => Found::Executed(answer(*status, "known")),
+            None if open => Found::Nothing,
+            None => Found::NotExecuted,
+        }
+    }
+
+    /// Whether somebody may learn any moment that its begin had come, and run.
+    fn may_begin(actor: &Actor) -> bool {
+        matches!(&actor.doing, Some((Op::Request(..) | Op::Claim(_), Stage::Decided { sent: true, .. })))
+    }
+
+    /// An actor goes on with what it took up: reads, decides, commits.
+    fn go_on(&mut self, actor: &mut Actor, op: Op, stage: Stage, how: u8, luck: u8) {
+        // Anybody may crash at any step. A write that was sent may still arrive.
+        if luck == 255 {
+            if let Stage::Decided { change, sent: true, .. } = stage {
+                self.late.push((change, op));
+            }
+            actor.run = None;
+            return;
+        }
+        match stage {
+            Stage::Start => {
+                let read = Stage::Read(self.shelf.record().cloned(), self.shelf.now);
+                actor.doing = Some((op, read));
+            }
+            Stage::Read(row, read_at) => {
+                let verdict = decide(row.as_ref(), &op.event(), read_at);
+                self.check_decision(&op, row.as_ref(), read_at, &verdict);
+                match verdict {
+                    Verdict::Keep(decision) => self.outcome(actor, op, decision, row, self.real),
+                    Verdict::Write(change, decision) => {
+                        let stage = Stage::Decided { change, decision, sent_at: self.real, sent: false };
+                        actor.doing = Some((op, stage));
+                    }
+                }
+            }
+            Stage::Decided { change, decision, sent_at, sent } => {
+                let sent_at = if sent { sent_at } else { self.real };
+                match how % 8 {
+                    // The request is lost or late, and the same Change is issued again.
+                    0 => {
+                        if luck % 2 == 0 {
+                            self.late.push((change.clone(), op.clone()));
+                        }
+                        actor.doing = Some((op, Stage::Decided { change, decision, sent_at, sent: true }));
+                    }
+                    // The reply is lost.
+                    1 => {
+                        self.commit(&change, &op);
+                        actor.doing = Some((op, Stage::Decided { change, decision, sent_at, sent: true }));
+                    }
+                    2 if sent && matches!(op, Op::Request(..)) => self.give_up(actor, op, change, luck),
+                    _ => self.send(actor, op, change, decision, sent_at),
+                }
+            }
+        }
+    }
+
+    /// A begin without a reply: the client gets 503, and a write must make the begin lose.
+    fn give_up(&mut self, actor: &mut Actor, op: Op, change: Box<Change>, luck: u8) {
+        let Op::Request(ask, _) = &op else { return };
+        let nonce = self.draw();
+        actor.doing = Some((Op::GaveUp(ask.clone(), nonce), Stage::Start));
+        if luck % 2 == 0 {
+            self.late.push((change, op));
+        }
+    }
+
+    fn send(&mut self, actor: &mut Actor, op: Op, change: Box<Change>, decision: Decision, sent_at: u64) {
+        let before = self.shelf.record().cloned();
+        match self.commit(&change, &op) {
+            Commit::Done(_) => {
+                let row = self.shelf.record().cloned();
+                self.met_by(&op, &change, &decision, before.as_ref());
+                self.outcome(actor, op, decision, row, sent_at);
+            }
+            Commit::Conflict(newer) => {
+                let newer = newer.map(|newer| *newer);
+                if newer.as_ref().is_some_and(|newer| change.is_stored_as(newer)) {
+                    self.meet("an own lost reply was recognised");
+                    self.outcome(actor, op, decision, newer.map(|newer| newer.record), sent_at);
+                    return;
+                }
+                self.lost_race(&op, &change, newer.as_ref().map(|newer| &newer.record));
+                // Decide again on what is there now. That is another write, so it draws another nonce.
+                let op = op.drawn_again(self.draw());
+                actor.doing = Some((op, Stage::Read(newer.map(|newer| newer.record), self.shelf.now)));
+            }
+        }
+    }
+
+    /// What a definite decision means for the actor.
+    fn outcome(&mut self, actor: &mut Actor, op: Op, decision: Decision, row: Option<Record>, sent_at: u64) {
+        match (&op, &decision) {
+            (_, Decision::Run { .. }) => {
+                let begun = row.expect("who runs has a row");
+                actor.run = Some(Run { version: begun.version, begun, lease_from: sent_at, delivery: None });
+            }
+            (Op::Phase(..), Decision::Advanced) => {
+                if let (Some(run), Some(row)) = (&mut actor.run, row) {
+                    (run.version, run.lease_from) = (row.version, sent_at);
+                }
+            }
+            // Its answer may still come.
+            (Op::Uncertain(..), _) => {}
+            (Op::GaveUp(ask, _), Decision::Freed) => {
+                self.watch.given_up.insert(ask.nonce);
+            }
+            (Op::Found(.., as_of), Decision::Ignored) => {
+                let ran_at = row.filter(|row| row.state == State::Unknown).and_then(|row| row.ran_at);
+                if ran_at.is_some_and(|ran_at| *as_of < ran_at) {
+                    self.meet("old evidence was ignored");
+                }
+            }
+            (Op::Answered(begun, ..), Decision::Superseded) => {
+                match row {
+                    Some(row) if row.owner != begun.owner => self.meet("a late finish found another owner"),
+                    Some(row) if row.state == State::Completed => {
+                        self.meet("a late finish found a stored answer")
+                    }
+                    _ => {}
+                }
+                actor.run = None;
+            }
+            (Op::Phase(..), Decision::Superseded) => {
+                self.meet("a phase of a lost lease was refused");
+                actor.run = None;
+            }
+            (Op::Answered(..) | Op::NotExecuted(..) | Op::Owes(..), _) => actor.run = None,
+            (Op::Request(_, role), decision) => self.meet_request(*role, decision, row.as_ref()),
+            _ => {}
+        }
+    }
+
+    fn meet_request(&mut self, role: Role, decision: &Decision, row: Option<&Record>) {
+        let state = row.map(|row| row.state);
+        match decision {
+            Decision::Free if role == Role::Waiter && state == Some(State::Retryable) => {
+                self.meet("a waiter was refused on a retryable record");
+            }
+            Decision::Wait { .. }
+                if role == Role::Careful && row.is_some_and(|row| row.is_due(self.shelf.now)) =>
+            {
+                self.meet("a careful request did not take over");
+            }
+            Decision::Mismatch => self.meet("a request met another fingerprint"),
+            Decision::Unknown { .. } => self.meet("a request met an unknown record"),
+            Decision::Expired => self.meet("an expired key was refused"),
+            Decision::Replay => self.meet("an answer was replayed"),
+            _ => {}
+        }
+    }
+
+    /// A running Attempt does the next piece of its work.
+    fn work(&mut self, actor: &mut Actor, how: u8, luck: u8) {
+        let nonce = self.draw();
+        let run = actor.run.as_mut().expect("it runs");
+        let begun = Box::new(run.begun.clone());
+        let who = format!("attempt {:?}", begun.owner);
+        let held_for = self.real - run.lease_from;
+        let op = match (run.delivery, how % 16) {
+            (_, 0) => {
+                actor.run = None; // crashed
+                return;
+            }
+            (Some(Delivery::Answered(status)), _) => Op::Answered(begun, nonce, answer(status, &who)),
+            (Some(Delivery::Broken), _) => {
+                actor.run = None;
+                Op::Uncertain(begun, nonce)
+            }
+            (Some(Delivery::Slow { told }), _) => match self.upstream.answers.get(&begun.owner) {
+                Some(status) => Op::Answered(begun, nonce, answer(*status, &who)),
+                None if !told && how % 2 == 0 => {
+                    run.delivery = Some(Delivery::Slow { told: true });
+                    Op::Uncertain(begun, nonce)
+                }
+                None => return,
+            },
+            // Past all of its lease it sends nothing.
+            (None, _) if held_for >= LEASE => Op::NotExecuted(begun, nonce),
+            // Past half of it, it renews first.
+            (None, how) if how == 1 || held_for > LEASE / 2 => {
+                if self.shelf.renew(run.version) && luck % 4 != 0 {
+                    run.lease_from = self.real;
+                }
+                return;
+            }
+            (None, 2) => Op::NotExecuted(begun, nonce),
+            (None, 3) => Op::Owes(begun, nonce),
+            (None, 4 | 5) => {
+                let point = self.shelf.record().map_or(0, |row| row.point) + 1;
+                Op::Phase(begun, nonce, point, Bytes::from_static(b"result"))
+            }
+            (None, 6) => return,
+            (None, _) => {
+                run.delivery = Some(self.deliver(&begun, luck));
+                return;
+            }
+        };
+        actor.doing = Some((op, Stage::Start));
+    }
+
+    /// The upstream gets the request.
+    fn deliver(&mut self, begun: &Record, luck: u8) -> Delivery {
+        match luck % 9 {
+            0 | 1 => {
+                self.execute(begun.birth, 201, Some(&begun.policy));
+                Delivery::Answered(201)
+            }
+            2 => {
+                self.execute(begun.birth, 402, Some(&begun.policy));
+                Delivery::Answered(402)
+            }
+            3 => Delivery::Answered(503),
+            4 => Delivery::Answered(401),
+            // It proves nothing, and may have been done.
+            5 => {
+                if luck >= 128 {
+                    self.execute(begun.birth, 201, Some(&begun.policy));
+                }
+                Delivery::Answered(500)
+            }
+            6 => {
+                if luck >= 128 {
+                    self.execute(begun.birth, 201, Some(&begun.policy));
+                }
+                Delivery::Broken
+            }
+            _ if !is_strict(&begun.policy) || self.jumpy => Delivery::Answered(429),
+            _ => {
+                let does = luck >= 128;
+                self.upstream.slow.push((begun.owner, begun.birth, self.real + UPSTREAM, does));
+                Delivery::Slow { told: false }
+            }
+        }
+    }
+
+    /// Sends one Change to the store and checks what it did.
+    fn commit(&mut self, change: &Change, op: &Op) -> Commit {
+        let before = self.shelf.load();
+        let commit = self.shelf.commit(change);
+        let after = self.shelf.load();
+        match &commit {
+            Commit::Conflict(_) => assert_eq!(before, after, "a refused write changes nothing"),
+            Commit::Done(_) if change.draft.is_none() => assert_eq!(before, after, "history only"),
+            Commit::Done(_) => {
+                let after = after.expect("a draft leaves a row");
+                if before.is_none() && self.purged {
+                    self.purged = false;
+                    self.meet("a row was purged and its key begun again");
+                }
+                let now = self.shelf.now;
+                // The very same write may come again after its row was lost or removed.
+                let draft = change.draft.clone().expect("it has a draft");
+                if let Some(first) = self.watch.versions.insert(after.record.version, draft.clone()) {
+                    assert_eq!(first, draft, "two writes under one version");
+                }
+                if after.record.flags.owed {
+                    self.upstream.effects.entry(after.record.birth).or_insert(false);
+                }
+                self.watch.check(before.as_ref().map(|b| &b.record), &after.record, after.answer, op, now);
+            }
+        }
+        commit
+    }
+
+    /// What must be true of a decision before anything is written.
+    fn check_decision(&self, op: &Op, row: Option<&Record>, now: Timestamp, verdict: &Verdict) {
+        let (Verdict::Keep(decision) | Verdict::Write(_, decision)) = verdict;
+        let Op::Request(ask, role) = op else { return };
+        let runs = matches!(decision, Decision::Run { .. } | Decision::Accepted);
+        assert!(!runs || *role != Role::Waiter, "a waiter never starts an attempt");
+        let Some(row) = row else { return };
+        let takes_over = runs && row.state == State::InProgress;
+        assert!(!takes_over || *role == Role::Caller, "a careful request takes nothing over");
+        if row.is_expired(now) {
+            let fits = runs || matches!(decision, Decision::Expired | Decision::Free);
+            assert!(fits, "an expired record is as absent: {decision:?}");
+            return;
+        }
+        if row.fingerprint.as_ref().is_some_and(|stored| *stored != ask.fingerprint) {
+            assert_eq!(*decision, Decision::Mismatch, "another fingerprint, in {:?}", row.state);
+        }
+        if row.state == State::Unknown {
+            let fits = matches!(decision, Decision::Unknown { .. } | Decision::Mismatch);
+            assert!(fits && matches!(verdict, Verdict::Keep(_)), "no request moves what is unknown");
+        }
+    }
+
+    /// Counts what a committed Change shows.
+    fn met_by(&mut self, op: &Op, change: &Change, decision: &Decision, before: Option<&Record>) {
+        let state = before.map(|before| before.state);
+        let expired = before.is_some_and(|before| before.is_expired(self.shelf.now));
+        let draft = change.draft.as_ref();
+        match (op, decision) {
+            (Op::Request(..), Decision::Run { .. } | Decision::Accepted) => match state {
+                None if *decision == Decision::Accepted => {
+                    self.meet("a first request was accepted to run later");
+                }
+                None => self.meet("a first request ran"),
+                Some(_) if expired => self.meet("a retention was over and a request began anew"),
+                Some(State::Retryable) => self.meet("a retryable record was run again"),
+                Some(_) => self.meet("a takeover ran"),
+            },
+            (Op::GaveUp(..), Decision::Freed) if before.is_none() => {
+                self.meet("a given-up begin was replaced by a placeholder");
+            }
+            (Op::GaveUp(ask, _), Decision::Freed) if before.is_some_and(|b| b.owner == ask.nonce) => {
+                self.meet("a given-up begin was released");
+            }
+            (Op::Answered(..), Decision::Stored) => match state {
+                None => self.meet("a finish found no record"),
+                Some(State::InProgress) => {}
+                Some(_) => self.meet("a late finish was accepted"),
+            },
+            (Op::Phase(..), _) => self.meet("a phase was committed"),
+            (Op::Lapsed(_), _) => {
+                self.meet("a sweep settled");
+                if draft.is_some_and(|d| d.state == State::Unknown && d.policy.on_lapse == OnLapse::Retry) {
+                    self.meet("a lapse was poison");
+                }
+            }
+            (Op::NeverClaimed(_), _) => self.meet("what was never claimed was answered"),
+            (Op::EffectDone(..), _) => self.meet("an effect settled what was owed"),
+            (Op::Found(_, Finder::Reconciler, Found::Executed(_), _), Decision::Settled) => {
+                self.meet("a reconciler settled as executed");
+            }
+            (Op::Found(_, Finder::Reconciler, Found::NotExecuted, _), Decision::Settled) => {
+                self.meet("a reconciler settled as not executed");
+            }
+            (Op::Forget(_), _) => self.meet("an operator forgot an answer"),
+            _ => {}
+        }
+    }
+
+    /// Counts what a refused Change shows.
+    fn lost_race(&mut self, op: &Op, change: &Change, newer: Option<&Record>) {
+        match (op, change.expect, newer) {
+            (Op::Request(..), Expect::Absent, Some(_)) => self.meet("an insert lost to another"),
+            (Op::Request(..) | Op::Lapsed(_), Expect::Due(version), Some(newer))
+                if newer.version == version =>
+            {
+                self.meet("a takeover was refused because the lease was renewed");
+            }
+            (Op::Request(..), Expect::Version(_), Some(newer)) => match change.draft.as_ref() {
+                Some(draft) if draft.birth != newer.birth => self.meet("a begin anew lost to another"),
+                _ => self.meet("a run again lost to another"),
+            },
+            (Op::GaveUp(..), Expect::Absent, _) => {
+                self.meet("a given-up placeholder was beaten by the begin");
+            }
+            (Op::Lapsed(_), ..) => self.meet("a sweep was refused"),
+            (Op::Found(_, Finder::Reconciler, ..), _, Some(newer)) if newer.state == State::Completed => {
+                self.meet("a reconciler lost to the late owner");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Watch {
+    /// What is always true of a write that the store took.
+    fn check(
+        &mut self,
+        before: Option<&Record>,
+        after: &Record,
+        kept: Option<Bytes>,
+        op: &Op,
+        now: Timestamp,
+    ) {
+        let begins = matches!(op, Op::Request(..) | Op::Claim(_)) && after.state == State::InProgress;
+        assert!(
+            !(after.state == State::InProgress && self.given_up.contains(&after.owner)),
+            "a begin that was given up holds the record"
+        );
+        if let Op::Request(ask, role) = op
+            && begins
+        {
+            assert!(*role != Role::Waiter && after.owner == ask.nonce);
+            assert_eq!(after.fingerprint.as_ref(), Some(&ask.fingerprint), "it runs what it was asked");
+        }
+        // Retention counts from here; what is open has none.
+        let counts = after.expires_at.zip(after.purge_at);
+        match after.state {
+            State::Completed | State::Retryable if !matches!(op, Op::Forget(_)) => {
+                let ends = now.after(after.policy.retention);
+                assert_eq!(counts, Some((ends, ends.after(after.policy.tombstone))));
+            }
+            State::Completed | State::Retryable => assert_eq!(counts, Some((now, now))),
+            _ => assert!(after.expires_at.is_none() && after.purge_at.is_none(), "it never expires silently"),
+        }
+        if after.state == State::Completed {
+            assert!(after.fingerprint.is_some(), "an answer is somebody's");
+            assert_eq!(kept.is_none(), after.flags.not_retained);
+            let first = self.answers.entry(after.birth).or_insert_with(|| kept.clone());
+            assert_eq!(*first, kept, "a stored answer never changes");
+        }
+        if let Some(before) = before {
+            check_step(before, after, op, now, self.furthest);
+        }
+    }
+}
+
+/// What is always true from one row to the next.
+fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest: Timestamp) {
+    let same_generation = before.birth == after.birth;
+    if before.state == State::InProgress && (after.owner != before.owner || !same_generation) {
+        assert!(before.is_due(now), "a live lease was taken away");
+    }
+    if before.state == State::Unknown {
+        assert!(same_generation, "what is unknown is never begun anew");
+        let may = match op {
+            Op::Answered(begun, ..) | Op::NotExecuted(begun, _) => begun.owner == before.owner,
+            Op::GaveUp(ask, _) => ask.nonce == before.owner,
+            Op::Found(..) => true,
+            _ => false,
+        };
+        assert!(may || after.state == State::Unknown, "only who knows leaves unknown");
+    }
+    if !same_generation {
+        let free = before.is_expired(furthest) || before.fingerprint.is_none();
+        assert!(free, "a generation ends by expiry, or where nobody's request holds the key");
+        return;
+    }
+    assert_eq!(before.policy, after.policy, "rules travel with the record");
+    if before.state == State::Completed {
+        assert_eq!(after.state, State::Completed, "what is completed stays so");
+        assert_eq!((before.note.status, before.completed_at), (after.note.status, after.completed_at));
+    }
+    assert!(
+        after.attempt >= before.attempt && after.point >= before.point && after.point <= before.point + 1
+    );
+    if after.owner != before.owner {
+        assert!(after.state == State::InProgress && after.attempt == before.attempt + 1);
+    }
+    let kept = after.fingerprint == before.fingerprint;
+    assert!(kept || after.fingerprint.is_none(), "a fingerprint is kept or cleared, never changed");
+    assert!(kept || after.state == State::Retryable, "only a free key is nobody's");
+}
+
+impl Op {
+    fn drawn_again(mut self, drawn: Nonce) -> Op {
+        match &mut self {
+            Op::Request(ask, _) => ask.nonce = drawn,
+            Op::GaveUp(_, nonce)
+            | Op::Answered(_, nonce, _)
+            | Op::NotExecuted(_, nonce)
+            | Op::Uncertain(_, nonce)
+            | Op::Owes(_, nonce)
+            | Op::Phase(_, nonce, ..)
+            | Op::Claim(nonce)
+            | Op::Lapsed(nonce)
+            | Op::NeverClaimed(nonce)
+            | Op::EffectDone(nonce, _)
+            | Op::EffectDead(nonce)
+            | Op::Found(nonce, ..)
+            | Op::Forget(nonce) => *nonce = drawn,
+        }
+        self
+    }
+
+    fn event(&self) -> Event<'_> {
+        let why = ErrorCode::NotSent;
+        match self {
+            Op::Request(ask, role) => Event::Request { ask, role: *role },
+            Op::GaveUp(ask, nonce) => Event::GaveUp { ask, nonce: *nonce },
+            Op::Answered(begun, nonce, answer) => Event::Answered { begun, nonce: *nonce, answer },
+            Op::NotExecuted(begun, nonce) => Event::NotExecuted { begun, nonce: *nonce, why },
+            Op::Uncertain(begun, nonce) => Event::Uncertain { begun, nonce: *nonce, why: ErrorCode::Broken },
+            Op::Owes(begun, nonce) => Event::Owes { begun, nonce: *nonce },
+            Op::Phase(begun, nonce, point, result) => {
+                Event::Phase { begun, nonce: *nonce, point: *point, result }
+            }
+            Op::Claim(nonce) => Event::Claim { nonce: *nonce },
+            Op::Lapsed(nonce) => Event::Lapsed { nonce: *nonce },
+            Op::NeverClaimed(nonce) => Event::NeverClaimed { nonce: *nonce },
+            Op::EffectDone(nonce, answer) => Event::EffectDone { nonce: *nonce, answer },
+            Op::EffectDead(nonce) => Event::EffectDead { nonce: *nonce },
+            Op::Found(nonce, by, what, as_of) => Event::Found { nonce: *nonce, by: *by, what, as_of: *as_of },
+            Op::Forget(nonce) => Event::Forget { nonce: *nonce, reason: "asked to" },
+        }
+    }
+}
+
+/// Whether the policy promises at most one execution. The others are the operator's word that another is harmless.
+fn is_strict(policy: &Policy) -> bool {
+    matches!(policy.on_lapse, OnLapse::Unknown | OnLapse::Fail)
+        && policy.on_server_error != OnServerError::Retry
+}
+
+fn policies() -> [Policy; POLICIES] {
+    let plain = Policy {
+        lease: Duration::from_secs(LEASE),
+        retention: Duration::from_secs(RETENTION),
+        pending_deadline: Duration::from_secs(2 * LEASE),
+        upstream_timeout: Duration::from_secs(UPSTREAM),
+        reconcile: Some(Reconcile { settle: Duration::from_secs(SETTLE), attempts: 4 }),
+        ..Policy::default()
+    };
+    let all = [
+        plain.clone(),
+        Policy {
+            reconcile: None,
+            tombstone: Duration::from_secs(RETENTION),
+            after_expiry: AfterExpiry::Refuse,
+            ..plain.clone()
+        },
+        Policy { answer: AnswerRule::Async, ..plain.clone() },
+        Policy { on_lapse: OnLapse::Fail, on_server_error: OnServerError::Store, ..plain.clone() },
+        Policy { on_lapse: OnLapse::Retry, max_attempts: 2, ..plain.clone() },
+        Policy { on_lapse: OnLapse::Resume, on_server_error: OnServerError::Retry, ..plain.clone() },
+        Policy { on_lapse: OnLapse::Retry, answer: AnswerRule::Async, ..plain },
+    ];
+    for policy in &all {
+        assert_eq!(policy.check(), Ok(()));
+    }
+    all
+}
+
+/// Numbers that look like chance and are the same in every run (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+const POLICIES: usize = 7;
+
+/// In seconds. The upstream's answer fits twice into `settle`, as every policy demands.
+const LEASE: u64 = 30;
+const UPSTREAM: u64 = 20;
+const SETTLE: u64 = 60;
+const RETENTION: u64 = 3600;

@@ -94,7 +94,7 @@ const SITUATIONS: [&str; 37] = [
 ];
 
 /// Runs and steps of the fixed run: some seconds in a development build.
-const RUNS: usize = 10_000;
+const RUNS: usize = 20_000;
 const STEPS: usize = 240;
 
 /// One key, everybody who touches it, and the upstream behind it.
@@ -354,7 +354,7 @@ impl World {
             Kind::Webhook if state == Some(State::Unknown) || how % 4 == 0 => {
                 Op::Found(nonce, Finder::Webhook, self.truth(), self.shelf.now)
             }
-            Kind::Operator if state == Some(State::Completed) && how % 8 == 0 => Op::Forget(nonce),
+            Kind::Operator if how % 8 == 0 => Op::Forget(nonce),
             Kind::Operator if state == Some(State::Unknown) && how % 4 == 0 => {
                 Op::Found(nonce, Finder::Operator, self.truth(), self.shelf.now)
             }
@@ -813,17 +813,29 @@ impl Watch {
 /// What is always true from one row to the next.
 fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest: Timestamp) {
     let same_generation = before.birth == after.birth;
-    if before.state == State::InProgress && (after.owner != before.owner || !same_generation) {
+    let by_its_owner = match op {
+        Op::Answered(begun, ..)
+        | Op::NotExecuted(begun, _)
+        | Op::Uncertain(begun, _)
+        | Op::Owes(begun, _)
+        | Op::Phase(begun, ..) => begun.owner == before.owner,
+        Op::GaveUp(ask, _) => ask.nonce == before.owner,
+        _ => false,
+    };
+    if before.state == State::InProgress && !by_its_owner {
         assert!(before.is_due(now), "a live lease was taken away");
+    }
+    if let Op::Found(_, by, what, as_of) = op {
+        assert!(before.ran_at.is_none_or(|ran_at| ran_at <= *as_of), "evidence older than the attempt");
+        let first =
+            before.note.absent_at.map(|at| Timestamp::from_micros(at).after(Duration::from_secs(SETTLE)));
+        let proven = *by != Finder::Reconciler || first.is_some_and(|first| first <= *as_of);
+        let frees = *what == Found::NotExecuted && after.state != State::Unknown;
+        assert!(!frees || proven, "one look of a reconciler is no proof");
     }
     if before.state == State::Unknown {
         assert!(same_generation, "what is unknown is never begun anew");
-        let may = match op {
-            Op::Answered(begun, ..) | Op::NotExecuted(begun, _) => begun.owner == before.owner,
-            Op::GaveUp(ask, _) => ask.nonce == before.owner,
-            Op::Found(..) => true,
-            _ => false,
-        };
+        let may = by_its_owner || matches!(op, Op::Found(..));
         assert!(may || after.state == State::Unknown, "only who knows leaves unknown");
     }
     if !same_generation {

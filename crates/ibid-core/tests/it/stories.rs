@@ -756,6 +756,24 @@ fn a_late_answer_of_a_worker_completes_the_record_that_waits_for_its_next_run() 
 }
 
 #[test]
+fn a_late_worker_that_finds_another_at_its_record_is_superseded() {
+    story(
+        "
+        policy   answer=async on_lapse=retry
+        ann      begins async  -> accepted
+        wim      claims        -> run
+        +30s
+        sweeper  sweeps        -> settled
+        +2s
+        wat      claims        -> run attempt 2
+        wim      finishes 201  -> superseded
+        wat      finishes 402  -> stored
+        ann      begins async  -> replay 402
+        ",
+    );
+}
+
+#[test]
 fn a_late_answer_revives_nothing_that_is_forgotten_or_expired() {
     story(
         "

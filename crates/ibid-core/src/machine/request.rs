@@ -52,7 +52,7 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
     match record {
         _ if gone => {
             // No fingerprint: nothing was accepted, so nobody's request holds the key.
-            let draft = Draft { fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
+            let draft = Draft { birth: nonce, fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
             let draft = freed(draft, ErrorCode::GivenUp);
             let mut change = change(ask.id, expect, nonce, draft);
             change.clears_bodies = expect != Expect::Absent;

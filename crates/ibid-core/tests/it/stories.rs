@@ -1585,6 +1585,21 @@ fn a_new_beginning_on_an_expired_record_that_was_given_up_loses_too() {
     );
 }
 
+#[test]
+fn what_stands_in_for_a_given_up_begin_is_a_generation_of_its_own() {
+    story(
+        "
+        policy   retention=1h
+        ann      loses the reply: begins  -> lost
+        ann      gave up                  -> freed
+        +1h
+        ann      gave up                  -> freed
+        record   has attempt 0
+        record   has generation 2
+        ",
+    );
+}
+
 // Protocol 3: waiters.
 
 #[test]

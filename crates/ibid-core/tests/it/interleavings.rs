@@ -159,7 +159,7 @@ enum Stage {
     /// Nothing known yet.
     Start,
     /// Read, perhaps long ago.
-    Read(Option<Record>, Timestamp),
+    Read(Option<Box<Record>>, Timestamp),
     /// Decided; perhaps sent already.
     Decided { change: Box<Change>, decision: Decision, sent_at: u64, sent: bool },
 }
@@ -266,8 +266,8 @@ impl World {
             3..=4 => self.pass(LEASE / 2),
             5 => self.pass(LEASE),
             6..=7 => self.pass(SETTLE),
-            8 if luck % 4 == 0 => self.pass(RETENTION),
-            9 if luck % 2 == 0 => self.configured = usize::from(luck / 2) % POLICIES,
+            8 if luck.is_multiple_of(4) => self.pass(RETENTION),
+            9 if luck.is_multiple_of(2) => self.configured = usize::from(luck / 2) % POLICIES,
             10..=12 if !self.late.is_empty() => {
                 let (change, op) = self.late.swap_remove(usize::from(luck) % self.late.len());
                 self.meet("a late write came after its sender had given up");
@@ -275,7 +275,7 @@ impl World {
             }
             13 if self.jumpy => {
                 let by = [2, 31, 61, 3601][usize::from(luck / 2) % 4];
-                let by = if luck % 2 == 0 { by } else { -by };
+                let by = if luck.is_multiple_of(2) { by } else { -by };
                 self.shelf.now = Timestamp::from_micros(self.shelf.now.as_micros() + by * 1_000_000);
                 self.watch.furthest = self.watch.furthest.max(self.shelf.now);
                 self.careful_until = self.real + LEASE;
@@ -322,7 +322,7 @@ impl World {
         let op = match actor.kind {
             Kind::Client => {
                 let policy = self.policies[self.configured].clone();
-                let body = if how % 8 == 0 { "B" } else { "A" };
+                let body = if how.is_multiple_of(8) { "B" } else { "A" };
                 let role = match luck % 8 {
                     _ if self.real < self.careful_until => Role::Careful,
                     0 | 1 => Role::Waiter,
@@ -337,7 +337,9 @@ impl World {
             // After a jump the sweeper leaves alone what would run again.
             Kind::Sweeper if due && self.real < self.careful_until => return,
             Kind::Sweeper if due && state == Some(State::InProgress) => Op::Lapsed(nonce),
-            Kind::Reaper if due && state == Some(State::Pending) && how % 2 == 0 => Op::NeverClaimed(nonce),
+            Kind::Reaper if due && state == Some(State::Pending) && how.is_multiple_of(2) => {
+                Op::NeverClaimed(nonce)
+            }
             Kind::Reaper => {
                 let birth = self.shelf.record().map(|row| row.birth);
                 if self.shelf.purge() {
@@ -351,11 +353,11 @@ impl World {
             Kind::Reconciler if due && state == Some(State::Unknown) => {
                 Op::Found(nonce, Finder::Reconciler, self.asked_upstream(luck), self.shelf.now)
             }
-            Kind::Webhook if state == Some(State::Unknown) || how % 4 == 0 => {
+            Kind::Webhook if state == Some(State::Unknown) || how.is_multiple_of(4) => {
                 Op::Found(nonce, Finder::Webhook, self.truth(), self.shelf.now)
             }
-            Kind::Operator if how % 8 == 0 => Op::Forget(nonce),
-            Kind::Operator if state == Some(State::Unknown) && how % 4 == 0 => {
+            Kind::Operator if how.is_multiple_of(8) => Op::Forget(nonce),
+            Kind::Operator if state == Some(State::Unknown) && how.is_multiple_of(4) => {
                 Op::Found(nonce, Finder::Operator, self.truth(), self.shelf.now)
             }
             Kind::Effect => match self.effect(how, luck, nonce) {
@@ -371,7 +373,7 @@ impl World {
     fn effect(&mut self, how: u8, luck: u8, nonce: Nonce) -> Option<Op> {
         let (birth, policy) = self.shelf.record().map(|row| (row.birth, row.policy.clone()))?;
         let made = *self.upstream.effects.get(&birth)?;
-        if !made && how % 4 == 0 {
+        if !made && how.is_multiple_of(4) {
             return Some(Op::EffectDead(nonce));
         }
         if !made {
@@ -385,7 +387,7 @@ impl World {
     fn asked_upstream(&self, luck: u8) -> Found {
         let birth = self.shelf.record().map(|row| row.birth);
         match birth.and_then(|birth| self.upstream.executed.get(&birth)) {
-            _ if luck % 8 == 0 => Found::Nothing,
+            _ if luck.is_multiple_of(8) => Found::Nothing,
             Some(status) => Found::Executed(answer(*status, "looked up")),
             // Two looks are told apart by the store's clock; a clock that jumps proves nothing.
             None if self.jumpy => Found::Nothing,
@@ -429,14 +431,16 @@ impl World {
         }
         match stage {
             Stage::Start => {
-                let read = Stage::Read(self.shelf.record().cloned(), self.shelf.now);
+                let read = Stage::Read(self.shelf.record().cloned().map(Box::new), self.shelf.now);
                 actor.doing = Some((op, read));
             }
             Stage::Read(row, read_at) => {
-                let verdict = decide(row.as_ref(), &op.event(), read_at);
-                self.check_decision(&op, row.as_ref(), read_at, &verdict);
+                let verdict = decide(row.as_deref(), &op.event(), read_at);
+                self.check_decision(&op, row.as_deref(), read_at, &verdict);
                 match verdict {
-                    Verdict::Keep(decision) => self.outcome(actor, op, decision, row, self.real),
+                    Verdict::Keep(decision) => {
+                        self.outcome(actor, op, decision, row.map(|row| *row), self.real)
+                    }
                     Verdict::Write(change, decision) => {
                         let stage = Stage::Decided { change, decision, sent_at: self.real, sent: false };
                         actor.doing = Some((op, stage));
@@ -448,7 +452,7 @@ impl World {
                 match how % 8 {
                     // The request is lost or late, and the same Change is issued again.
                     0 => {
-                        if luck % 2 == 0 {
+                        if luck.is_multiple_of(2) {
                             self.late.push((change.clone(), op.clone()));
                         }
                         actor.doing = Some((op, Stage::Decided { change, decision, sent_at, sent: true }));
@@ -470,7 +474,7 @@ impl World {
         let Op::Request(ask, _) = &op else { return };
         let nonce = self.draw();
         actor.doing = Some((Op::GaveUp(ask.clone(), nonce), Stage::Start));
-        if luck % 2 == 0 {
+        if luck.is_multiple_of(2) {
             self.late.push((change, op));
         }
     }
@@ -493,7 +497,8 @@ impl World {
                 self.lost_race(&op, &change, newer.as_ref().map(|newer| &newer.record));
                 // Decide again on what is there now. That is another write, so it draws another nonce.
                 let op = op.drawn_again(self.draw());
-                actor.doing = Some((op, Stage::Read(newer.map(|newer| newer.record), self.shelf.now)));
+                actor.doing =
+                    Some((op, Stage::Read(newer.map(|newer| Box::new(newer.record)), self.shelf.now)));
             }
         }
     }
@@ -579,7 +584,7 @@ impl World {
             }
             (Some(Delivery::Slow { told }), _) => match self.upstream.answers.get(&begun.owner) {
                 Some(status) => Op::Answered(begun, nonce, answer(*status, &who)),
-                None if !told && how % 2 == 0 => {
+                None if !told && how.is_multiple_of(2) => {
                     run.delivery = Some(Delivery::Slow { told: true });
                     Op::Uncertain(begun, nonce)
                 }
@@ -589,7 +594,7 @@ impl World {
             (None, _) if held_for >= LEASE => Op::NotExecuted(begun, nonce),
             // Past half of it, it renews first.
             (None, how) if how == 1 || held_for > LEASE / 2 => {
-                if self.shelf.renew(run.version) && luck % 4 != 0 {
+                if self.shelf.renew(run.version) && !luck.is_multiple_of(4) {
                     run.lease_from = self.real;
                 }
                 return;

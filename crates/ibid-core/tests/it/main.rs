@@ -2,5 +2,6 @@
 
 mod interleavings;
 mod key_vectors;
+mod state_table;
 mod stories;
 mod vectors;

@@ -1,0 +1,751 @@
+//! `docs/reference/states.md` is what the machine says, asked about every situation and event.
+//!
+//! Run with `IBID_BLESS=1` to write the page anew after a change of the rules.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Stamp};
+use ibid_core::machine::{
+    Answer, Ask, Decision, Effect, EffectEvent, EffectState, Event, Finder, Found, Role, Verdict, decide,
+    decide_effect,
+};
+use ibid_core::policy::{AfterExpiry, OnLapse, OnServerError, Policy, Reconcile};
+use ibid_core::record::{ErrorCode, Nonce, Record, State};
+use ibid_core::time::Timestamp;
+use ibid_testkit::story::{Shelf, answer, ask};
+
+#[test]
+fn the_reference_of_states_is_what_the_machine_does() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/states.md");
+    let page = page();
+    if std::env::var_os("IBID_BLESS").is_some() {
+        std::fs::write(path, &page).expect("docs/reference can be written");
+    }
+    let stored = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        stored == page,
+        "docs/reference/states.md is stale: run this test with IBID_BLESS=1 and read the change"
+    );
+}
+
+fn page() -> String {
+    let mut arrows = Arrows::default();
+    let mut sections = String::new();
+    for situation in situations() {
+        section(&situation, &mut sections, &mut arrows).expect("a String takes every byte");
+    }
+    format!("{HEAD}{}{TABLE}{sections}{EFFECTS}{}", arrows.diagram(), effects())
+}
+
+/// One heading of the page: where a record stands, and why it matters.
+struct Situation {
+    title: &'static str,
+    make: fn(Arc<Policy>) -> Option<Scene>,
+}
+
+/// A record in some situation, with the Attempt that owns it and one that came before.
+struct Scene {
+    record: Option<Record>,
+    begun: Option<Record>,
+    earlier: Option<Record>,
+    now: Timestamp,
+}
+
+/// What came of an event.
+#[derive(Clone, PartialEq)]
+struct Row {
+    to: String,
+    decision: String,
+}
+
+/// One section: a row per outcome, and a line for what changes nothing.
+fn section(situation: &Situation, out: &mut String, arrows: &mut Arrows) -> std::fmt::Result {
+    let mut rows: Vec<(Row, Happenings)> = Vec::new();
+    for event in events() {
+        let outcomes: Vec<_> = variants()
+            .into_iter()
+            .filter_map(|(values, policy)| {
+                let scene = (situation.make)(Arc::new(policy))?;
+                let verdict = (event.play)(&scene)?;
+                arrows.note(&scene, &verdict, event.arrow);
+                Some((values, row(&scene, &verdict)))
+            })
+            .collect();
+        for (when, row) in told_apart(&DIMENSIONS, &outcomes) {
+            let at = rows.iter().position(|(known, _)| *known == row).unwrap_or_else(|| {
+                rows.push((row, Happenings::default()));
+                rows.len() - 1
+            });
+            rows[at].1.add(event.who, event.what, when);
+        }
+    }
+    writeln!(out, "\n### {}\n", situation.title)?;
+    writeln!(out, "| what happens | to | decision |\n| --- | --- | --- |")?;
+    for (row, what) in rows.iter().filter(|(row, _)| row.decision != IGNORED) {
+        writeln!(out, "| {} | {} | {} |", what.told(), row.to, row.decision)?;
+    }
+    if let Some((_, what)) = rows.iter().find(|(row, _)| row.decision == IGNORED) {
+        writeln!(out, "\nChanges nothing: {}.", what.told())?;
+    }
+    Ok(())
+}
+
+/// What happens, told once per actor and rule.
+#[derive(Default)]
+struct Happenings(Vec<(&'static str, String, Vec<&'static str>)>);
+
+impl Happenings {
+    fn add(&mut self, who: &'static str, what: &'static str, when: String) {
+        match self.0.iter_mut().find(|(known, rule, _)| *known == who && *rule == when) {
+            Some((.., all)) => all.push(what),
+            None => self.0.push((who, when, vec![what])),
+        }
+    }
+
+    fn told(&self) -> String {
+        let events = events();
+        let each = self.0.iter().map(|(who, when, what)| {
+            let of_it = events.iter().filter(|event| event.who == *who).count();
+            let what = if what.len() == of_it && of_it > 2 { "anything".into() } else { what.join(", ") };
+            if when.is_empty() { format!("**{who}** {what}") } else { format!("**{who}** {what} ({when})") }
+        });
+        each.collect::<Vec<_>>().join(" · ")
+    }
+}
+
+fn row(scene: &Scene, verdict: &Verdict) -> Row {
+    let (change, decision) = match verdict {
+        Verdict::Keep(decision) => (None, decision),
+        Verdict::Write(change, decision) => (Some(change), decision),
+    };
+    let to = match change.map(|change| after(scene, change)) {
+        None => "–".to_owned(),
+        Some(None) => "– (noted in the history)".to_owned(),
+        Some(Some(row)) => standing(scene, &row),
+    };
+    Row { to, decision: words(decision, scene.now) }
+}
+
+fn after(scene: &Scene, change: &Change) -> Option<Record> {
+    change.applied(Stamp { now: scene.now }, scene.record.as_ref())
+}
+
+/// Where a row stands after a write, with what a reader would ask about.
+fn standing(scene: &Scene, row: &Record) -> String {
+    let before = scene.record.as_ref();
+    let mut notes = Vec::new();
+    let is_new = before.is_some_and(|before| before.birth != row.birth);
+    if is_new {
+        notes.push("new generation".to_owned());
+    } else if before.is_some_and(|before| before.attempt != row.attempt) {
+        notes.push("next attempt".to_owned());
+    }
+    if before.is_some_and(|before| !is_new && before.point != row.point) {
+        notes.push(format!("point {}", row.point));
+    }
+    if row.flags.owed {
+        notes.push("answer owed".to_owned());
+    }
+    if let (State::Completed, Some(status)) = (row.state, row.note.status) {
+        notes.push(status.to_string());
+    }
+    if row.flags.dead_letter {
+        notes.push("dead letter".to_owned());
+    }
+    if row.fingerprint.is_none() {
+        notes.push("nobody's request".to_owned());
+    }
+    if row.is_expired(scene.now) {
+        notes.push("expired".to_owned());
+    }
+    let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
+    format!("`{}`{notes}", row.state.name())
+}
+
+fn words(decision: &Decision, now: Timestamp) -> String {
+    match decision {
+        Decision::Run { after: 0 } => "run".into(),
+        Decision::Run { after } => format!("run after point {after}"),
+        Decision::Accepted => "accepted".into(),
+        Decision::Replay => "replay".into(),
+        Decision::NotRetained => "not retained".into(),
+        Decision::Wait { overlong: false } => "wait".into(),
+        Decision::Wait { overlong: true } => "wait, and reset the lease".into(),
+        Decision::Free => "free for the next request".into(),
+        Decision::Unknown { until: Some(until) } => format!("unknown for {}s", until.since(now).as_secs()),
+        Decision::Unknown { until: None } => "unknown, a person must look".into(),
+        Decision::Mismatch => "mismatch".into(),
+        Decision::Expired => "expired".into(),
+        Decision::Stored => "stored".into(),
+        Decision::Freed => "freed".into(),
+        Decision::Unsettled => "unsettled".into(),
+        Decision::Owed => "owed".into(),
+        Decision::Advanced => "advanced".into(),
+        Decision::Superseded => "superseded".into(),
+        Decision::Settled => "settled".into(),
+        Decision::Later => "later".into(),
+        Decision::Forgotten => "forgotten".into(),
+        Decision::Ignored => IGNORED.into(),
+    }
+}
+
+/// One event: who does what, its word in the diagram, and how the machine is asked.
+struct Happening {
+    who: &'static str,
+    what: &'static str,
+    arrow: &'static str,
+    play: Play,
+}
+
+type Play = Box<dyn Fn(&Scene) -> Option<Verdict>>;
+
+/// Every event.
+fn events() -> Vec<Happening> {
+    let mut all = Vec::new();
+    let requests = [
+        ("the same", "A", Role::Caller, false),
+        ("the same to be run later", "A", Role::Caller, true),
+        ("the same carefully", "A", Role::Careful, false),
+        ("the same as a waiter", "A", Role::Waiter, false),
+        ("another", "B", Role::Caller, false),
+    ];
+    for (what, body, role, later) in requests {
+        let play: Play = Box::new(move |scene| {
+            let ask = asking(scene, body, later);
+            Some(decide(scene.record.as_ref(), &Event::Request { ask: &ask, role }, scene.now))
+        });
+        all.push(Happening { who: "request", what, arrow: "request", play });
+    }
+    for (what, own) in [("its own", true), ("another's", false)] {
+        let play: Play = Box::new(move |scene| {
+            let mut ask = asking(scene, "A", false);
+            if own {
+                // Only what a request itself began, and nobody settled since, can be its own.
+                let record = scene.record.as_ref().filter(|record| !record.flags.asynchronous)?;
+                let open = matches!(record.state, State::InProgress | State::Unknown);
+                ask.nonce = open.then_some(record.owner)?;
+            }
+            Some(decide(scene.record.as_ref(), &Event::GaveUp { ask: &ask, nonce: WRITE }, scene.now))
+        });
+        all.push(Happening { who: "begin given up", what, arrow: "given up", play });
+    }
+    for (who, own) in [("its attempt", true), ("an earlier attempt", false)] {
+        for (index, (what, arrow)) in SAYINGS.into_iter().enumerate() {
+            let play: Play = Box::new(move |scene| attempt_says(scene, own, index));
+            all.push(Happening { who, what, arrow, play });
+        }
+    }
+    type Make = fn(&Answer) -> Event<'_>;
+    let chores: [(&'static str, &'static str, &'static str, Make); 6] = [
+        ("worker", "claims it", "claimed", |_| Event::Claim { nonce: WRITE }),
+        ("sweeper", "comes", "lapse", |_| Event::Lapsed { nonce: WRITE }),
+        ("reaper", "looks for what was never claimed", "never claimed", |_| Event::NeverClaimed {
+            nonce: WRITE,
+        }),
+        ("its effect", "is done", "effect done", |answer| Event::EffectDone { nonce: WRITE, answer }),
+        ("its effect", "is dead", "effect dead", |_| Event::EffectDead { nonce: WRITE }),
+        ("operator", "forgets it", "forgotten", |_| Event::Forget { nonce: WRITE, reason: "asked to" }),
+    ];
+    for (who, what, arrow, make) in chores {
+        let play: Play = Box::new(move |scene| {
+            Some(decide(scene.record.as_ref(), &make(&answer(201, "effect")), scene.now))
+        });
+        all.push(Happening { who, what, arrow, play });
+    }
+    let finders =
+        [("reconciler", Finder::Reconciler), ("webhook", Finder::Webhook), ("operator", Finder::Operator)];
+    for (who, by) in finders {
+        let finds = [
+            ("finds it executed", Found::Executed(answer(201, "found")), false),
+            ("finds it not executed", Found::NotExecuted, false),
+            ("finds nothing", Found::Nothing, false),
+            ("finds it executed before its attempt began", Found::Executed(answer(201, "found")), true),
+        ];
+        for (what, found, old) in finds {
+            let play: Play = Box::new(move |scene| {
+                let as_of = if old { Timestamp::default() } else { scene.now };
+                let event = Event::Found { nonce: WRITE, by, what: &found, as_of };
+                Some(decide(scene.record.as_ref(), &event, scene.now))
+            });
+            all.push(Happening { who, what, arrow: "found", play });
+        }
+    }
+    all
+}
+
+/// What an Attempt may say, each with its word in the diagram.
+const SAYINGS: [(&str, &str); 10] = [
+    ("answers 201", "answer"),
+    ("answers 402", "answer"),
+    ("answers 503", "answer"),
+    ("answers 401", "answer"),
+    ("answers 500", "answer"),
+    ("proves that nothing was executed", "not executed"),
+    ("can't know", "uncertain"),
+    ("owes the answer", "answer owed"),
+    ("commits the next phase", "phase"),
+    ("commits a phase out of turn", "phase"),
+];
+
+/// What comes of the saying at `index`.
+fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
+    let begun = if own { scene.begun.as_ref()? } else { scene.earlier.as_ref()? };
+    let answers = [201, 402, 503, 401, 500].map(|status| answer(status, "attempt"));
+    let result = Bytes::from_static(b"result");
+    let next = scene.record.as_ref().map_or(0, |record| record.point) + 1;
+    let (nonce, point) = (WRITE, if index == 8 { next } else { next + 1 });
+    let event = match index {
+        0..5 => Event::Answered { begun, nonce, answer: &answers[index] },
+        5 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
+        6 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
+        7 => Event::Owes { begun, nonce },
+        _ => Event::Phase { begun, nonce, point, result: &result },
+    };
+    Some(decide(scene.record.as_ref(), &event, scene.now))
+}
+
+/// A request that meets the scene, under the rules that its record carries.
+fn asking(scene: &Scene, body: &str, later: bool) -> Ask {
+    let policy = scene.record.as_ref().map(|record| record.policy.clone());
+    let mut ask = ask("shop", body, policy.unwrap_or_default(), ASKED);
+    ask.later = later.then(|| Bytes::from_static(b"request"));
+    ask
+}
+
+/// Every situation that the machine tells apart.
+fn situations() -> Vec<Situation> {
+    vec![
+        Situation {
+            title: "absent",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                Some(Scene { record: None, earlier: None, ..set.scene() })
+            },
+        },
+        Situation { title: "`pending`, to be claimed", make: |policy| Some(Set::new(policy, true).scene()) },
+        Situation {
+            title: "`pending`, never claimed and past its deadline",
+            make: |policy| {
+                let mut set = Set::new(policy, true);
+                set.wait(3600);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`pending`, waiting for its next run",
+            make: |policy| {
+                let mut set = Set::new(policy, true);
+                set.run();
+                set.says(5);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`pending`, its answer owed by an effect",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(7);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`in_progress`, its lease live",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`in_progress`, its lease longer than its length (the clock stepped back)",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                let micros = set.shelf.now.as_micros();
+                set.shelf.now = Timestamp::from_micros(micros - 60_000_000);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`in_progress`, its lease lapsed",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(8);
+                set.wait(60);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`in_progress`, its lease lapsed for the last time (`max_attempts`)",
+            make: |policy| {
+                let mut set = Set::new(Arc::new(Policy { max_attempts: 1, ..(*policy).clone() }), false);
+                set.run();
+                set.wait(60);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`in_progress`, async, its lease lapsed",
+            make: |policy| {
+                let mut set = Set::new(policy, true);
+                set.run();
+                set.wait(60);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`retryable`",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(5);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`retryable`, after 401 or 403",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(3);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`unknown`, to be reconciled",
+            make: |policy| {
+                policy.reconcile.as_ref()?;
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(6);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`unknown`, not there at a first look",
+            make: |policy| {
+                policy.reconcile.as_ref()?;
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(6);
+                let (what, as_of) = (Found::NotExecuted, set.shelf.now);
+                set.happens(&Event::Found { nonce: Nonce(90), by: Finder::Reconciler, what: &what, as_of });
+                set.wait(60);
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "`unknown`, a dead letter",
+            make: |policy| {
+                if policy.reconcile.is_some() {
+                    return None;
+                }
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(6);
+                Some(set.scene())
+            },
+        },
+        Situation { title: "`completed`, a success", make: |policy| finished(policy, 0) },
+        Situation { title: "`completed`, a failure", make: |policy| finished(policy, 1) },
+        Situation {
+            title: "`completed`, its answer not retained",
+            make: |policy| {
+                let mut set = Set::new(policy, false);
+                set.run();
+                let begun = set.begun.clone()?;
+                let answer = Answer { kept: None, ..answer(200, "") };
+                set.happens(&Event::Answered { begun: &begun, nonce: Nonce(90), answer: &answer });
+                Some(set.scene())
+            },
+        },
+        Situation {
+            title: "expired, `after_expiry = \"execute\"`",
+            make: |policy| {
+                let scene = finished(policy, 0)?;
+                Some(Scene { now: scene.now.after(Duration::from_secs(24 * 3600)), ..scene })
+            },
+        },
+        Situation {
+            title: "expired, `after_expiry = \"refuse\"`, its tombstone standing",
+            make: |policy| {
+                let policy = Policy {
+                    after_expiry: AfterExpiry::Refuse,
+                    tombstone: Duration::from_secs(3600),
+                    ..(*policy).clone()
+                };
+                let scene = finished(Arc::new(policy), 0)?;
+                Some(Scene { now: scene.now.after(Duration::from_secs(24 * 3600)), ..scene })
+            },
+        },
+    ]
+}
+
+/// A record whose Attempt gave the answer at `index`.
+fn finished(policy: Arc<Policy>, index: usize) -> Option<Scene> {
+    let mut set = Set::new(policy, false);
+    set.run();
+    set.says(index);
+    Some(set.scene())
+}
+
+/// Brings a record into a situation by what really leads there.
+struct Set {
+    shelf: Shelf,
+    begun: Option<Record>,
+    drawn: u64,
+}
+
+impl Set {
+    fn new(policy: Arc<Policy>, later: bool) -> Set {
+        let mut set = Set { shelf: Shelf::new(), begun: None, drawn: 100 };
+        let mut ask = ask("shop", "A", policy, Nonce(1));
+        ask.later = later.then(|| Bytes::from_static(b"request"));
+        set.happens(&Event::Request { ask: &ask, role: Role::Caller });
+        set
+    }
+
+    fn happens(&mut self, event: &Event<'_>) {
+        if let Verdict::Write(change, _) = decide(self.shelf.record(), event, self.shelf.now) {
+            self.shelf.commit(&change);
+        }
+    }
+
+    /// The first request runs, or a worker claims it.
+    fn run(&mut self) {
+        self.drawn += 1;
+        self.happens(&Event::Claim { nonce: Nonce(self.drawn) });
+        self.begun = self.shelf.record().cloned();
+    }
+
+    fn says(&mut self, index: usize) {
+        if let Some(Verdict::Write(change, _)) = attempt_says(&self.scene(), true, index) {
+            self.shelf.commit(&change);
+        }
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.shelf.now = self.shelf.now.after(Duration::from_secs(seconds));
+    }
+
+    fn scene(&self) -> Scene {
+        let record = self.shelf.record().cloned();
+        // A record that was never run has neither.
+        let earlier = self.begun.clone().map(|begun| Record { owner: Nonce(50), ..begun });
+        Scene { earlier, begun: self.begun.clone(), record, now: self.shelf.now }
+    }
+}
+
+/// The rules by which outcomes may differ.
+const DIMENSIONS: [&str; 3] = ["on_lapse", "on_server_error", "reconcile"];
+
+fn variants() -> Vec<(Vec<&'static str>, Policy)> {
+    let lapses = [
+        ("unknown", OnLapse::Unknown),
+        ("retry", OnLapse::Retry),
+        ("resume", OnLapse::Resume),
+        ("fail", OnLapse::Fail),
+    ];
+    let errors = [
+        ("unknown", OnServerError::Unknown),
+        ("retry", OnServerError::Retry),
+        ("store", OnServerError::Store),
+    ];
+    let asks =
+        [("set", Some(Reconcile { settle: Duration::from_secs(60), attempts: 10 })), ("not set", None)];
+    let mut all = Vec::new();
+    for (lapse, on_lapse) in lapses {
+        for (error, on_server_error) in errors {
+            for (asked, reconcile) in asks.clone() {
+                let policy = Policy { on_lapse, on_server_error, reconcile, ..Policy::default() };
+                all.push((vec![lapse, error, asked], policy));
+            }
+        }
+    }
+    all
+}
+
+/// The different outcomes, each with the rules under which it comes. Only rules that make a difference are named.
+fn told_apart<R: Clone + PartialEq>(names: &[&str], outcomes: &[(Vec<&'static str>, R)]) -> Vec<(String, R)> {
+    let matters: Vec<usize> = (0..names.len())
+        .filter(|dimension| {
+            outcomes.iter().any(|(values, row)| {
+                outcomes.iter().any(|(others, other)| {
+                    let alike = (0..names.len()).all(|d| d == *dimension || values[d] == others[d]);
+                    alike && row != other
+                })
+            })
+        })
+        .collect();
+    let mut groups: Vec<(Vec<Vec<&'static str>>, R)> = Vec::new();
+    for (values, row) in outcomes {
+        let chosen: Vec<_> = matters.iter().map(|d| values[*d]).collect();
+        match groups.iter_mut().find(|(_, known)| known == row) {
+            Some((combinations, _)) if combinations.contains(&chosen) => {}
+            Some((combinations, _)) => combinations.push(chosen),
+            None => groups.push((vec![chosen], row.clone())),
+        }
+    }
+    let mut all: Vec<Vec<&'static str>> = Vec::new();
+    for (combinations, _) in &groups {
+        all.extend(combinations.iter().cloned());
+    }
+    let names: Vec<_> = matters.iter().map(|d| names[*d]).collect();
+    let each = groups.into_iter().flat_map(|(combinations, row)| {
+        conditions(&names, &combinations, &all).into_iter().map(move |when| (when.join(", "), row.clone()))
+    });
+    each.collect()
+}
+
+/// The combinations as few conditions: values of one rule that leave the same to the other rules are told together.
+fn conditions(names: &[&str], chosen: &[Vec<&'static str>], all: &[Vec<&'static str>]) -> Vec<Vec<String>> {
+    let Some((name, names)) = names.split_first() else {
+        return vec![Vec::new()];
+    };
+    let rest_of = |combinations: &[Vec<&'static str>], value: &str| -> Vec<Vec<&'static str>> {
+        combinations.iter().filter(|c| c[0] == value).map(|c| c[1..].to_vec()).collect()
+    };
+    let mut groups: Vec<(Vec<&str>, Vec<Vec<&'static str>>)> = Vec::new();
+    for value in chosen.iter().map(|combination| combination[0]) {
+        let rest = rest_of(chosen, value);
+        match groups.iter_mut().find(|(_, known)| *known == rest) {
+            Some((values, _)) if values.contains(&value) => {}
+            Some((values, _)) => values.push(value),
+            None => groups.push((vec![value], rest)),
+        }
+    }
+    let mut possible: Vec<_> = all.iter().map(|combination| combination[0]).collect();
+    possible.sort_unstable();
+    possible.dedup();
+    let mut told = Vec::new();
+    for (values, rest) in groups {
+        let own = (values.len() < possible.len()).then(|| format!("`{name}` {}", values.join(" or ")));
+        for more in conditions(names, &rest, &rest_of(all, values[0])) {
+            told.push(own.iter().cloned().chain(more).collect());
+        }
+    }
+    told
+}
+
+/// The arrows of the diagram: from, to, and by what.
+#[derive(Default)]
+struct Arrows(BTreeMap<(String, String), Vec<&'static str>>);
+
+impl Arrows {
+    fn note(&mut self, scene: &Scene, verdict: &Verdict, group: &'static str) {
+        let Verdict::Write(change, _) = verdict else { return };
+        let Some(row) = after(scene, change) else { return };
+        let from = scene.record.as_ref().filter(|record| !record.is_expired(scene.now));
+        let from = from.map_or("[*]".to_owned(), |record| record.state.name().to_owned());
+        let to = if row.is_expired(scene.now) { "[*]".to_owned() } else { row.state.name().to_owned() };
+        if from == to {
+            return;
+        }
+        let group = match (group, row.state) {
+            // A request that writes here has noticed the lapse.
+            ("request", _) if from == State::InProgress.name() => "lapse",
+            ("answer", State::Retryable | State::Pending) => "free answer",
+            ("answer", State::Unknown) => "ambiguous answer",
+            _ => group,
+        };
+        let labels = self.0.entry((from, to)).or_default();
+        if !labels.contains(&group) {
+            labels.push(group);
+        }
+    }
+
+    fn diagram(&self) -> String {
+        let mut out = String::from("```mermaid\nstateDiagram-v2\n");
+        for ((from, to), labels) in &self.0 {
+            writeln!(out, "    {from} --> {to}: {}", labels.join(", ")).expect("a String takes every byte");
+        }
+        out + "    completed --> [*]: expires\n    retryable --> [*]: expires\n```\n"
+    }
+}
+
+/// The table of effects.
+fn effects() -> String {
+    let events = [
+        ("a worker claims it", EffectEvent::Claim),
+        ("the call is made", EffectEvent::Made),
+        ("the call certainly had no effect", EffectEvent::NotMade { after: None }),
+        ("the provider refuses for good", EffectEvent::Refused),
+        ("the call may have been made", EffectEvent::Uncertain),
+        ("the claim lapses", EffectEvent::Lapsed),
+        ("`verify` says that it happened", EffectEvent::Verified(true)),
+        ("`verify` says that it did not", EffectEvent::Verified(false)),
+        ("an operator wants it made", EffectEvent::Retry),
+        ("an operator wants it gone", EffectEvent::Discard),
+    ];
+    let mut out = String::new();
+    for state in EffectState::ALL {
+        let mut ignored = Vec::new();
+        for (name, event) in events {
+            let mut outcomes = Vec::new();
+            for (repeats, repeatable) in [("yes", true), ("no", false)] {
+                for (left, tries) in [("left", 1), ("used up", 5)] {
+                    let effect = Effect { state, tries, tries_max: 5, repeatable };
+                    let to = decide_effect(&effect, event).map(|(to, after)| match after {
+                        Some(_) => format!("`{}`, with backoff", to.name()),
+                        None => format!("`{}`", to.name()),
+                    });
+                    outcomes.push((vec![repeats, left], to));
+                }
+            }
+            for (when, to) in told_apart(&["repeatable", "tries"], &outcomes) {
+                let what = if when.is_empty() { name.to_owned() } else { format!("{name}, {when}") };
+                match to {
+                    Some(to) => writeln!(out, "| `{}` | {what} | {to} |", state.name())
+                        .expect("a String takes every byte"),
+                    None => ignored.push(what),
+                }
+            }
+        }
+        if ignored.len() == events.len() {
+            writeln!(out, "| `{}` | anything | stays |", state.name()).expect("a String takes every byte");
+        }
+    }
+    out
+}
+
+/// The decision that is told apart from the others.
+const IGNORED: &str = "ignored";
+
+/// Nonces of the writes that the page asks about.
+const WRITE: Nonce = Nonce(1000);
+const ASKED: Nonce = Nonce(1001);
+
+const HEAD: &str = "\
+# States
+
+<!-- Made by the state machine itself: crates/ibid-core/tests/it/state_table.rs. Don't edit; run that test with IBID_BLESS=1. -->
+
+Where a record stands, what happens, and what comes of it. Every row is what `ibid_core::machine::decide` said when it
+was asked. A write counts only while the record is still as it was read; whoever loses that race decides again.
+
+";
+
+const TABLE: &str = "
+## Records
+
+*Its attempt* is the one that runs or ran last; *an earlier attempt* is one that the record has gone on without. *Carefully*
+comes a request just after the store's clock jumped, *as a waiter* one that waited for somebody else's answer. *Begin given up*:
+its reply never came, and the client was told that nothing was executed. A rule is named where it makes a difference, and
+is the one that the record was begun with. `–`: the record stays as it is.
+";
+
+const EFFECTS: &str = "
+## Effects
+
+*repeatable*: the provider deduplicates by our key. What is not listed changes nothing.
+
+| from | what happens | to |
+| --- | --- | --- |
+";

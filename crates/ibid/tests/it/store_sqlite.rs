@@ -336,6 +336,24 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
 }
 
 #[tokio::test]
+async fn a_store_goes_on_once_its_file_is_whole_again() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let name = Name::fresh();
+    let begun = put(store, &insert(&name, draft(&name, State::InProgress))).await;
+    let finish = replace(&begun.record, draft(&name, State::Completed));
+    let other = subject.file.other_connection();
+    other.execute_batch("alter table record rename to lost").expect("a table is renamed");
+    for _ in 0..2 {
+        let fate = store.commit(vec![Arc::new(finish.clone())]).await.remove(0);
+        assert!(fate.is_err_and(|error| !error.is_transient()), "a person must look");
+        assert!(store.load(vec![name.id]).await.is_err());
+    }
+    other.execute_batch("alter table lost rename to record").expect("a table is renamed");
+    put(store, &finish).await;
+}
+
+#[tokio::test]
 async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let subject = sqlite();
     let store = &*subject.store;

@@ -18,7 +18,7 @@ pub(super) enum Reach {
 
 /// How far `error` reaches.
 pub(super) fn reach(error: &Error) -> Reach {
-    match error.sqlite_error_code() {
+    match code(error) {
         Some(ErrorCode::TooBig | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => Reach::One,
         Some(
             ErrorCode::DatabaseBusy
@@ -49,7 +49,7 @@ pub(super) fn spoils_connection(error: &Error) -> bool {
         Reach::One => false,
         Reach::Lasting => true,
         Reach::Moment => !matches!(
-            error.sqlite_error_code(),
+            code(error),
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::DiskFull)
         ),
     }
@@ -60,5 +60,50 @@ pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
     match reach(&error) {
         Reach::Moment => StoreError::transient(KIND, op, error),
         Reach::One | Reach::Lasting => StoreError::lasting(KIND, op, error),
+    }
+}
+
+fn code(error: &Error) -> Option<ErrorCode> {
+    match error {
+        Error::SqliteFailure(error, _) | Error::SqlInputError { error, .. } => Some(error.code),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rusqlite::ffi;
+
+    fn of(code: i32) -> Error {
+        Error::SqliteFailure(ffi::Error::new(code), None)
+    }
+
+    #[test]
+    fn what_may_pass_is_transient_and_what_is_wrong_is_not() {
+        for passing in [ffi::SQLITE_BUSY, ffi::SQLITE_FULL, ffi::SQLITE_IOERR, ffi::SQLITE_IOERR_FSYNC] {
+            assert!(store_error("commit", of(passing)).is_transient(), "{passing}");
+        }
+        for wrong in [ffi::SQLITE_TOOBIG, ffi::SQLITE_CONSTRAINT, ffi::SQLITE_CORRUPT, ffi::SQLITE_ERROR] {
+            assert!(!store_error("commit", of(wrong)).is_transient(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn one_changes_fault_is_told_apart_from_the_files() {
+        assert_eq!(reach(&of(ffi::SQLITE_TOOBIG)), Reach::One);
+        assert_eq!(reach(&of(ffi::SQLITE_CONSTRAINT_TRIGGER)), Reach::One);
+        assert_eq!(reach(&of(ffi::SQLITE_CORRUPT)), Reach::Lasting);
+        assert_eq!(reach(&of(ffi::SQLITE_IOERR)), Reach::Moment);
+    }
+
+    #[test]
+    fn a_connection_survives_a_lock_and_a_full_disk_but_no_broken_one() {
+        for harmless in [ffi::SQLITE_BUSY, ffi::SQLITE_FULL, ffi::SQLITE_TOOBIG] {
+            assert!(!spoils_connection(&of(harmless)), "{harmless}");
+        }
+        for harmful in [ffi::SQLITE_IOERR, ffi::SQLITE_CORRUPT, ffi::SQLITE_NOMEM] {
+            assert!(spoils_connection(&of(harmful)), "{harmful}");
+        }
     }
 }

@@ -158,8 +158,8 @@ impl View<'_> {
             let state = State::from_code(row.get(0)?).ok_or_else(|| unreadable(0, "an unknown state"))?;
             let place = State::ALL.iter().position(|known| *known == state);
             // Every state is among all states.
-            counts.by_state[place.unwrap_or_default()] = row.get::<_, u32>(1)?.into();
-            counts.dead_letters += u64::from(row.get::<_, u32>(2)?);
+            counts.by_state[place.unwrap_or_default()] = row.get::<_, i64>(1)?.cast_unsigned();
+            counts.dead_letters += row.get::<_, i64>(2)?.cast_unsigned();
         }
         Ok(counts)
     }

@@ -179,3 +179,25 @@ impl Policies {
 /// Policies come from routes, and a gateway has dozens. Past this many somebody makes them up, and a lookup in the
 /// file is the price.
 const POLICIES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use ibid_core::change::BodyKind;
+
+    #[test]
+    fn all_queries_that_give_records_name_the_same_columns() {
+        let columns = |sql: &'static str| {
+            let (_, list) = sql.split_once("select").expect("a query selects");
+            list.split_once("r.note").map(|(before, _)| before).expect("the note is last")
+        };
+        let load = columns(include_str!("sql/load.sql"));
+        assert_eq!(columns(include_str!("sql/due.sql")), load);
+        assert_eq!(columns(include_str!("sql/list.sql")), load);
+    }
+
+    #[test]
+    fn the_kinds_of_bodies_are_those_that_the_sql_counts_on() {
+        assert_eq!(BodyKind::Answer.code(), 1, "load.sql and due.sql join slot + 1");
+        assert!(BodyKind::Phase(u16::MAX).code() < 131_072, "slots of two records would overlap");
+    }
+}

@@ -155,7 +155,7 @@ pub enum OnLapse {
     /// Nobody knows what happened; only reconciliation settles it.
     #[n(0)]
     Unknown,
-    /// It runs again from the top: the operator's word that the takeover fences every effect.
+    /// It runs again: the operator's word that the takeover fences every effect.
     #[n(1)]
     Retry,
     /// It runs on after the last recovery point.

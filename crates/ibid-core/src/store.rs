@@ -38,7 +38,8 @@ pub trait Store: Browse + Send + Sync + 'static {
     /// Records in `state` whose due instant has passed, longest due first.
     fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>>;
 
-    /// Removes up to `limit` records past their `purge_at`, oldest first, with all that is kept for them. How many went.
+    /// Removes up to `limit` records past their `purge_at`, oldest first, with their bodies. The history stays: it is the
+    /// audit log. How many went.
     fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>>;
 
     /// Keeps `value` under `name` unless something is kept there already; gives what is kept now.

@@ -11,7 +11,7 @@ use ibid_core::response::Response;
 use ibid_core::store::Renewed;
 use metrics::counter;
 
-use crate::engine::{Begun, Ibid, Kept, Living, nonce, still_owns};
+use crate::engine::{Begun, Ibid, Kept, Living, still_owns};
 use crate::telemetry;
 
 /// One run of the handler, under a lease.
@@ -124,7 +124,12 @@ impl Attempt {
                     // Held by a write at this moment, or the store is away: soon again.
                     Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
                     Some(Renewed::Lost) => match ibid.inner().load(record.id).await {
-                        Ok(Some(stored)) if still_owns(&stored, &record) => record = Arc::new(stored.record),
+                        // Written to by somebody who did not take it over: it goes on at its new Version.
+                        Ok(Some(stored))
+                            if still_owns(&stored, &record) && stored.record.version != record.version =>
+                        {
+                            record = Arc::new(stored.record);
+                        }
                         Ok(_) => return,
                         Err(_) => next = Instant::now() + lease / 12,
                     },
@@ -236,13 +241,13 @@ async fn write_end(
     end: End,
     response: Option<Arc<Response>>,
 ) -> Finished {
-    let (nonce, sent_at) = (nonce(), Instant::now());
+    let sent_at = Instant::now();
     // What was begun is what is most likely still stored: no read before the write.
     let known =
         Stored { record: (**begun).clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .inner()
-        .settle_patiently(Some(known), |_| match &end {
+        .settle_patiently(Some(known), |nonce| match &end {
             End::Answered(answer) => Event::Answered { begun, nonce, answer },
             End::NotExecuted(why) => Event::NotExecuted { begun, nonce, why: *why },
             End::Uncertain(why) => Event::Uncertain { begun, nonce, why: *why },

@@ -1,7 +1,10 @@
 //! The tests of the rules, one binary for all of them: published vectors, and stories of the state machine.
 
 mod interleavings;
+mod json_properties;
+mod json_vectors;
 mod key_vectors;
+mod oracle;
 mod state_table;
 mod stories;
 mod vectors;

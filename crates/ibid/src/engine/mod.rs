@@ -321,6 +321,7 @@ impl Ibid {
         mut known: Option<Stored>,
         deadline: Instant,
     ) -> Result<Begun, Unavailable> {
+        let mut ask = ask.clone();
         for _ in 0..COMMIT_TRIES_MAX {
             let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
             let role = match role {
@@ -328,26 +329,30 @@ impl Ibid {
                 role => role,
             };
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
-            let event = Event::Request { ask, role };
+            let event = Event::Request { ask: &ask, role };
             match machine::decide(known.as_ref().map(|stored| &stored.record), &event, now) {
-                Verdict::Keep(decision) => return Ok(self.begun(ask, decision, known, None)),
+                Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, None)),
                 Verdict::Write(change, decision) => {
                     let change: Arc<Change> = Arc::from(change);
                     // The lease counts from before the write was sent: the store's clock starts it later, never sooner.
                     let sent_at = Instant::now();
-                    match self.inner.commit_begin(ask, &change, deadline).await? {
+                    match self.inner.commit_begin(&ask, &change, deadline).await? {
                         Commit::Done(stamp) => {
                             let before = known.as_ref().map(|stored| &stored.record);
                             let record = change.applied(stamp, before).expect("a begin writes the record");
                             let answer = change.bodies.first().map(|body| body.data.clone());
                             let stored = Stored { record, answer, now: stamp.now };
                             self.inner.waiters.tell(&ask.id);
-                            return Ok(self.begun(ask, decision, Some(stored), Some(sent_at)));
+                            return Ok(self.begun(&ask, decision, Some(stored), Some(sent_at)));
                         }
                         Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
-                            return Ok(self.begun(ask, decision, Some(*stored), Some(sent_at)));
+                            return Ok(self.begun(&ask, decision, Some(*stored), Some(sent_at)));
                         }
-                        Commit::Conflict(newer) => known = newer.map(|stored| *stored),
+                        Commit::Conflict(newer) => {
+                            known = newer.map(|stored| *stored);
+                            // Another write needs another nonce: one names one write, and is kept only to repeat it.
+                            Arc::make_mut(&mut ask).nonce = nonce();
+                        }
                     }
                 }
             }
@@ -475,24 +480,23 @@ impl Inner {
     fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
         let inner = self.clone();
         self.clone().loosely(0, async move {
-            let nonce = nonce();
             let known = inner.load_patiently(ask.id).await;
-            inner.settle_patiently(known, |_| Event::GaveUp { ask: &ask, nonce }).await;
+            inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
         });
     }
 
-    /// One write of an owner or of upkeep: decide, commit, decide again on a lost race. Goes on until the store
-    /// answers; the caller bounds its own patience.
+    /// One write of an owner or of upkeep: decide, commit, decide again on a lost race, each time under a nonce of its
+    /// own. Goes on until the store answers; the caller bounds its own patience.
     pub(crate) async fn settle_patiently<'a>(
         &self,
         mut known: Option<Stored>,
-        event: impl Fn(Timestamp) -> Event<'a>,
+        event: impl Fn(Nonce) -> Event<'a>,
     ) -> Settlement {
         let mut pause = RETRY_MIN;
         loop {
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let (change, decision) =
-                match machine::decide(known.as_ref().map(|stored| &stored.record), &event(now), now) {
+                match machine::decide(known.as_ref().map(|stored| &stored.record), &event(nonce()), now) {
                     Verdict::Keep(decision) => return Settlement { decision, stored: known },
                     Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
                 };

@@ -463,3 +463,17 @@ fn files(file: &File) -> Vec<String> {
     names.sort();
     names
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn nobody_but_its_owner_can_read_a_new_database() {
+    use std::os::unix::fs::PermissionsExt;
+    let sqlite = sqlite();
+    let name = Name::fresh();
+    put(&*sqlite.store, &insert(&name, draft(&name, State::InProgress))).await;
+    for tail in ["", "-wal"] {
+        let path = PathBuf::from(format!("{}{tail}", sqlite.file.path().display()));
+        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{}", path.display());
+    }
+}

@@ -76,6 +76,9 @@ pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
     if !place.options.create && matches!(path.try_exists(), Ok(false)) {
         return Err(OpenError::Missing { path: path.clone() });
     }
+    if place.options.create {
+        make_private(path);
+    }
     let failed = |error| named(path, error);
     let connection = connect(place).map_err(failed)?;
     // Look before touching: a foreign file must stay as it is, down to its journal mode.
@@ -87,6 +90,16 @@ pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
     settings(place, &connection).map_err(failed)?;
     migrate(place, &connection)?;
     Ok(connection)
+}
+
+/// Makes the file, if it is not there, so that nobody but its owner can read it: it will hold answers of all tenants.
+/// SQLite gives its log the same permissions. What fails here fails again, with its reason, when SQLite opens it.
+fn make_private(path: &Path) {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let _ = options.open(path);
 }
 
 /// Opens the file for writing again, after [`prepare`] once did.

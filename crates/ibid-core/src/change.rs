@@ -255,7 +255,7 @@ impl Change {
             attempt: draft.attempt,
             state: draft.state,
             flags: draft.flags,
-            fingerprint: draft.fingerprint.clone(),
+            fingerprint: draft.fingerprint,
             policy: draft.policy.clone(),
             point: draft.point,
             created_at: marked(draft.created, before.map(|r| r.created_at)).unwrap_or(stamp.now),

@@ -364,8 +364,11 @@ impl PolicyError {
     }
 }
 
+/// A name and the policy that goes by it.
+pub type Preset = (&'static str, fn() -> Policy);
+
 /// The presets by name, in the order of the documentation.
-pub const PRESETS: [(&str, fn() -> Policy); 3] = [
+pub const PRESETS: [Preset; 3] = [
     ("payments", Policy::payments),
     ("one-transaction", Policy::one_transaction),
     ("stripe", Policy::stripe),

@@ -183,7 +183,7 @@ pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> Ask {
         operation: Operation { method: "POST".into(), path: "/payments".into() },
         key: Key::parse(b"the-key", KeyForm::QuotedOrBare).expect("a plain key"),
     };
-    let secret = Secret::new(b"stories need a secret of some length".to_vec()).expect("long enough");
+    let secret = Secret::new(b"stories need a secret of some length").expect("long enough");
     let secrets = Secrets::new(vec![secret]).expect("one secret is enough");
     Ask::new(identity, policy, Arc::new(secrets), Arc::new(Payment(body.to_owned())), nonce)
 }

@@ -364,7 +364,7 @@ fn same(record: &Record) -> Draft {
         attempt: record.attempt,
         state: record.state,
         flags: record.flags,
-        fingerprint: record.fingerprint.clone(),
+        fingerprint: record.fingerprint,
         policy: record.policy.clone(),
         point: record.point,
         created: Mark::Keep,

@@ -117,7 +117,7 @@ fn new(ask: &Ask) -> Draft {
         attempt: 1,
         state: State::InProgress,
         flags: Flags::default(),
-        fingerprint: Some(ask.fingerprint.clone()),
+        fingerprint: Some(ask.fingerprint),
         policy: ask.policy.clone(),
         point: 0,
         created: Mark::Now,

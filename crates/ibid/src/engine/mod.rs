@@ -170,7 +170,7 @@ impl Ibid {
         if secrets.is_empty() {
             // Every node of this store must draw the same fingerprints, so the first one's secret counts.
             let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
-            secrets.push(Secret::new(kept.to_vec()).map_err(|error| StartError::Secrets(error.to_string()))?);
+            secrets.push(Secret::new(&kept).map_err(|error| StartError::Secrets(error.to_string()))?);
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
         let inner = Inner {

@@ -208,8 +208,14 @@ struct Run<'a, A> {
 }
 
 /// What the handler gave.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one per run and short-lived: a box would cost more than the move"
+)]
 enum Ran<A> {
-    Captured(Captured<A>, Option<Fate>),
+    Captured(Captured<A>),
+    /// It says itself what became of the work.
+    Told(Fate),
     Panicked,
 }
 
@@ -229,8 +235,10 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         let limit = self.policy.max_response_body;
         let handler = async move {
             let Ok(answer) = inner.call(request).await;
-            let fate = answer.extensions().get::<Fate>().copied();
-            Ran::Captured(capture::read(answer, limit).await, fate)
+            match answer.extensions().get::<Fate>() {
+                Some(fate) => Ran::Told(*fate),
+                None => Ran::Captured(capture::read(answer, limit).await),
+            }
         };
         let mut handler = std::pin::pin!(AssertUnwindSafe(handler).catch_unwind());
         let started = Instant::now();
@@ -260,15 +268,15 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     async fn end(self, attempt: Attempt, ran: Ran<A>) {
         let profile = self.policy.profile;
         match ran {
-            Ran::Captured(_, Some(Fate::NotExecuted)) => {
+            Ran::Told(Fate::NotExecuted) => {
                 attempt.release(ErrorCode::NotSent).await;
                 self.send(reply::refusal(Refusal::UpstreamUnavailable, profile, None));
             }
-            Ran::Captured(_, Some(Fate::Uncertain)) | Ran::Captured(Captured::Broken, None) => {
+            Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken) => {
                 let (finished, _) = attempt.unknown(ErrorCode::Broken).await;
                 self.send_uncertain(finished, false);
             }
-            Ran::Captured(Captured::Whole { mut head, body, trailers }, None) => {
+            Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
                 if profile == Profile::Stripe {
                     reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
                 }
@@ -276,7 +284,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 let finished = attempt.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
                 self.send_first(finished, head, ReplyBody::whole(body, trailers));
             }
-            Ran::Captured(Captured::Unkept { head, read, rest }, None) => {
+            Ran::Captured(Captured::Unkept { head, read, rest }) => {
                 let (status, retry_after) = (head.status.as_u16(), head.headers.contains_key(RETRY_AFTER));
                 // Durable before the first byte leaves: after that the client may act on it.
                 let finished = attempt.finish_unkept(status, retry_after).await;
@@ -342,17 +350,17 @@ fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Re
 /// An answer that came after its time-out settles the record, if nobody else has.
 async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy) {
     match ran {
-        Ran::Captured(Captured::Whole { head, body, trailers }, None) => {
+        Ran::Captured(Captured::Whole { head, body, trailers }) => {
             let kept = capture::kept(&head, &body, trailers.as_ref(), policy.response_version);
             late.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
         }
-        Ran::Captured(Captured::Unkept { head, .. }, None) => {
+        Ran::Captured(Captured::Unkept { head, .. }) => {
             late.finish_unkept(head.status.as_u16(), head.headers.contains_key(RETRY_AFTER)).await;
         }
-        Ran::Captured(_, Some(Fate::NotExecuted)) => {
+        Ran::Told(Fate::NotExecuted) => {
             late.release(ErrorCode::NotSent).await;
         }
-        Ran::Captured(..) | Ran::Panicked => {}
+        Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken) | Ran::Panicked => {}
     }
 }
 

@@ -7,7 +7,9 @@ use ibid_core::scope::Tenant;
 
 /// Finds the tenant of a request.
 #[derive(Clone)]
-pub struct Tenants(Arc<dyn Fn(&Parts) -> Result<Tenant, NoTenant> + Send + Sync>);
+pub struct Tenants(Arc<Rule>);
+
+type Rule = dyn Fn(&Parts) -> Result<Tenant, NoTenant> + Send + Sync;
 
 /// The request does not say whose it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -377,7 +377,7 @@ mod tests {
     fn every_refusal_is_valid_problem_json_with_its_own_status_and_type() {
         for refusal in ALL {
             let rendered = refusal.render(Profile::Ietf);
-            let body: Value = serde_json::from_str(&rendered.body).expect(refusal.code());
+            let body: Value = serde_json::from_str(&rendered.body).unwrap();
             assert_eq!(body["type"], format!("urn:ibid:problem:{}", refusal.code()));
             assert_eq!(body["status"], rendered.status);
             assert_eq!(rendered.content_type, "application/problem+json");

@@ -1,15 +1,74 @@
 //! Safe retries for Rust services: idempotency keys with leases, fencing and an honest `unknown`.
+//!
+//! A client that gets no answer retries. [`http::GuardLayer`] around a tower service reserves the client's
+//! `Idempotency-Key` durably before any work, lets one [`Attempt`] run, keeps its answer, and gives every retry that same
+//! answer. Without HTTP the engine is there directly:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use ibid::{Ibid, Settings, attempt::Finished, engine::Begun};
+//! # use ibid::core::{fingerprint::Asked, key::Key, policy::Policy, response::Response};
+//! # use ibid::core::scope::{Identity, Operation, Tenant};
+//! # use ibid::store::{clock::Clock, memory::MemoryStore};
+//! # struct Body;
+//! # impl Asked for Body {
+//! #     fn method(&self) -> &str { "POST" }
+//! #     fn path(&self) -> &str { "/payments" }
+//! #     fn query(&self) -> Option<&str> { None }
+//! #     fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+//! #     fn body(&self) -> &[u8] { b"{}" }
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let store = Arc::new(MemoryStore::new(Clock::system()));
+//! # let identity = Identity {
+//! #     tenant: Tenant::only(),
+//! #     operation: Operation { method: "POST".into(), path: "/payments".into() },
+//! #     key: Key::stored("order-7")?,
+//! # };
+//! let ibid = Ibid::start(store, Settings::default()).await?;
+//! let ask = ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Body));
+//!
+//! match ibid.begin(ask.clone()).await? {
+//!     Begun::Run(mut attempt) => {
+//!         attempt.ready().await?; // before the first outside byte
+//!         let answer = Response::plain(201, "text/plain", "paid".to_owned());
+//!         assert!(matches!(attempt.finish(answer, false).await, Finished::Stored(_)));
+//!     }
+//!     other => panic!("somebody was here before: {other:?}"),
+//! }
+//! assert!(matches!(ibid.begin(ask).await?, Begun::Replay(kept) if kept.response.status == 201));
+//! # Ok(()) }
+//! ```
+//!
+//! The way of a request, in reading order: `http::layer` → `http::intake` → [`engine`] → `ibid_core::machine` →
+//! [`attempt`] → `http::capture` → `http::reply`.
 
-pub mod attempt;
-#[cfg(feature = "axum")]
-pub mod axum;
-pub mod engine;
 #[cfg(feature = "http")]
 pub mod http;
-pub mod store;
-pub mod telemetry;
+
+#[cfg(feature = "axum")]
+pub mod axum;
+
+pub mod engine;
+
+pub mod attempt;
+
 pub mod upkeep;
+
+pub mod store;
+
+pub mod telemetry;
 
 pub use attempt::Attempt;
 pub use engine::{Ibid, Settings};
 pub use ibid_core as core;
+
+/// The examples of the front page and the guides are compiled with the library's own.
+#[cfg(all(doctest, feature = "axum", feature = "sqlite"))]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guides/axum.md")]
+    struct AxumGuide;
+}

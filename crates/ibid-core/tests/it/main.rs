@@ -5,6 +5,7 @@ mod json_properties;
 mod json_vectors;
 mod key_vectors;
 mod oracle;
+mod reference;
 mod state_table;
 mod stories;
 mod vectors;

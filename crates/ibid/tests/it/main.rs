@@ -2,5 +2,6 @@
 
 mod engine;
 mod http;
+mod reference;
 mod store_memory;
 mod store_sqlite;

@@ -49,6 +49,15 @@ pub fn profile_name(profile: Profile) -> &'static str {
     }
 }
 
+/// Span of stop 2: tenant, key, body and fingerprint.
+pub const SPAN_INTAKE: &str = "ibid.intake";
+/// Span of stops 3 and 4: the reservation.
+pub const SPAN_BEGIN: &str = "ibid.begin";
+/// Span of the handler or upstream.
+pub const SPAN_RUN: &str = "ibid.run";
+/// Span of stop 5: the end of the Attempt and its reply.
+pub const SPAN_FINISH: &str = "ibid.finish";
+
 /// A new key ran.
 pub const RESERVE_CREATED: &str = "ibid_reserve_created_total";
 /// A stored answer was given.

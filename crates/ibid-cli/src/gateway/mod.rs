@@ -192,6 +192,8 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
         finish_wait: config.store_options.finish_wait,
         cache_bytes: config.store_options.cache_bytes,
         cache_ttl: config.store_options.cache_ttl,
+        // A connection has one run at a time over HTTP/1.1; as many again may have lost their client.
+        attempts_max: 2 * config.server.max_connections as usize,
     })
 }
 

@@ -58,6 +58,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How long a completed record is trusted without asking the store: an operator's `forget` is final after that.
     pub cache_ttl: Duration,
+    /// Attempts that live in this process at once. A client that hangs up leaves its Attempt running, so connections
+    /// do not bound them; past this, begins are refused as if the store were away.
+    pub attempts_max: usize,
 }
 
 impl Default for Settings {
@@ -69,6 +72,8 @@ impl Default for Settings {
             finish_wait: Duration::from_secs(10),
             cache_bytes: 32 << 20,
             cache_ttl: Duration::from_secs(60),
+            // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
+            attempts_max: 8192,
         }
     }
 }
@@ -144,6 +149,7 @@ pub(crate) struct Inner {
     clock: ClockWatch,
     begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
+    attempts_max: usize,
     /// Writes that go on without a caller: queued finishes and releases.
     loose: Loose,
 }
@@ -183,6 +189,7 @@ impl Ibid {
             clock: ClockWatch::default(),
             begin_timeout: settings.begin_timeout,
             finish_wait: settings.finish_wait,
+            attempts_max: settings.attempts_max,
             loose: Loose::default(),
         };
         Ok(Ibid { inner: Arc::new(inner) })
@@ -217,7 +224,8 @@ impl Ibid {
             return Ok(begun);
         }
         let (started, ask) = (Instant::now(), Arc::new(ask));
-        if !self.inner.breaker.lets_through(started) {
+        let crowded = self.inner.loose.attempts.load(Ordering::SeqCst) >= self.inner.attempts_max;
+        if crowded || !self.inner.breaker.lets_through(started) {
             return Err(Unavailable);
         }
         let begun = self.decide(&ask, Role::Caller, None, started + self.inner.begin_timeout).await;

@@ -23,6 +23,7 @@ use ibid_core::response::Response as KeptResponse;
 use tokio::sync::oneshot;
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument;
 
 use super::body::ReplyBody;
 use super::capture::{self, Captured};
@@ -131,7 +132,9 @@ where
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
     let profile = route.policy.profile;
-    let taken = match intake::take(&shared, &route, request).await {
+    let intake =
+        intake::take(&shared, &route, request).instrument(tracing::debug_span!(telemetry::SPAN_INTAKE));
+    let taken = match intake.await {
         Intake::Taken(taken) => taken,
         Intake::Unguarded(request) => {
             let Ok(answer) = inner.call(request).await;
@@ -178,7 +181,8 @@ async fn begin_and_run<S, Q, A>(
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
     let ask = taken.ask.clone();
-    let reply = match ibid.begin_here(ask.clone()).await {
+    let begin = ibid.begin_here(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
+    let reply = match begin.await {
         Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
         Ok(Begun::InFlight) => {
             let _ = to_client.send(Outcome::InFlight);
@@ -240,7 +244,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 None => Ran::Captured(capture::read(answer, limit).await),
             }
         };
-        let mut handler = std::pin::pin!(AssertUnwindSafe(handler).catch_unwind());
+        let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
+        let mut handler = std::pin::pin!(AssertUnwindSafe(handler).catch_unwind().instrument(span));
         let started = Instant::now();
         let renewal = attempt.keep_alive();
         let ran = tokio::select! {
@@ -251,7 +256,10 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         };
         telemetry::took(telemetry::RUN_SECONDS, started.elapsed().as_secs_f64());
         match ran {
-            Ok(ran) => self.end(attempt, ran.unwrap_or(Ran::Panicked)).await,
+            Ok(ran) => {
+                let end = self.end(attempt, ran.unwrap_or(Ran::Panicked));
+                end.instrument(tracing::debug_span!(telemetry::SPAN_FINISH)).await;
+            }
             Err(_) => {
                 let (finished, late) = attempt.unknown(ErrorCode::TimedOut).await;
                 let policy = self.policy;

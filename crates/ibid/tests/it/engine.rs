@@ -217,6 +217,16 @@ async fn a_completed_record_is_answered_from_memory_and_no_longer_than_cache_ttl
 }
 
 #[tokio::test]
+async fn attempts_that_live_at_once_are_bounded() {
+    let world = world_with(Policy::default(), Settings { attempts_max: 2, ..Settings::default() }).await;
+    let (first, second) = (world.run("a").await, world.run("b").await);
+    assert_eq!(world.ibid.begin(world.ask("c")).await.err(), Some(Unavailable));
+    first.finish(created(), false).await;
+    world.run("c").await.finish(created(), false).await;
+    drop(second);
+}
+
+#[tokio::test]
 async fn a_store_used_with_another_identity_is_refused() {
     let world = world(Policy::default()).await;
     let other = Settings { identity: "tenant=header:x".into(), ..Settings::default() };

@@ -298,9 +298,15 @@ fn parse_upstream(text: &str) -> Result<Uri, Failure> {
         Some("http") => {}
         Some("https") => {
             return Err(Failure::usage("is an `https` URL, and TLS to the upstream is not in this release")
+                .because("the gateway itself speaks plain HTTP only")
                 .hint("let a proxy beside the gateway speak TLS, and give its `http://` address"));
         }
-        _ => return Err(Failure::usage("must be an absolute `http://` URL").hint(form)),
+        // Its text is not repeated: it may hold a password.
+        _ => {
+            return Err(Failure::usage("must be an absolute `http://` URL")
+                .because("it does not begin with `http://`")
+                .hint(form));
+        }
     }
     let uri: Uri = text.parse().map_err(|error| Failure::usage("is not a URL").because(error).hint(form))?;
     if uri.query().is_some() || text.contains('#') {

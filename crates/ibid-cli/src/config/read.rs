@@ -258,20 +258,23 @@ impl<'r, 'd> Section<'r, 'd> {
                 continue;
             }
             let line = self.reader.line_at(key.span().start);
-            let problem = format!("`{name}` is not a key of {}", keys::title(self.name));
-            match self.unknown_hint(name) {
-                Some(hint) => self.reader.refuse_with_hint(line, problem, hint),
-                None => self.reader.refuse(line, problem),
-            }
+            let title = keys::title(self.name);
+            let problem = format!("{}: `{name}` is not a key of {title}", self.reader.place(line));
+            let failure = Failure::usage(problem)
+                .because("a key that is taken and ignored would be a rule that nobody keeps")
+                .hint(self.unknown_hint(name));
+            self.reader.keep(line, failure);
         }
     }
 
-    fn unknown_hint(&self, name: &str) -> Option<String> {
+    fn unknown_hint(&self, name: &str) -> String {
         if let Some(near) = near_miss(name, self.asked.iter().copied()) {
-            return Some(format!("did you mean `{near}`?"));
+            return format!("did you mean `{near}`?");
         }
-        let elsewhere = keys::KEYS.iter().find(|known| known.key == name)?;
-        Some(format!("`{name}` is a key of {}", keys::title(elsewhere.section)))
+        match keys::KEYS.iter().find(|known| known.key == name) {
+            Some(elsewhere) => format!("`{name}` is a key of {}", keys::title(elsewhere.section)),
+            None => "remove it; the reference page `configuration` lists every key".to_owned(),
+        }
     }
 
     fn read<T>(

@@ -104,7 +104,8 @@ fn an_error_names_file_line_and_key_and_exits_with_2() {
     assert_eq!(ran.out, "");
     assert_eq!(
         ran.err,
-        "error: ibid.toml:5: `wiat` is not a key of `[defaults]`\n\nhint: did you mean `wait`?\n"
+        "error: ibid.toml:5: `wiat` is not a key of `[defaults]`\n  cause: a key that is taken and ignored would be \
+         a rule that nobody keeps\n\nhint: did you mean `wait`?\n"
     );
 }
 

@@ -1,3 +1,12 @@
-//! The binary as a shell sees it.
+//! The binary as a shell, a client and an operator see it.
 
 mod config;
+
+mod h2_client;
+mod harness;
+mod mount;
+
+mod gateway_basic;
+mod gateway_start;
+mod gateway_store;
+mod gateway_upstream;

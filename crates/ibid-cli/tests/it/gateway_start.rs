@@ -1,0 +1,115 @@
+//! A gateway that can't do its work says why, what lies beneath and what to do, and does not start.
+
+use std::net::TcpListener;
+
+use rusqlite::Connection;
+
+use crate::harness::Setup;
+use crate::mount::Tmpfs;
+
+const UPSTREAM: &str = "http://127.0.0.1:9";
+
+#[test]
+fn without_a_tenant_it_does_not_start() {
+    Setup::before(UPSTREAM).tenant("").refused().says(2, "no tenant", "two clients", "--tenant");
+}
+
+#[test]
+fn a_tenant_that_is_no_way_to_find_one_is_refused() {
+    let refused = Setup::before(UPSTREAM).tenant("cookie").refused();
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.said.contains("`cookie`") && refused.said.contains("\nhint: "), "{refused:?}");
+}
+
+#[test]
+fn an_upstream_that_is_no_http_url_is_refused() {
+    for url in ["nonsense", "ftp://127.0.0.1", "127.0.0.1:3000"] {
+        Setup::before(url).refused().says(2, "absolute `http://` URL", "begin with", "http://127.0.0.1:3000");
+    }
+    Setup::before("http://[::1").refused().says(2, "is not a URL", "", "http://127.0.0.1:3000");
+}
+
+#[test]
+fn an_https_upstream_is_refused_with_what_to_do_instead() {
+    Setup::before("https://api.test").refused().says(2, "`https` URL", "plain HTTP", "proxy");
+}
+
+#[test]
+fn a_taken_port_is_refused_for_clients_and_for_operators() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("its address").to_string();
+    for flag in ["--listen", "--admin-listen"] {
+        let refused = Setup::before(UPSTREAM).flag(flag).flag(&address).refused();
+        refused.says(3, &format!("`{address}`"), "in use", &format!("choose one with `{flag}`"));
+    }
+}
+
+#[test]
+fn a_database_that_can_not_be_opened_is_refused() {
+    let setup = Setup::before(UPSTREAM);
+    let folder = setup.folder().join("a folder");
+    std::fs::create_dir(&folder).expect("a folder can be made");
+    setup.clone().database_at(&folder).refused().says(3, "cannot open the store", "a folder", "folder");
+    let nowhere = setup.folder().join("nowhere/ibid.db");
+    setup.database_at(&nowhere).refused().says(3, "cannot open the store", "nowhere", "folder exists");
+}
+
+#[test]
+fn a_database_that_can_not_be_written_is_refused() {
+    let disk = Tmpfs::mount("1m");
+    let path = disk.path().join("ibid.db");
+    let setup = Setup::before(UPSTREAM).database_at(&path);
+    setup.start().kill();
+    disk.remount("ro");
+    setup.refused().says(3, "cannot open the store", "ibid.db", "write");
+}
+
+#[test]
+fn a_database_of_another_program_is_refused_and_left_as_it_was() {
+    let setup = Setup::before(UPSTREAM);
+    Connection::open(setup.database())
+        .and_then(|other| other.execute_batch("create table theirs (x); insert into theirs values (1)"))
+        .expect("a database can be made");
+    let before = std::fs::read(setup.database()).expect("it can be read");
+    setup.refused().says(3, "cannot open the store", "not a database of ibid", "file of its own");
+    assert_eq!(std::fs::read(setup.database()).expect("it can be read"), before);
+}
+
+#[test]
+fn a_file_that_is_no_database_is_refused_and_left_as_it_was() {
+    let setup = Setup::before(UPSTREAM);
+    let letter = "not a database, but a letter to somebody\n".repeat(100);
+    std::fs::write(setup.database(), &letter).expect("a file can be written");
+    setup.refused().says(3, "cannot open the store", "not a SQLite database", "file of its own");
+    assert_eq!(std::fs::read_to_string(setup.database()).expect("it can be read"), letter);
+}
+
+#[test]
+fn a_database_of_a_newer_ibid_is_refused() {
+    let setup = Setup::before(UPSTREAM);
+    setup.start().kill();
+    Connection::open(setup.database())
+        .and_then(|newer| newer.execute_batch("pragma user_version = 4711"))
+        .expect("the number can be set");
+    setup.refused().says(3, "cannot open the store", "schema 4711", "newer");
+}
+
+#[test]
+fn an_unknown_key_of_the_file_is_refused_with_its_line() {
+    let typo = Setup::before(UPSTREAM).config("# rules\n[defaults]\nretenton = \"1h\"\n").refused();
+    typo.says(2, "ibid.toml:3: `retenton` is not a key", "ignored", "did you mean `retention`?");
+    let unheard = Setup::before(UPSTREAM).config("[unheard]\nof = 1\n").refused();
+    unheard.says(2, "ibid.toml:1: `unheard` is not a key", "ignored", "lists every key");
+}
+
+#[test]
+fn a_store_that_was_used_with_another_tenant_source_or_scope_is_refused() {
+    let setup = Setup::before(UPSTREAM);
+    setup.start().kill();
+    let other = setup.clone().tenant("authorization").refused();
+    other.says(2, "other identity settings", "tenant=none", "a store of its own");
+    let wider = setup.clone().config("[defaults]\nscope = \"tenant\"\n").refused();
+    wider.says(2, "other identity settings", "scope=operation", "a store of its own");
+    // And the settings that it was made with still do.
+    setup.start().kill();
+}

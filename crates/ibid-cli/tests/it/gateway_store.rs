@@ -1,0 +1,186 @@
+//! The store fails: before a request nothing is delivered, after it the answer is not lost.
+
+use ibid_testkit::client::{Request, Response};
+use ibid_testkit::upstream::Upstream;
+use rusqlite::Connection;
+
+use crate::harness::{Gateway, Setup, assert_problem, is_replay, until_async};
+use crate::mount::Tmpfs;
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five")
+}
+
+/// The only right to write to the file, held until dropped. As a stalled disk or a careless backup would.
+struct WriteLock(Connection);
+
+impl WriteLock {
+    fn on(setup: &Setup) -> WriteLock {
+        let connection = Connection::open(setup.database()).expect("the file is there");
+        connection.busy_timeout(std::time::Duration::from_secs(10)).expect("a timeout can be set");
+        connection.execute_batch("begin immediate").expect("the lock can be had");
+        WriteLock(connection)
+    }
+}
+
+impl Drop for WriteLock {
+    fn drop(&mut self) {
+        self.0.execute_batch("rollback").expect("the lock can be given back");
+    }
+}
+
+/// Retries until the record is settled; in between only answers that promise nothing are allowed.
+async fn settled(gateway: &Gateway, request: &Request) -> Response {
+    until_async("the record is settled", async || {
+        let answer = gateway.call(request).await;
+        let open = matches!(
+            crate::harness::problem(&answer).as_str(),
+            "store-unavailable" | "request-in-progress" | "outcome-unknown"
+        );
+        (!open).then_some(answer)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).config("[store]\nfinish_wait = \"500ms\"\n");
+    let gateway = setup.start();
+    let request = pay("lost").fixture("gate;status=201;body=paid");
+    let mut client = gateway.client().await;
+    client.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let lock = WriteLock::on(&setup);
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
+    assert_eq!(answer.header("idempotency-expires"), None, "no promise is made: {answer:?}");
+    drop(lock);
+    let retry = settled(&gateway, &request).await;
+    assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+    assert_eq!(retry.header("idempotency-stored"), None);
+    assert_eq!(upstream.deliveries_begun(), 1);
+    assert_eq!(gateway.metric("ibid_answers_not_stored_total", "").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record() {
+    let upstream = Upstream::start().await;
+    let config =
+        "[store]\nfinish_wait = \"200ms\"\n[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"100ms\"\n";
+    let setup = Setup::before(&upstream.url()).config(config);
+    let (gateway, other) = (setup.start(), setup.start());
+    let request = pay("lapsed").fixture("gate;status=201;body=paid");
+    let mut client = gateway.client().await;
+    client.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let lock = WriteLock::on(&setup);
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
+    // Held until the lease has lapsed as the file itself says, so that the other gateway's sweep may come first.
+    let due: i64 = lock.0.query_row("select due_at from record", [], |row| row.get(0)).expect("a lease");
+    let lapsed = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+        (now.as_micros() as i64 > due).then_some(())
+    };
+    crate::harness::until("the lease has lapsed", lapsed, || gateway.said());
+    drop(lock);
+    for gateway in [&other, &gateway] {
+        let retry = settled_as_replay(gateway, &request).await;
+        assert_eq!((retry.status, retry.text().as_str()), (201, "paid"), "{retry:?}");
+    }
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+/// As [`settled`], where `outcome-unknown` may stand for a while before the queued finish comes.
+async fn settled_as_replay(gateway: &Gateway, request: &Request) -> Response {
+    until_async("the queued finish comes", async || Some(gateway.call(request).await).filter(is_replay)).await
+}
+
+#[tokio::test]
+async fn while_no_key_can_be_reserved_nothing_is_delivered() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"300ms\"\n");
+    let gateway = setup.start();
+    assert_eq!(gateway.call(&pay("before").fixture("body=first")).await.text(), "first");
+    let lock = WriteLock::on(&setup);
+    for n in 0..8 {
+        let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
+        assert_problem(&refused, 503, "store-unavailable");
+        assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    }
+    // What is stored needs no write.
+    assert!(is_replay(&gateway.call(&pay("before")).await));
+    assert_eq!(upstream.deliveries_begun(), 1);
+    drop(lock);
+    for n in 0..8 {
+        let key = format!("locked-{n}");
+        let answer = settled(&gateway, &pay(&key)).await;
+        assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
+        assert!(is_replay(&gateway.call(&pay(&key)).await));
+        assert_eq!(upstream.executions(&key), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_delivers_nothing_and_the_gateway_recovers_with_it() {
+    let disk = Tmpfs::mount("4m");
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url())
+        .database_at(&disk.path().join("ibid.db"))
+        .config("[store]\nbegin_timeout = \"500ms\"\n");
+    let gateway = setup.start();
+    assert_eq!(gateway.call(&pay("before").fixture("body=first")).await.text(), "first");
+    let ballast = disk.fill();
+    // The log has some room left in its last page; beyond it no key can be reserved.
+    let mut delivered = 1;
+    let refused = until_async("the disk is full for the store too", async || {
+        let answer = gateway.call(&pay(&format!("room-{delivered}")).fixture("bytes=4000")).await;
+        if answer.status == 200 {
+            delivered += 1;
+        }
+        (answer.status != 200).then_some(answer)
+    })
+    .await;
+    assert_problem(&refused, 503, "store-unavailable");
+    for n in 0..8 {
+        assert_problem(&gateway.call(&pay(&format!("full-{n}"))).await, 503, "store-unavailable");
+    }
+    assert_eq!(upstream.total(), delivered, "what was refused was not delivered");
+    assert!(is_replay(&gateway.call(&pay("before")).await), "what is stored is still replayed");
+    drop(ballast);
+    for n in 0..8 {
+        let key = format!("full-{n}");
+        let answer = settled(&gateway, &pay(&key)).await;
+        assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
+        assert!(is_replay(&gateway.call(&pay(&key)).await));
+        assert_eq!(upstream.executions(&key), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
+    let disk = Tmpfs::mount("4m");
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url())
+        .database_at(&disk.path().join("ibid.db"))
+        .config("[store]\nfinish_wait = \"500ms\"\n");
+    let gateway = setup.start();
+    let request = pay("filled").fixture("gate;status=201;bytes=500000");
+    let mut client = gateway.client().await;
+    client.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let ballast = disk.fill();
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!((answer.status, answer.body.len()), (201, 500_000));
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{:?}", answer.headers);
+    drop(ballast);
+    let retry = settled(&gateway, &request).await;
+    assert_eq!((retry.status, is_replay(&retry)), (201, true), "{:?}", retry.headers);
+    assert!(retry.body == answer.body);
+    assert_eq!(upstream.deliveries_begun(), 1);
+}

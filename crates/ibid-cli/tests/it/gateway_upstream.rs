@@ -1,0 +1,244 @@
+//! The upstream fails: what proves nothing is never sent again, what proves that nothing happened leaves the key free.
+
+use futures_util::future::join_all;
+use ibid_testkit::client::Request;
+use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::upstream_h2::UpstreamH2;
+
+use crate::harness::{Gateway, Setup, assert_problem, is_replay, until_async};
+
+fn pay(key: &str, fixture: &str) -> Request {
+    Request::post("/payments").key(key).body("five").fixture(fixture)
+}
+
+/// What every retry of an unknown record gets: 409, no date to come again, for a person must look.
+async fn stays_unknown(gateway: &Gateway, request: &Request) {
+    for _ in 0..3 {
+        let retry = gateway.call(request).await;
+        assert_problem(&retry, 409, "outcome-unknown");
+        assert!(retry.text().contains("\"retry\":\"never\""), "{retry:?}");
+        assert_eq!(retry.header("retry-after"), None);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url());
+    let mut gateway = setup.start();
+    let faults =
+        ["cut=read", "cut=read;rst", "cut=head", "cut=body", "cut=body;rst", "cut=chunk", "cut=unread"];
+    for fault in faults {
+        let request = pay(fault, fault);
+        assert_problem(&gateway.call(&request).await, 502, "outcome-unknown");
+        stays_unknown(&gateway, &request).await;
+    }
+    gateway.kill();
+    let gateway = setup.start();
+    for fault in faults {
+        // Whatever the upstream would say by now.
+        stays_unknown(&gateway, &pay(fault, "status=201")).await;
+    }
+    assert_eq!(upstream.deliveries_begun(), faults.len());
+}
+
+#[tokio::test]
+async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    for status in [500, 502, 504, 507] {
+        let request = pay(&format!("s{status}"), &format!("status={status};body=oops"));
+        let first = gateway.call(&request).await;
+        assert_eq!((first.status, first.text().as_str()), (status, "oops"), "{first:?}");
+        stays_unknown(&gateway, &request).await;
+        assert_eq!(upstream.executions(&format!("s{status}")), 1);
+    }
+    // An error that is cut off is no answer at all.
+    let cut = pay("cut503", "status=503;cut=body");
+    assert_problem(&gateway.call(&cut).await, 502, "outcome-unknown");
+    stays_unknown(&gateway, &cut).await;
+    assert_eq!(upstream.deliveries_begun(), 5);
+}
+
+#[tokio::test]
+async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    for fault in ["gate;cut=read;rst", "gate;status=500"] {
+        let request = pay(fault, fault);
+        let mut clients = Vec::new();
+        for _ in 0..41 {
+            let mut client = gateway.client().await;
+            client.send(&request).await;
+            clients.push(client);
+        }
+        upstream.until(|tally| tally.held == 1).await;
+        upstream.gate().release(1);
+        let answers =
+            join_all(clients.iter_mut().map(async |client| client.read().await.expect("an answer"))).await;
+        let first = answers.iter().filter(|answer| answer.status >= 500).count();
+        let told = answers.iter().filter(|answer| crate::harness::problem(answer) == "outcome-unknown");
+        assert_eq!(first, 1, "one is told what happened: {answers:?}");
+        assert!(told.count() >= 40, "the others that nobody knows: {answers:?}");
+        stays_unknown(&gateway, &request).await;
+        assert_eq!(upstream.executions(fault), 1);
+    }
+    assert_eq!(upstream.deliveries_begun(), 2);
+}
+
+#[tokio::test]
+async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    let request = pay("turns", "gate;status=503");
+    let mut clients = Vec::new();
+    let mut first = gateway.client().await;
+    first.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    for _ in 0..40 {
+        let mut client = gateway.client().await;
+        client.send(&request).await;
+        clients.push(client);
+    }
+    // Each of these goes through the store behind those forty: by then they wait.
+    for _ in 0..20 {
+        let refused = gateway.call(&request.clone().header("Prefer", "wait=0")).await;
+        assert_problem(&refused, 409, "request-in-progress");
+    }
+    upstream.gate().open();
+    assert_eq!(first.read().await.expect("an answer").status, 503);
+    for client in &mut clients {
+        let answer = client.read().await.expect("an answer");
+        assert_problem(&answer, 409, "request-in-progress");
+        assert!(answer.header("retry-after").is_some(), "{answer:?}");
+    }
+    assert_eq!(upstream.executions("turns"), 1);
+}
+
+#[tokio::test]
+async fn a_time_out_is_unknown_until_the_late_answer_settles_it() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).config("[defaults]\nupstream_timeout = \"300ms\"\n").start();
+    let request = pay("late", "gate;status=201;body=paid late");
+    assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
+    assert_problem(&gateway.call(&request).await, 409, "outcome-unknown");
+    upstream.gate().open();
+    let settled = until_async("the late answer settles the record", async || {
+        Some(gateway.call(&request).await).filter(|answer| answer.status != 409)
+    })
+    .await;
+    assert_eq!((settled.status, settled.text().as_str(), is_replay(&settled)), (201, "paid late", true));
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn a_time_out_without_a_late_answer_stays_unknown() {
+    let upstream = Upstream::start().await;
+    let config = "[defaults]\nupstream_timeout = \"200ms\"\nlinger = \"0s\"\n";
+    let gateway = Setup::before(&upstream.url()).config(config).start();
+    let request = pay("never", "gate;status=201");
+    assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
+    // Nobody reads on, so the connection is closed.
+    upstream.gate().open();
+    upstream.until(|tally| tally.held == 0).await;
+    stays_unknown(&gateway, &request).await;
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs() {
+    let reserved = Reserved::port();
+    let gateway = Setup::before(&reserved.url()).start();
+    let request = pay("patient", "status=201;body=paid");
+    for _ in 0..3 {
+        let refused = gateway.call(&request).await;
+        assert_problem(&refused, 503, "upstream-unavailable");
+        assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    }
+    let upstream = reserved.start();
+    let answer = gateway.call(&request).await;
+    assert_eq!((answer.status, is_replay(&answer)), (201, false), "{answer:?}");
+    assert!(is_replay(&gateway.call(&request).await));
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    let free =
+        ["status=503", "status=429;retry-after=3", "status=409;retry-after=1", "status=425", "status=401"];
+    for fixture in free {
+        let first = gateway.call(&pay(fixture, fixture)).await;
+        assert!(fixture.contains(&first.status.to_string()) && first.text() == "done", "{first:?}");
+        let second = gateway.call(&pay(fixture, "status=201;body=paid")).await;
+        assert_eq!((second.status, is_replay(&second)), (201, false), "{fixture}");
+        let third = gateway.call(&pay(fixture, fixture)).await;
+        assert_eq!((third.status, is_replay(&third)), (201, true), "{fixture}");
+        assert_eq!(upstream.executions(fixture), 2);
+    }
+    // A 409 without a date to come again is an answer like others.
+    assert_eq!(gateway.call(&pay("final", "status=409")).await.text(), "done");
+    assert!(is_replay(&gateway.call(&pay("final", "status=201")).await));
+}
+
+#[tokio::test]
+async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    let mut closed = 0;
+    for n in 0..50 {
+        let answer = gateway.call(&pay(&format!("idle-{n}"), "cut=after;status=201")).await;
+        assert_eq!((answer.status, is_replay(&answer)), (201, false));
+        closed += 1;
+        // The gateway has found out, or else the next request meets a connection that is just going away.
+        upstream.until(|tally| tally.closed >= closed).await;
+    }
+    let tally = upstream.tally();
+    assert_eq!((tally.total, tally.begun, tally.repeated().len()), (50, 50, 0));
+    for n in 0..50 {
+        assert!(is_replay(&gateway.call(&pay(&format!("idle-{n}"), "")).await));
+    }
+}
+
+#[tokio::test]
+async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    let (mut uncertain, mut fine) = (0, 0);
+    for n in 0..50 {
+        let request = pay(&format!("dying-{n}"), "cut=next;status=201");
+        match gateway.call(&request).await.status {
+            201 => fine += 1,
+            // Some byte may have been read: nobody knows, and nobody tries.
+            502 => uncertain += 1,
+            503 => {
+                let retry = gateway.call(&request).await;
+                assert!(matches!(retry.status, 201 | 502), "{retry:?}");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    assert!(fine > 0 && uncertain > 0, "both were met: {fine} and {uncertain}");
+    assert_eq!(upstream.tally().repeated(), Vec::<&str>::new());
+}
+
+#[tokio::test]
+async fn a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other() {
+    let upstream = UpstreamH2::start().await;
+    let gateway = Setup::before(&upstream.url()).config("upstream_http2 = true\n").start();
+    for fault in ["refuse", "goaway=below"] {
+        let refused = gateway.call(&pay(fault, fault)).await;
+        assert_problem(&refused, 503, "upstream-unavailable");
+        assert_eq!(upstream.executions(fault), 0);
+        let answer = gateway.call(&pay(fault, "status=201;body=paid")).await;
+        assert_eq!((answer.status, is_replay(&answer)), (201, false), "{fault}: {answer:?}");
+        assert!(is_replay(&gateway.call(&pay(fault, fault)).await), "{fault}");
+        assert_eq!(upstream.executions(fault), 1);
+    }
+    for fault in ["reset=internal", "reset=cancel", "goaway=at"] {
+        assert_problem(&gateway.call(&pay(fault, fault)).await, 502, "outcome-unknown");
+        stays_unknown(&gateway, &pay(fault, "status=201")).await;
+        assert_eq!(upstream.executions(fault), 1, "{fault}");
+    }
+}

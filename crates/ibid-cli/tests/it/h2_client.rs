@@ -1,0 +1,64 @@
+//! An HTTP/2 client with prior knowledge: one connection, as many streams as asked for.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{Request, StatusCode};
+use ibid_testkit::client::{Fields, Response};
+use tokio::net::TcpStream;
+
+/// One connection.
+pub(crate) struct H2Client {
+    sender: SendRequest<Bytes>,
+    addr: SocketAddr,
+}
+
+impl H2Client {
+    pub(crate) async fn connect(addr: SocketAddr) -> H2Client {
+        let stream = TcpStream::connect(addr).await.expect("the gateway accepts");
+        stream.set_nodelay(true).expect("nodelay on a fresh socket");
+        let (sender, connection) = h2::client::handshake(stream).await.expect("the gateway speaks HTTP/2");
+        tokio::spawn(connection);
+        H2Client { sender, addr }
+    }
+
+    /// Sends a POST on a stream of its own; what it returns waits for the answer.
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        lines: &[(&str, &str)],
+        body: &str,
+    ) -> impl Future<Output = Response> + Send + use<> {
+        let mut request = Request::post(format!("http://{}{path}", self.addr));
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).expect("a request as the test wrote it");
+        let mut sender = self.sender.clone().ready().await.expect("the connection lives");
+        let (answer, mut stream) = sender.send_request(request, false).expect("the request is sent");
+        stream.send_data(Bytes::copy_from_slice(body.as_bytes()), true).expect("the body is sent");
+        async move {
+            let (head, mut stream) = answer.await.expect("an answer").into_parts();
+            let mut body = Vec::new();
+            while let Some(data) = stream.data().await {
+                let data = data.expect("the body comes whole");
+                body.extend_from_slice(&data);
+                let _ = stream.flow_control().release_capacity(data.len());
+            }
+            let trailers = stream.trailers().await.expect("the stream ends well").unwrap_or_default();
+            Response {
+                status: StatusCode::as_u16(&head.status),
+                headers: fields(&head.headers),
+                body,
+                trailers: fields(&trailers),
+                cut: false,
+                interim: Vec::new(),
+            }
+        }
+    }
+}
+
+fn fields(headers: &http::HeaderMap) -> Fields {
+    headers.iter().map(|(n, v)| (n.as_str().as_bytes().to_vec(), v.as_bytes().to_vec())).collect()
+}

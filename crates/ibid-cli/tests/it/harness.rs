@@ -1,0 +1,378 @@
+//! The real binary as a child process, on ports of its own and in a folder of its own, and ways to look at it.
+//!
+//! It knows processes, signals and sockets, nothing of the gateway's insides. What a test waits for is always bounded,
+//! and a wait that fails shows what the gateway said.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ibid_testkit::client::{Client, Request, Response};
+
+/// How a gateway is to be started. Starting it twice gives two gateways on one store.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    folder: Arc<tempfile::TempDir>,
+    upstream: String,
+    tenant: String,
+    config: String,
+    database: PathBuf,
+    variables: Vec<(String, String)>,
+    flags: Vec<String>,
+}
+
+impl Setup {
+    /// Before this upstream, for one tenant, with a database of its own.
+    pub(crate) fn before(upstream: &str) -> Setup {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        Setup {
+            database: folder.path().join("ibid.db"),
+            folder: Arc::new(folder),
+            upstream: upstream.to_owned(),
+            tenant: "none".to_owned(),
+            config: String::new(),
+            variables: Vec::new(),
+            flags: Vec::new(),
+        }
+    }
+
+    /// The text of `ibid.toml`.
+    pub(crate) fn config(mut self, text: &str) -> Setup {
+        self.config = text.to_owned();
+        self
+    }
+
+    /// Another `--tenant`.
+    pub(crate) fn tenant(mut self, how: &str) -> Setup {
+        self.tenant = how.to_owned();
+        self
+    }
+
+    /// Another place for the database.
+    pub(crate) fn database_at(mut self, path: &Path) -> Setup {
+        self.database = path.to_owned();
+        self
+    }
+
+    /// A variable of its environment.
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Setup {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// One more word of its command line; a later `--listen` wins over an earlier one.
+    pub(crate) fn flag(mut self, word: &str) -> Setup {
+        self.flags.push(word.to_owned());
+        self
+    }
+
+    /// Where the database is.
+    pub(crate) fn database(&self) -> &Path {
+        &self.database
+    }
+
+    /// `sqlite:PATH`.
+    pub(crate) fn store(&self) -> String {
+        format!("sqlite:{}", self.database.display())
+    }
+
+    /// Its folder, gone with the last clone.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts it and waits until it says where it listens.
+    pub(crate) fn start(&self) -> Gateway {
+        let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
+        let log = Log::follow(&mut child);
+        let said = until("the gateway listens", || log.addresses(), || log.text());
+        Gateway { child, public: said.0, admin: said.1, log }
+    }
+
+    /// Starts it where it must refuse to, and waits for its end.
+    pub(crate) fn refused(&self) -> Refused {
+        let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
+        let log = Log::follow(&mut child);
+        let status = wait_for_end(&mut child, &log);
+        Refused { code: status.code().unwrap_or(-1), said: log.text_to_the_end() }
+    }
+
+    /// Runs another command of the binary in the folder, such as `keys list`.
+    pub(crate) fn ibid(&self, words: &[&str]) -> Output {
+        bare(self.folder()).args(words).output().expect("the binary starts")
+    }
+
+    fn command(&self) -> Command {
+        let file = self.folder().join("ibid.toml");
+        std::fs::write(&file, &self.config).expect("the file can be written");
+        let mut command = bare(self.folder());
+        command.arg("gateway").arg("--config").arg(file);
+        if !self.flags.iter().any(|word| word == "--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        if !self.flags.iter().any(|word| word == "--admin-listen") {
+            command.args(["--admin-listen", "127.0.0.1:0"]);
+        }
+        if !self.upstream.is_empty() {
+            command.args(["--upstream", &self.upstream]);
+        }
+        if !self.tenant.is_empty() {
+            command.args(["--tenant", &self.tenant]);
+        }
+        command.args(["--store", &self.store()]).args(&self.flags);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.stderr(Stdio::piped()).stdout(Stdio::null());
+        command
+    }
+}
+
+/// The binary with no `IBID_…` variable of ours.
+fn bare(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("IBID_") {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(folder);
+    command
+}
+
+/// A gateway that would not start.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) code: i32,
+    pub(crate) said: String,
+}
+
+impl Refused {
+    /// Panics unless it ended with this code and said `error:`, `cause:`, a blank line and `hint:` in this order, with
+    /// these words in them.
+    pub(crate) fn says(&self, code: i32, error: &str, cause: &str, hint: &str) {
+        let lines: Vec<&str> = self.said.lines().collect();
+        let at = lines.iter().position(|line| line.starts_with("error: "));
+        let at = at.unwrap_or_else(|| panic!("no `error:` in {self:?}"));
+        let rest = &lines[at..];
+        assert!(rest.len() >= 4, "four lines, not {self:?}");
+        assert!(rest[0].contains(error), "`{error}` in the error of {self:?}");
+        assert!(
+            rest[1].starts_with("  cause: ") && rest[1].contains(cause),
+            "`{cause}` as cause in {self:?}"
+        );
+        assert_eq!(rest[2], "", "a blank line in {self:?}");
+        assert!(rest[3].starts_with("hint: ") && rest[3].contains(hint), "`{hint}` as hint in {self:?}");
+        assert_eq!(self.code, code, "{self:?}");
+    }
+}
+
+/// A running gateway; killed when dropped.
+pub(crate) struct Gateway {
+    child: Child,
+    public: SocketAddr,
+    admin: SocketAddr,
+    log: Log,
+}
+
+impl Gateway {
+    /// Where clients connect.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.public
+    }
+
+    /// Where operators connect.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How many file descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc shows our child").count()
+    }
+
+    /// How many kilobytes of it are in memory.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("/proc shows our child");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of kilobytes")
+    }
+
+    /// A connection to it.
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(self.public).await
+    }
+
+    /// One request over a connection of its own.
+    pub(crate) async fn call(&self, request: &Request) -> Response {
+        self.client().await.call(request).await
+    }
+
+    /// All it said so far.
+    pub(crate) fn said(&self) -> String {
+        self.log.text()
+    }
+
+    /// Waits until it has said this.
+    pub(crate) fn until_said(&self, words: &str) {
+        let heard = || self.said().contains(words).then_some(());
+        until(&format!("the log says `{words}`"), heard, || self.said());
+    }
+
+    /// One page of the operator's listener.
+    pub(crate) async fn page(&self, path: &str) -> Response {
+        Client::connect(self.admin).await.call(&Request::get(path)).await
+    }
+
+    /// The sum of a metric over its labels, of those lines that have this text in them.
+    pub(crate) async fn metric(&self, name: &str, label: &str) -> f64 {
+        let page = self.page("/metrics").await.text();
+        let lines = page.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(label)
+        });
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// kill -9, and gone when this returns.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("a child can be killed");
+        self.child.wait().expect("a killed child ends");
+    }
+
+    /// Sends a signal by its name, such as `TERM`.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
+        assert!(sent.expect("`kill` can be run").success(), "SIG{name} reaches the gateway");
+    }
+
+    /// Waits for its end by itself.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        wait_for_end(&mut self.child, &self.log)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // It may have ended already, and then there is nothing to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the gateway said:\n{}---", self.said());
+        }
+    }
+}
+
+/// What a gateway says on stderr, read as it comes.
+struct Log {
+    text: Arc<Mutex<String>>,
+    reading: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Log {
+    fn follow(child: &mut Child) -> Log {
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let text = Arc::new(Mutex::new(String::new()));
+        let shared = Arc::clone(&text);
+        let reading = std::thread::spawn(move || {
+            for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+                let mut text = shared.lock().expect("no one panics with it");
+                let _ = writeln!(text, "{}", String::from_utf8_lossy(&line));
+            }
+        });
+        Log { text, reading: Mutex::new(Some(reading)) }
+    }
+
+    fn text(&self) -> String {
+        self.text.lock().expect("no one panics with it").clone()
+    }
+
+    /// Everything, once the process has ended.
+    fn text_to_the_end(&self) -> String {
+        if let Some(reading) = self.reading.lock().expect("no one panics with it").take() {
+            reading.join().expect("the reader ends with the pipe");
+        }
+        self.text()
+    }
+
+    /// `ibid: listening on ADDR, admin on ADDR, …`
+    fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let text = self.text();
+        let line = text.lines().find_map(|line| line.strip_prefix("ibid: listening on "))?;
+        let mut parts = line.split(", ");
+        let public = parts.next()?.parse().ok()?;
+        Some((public, parts.next()?.strip_prefix("admin on ")?.parse().ok()?))
+    }
+}
+
+fn wait_for_end(child: &mut Child, log: &Log) -> ExitStatus {
+    let status = until("the process ends", || child.try_wait().expect("a child can be asked"), || log.text());
+    log.text_to_the_end();
+    status
+}
+
+/// Looks at another process until it shows what is waited for. There is no signal to wait on across processes, so this
+/// is the one place that naps.
+pub(crate) fn until<T>(
+    what: &str,
+    mut look: impl FnMut() -> Option<T>,
+    context: impl FnOnce() -> String,
+) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        if Instant::now() > deadline {
+            panic!("waited in vain until {what}; {}", context());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// As [`until`], where the look itself waits for an answer.
+pub(crate) async fn until_async<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        assert!(Instant::now() <= deadline, "waited in vain until {what}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The code of a problem: the last part of its type.
+pub(crate) fn problem(response: &Response) -> String {
+    if response.header("content-type").as_deref() != Some("application/problem+json") {
+        return String::new();
+    }
+    let json: serde_json::Value = serde_json::from_slice(&response.body).expect("a problem is JSON");
+    let kind = json["type"].as_str().expect("a problem has a type");
+    kind.rsplit(['/', ':']).next().unwrap_or_default().to_owned()
+}
+
+/// Panics unless it is this refusal.
+#[track_caller]
+pub(crate) fn assert_problem(response: &Response, status: u16, code: &str) {
+    let got = (response.status, problem(response));
+    assert_eq!(got, (status, code.to_owned()), "{response:?}");
+}
+
+/// Whether it is a stored answer.
+pub(crate) fn is_replay(response: &Response) -> bool {
+    response.header("idempotent-replayed").as_deref() == Some("true")
+}
+
+/// Far above what a loaded two-core machine needs: only a real hang meets it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often another process is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(10);

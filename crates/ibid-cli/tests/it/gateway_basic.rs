@@ -5,7 +5,7 @@ use ibid_testkit::client::{Request, Response};
 use ibid_testkit::upstream::Upstream;
 
 use crate::h2_client::H2Client;
-use crate::harness::{Gateway, Setup, assert_problem, is_replay, until, until_async};
+use crate::harness::{Gateway, Setup, assert_problem, is_replay, until_async};
 
 async fn world() -> (Upstream, Setup, Gateway) {
     let upstream = Upstream::start().await;
@@ -163,11 +163,7 @@ async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind(
     client.finish_sending().await;
     // Whatever it is told, the connection ends; then nothing of it can still be on the way.
     while !client.read_some(4096).await.is_empty() {}
-    until(
-        "the gateway has closed its end",
-        || (gateway.descriptors() <= descriptors).then_some(()),
-        || gateway.said(),
-    );
+    gateway.until_descriptors(descriptors).await;
     assert_eq!((upstream.deliveries_begun(), upstream.total()), (0, 0));
     let listed = setup.ibid(&["keys", "list", "--json", "--store", &setup.store()]);
     assert!(!String::from_utf8_lossy(&listed.stdout).contains("-early"), "{listed:?}");

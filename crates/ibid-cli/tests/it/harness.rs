@@ -90,7 +90,7 @@ impl Setup {
         let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
         let log = Log::follow(&mut child);
         let said = until("the gateway listens", || log.addresses(), || log.text());
-        Gateway { child, public: said.0, admin: said.1, log }
+        Gateway { child, public: said.0, admin: said.1, log, _folder: Arc::clone(&self.folder) }
     }
 
     /// Starts it where it must refuse to, and waits for its end.
@@ -175,6 +175,8 @@ pub(crate) struct Gateway {
     public: SocketAddr,
     admin: SocketAddr,
     log: Log,
+    /// Dropped after the process has ended.
+    _folder: Arc<tempfile::TempDir>,
 }
 
 impl Gateway {
@@ -222,9 +224,9 @@ impl Gateway {
     }
 
     /// Waits until it has said this.
-    pub(crate) fn until_said(&self, words: &str) {
-        let heard = || self.said().contains(words).then_some(());
-        until(&format!("the log says `{words}`"), heard, || self.said());
+    pub(crate) async fn until_said(&self, words: &str) {
+        let heard = async || self.said().contains(words).then_some(());
+        until_async(&format!("the log says `{words}`"), heard).await;
     }
 
     /// One page of the operator's listener.
@@ -254,8 +256,17 @@ impl Gateway {
     }
 
     /// Waits for its end by itself.
-    pub(crate) fn ended(&mut self) -> ExitStatus {
-        wait_for_end(&mut self.child, &self.log)
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let look = async || self.child.try_wait().expect("a child can be asked");
+        let status = until_async("the process ends", look).await;
+        self.log.text_to_the_end();
+        status
+    }
+
+    /// Waits until it has no more file descriptors open than this.
+    pub(crate) async fn until_descriptors(&self, at_most: usize) {
+        let closed = async || (self.descriptors() <= at_most).then_some(());
+        until_async(&format!("at most {at_most} descriptors are open"), closed).await;
     }
 }
 
@@ -318,13 +329,9 @@ fn wait_for_end(child: &mut Child, log: &Log) -> ExitStatus {
     status
 }
 
-/// Looks at another process until it shows what is waited for. There is no signal to wait on across processes, so this
-/// is the one place that naps.
-pub(crate) fn until<T>(
-    what: &str,
-    mut look: impl FnMut() -> Option<T>,
-    context: impl FnOnce() -> String,
-) -> T {
+/// Looks at another process until it shows what is waited for. There is no signal to wait on across processes, so here
+/// and below a test may nap. It blocks: only for what does not depend on the test's own tasks.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>, context: impl FnOnce() -> String) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(seen) = look() {
@@ -337,7 +344,7 @@ pub(crate) fn until<T>(
     }
 }
 
-/// As [`until`], where the look itself waits for an answer.
+/// As [`until`], while the test's own upstream and clients go on.
 pub(crate) async fn until_async<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -7,6 +7,9 @@ mod harness;
 mod mount;
 
 mod gateway_basic;
+mod gateway_drain;
+mod gateway_http;
 mod gateway_start;
 mod gateway_store;
+mod gateway_tenant;
 mod gateway_upstream;

@@ -1,0 +1,118 @@
+//! SIGTERM: what runs comes to its end, nothing new begins, and the process ends in time.
+
+use std::time::{Duration, Instant};
+
+use ibid_testkit::client::Request;
+use ibid_testkit::upstream::Upstream;
+use tokio::net::TcpStream;
+
+use crate::harness::{Setup, is_replay, until_async};
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five")
+}
+
+#[tokio::test]
+async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url());
+    let mut gateway = setup.start();
+    let mut idle = gateway.client().await;
+    assert_eq!(idle.call(&pay("idle")).await.status, 200);
+    let mut running = gateway.client().await;
+    running.send(&pay("running").fixture("gate;status=201;body=paid")).await;
+    upstream.until(|tally| tally.held == 1).await;
+    assert_eq!(gateway.page("/readyz").await.text(), "ready\n");
+    gateway.signal("TERM");
+    let ready = until_async("it says that it drains", async || {
+        Some(gateway.page("/readyz").await).filter(|page| page.status != 200)
+    })
+    .await;
+    assert_eq!((ready.status, ready.text().as_str()), (503, "draining\n"));
+    until_async("new connections are refused", async || TcpStream::connect(gateway.addr()).await.err()).await;
+    idle.closed().await;
+    upstream.gate().open();
+    let answer = running.read().await.expect("the answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    let status = gateway.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", gateway.said());
+    assert!(gateway.said().contains("stopped"), "{}", gateway.said());
+    let retry = setup.start().call(&pay("running")).await;
+    assert!(is_replay(&retry) && retry.text() == "paid", "{retry:?}");
+    assert_eq!(upstream.executions("running"), 1);
+}
+
+#[tokio::test]
+async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).config("[server]\ndrain_for = \"500ms\"\n");
+    let mut gateway = setup.start();
+    let mut client = gateway.client().await;
+    client.send(&pay("slow").fixture("gate;status=201;body=paid")).await;
+    upstream.until(|tally| tally.held == 1).await;
+    gateway.signal("TERM");
+    // Cut: no answer comes.
+    assert!(client.read().await.is_none());
+    // It goes on without its client, and the process waits for it a little longer.
+    upstream.gate().open();
+    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    let retry = setup.start().call(&pay("slow")).await;
+    assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+    assert_eq!(upstream.executions("slow"), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_never_ends_does_not_keep_the_process() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).config(
+        "[server]\ndrain_for = \"300ms\"\n[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n",
+    );
+    let mut gateway = setup.start();
+    let mut client = gateway.client().await;
+    let request = pay("hung").fixture("gate");
+    client.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let asked = Instant::now();
+    gateway.signal("TERM");
+    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    assert!(gateway.said().contains("cut=1"), "{}", gateway.said());
+    // Nobody knows what became of it, and nobody tries again.
+    let gateway = setup.start();
+    let told = until_async("its lease has lapsed", async || {
+        let answer = gateway.call(&request.clone().header("Prefer", "wait=0")).await;
+        (crate::harness::problem(&answer) == "outcome-unknown").then_some(answer)
+    })
+    .await;
+    assert_eq!(told.status, 409);
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn a_gateway_that_was_stopped_in_its_tracks_goes_on_where_it_was() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url())
+        .config("[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n");
+    let (frozen, awake) = (setup.start(), setup.start());
+    let request = pay("frozen").fixture("gate;status=201;body=paid");
+    let mut client = frozen.client().await;
+    client.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    // Past its lease without knowing it: the other gateway says that nobody knows.
+    frozen.signal("STOP");
+    until_async("the lease has lapsed", async || {
+        let answer = awake.call(&request.clone().header("Prefer", "wait=0")).await;
+        (crate::harness::problem(&answer) == "outcome-unknown").then_some(())
+    })
+    .await;
+    upstream.gate().open();
+    frozen.signal("CONT");
+    // It wakes up with the answer in hand, is still the record's owner, and settles it.
+    let answer = client.read().await.expect("the answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    for gateway in [&awake, &frozen] {
+        let retry = gateway.call(&request).await;
+        assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+    }
+    assert_eq!(upstream.deliveries_begun(), 1);
+}

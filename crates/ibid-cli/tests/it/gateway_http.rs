@@ -1,0 +1,267 @@
+//! The corners of HTTP over real sockets: what is passed on, what is kept, what is replayed, and what is bounded.
+
+use ibid_testkit::client::{Request, Response};
+use ibid_testkit::upstream::Upstream;
+
+use crate::harness::{Gateway, Setup, assert_problem, is_replay};
+
+async fn world_with(config: &str) -> (Upstream, Gateway) {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).config(config).start();
+    (upstream, gateway)
+}
+
+async fn world() -> (Upstream, Gateway) {
+    world_with("").await
+}
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five")
+}
+
+fn bytes_of(answer: &Response, name: &str) -> Vec<Vec<u8>> {
+    let named = |line: &&(Vec<u8>, Vec<u8>)| line.0.eq_ignore_ascii_case(name.as_bytes());
+    answer.headers.iter().filter(named).map(|(_, value)| value.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_body_is_asked_for_only_when_it_is_wanted() {
+    let (upstream, gateway) = world_with("[defaults]\nmax_request_body = \"1KiB\"\n").await;
+    let wanted = gateway.call(&pay("wanted").expect_continue()).await;
+    assert_eq!((wanted.status, wanted.interim), (200, vec![100]));
+    let replay = gateway.call(&pay("wanted").expect_continue()).await;
+    assert!(is_replay(&replay) && replay.interim == [100], "the body is compared: {replay:?}");
+    let bad_key = Request::post("/payments").header("Idempotency-Key", "\"a").body("five").expect_continue();
+    let refused = gateway.call(&bad_key).await;
+    assert_problem(&refused, 400, "key-invalid");
+    assert_eq!(refused.interim, Vec::<u16>::new());
+    let no_key = gateway.call(&Request::post("/payments").body("five").expect_continue()).await;
+    assert_problem(&no_key, 400, "key-missing");
+    assert_eq!(no_key.interim, Vec::<u16>::new());
+    let large = gateway.call(&pay("large").body("x".repeat(1025)).expect_continue()).await;
+    assert_problem(&large, 413, "body-too-large");
+    assert_eq!(large.interim, Vec::<u16>::new());
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn a_chunked_body_is_the_same_request_as_one_with_a_length() {
+    let (upstream, gateway) = world_with("[defaults]\nmax_request_body = \"1KiB\"\n").await;
+    let chunked = gateway.call(&pay("chunked").body("five pounds").chunked().fixture("echo")).await;
+    assert_eq!(chunked.status, 200);
+    let with_length = gateway.call(&pay("chunked").body("five pounds")).await;
+    assert!(is_replay(&with_length) && with_length.body == chunked.body, "{with_length:?}");
+    let seen = &upstream.requests()[0];
+    assert_eq!(seen.body, b"five pounds");
+    assert_eq!(
+        (seen.header("content-length").as_deref(), seen.header("transfer-encoding")),
+        (Some("11"), None)
+    );
+    let large = gateway.call(&pay("large").body("x".repeat(1025)).chunked()).await;
+    assert_problem(&large, 413, "body-too-large");
+    let page = gateway.call(&Request::get("/.ibid/keys/large?method=POST&path=/payments")).await;
+    assert_eq!(page.status, 404, "no record");
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn a_key_in_the_trailers_is_no_key() {
+    let (upstream, gateway) = world().await;
+    let trailing = Request::post("/payments").body("five").chunked().trailer("Idempotency-Key", "\"late\"");
+    assert_problem(&gateway.call(&trailing).await, 400, "key-missing");
+    let both = pay("early").chunked().trailer("Idempotency-Key", "\"late\"").trailer("X-Sum", "1");
+    assert_eq!(gateway.call(&both).await.status, 200);
+    assert_eq!((upstream.executions("early"), upstream.executions("late"), upstream.total()), (1, 0, 1));
+}
+
+#[tokio::test]
+async fn an_odd_answer_is_replayed_byte_for_byte_without_what_belongs_to_one_connection_or_caller() {
+    let (upstream, gateway) = world().await;
+    let request = pay("odd").fixture("odd;status=201;body=paid;header=Content-Encoding: gzip");
+    let first = gateway.call(&request).await;
+    let second = gateway.call(&request).await;
+    assert!(!is_replay(&first) && is_replay(&second));
+    for answer in [&first, &second] {
+        assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+        let links = [&b"</a>; rel=\"next\""[..], b"</b>; rel=\"prev\""];
+        assert_eq!(bytes_of(answer, "link"), links, "{answer:?}");
+        assert_eq!(bytes_of(answer, "x-bytes"), [b"caf\xe9"], "{answer:?}");
+        assert_eq!(bytes_of(answer, "x-empty"), [b""], "{answer:?}");
+        assert_eq!(bytes_of(answer, "content-encoding"), [b"gzip"], "{answer:?}");
+        assert_eq!(bytes_of(answer, "content-disposition").len(), 1);
+        for name in ["x-a", "keep-alive", "proxy-connection", "proxy-authenticate", "upgrade"] {
+            assert_eq!(answer.header(name), None, "{name} in {answer:?}");
+        }
+    }
+    // A cookie is one caller's; the retry may be another's.
+    assert_eq!((bytes_of(&first, "set-cookie").len(), bytes_of(&second, "set-cookie").len()), (2, 0));
+    assert_eq!(upstream.total(), 1);
+}
+
+#[tokio::test]
+async fn compressed_bytes_are_replayed_as_they_came() {
+    let (upstream, gateway) = world().await;
+    let request = pay("packed")
+        .fixture("header=Content-Encoding: br;body=not really brotli")
+        .header("Accept-Encoding", "br");
+    let first = gateway.call(&request).await;
+    let second = gateway.call(&request).await;
+    assert!(is_replay(&second) && second.body == first.body && second.text() == "not really brotli");
+    assert_eq!(second.header("content-encoding").as_deref(), Some("br"));
+    // A retry may take other codings than the first request, so none is asked for.
+    assert_eq!(upstream.requests()[0].header("accept-encoding").as_deref(), Some("identity"));
+}
+
+#[tokio::test]
+async fn answers_without_a_body_stay_without_one() {
+    let (upstream, gateway) = world().await;
+    for status in [204, 304] {
+        let request = pay(&format!("s{status}")).fixture(&format!("status={status};header=ETag: \"v1\""));
+        let mut client = gateway.client().await;
+        for replayed in [false, true] {
+            // On one connection: a stray body byte would spoil the next head.
+            let answer = client.call(&request).await;
+            assert_eq!((answer.status, is_replay(&answer)), (status, replayed), "{answer:?}");
+            assert_eq!(answer.header("etag").as_deref(), Some("\"v1\""));
+            assert_eq!(answer.header("transfer-encoding"), None);
+        }
+        assert_eq!(client.call(&Request::get("/after")).await.text(), "done");
+    }
+    assert_eq!(upstream.total(), 4);
+}
+
+#[tokio::test]
+async fn requests_that_are_not_guarded_pass_untouched_whatever_their_key_looks_like() {
+    let (upstream, gateway) = world().await;
+    let garbage: &[u8] = b"\"unclosed, \xff;;";
+    let mut client = gateway.client().await;
+    for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
+        let request = Request::new(method, "/things?a=%2F&b")
+            .header("Idempotency-Key", garbage)
+            .header("Idempotency-Key", "again")
+            .header("Accept-Encoding", "gzip")
+            .fixture("status=203;body=thing");
+        for _ in 0..2 {
+            let answer = client.call(&request).await;
+            assert_eq!((answer.status, is_replay(&answer)), (203, false), "{method}");
+            assert_eq!(answer.text(), if method == "HEAD" { "" } else { "thing" });
+            assert_eq!(answer.header("content-length").as_deref(), Some("5"), "{method}");
+        }
+    }
+    let seen = upstream.requests();
+    assert_eq!(seen.len(), 10);
+    for request in seen {
+        assert_eq!(request.target, "/things?a=%2F&b");
+        let keys: Vec<_> =
+            request.headers.iter().filter(|line| line.0.eq_ignore_ascii_case(b"idempotency-key")).collect();
+        assert_eq!((keys.len(), keys[0].1.as_slice()), (2, garbage), "{request:?}");
+        assert_eq!(request.header("accept-encoding").as_deref(), Some("gzip"));
+    }
+}
+
+#[tokio::test]
+async fn the_key_reaches_the_upstream_as_it_was_sent() {
+    let (upstream, gateway) = world().await;
+    gateway.call(&Request::post("/a").header("Idempotency-Key", "bare-key").body("x")).await;
+    gateway.call(&Request::post("/a").header("Idempotency-Key", "\"bare-key\"").body("x")).await;
+    gateway.call(&Request::post("/b").header("Idempotency-Key", "\"quoted key\"").body("x")).await;
+    let keys: Vec<_> = upstream.requests().iter().map(|seen| seen.header_lines("idempotency-key")).collect();
+    assert_eq!(keys, [["bare-key"], ["\"quoted key\""]], "both spellings are one key");
+}
+
+#[tokio::test]
+async fn an_answer_over_the_limit_is_passed_on_whole_and_its_retries_are_told_so() {
+    let (upstream, gateway) = world_with("[defaults]\nmax_response_body = \"64KiB\"\n").await;
+    for (key, framing) in [("length", ""), ("chunked", ";chunked"), ("until-close", ";until-close")] {
+        let request = pay(key).fixture(&format!("status=201;bytes=300000{framing}"));
+        let first = gateway.call(&request).await;
+        assert_eq!((first.status, first.body.len(), first.cut), (201, 300_000, false), "{key}");
+        assert_eq!(first.header("idempotency-stored").as_deref(), Some("false"), "{key}");
+        assert_problem(&gateway.call(&request).await, 410, "response-not-retained");
+        assert_eq!(upstream.executions(key), 1);
+    }
+    let fits = pay("fits").fixture("bytes=65536;chunked");
+    assert_eq!(gateway.call(&fits).await.header("idempotency-stored"), None);
+    let replay = gateway.call(&fits).await;
+    assert!(is_replay(&replay) && replay.body.len() == 65_536);
+}
+
+#[tokio::test]
+async fn an_event_stream_reaches_the_client_as_it_comes_and_is_not_kept() {
+    let (upstream, gateway) = world().await;
+    let request = pay("stream").fixture("events");
+    let mut client = gateway.client().await;
+    client.send(&request).await;
+    let head = client.read_head().await.expect("the head comes before the stream ends");
+    assert_eq!(head.status, 200);
+    assert!(
+        head.headers.iter().any(|(name, value)| name == b"idempotency-stored" && value == b"false"),
+        "{head:?}"
+    );
+    let mut seen = Vec::new();
+    while !String::from_utf8_lossy(&seen).contains("data: 1") {
+        let more = client.read_some(1024).await;
+        assert!(!more.is_empty(), "the first event comes before the stream ends");
+        seen.extend(more);
+    }
+    assert_eq!(upstream.tally().held, 1, "the stream is still open");
+    // Durable before its first byte left.
+    assert_problem(&gateway.call(&request).await, 410, "response-not-retained");
+    upstream.gate().open();
+    while !String::from_utf8_lossy(&seen).contains("data: 2") {
+        let more = client.read_some(1024).await;
+        assert!(!more.is_empty(), "the stream goes on");
+        seen.extend(more);
+    }
+    assert_eq!(upstream.executions("stream"), 1);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_refused_and_leaves_nothing_behind() {
+    let (upstream, gateway) = world_with("[server]\nbody_timeout = \"400ms\"\n").await;
+    let request = pay("slow").body("a body of some length");
+    let bytes = request.to_bytes();
+    let mut client = gateway.client().await;
+    client.send_bytes(&bytes[..bytes.len() - 5]).await;
+    assert_problem(&client.read().await.expect("an answer"), 408, "body-timeout");
+    let page = gateway.call(&Request::get("/.ibid/keys/slow?method=POST&path=/payments")).await;
+    assert_eq!((page.status, upstream.deliveries_begun()), (404, 0));
+    assert!(!is_replay(&gateway.call(&request).await));
+    assert_eq!(upstream.executions("slow"), 1);
+}
+
+#[tokio::test]
+async fn connections_beyond_the_cap_wait_their_turn() {
+    let (upstream, gateway) = world_with("[server]\nmax_connections = 2\n").await;
+    let (mut one, mut two) = (gateway.client().await, gateway.client().await);
+    for client in [&mut one, &mut two] {
+        assert_eq!(client.call(&Request::get("/")).await.status, 200);
+    }
+    let mut third = gateway.client().await;
+    third.send(&Request::get("/third")).await;
+    for _ in 0..20 {
+        one.call(&Request::get("/")).await;
+        two.call(&Request::get("/")).await;
+    }
+    assert!(!upstream.requests().iter().any(|seen| seen.target == "/third"), "it waits outside");
+    two.hang_up();
+    assert_eq!(third.read().await.expect("its turn has come").status, 200);
+    // The operator has a listener of its own.
+    assert_eq!(gateway.page("/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn hop_by_hop_fields_of_a_request_end_at_the_gateway() {
+    let (upstream, gateway) = world().await;
+    let request = pay("hops")
+        .header("Connection", "close, x-mine, idempotency-key, content-type")
+        .header("X-Mine", "1")
+        .header("Keep-Alive", "timeout=5")
+        .header("Content-Type", "text/plain");
+    assert_eq!(gateway.call(&request).await.status, 200);
+    let seen = upstream.requests().remove(0);
+    assert_eq!((seen.header("x-mine"), seen.header("keep-alive")), (None, None), "{seen:?}");
+    assert_eq!(seen.key().as_deref(), Some("hops"), "nobody can take the key away");
+    assert_eq!(seen.header("content-type").as_deref(), Some("text/plain"));
+    assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+}

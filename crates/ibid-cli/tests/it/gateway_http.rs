@@ -265,3 +265,14 @@ async fn hop_by_hop_fields_of_a_request_end_at_the_gateway() {
     assert_eq!(seen.header("content-type").as_deref(), Some("text/plain"));
     assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
 }
+
+#[tokio::test]
+async fn trailers_of_an_answer_arrive_and_are_replayed() {
+    let (_upstream, gateway) = world().await;
+    let request = pay("trailers").fixture("trailers;status=201").header("TE", "trailers");
+    for replayed in [false, true] {
+        let answer = gateway.call(&request).await;
+        assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "done", replayed));
+        assert_eq!(answer.trailers, [(b"x-sum".to_vec(), b"1".to_vec())], "{answer:?}");
+    }
+}

@@ -54,6 +54,11 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
     *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     *response.headers_mut() = header_map(&kept.headers);
     let headers = response.headers_mut();
+    // Not kept with the rest, for it names only what still follows; over HTTP/1.1 what is not named is not sent.
+    if !kept.trailers.is_empty() {
+        let names: Vec<&str> = kept.trailers.iter().map(|(name, _)| name.as_str()).collect();
+        set(headers, "trailer", &names.join(", "));
+    }
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
     expires(headers, record);
     if record.policy.profile == Profile::Stripe {

@@ -113,6 +113,17 @@ async fn compressed_bytes_are_replayed_as_they_came() {
 }
 
 #[tokio::test]
+async fn trailers_of_an_answer_arrive_and_are_replayed() {
+    let (_upstream, gateway) = world().await;
+    let request = pay("trailers").fixture("trailers;status=201").header("TE", "trailers");
+    for replayed in [false, true] {
+        let answer = gateway.call(&request).await;
+        assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "done", replayed));
+        assert_eq!(answer.trailers, [(b"x-sum".to_vec(), b"1".to_vec())], "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn answers_without_a_body_stay_without_one() {
     let (upstream, gateway) = world().await;
     for status in [204, 304] {
@@ -217,6 +228,25 @@ async fn an_event_stream_reaches_the_client_as_it_comes_and_is_not_kept() {
 }
 
 #[tokio::test]
+async fn a_head_that_does_not_come_is_not_waited_for() {
+    let (upstream, gateway) = world_with("[server]\nheader_timeout = \"500ms\"\n").await;
+    let mut silent = gateway.client().await;
+    let mut slow = gateway.client().await;
+    slow.send_bytes(b"POST /payments HTTP/1.1\r\nHost: api.test\r\nIdempo").await;
+    let mut idle = gateway.client().await;
+    assert_eq!(idle.call(&pay("idle")).await.status, 200);
+    let mut second_head = gateway.client().await;
+    assert_eq!(second_head.call(&pay("second")).await.status, 200);
+    second_head.send_bytes(b"POST /payments HTTP/1.1\r\nHost:").await;
+    for client in [&mut silent, &mut slow, &mut idle, &mut second_head] {
+        // Closed, with or without a word of farewell.
+        let farewell = client.read_some(4096).await;
+        assert!(farewell.is_empty() || farewell.starts_with(b"HTTP/1.1 408"), "{farewell:?}");
+    }
+    assert_eq!(upstream.total(), 2);
+}
+
+#[tokio::test]
 async fn a_body_that_does_not_come_is_refused_and_leaves_nothing_behind() {
     let (upstream, gateway) = world_with("[server]\nbody_timeout = \"400ms\"\n").await;
     let request = pay("slow").body("a body of some length");
@@ -264,15 +294,4 @@ async fn hop_by_hop_fields_of_a_request_end_at_the_gateway() {
     assert_eq!(seen.key().as_deref(), Some("hops"), "nobody can take the key away");
     assert_eq!(seen.header("content-type").as_deref(), Some("text/plain"));
     assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
-}
-
-#[tokio::test]
-async fn trailers_of_an_answer_arrive_and_are_replayed() {
-    let (_upstream, gateway) = world().await;
-    let request = pay("trailers").fixture("trailers;status=201").header("TE", "trailers");
-    for replayed in [false, true] {
-        let answer = gateway.call(&request).await;
-        assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "done", replayed));
-        assert_eq!(answer.trailers, [(b"x-sum".to_vec(), b"1".to_vec())], "{answer:?}");
-    }
 }

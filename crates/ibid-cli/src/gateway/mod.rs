@@ -208,7 +208,12 @@ fn refused(config: &Config, error: &StartError) -> Failure {
         StartError::Identity { .. } => Failure::usage("this store was used with other identity settings")
             .because(error)
             .hint("start with the settings the store was made with, or give this gateway a store of its own"),
-        error => Failure::world(format!("cannot use the store at `{}`", config.store)).because_of(error),
+        StartError::Store(_) => Failure::world(format!("cannot use the store at `{}`", config.store))
+            .because_of(error)
+            .hint("see that its disk has room and that no other program holds its lock, and start again"),
+        StartError::Secrets(_) => {
+            Failure::usage("the fingerprint secrets can't be used").because(error).hint("check `secrets`")
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The store fails: before a request nothing is delivered, after it the answer is not lost.
 
+use std::time::{Duration, Instant};
+
 use ibid_testkit::client::{Request, Response};
 use ibid_testkit::upstream::Upstream;
 use rusqlite::Connection;
@@ -17,7 +19,7 @@ struct WriteLock(Connection);
 impl WriteLock {
     fn on(setup: &Setup) -> WriteLock {
         let connection = Connection::open(setup.database()).expect("the file is there");
-        connection.busy_timeout(std::time::Duration::from_secs(10)).expect("a timeout can be set");
+        connection.busy_timeout(Duration::from_secs(10)).expect("a timeout can be set");
         connection.execute_batch("begin immediate").expect("the lock can be had");
         WriteLock(connection)
     }
@@ -183,4 +185,42 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
     assert_eq!((retry.status, is_replay(&retry)), (201, true), "{:?}", retry.headers);
     assert!(retry.body == answer.body);
     assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_busy_gateways_on_one_file_let_each_other_write() {
+    let upstream = Upstream::start().await;
+    // Half of SQLite's own patience: whoever waits longer for the lock is refused.
+    let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"500ms\"\n");
+    let gateways = [setup.start(), setup.start()];
+    let mut clients = tokio::task::JoinSet::new();
+    for n in 0..32 {
+        let mut client = gateways[n % 2].client().await;
+        clients.spawn(async move {
+            let mut slowest = Duration::ZERO;
+            for k in 0..60 {
+                let asked = Instant::now();
+                let answer = client.call(&pay(&format!("busy-{n}-{k}"))).await;
+                assert_eq!(answer.status, 200, "{}", answer.text());
+                slowest = slowest.max(asked.elapsed());
+            }
+            slowest
+        });
+    }
+    let slowest = clients.join_all().await.into_iter().max();
+    println!("the slowest answer took {slowest:?}");
+    assert_eq!((upstream.total(), upstream.tally().repeated().len()), (32 * 60, 0));
+}
+
+#[tokio::test]
+async fn a_gateway_starts_while_another_process_holds_the_write_lock() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url());
+    let first = setup.start();
+    assert_eq!(first.call(&pay("before")).await.status, 200);
+    let lock = WriteLock::on(&setup);
+    let second = setup.start();
+    assert_eq!(second.page("/readyz").await.status, 200);
+    drop(lock);
+    assert!(is_replay(&second.call(&pay("before")).await));
 }

@@ -89,7 +89,13 @@ impl Setup {
     pub(crate) fn start(&self) -> Gateway {
         let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
         let log = Log::follow(&mut child);
-        let said = until("the gateway listens", || log.addresses(), || log.text());
+        let look = || {
+            if let Some(status) = child.try_wait().expect("a child can be asked") {
+                panic!("the gateway ended with {status} instead: {}", log.text_to_the_end());
+            }
+            log.addresses()
+        };
+        let said = until("the gateway listens", look, || log.text());
         Gateway { child, public: said.0, admin: said.1, log, _folder: Arc::clone(&self.folder) }
     }
 
@@ -276,7 +282,10 @@ impl Drop for Gateway {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- the gateway said:\n{}---", self.said());
+            let said = self.said();
+            let lines: Vec<&str> = said.lines().collect();
+            let last = &lines[lines.len().saturating_sub(SHOWN_MAX)..];
+            eprintln!("--- the gateway said, of {} lines:\n{}\n---", lines.len(), last.join("\n"));
         }
     }
 }
@@ -380,6 +389,9 @@ pub(crate) fn is_replay(response: &Response) -> bool {
 
 /// Far above what a loaded two-core machine needs: only a real hang meets it.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Lines of its log that a failed test shows: enough for a story, too few to bury the failure.
+const SHOWN_MAX: usize = 50;
 
 /// How often another process is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

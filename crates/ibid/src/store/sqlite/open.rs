@@ -211,7 +211,8 @@ fn named(path: &Path, error: rusqlite::Error) -> OpenError {
     }
 }
 
-fn is_busy(error: &rusqlite::Error) -> bool {
+/// Whether somebody else holds the lock.
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 

@@ -115,8 +115,7 @@ impl Writer {
             }
             Job::Purge { limit, gone, reply } => self.purge(limit, gone, reply, jobs),
             Job::Keep { name, value, reply } => {
-                let kept = self.transact(|connection, _, _| Ok(keep(connection, &name, &value)?));
-                let _ = reply.send(kept.map_err(|stumble| store_error("keep", stumble.error)));
+                let _ = reply.send(self.keep(&name, &value));
             }
         }
     }
@@ -197,6 +196,18 @@ impl Writer {
         }
     }
 
+    /// What is kept never changes, so it is written only if it is not there: a process that starts need not wait for
+    /// the write lock of one that runs.
+    fn keep(&mut self, name: &str, value: &[u8]) -> Result<Bytes, StoreError> {
+        if let Some(connection) = &self.connection
+            && let Ok(Some(kept)) = kept(connection, name).optional()
+        {
+            return Ok(kept);
+        }
+        let kept = self.transact(|connection, _, _| Ok(keep(connection, name, value)?));
+        kept.map_err(|stumble| store_error("keep", stumble.error))
+    }
+
     /// Runs `work` in a transaction of its own. The time is read once the write lock is ours, so that instants are in
     /// the order of the writes.
     fn transact<T>(
@@ -207,7 +218,7 @@ impl Writer {
             Some(connection) => connection,
             none => none.insert(open::writer(&self.place)?),
         };
-        let outcome = run(connection, "begin immediate")
+        let outcome = begin(connection, self.place.options.busy_timeout)
             .map_err(Stumble::from)
             .and_then(|()| work(connection, &mut self.policies, self.place.now()))
             .and_then(|done| run(connection, "commit").map(|()| done).map_err(Stumble::from));
@@ -248,6 +259,8 @@ impl Writer {
         log.push("-wal");
         let size = std::fs::metadata(log).map_or(0, |metadata| metadata.len());
         if let (true, Some(connection)) = (size > 2 * u64::from(open::LOG_BYTES_KEPT), &self.connection) {
+            // [`begin`] does its own waiting and leaves SQLite's turned off.
+            let _ = connection.busy_timeout(self.place.options.busy_timeout);
             checkpoint(connection, "truncate");
         }
     }
@@ -286,8 +299,28 @@ fn purge(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Resul
 
 fn keep(connection: &Connection, name: &str, value: &[u8]) -> rusqlite::Result<Bytes> {
     connection.prepare_cached(include_str!("sql/keep.sql"))?.execute(params![name, value])?;
+    kept(connection, name)
+}
+
+fn kept(connection: &Connection, name: &str) -> rusqlite::Result<Bytes> {
     let mut kept = connection.prepare_cached(include_str!("sql/kept.sql"))?;
     kept.query_row([name], |row| row.get(0)).map(|value: Vec<u8>| Bytes::from(value))
+}
+
+/// Takes the write lock, waiting for it with short naps.
+///
+/// SQLite's own waiting naps for longer and longer, up to 100 ms. A busy neighbour on the same file holds the lock most
+/// of the time and is free for moments only, so that way it would be met free too seldom: begins would be refused and
+/// leases lapse although the lock changes hands every few milliseconds.
+fn begin(connection: &Connection, patience: Duration) -> rusqlite::Result<()> {
+    connection.busy_timeout(Duration::ZERO)?;
+    let until = Instant::now() + patience;
+    loop {
+        match run(connection, "begin immediate") {
+            Err(error) if open::is_busy(&error) && Instant::now() < until => thread::sleep(LOCK_RETRY_AFTER),
+            done => return done,
+        }
+    }
 }
 
 fn run(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
@@ -317,6 +350,9 @@ const BATCH_BYTES_MAX: usize = 4 << 20;
 
 /// Rows that a purge removes before it lets others have their turn.
 const PURGE_SLICE: u32 = 256;
+
+/// From one try for the write lock to the next: a fraction of the shortest commit.
+const LOCK_RETRY_AFTER: Duration = Duration::from_micros(500);
 
 /// How long nobody wrote before the file is tidied: longer than the gaps of steady traffic.
 const IDLE_AFTER: Duration = Duration::from_millis(500);

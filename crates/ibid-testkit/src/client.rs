@@ -27,6 +27,13 @@ impl Client {
         Client { wire: Wire::new(stream), asked_head: false }
     }
 
+    /// Connect to a server that may be down at this moment.
+    pub async fn try_connect(addr: SocketAddr) -> Option<Client> {
+        let stream = TcpStream::connect(addr).await.ok()?;
+        stream.set_nodelay(true).ok()?;
+        Some(Client { wire: Wire::new(stream), asked_head: false })
+    }
+
     /// Our end of the connection: what the server sees as its peer.
     pub fn local_addr(&self) -> SocketAddr {
         self.wire.stream.local_addr().expect("the address of a connected socket")

@@ -7,8 +7,10 @@ mod harness;
 mod mount;
 
 mod gateway_basic;
+mod gateway_crash;
 mod gateway_drain;
 mod gateway_http;
+mod gateway_load;
 mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;

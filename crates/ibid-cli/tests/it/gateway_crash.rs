@@ -1,0 +1,465 @@
+//! kill -9 at any moment, with load running: no key is delivered twice, no stored answer changes, every key settles.
+//!
+//! Sixteen clients send keys of every class of answer and retry each until it is settled. Meanwhile gateways are killed
+//! and started again on the same file. What the upstream was given and what the clients were told is then compared.
+//! A run is repeated with `CRASH_SEED=…`, as far as a race can be repeated.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Request as HttpRequest, Response as HttpResponse};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use ibid_testkit::client::{Client, Request, Response};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::{JoinSet, block_in_place};
+
+use crate::harness::{Gateway, Setup, is_replay, problem, until_async};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn killed_at_any_moment_it_never_delivers_twice_and_forgets_no_answer() {
+    crash(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_gateways_on_one_file_killed_at_any_moment_never_deliver_twice() {
+    crash(2).await;
+}
+
+async fn crash(gateways: usize) {
+    let seed = std::env::var("CRASH_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.expect("after 1970").as_nanos() as u64
+    });
+    println!("CRASH_SEED={seed}");
+    let started = Instant::now();
+    let upstream = Upstream::start(seed).await;
+    let config = format!(
+        "[defaults]\nlease = \"{}ms\"\n[upkeep]\nsweep_every = \"{}ms\"\n",
+        LEASE.as_millis(),
+        SWEEP_EVERY.as_millis()
+    );
+    let setup = Setup::before(&format!("http://{}", upstream.addr)).config(&config);
+    let mut running: Vec<Gateway> = (0..gateways).map(|_| block_in_place(|| setup.start())).collect();
+    let load = Arc::new(Load {
+        seed,
+        doors: Mutex::new(running.iter().map(Gateway::addr).collect()),
+        next: AtomicUsize::new(0),
+        stopped: AtomicBool::new(false),
+        abandoned: AtomicBool::new(false),
+        heard: watch::Sender::new(0),
+        keys: Mutex::default(),
+        broken: Mutex::default(),
+    });
+    let mut clients = JoinSet::new();
+    for n in 0..CLIENTS {
+        clients.spawn(Arc::clone(&load).client(n as u64));
+    }
+
+    let mut dice = Dice(seed);
+    let mut kills = 0;
+    while kills < KILLS {
+        // Moments are told by what was delivered, answered or heard since the last kill; where in its work each of the
+        // other clients is by then is anybody's guess.
+        let counter = [&upstream.ledger.delivered, &upstream.ledger.answered, &load.heard][dice.below(3)];
+        let target = *counter.borrow() + 1 + dice.below(60);
+        let mut counting = counter.subscribe();
+        let reached = tokio::time::timeout(PATIENCE, counting.wait_for(|count| *count >= target)).await;
+        assert!(reached.is_ok(), "the load came to a halt; seed {seed}; {:?}", load.open_keys());
+        drop(reached);
+        let victim = dice.below(gateways);
+        running[victim].kill();
+        kills += 1;
+        // Sometimes both at once.
+        if gateways == 2 && dice.below(4) == 0 {
+            running[1 - victim].kill();
+            kills += 1;
+            running[1 - victim] = block_in_place(|| setup.start());
+        }
+        running[victim] = block_in_place(|| setup.start());
+        *load.doors.lock().unwrap() = running.iter().map(Gateway::addr).collect();
+    }
+
+    // The last kill: nobody asks for what it leaves behind, so it is the sweeper's.
+    load.abandoned.store(true, Ordering::SeqCst);
+    running.iter_mut().for_each(Gateway::kill);
+    kills += gateways;
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("no client panics");
+    }
+    let back = block_in_place(|| setup.start());
+    let since = Instant::now();
+    until_async("no attempt is taken for running any more", async || {
+        let page = back.page("/metrics").await.text();
+        page.lines().any(|line| line == "ibid_records{state=\"in_progress\"} 0").then_some(())
+    })
+    .await;
+    let swept = since.elapsed();
+    // A record that was begun in the last moment has its whole lease before it.
+    assert!(swept < LEASE + SWEEP_EVERY + SLACK, "lapsed ones took {swept:?}; seed {seed}");
+    let lapsed = back.metric("ibid_zombie_keys_total", "").await;
+
+    // Every key settles, and what was told once is told again, also to those who had settled long before.
+    *load.doors.lock().unwrap() = vec![back.addr()];
+    load.abandoned.store(false, Ordering::SeqCst);
+    load.stopped.store(true, Ordering::SeqCst);
+    load.ask_for_all_again().await;
+    let told = load.keys.lock().unwrap().clone();
+    let figures = judge(&upstream, &told);
+    let broken = load.broken.lock().unwrap().clone();
+    assert!(broken.is_empty() && figures.wrong.is_empty(), "seed {seed}: {broken:#?} {:#?}", figures.wrong);
+    assert!(figures.unknown_by_crash > 0, "kills hit running requests, or this test proves nothing");
+    drop(back);
+    let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
+    let whole: String =
+        file.query_row("pragma integrity_check", [], |row| row.get(0)).expect("it can be read");
+    assert_eq!(whole, "ok");
+    println!(
+        "{kills} kills, {} keys, {} deliveries, {} stored, {} unknown ({} by a crash, {lapsed} swept after the last), \
+         swept in {swept:?}, {:?} in all",
+        told.len(),
+        figures.deliveries,
+        figures.stored,
+        told.len() - figures.stored,
+        figures.unknown_by_crash,
+        started.elapsed(),
+    );
+}
+
+/// What a key came to, as its client was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Not known yet.
+    Open,
+    /// This answer, for ever.
+    Stored { status: u16, body: String },
+    /// Nobody knows, and nobody tries again.
+    Unknown,
+}
+
+/// The clients and what they were told.
+struct Load {
+    seed: u64,
+    /// Where gateways listen now.
+    doors: Mutex<Vec<SocketAddr>>,
+    next: AtomicUsize,
+    /// No new keys.
+    stopped: AtomicBool,
+    /// Leave at once, whatever is open.
+    abandoned: AtomicBool,
+    /// Answers that clients got.
+    heard: watch::Sender<usize>,
+    keys: Mutex<BTreeMap<String, Fate>>,
+    /// Promises that were seen broken.
+    broken: Mutex<Vec<String>>,
+}
+
+impl Load {
+    /// One client: fresh keys, each retried until it is settled, and now and then an old one again.
+    async fn client(self: Arc<Self>, number: u64) {
+        let mut dice = Dice(self.seed ^ (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut connection = None;
+        let mut mine: Vec<String> = Vec::new();
+        while !self.stopped.load(Ordering::SeqCst) && !self.abandoned.load(Ordering::SeqCst) {
+            let key = if dice.below(4) == 0 && !mine.is_empty() {
+                mine[dice.below(mine.len())].clone()
+            } else {
+                let n = self.next.fetch_add(1, Ordering::SeqCst);
+                let key = format!("{}-{n}", CLASSES[dice.below(CLASSES.len())].0);
+                self.keys.lock().unwrap().insert(key.clone(), Fate::Open);
+                mine.push(key.clone());
+                key
+            };
+            self.settle(&key, &mut connection, &mut dice).await;
+        }
+    }
+
+    /// Sends the request until it is settled, or until all is abandoned.
+    async fn settle(&self, key: &str, connection: &mut Option<Client>, dice: &mut Dice) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.abandoned.load(Ordering::SeqCst) {
+            if Instant::now() > deadline {
+                return self.breach(format!("`{key}` was not settled in {PATIENCE:?}"));
+            }
+            let mut request = Request::post("/payments").key(key).body(format!("pay for {key}"));
+            if dice.below(2) == 0 {
+                request = request.header("Prefer", "wait=0");
+            }
+            let Some(answer) = self.ask(&request, connection, dice).await else {
+                tokio::time::sleep(RETRY_AFTER).await;
+                continue;
+            };
+            self.heard.send_modify(|count| *count += 1);
+            if let Some(fate) = self.fate_of(key, &answer) {
+                return self.told(key, fate, &answer);
+            }
+            if answer.status == 409 || answer.status == 503 {
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+        }
+    }
+
+    /// One request over the kept connection or a new one; none if it broke.
+    async fn ask(&self, request: &Request, kept: &mut Option<Client>, dice: &mut Dice) -> Option<Response> {
+        if kept.is_none() {
+            let door = {
+                let doors = self.doors.lock().unwrap();
+                doors[dice.below(doors.len())]
+            };
+            *kept = Client::try_connect(door).await;
+        }
+        let answer = kept.as_mut()?.try_call(request).await.filter(|answer| !answer.cut);
+        // Change places now and then, so that both gateways see every key.
+        if answer.is_none() || dice.below(16) == 0 {
+            *kept = None;
+        }
+        answer
+    }
+
+    /// What an answer settles; none if the client has to come again.
+    fn fate_of(&self, key: &str, answer: &Response) -> Option<Fate> {
+        match (answer.status, problem(answer).as_str()) {
+            (409, "outcome-unknown") => Some(Fate::Unknown),
+            (502 | 504, "outcome-unknown") | (409, "request-in-progress") => None,
+            (503, "store-unavailable" | "upstream-unavailable") => None,
+            (200 | 201 | 404 | 422, "") if answer.header("idempotency-stored").is_none() => {
+                Some(Fate::Stored { status: answer.status, body: answer.text() })
+            }
+            // The upstream's own words, or an answer whose record could not be written in time.
+            (200 | 201 | 404 | 422 | 409 | 429 | 500 | 503, "") => None,
+            (status, code) => {
+                self.breach(format!("`{key}` was answered {status} `{code}`"));
+                Some(Fate::Unknown)
+            }
+        }
+    }
+
+    /// Keeps what was told, and compares it with what was told before.
+    fn told(&self, key: &str, fate: Fate, answer: &Response) {
+        let before = self.keys.lock().unwrap().insert(key.to_owned(), fate.clone());
+        match (before, &fate) {
+            (None | Some(Fate::Open), _) => {}
+            // Told before, so this can only be a replay.
+            (Some(before), Fate::Stored { .. }) if before == fate && is_replay(answer) => {}
+            (Some(Fate::Unknown), Fate::Unknown) => {}
+            // The attempt outlived its lease and came back with the answer: it settles its own record.
+            (Some(Fate::Unknown), Fate::Stored { .. }) if is_replay(answer) => {}
+            (before, fate) => self.breach(format!("`{key}` was {before:?} and is now {fate:?}: {answer:?}")),
+        }
+    }
+
+    /// Every key once more: those that are open settle, the others get what they got.
+    async fn ask_for_all_again(self: &Arc<Self>) {
+        let keys: Vec<String> = self.keys.lock().unwrap().keys().cloned().collect();
+        let mut asking = JoinSet::new();
+        for (n, share) in keys.chunks(keys.len().div_ceil(CLIENTS)).enumerate() {
+            let (load, share) = (Arc::clone(self), share.to_vec());
+            asking.spawn(async move {
+                let (mut dice, mut connection) = (Dice(n as u64), None);
+                for key in &share {
+                    load.settle(key, &mut connection, &mut dice).await;
+                }
+            });
+        }
+        while let Some(ended) = asking.join_next().await {
+            ended.expect("no client panics");
+        }
+    }
+
+    fn open_keys(&self) -> Vec<String> {
+        let keys = self.keys.lock().unwrap();
+        keys.iter().filter(|(_, fate)| **fate == Fate::Open).map(|(key, _)| key.clone()).collect()
+    }
+
+    fn breach(&self, what: String) {
+        self.broken.lock().unwrap().push(what);
+    }
+}
+
+/// What the comparison found.
+#[derive(Default)]
+struct Figures {
+    deliveries: usize,
+    stored: usize,
+    unknown_by_crash: usize,
+    wrong: Vec<String>,
+}
+
+/// Compares what the upstream was given with what the clients were told.
+fn judge(upstream: &Upstream, told: &BTreeMap<String, Fate>) -> Figures {
+    let mut figures = Figures::default();
+    let deliveries = upstream.ledger.deliveries.lock().unwrap();
+    for (key, fate) in told {
+        let given = deliveries.get(key).map(Vec::as_slice).unwrap_or_default();
+        figures.deliveries += given.len();
+        let mut wrong =
+            |why: &str| figures.wrong.push(format!("{why}: `{key}` {fate:?}, delivered {given:?}"));
+        // All but the last must have proven that nothing was executed.
+        let (last, earlier) =
+            given.split_last().map_or((None, &[][..]), |(last, earlier)| (Some(last), earlier));
+        if earlier.iter().any(|status| !FREE.contains(status)) {
+            wrong("delivered again");
+        }
+        match fate {
+            Fate::Open => wrong("never settled"),
+            Fate::Stored { status, body } => {
+                figures.stored += 1;
+                if last != Some(status) || *body != answer_body(key, given.len()) {
+                    wrong("not the answer of the one delivery");
+                }
+            }
+            Fate::Unknown if last.is_none_or(|status| ![500, CUT].contains(status)) => {
+                figures.unknown_by_crash += 1;
+            }
+            Fate::Unknown => {}
+        }
+    }
+    figures
+}
+
+/// An upstream that answers by the key's class and keeps account of every delivery.
+struct Upstream {
+    addr: SocketAddr,
+    ledger: Arc<Ledger>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+struct Ledger {
+    seed: u64,
+    /// What each delivery of a key was answered with.
+    deliveries: Mutex<HashMap<String, Vec<u16>>>,
+    delivered: watch::Sender<usize>,
+    answered: watch::Sender<usize>,
+}
+
+impl Upstream {
+    async fn start(seed: u64) -> Upstream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("its address");
+        let ledger = Arc::new(Ledger {
+            seed,
+            deliveries: Mutex::default(),
+            delivered: watch::Sender::new(0),
+            answered: watch::Sender::new(0),
+        });
+        let shared = Arc::clone(&ledger);
+        let serving = tokio::spawn(async move {
+            loop {
+                let Ok((stream, _)) = listener.accept().await else { continue };
+                let ledger = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    let serve = hyper::service::service_fn(|request| ledger.serve(request));
+                    let mut http = hyper::server::conn::http1::Builder::new();
+                    // An error of the service is a cut connection, and that is what it is there for.
+                    let _ = http.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), serve).await;
+                });
+            }
+        });
+        Upstream { addr, ledger, serving }
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Ledger {
+    async fn serve(&self, request: HttpRequest<Incoming>) -> Result<HttpResponse<Full<Bytes>>, &'static str> {
+        let key = request.headers()["idempotency-key"]
+            .to_str()
+            .expect("a key of ours")
+            .trim_matches('"')
+            .to_owned();
+        // It counts when it was read to its end: before that nothing can have been executed.
+        request.into_body().collect().await.map_err(|_| "a request that broke off")?;
+        let class = key.split('-').next().unwrap_or_default();
+        let answers = CLASSES.iter().find(|(name, _)| *name == class).expect("a class of ours").1;
+        let (status, number) = {
+            let mut deliveries = self.deliveries.lock().unwrap();
+            let given = deliveries.entry(key.clone()).or_default();
+            let status = answers[given.len().min(answers.len() - 1)];
+            given.push(status);
+            (status, given.len())
+        };
+        self.delivered.send_modify(|count| *count += 1);
+        // Work takes its time, and not always the same.
+        let mut dice =
+            Dice(key.bytes().fold(self.seed, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())));
+        if dice.below(2) == 0 {
+            tokio::time::sleep(Duration::from_millis(dice.below(20) as u64)).await;
+        }
+        self.answered.send_modify(|count| *count += 1);
+        if status == CUT {
+            return Err("cut");
+        }
+        let mut answer = HttpResponse::builder().status(status).header("content-type", "text/plain");
+        if status == 409 {
+            answer = answer.header("retry-after", "1");
+        }
+        Ok(answer.body(Full::from(answer_body(&key, number))).expect("an answer of ours"))
+    }
+}
+
+/// Another one for each delivery, so that an answer tells from which it came.
+fn answer_body(key: &str, delivery: usize) -> String {
+    format!("{key} by delivery {delivery}")
+}
+
+/// Numbers that follow from a seed (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+    }
+}
+
+/// What the deliveries of a key are answered with, by its class; the last stands for all that follow.
+const CLASSES: [(&str, &[u16]); 10] = [
+    ("created", &[201]),
+    ("ok", &[200]),
+    ("missing", &[404]),
+    ("invalid", &[422]),
+    ("error", &[500]),
+    ("down", &[503, 201]),
+    ("often", &[429, 429, 200]),
+    ("locked", &[409, 201]),
+    ("mixed", &[503, 429, 409, 422]),
+    ("cut", &[CUT]),
+];
+
+/// A connection that is closed after the request was read.
+const CUT: u16 = 0;
+
+/// Answers after which a key may be delivered again.
+const FREE: [u16; 3] = [409, 429, 503];
+
+const CLIENTS: usize = 16;
+
+/// In each of the two tests; with the last ones there are over sixty in all.
+const KILLS: usize = 30;
+
+const LEASE: Duration = Duration::from_secs(1);
+const SWEEP_EVERY: Duration = Duration::from_millis(200);
+
+/// A restart, a scrape and a machine of two cores that is busy with other tests.
+const SLACK: Duration = Duration::from_millis(1500);
+
+/// When a client comes again that was refused or cut off.
+const RETRY_AFTER: Duration = Duration::from_millis(10);
+
+/// Only a real hang meets it.
+const PATIENCE: Duration = Duration::from_secs(30);

@@ -449,8 +449,8 @@ const FREE: [u16; 3] = [409, 429, 503];
 
 const CLIENTS: usize = 16;
 
-/// In each of the two tests; with the last ones there are over sixty in all.
-const KILLS: usize = 30;
+/// In each of the two tests; with the last ones there are over a hundred and twenty in all.
+const KILLS: usize = 60;
 
 const LEASE: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(200);

@@ -65,7 +65,7 @@ fn drive(addr: SocketAddr, name: &str, requests: usize) -> usize {
     fresh.into_iter().sum()
 }
 
-/// One connection: requests in a pipeline, an eighth of them fresh, the others retries of those.
+/// One connection: requests in a pipeline, one in sixteen fresh, the others retries of those.
 fn visit(addr: SocketAddr, name: &str, connection: usize, visit: usize) -> usize {
     let mut stream = TcpStream::connect(addr).expect("the gateway accepts");
     stream.set_nodelay(true).expect("nodelay on a fresh socket");
@@ -119,10 +119,11 @@ const VISIT: usize = 640;
 const BURST: usize = 32;
 
 /// How often each key is sent.
-const RETRIES: usize = 8;
+const RETRIES: usize = 16;
 
 /// A reader's file handle, a probe's connection.
 const FEW: usize = 6;
 
-/// Far below what a hundred thousand requests would leave behind if each left its own size.
-const GROWTH_KIB_MAX: u64 = 30 * 1024;
+/// Pages of the new records that SQLite keeps at hand (bounded, some 8 MB here), and as much again for the allocator.
+/// Two hundred bytes left behind by each request would be more.
+const GROWTH_KIB_MAX: u64 = 20 * 1024;

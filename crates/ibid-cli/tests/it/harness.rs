@@ -191,11 +191,6 @@ impl Gateway {
         self.public
     }
 
-    /// Where operators connect.
-    pub(crate) fn admin(&self) -> SocketAddr {
-        self.admin
-    }
-
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()

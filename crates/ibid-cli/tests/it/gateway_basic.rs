@@ -148,7 +148,7 @@ async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry() {
 #[tokio::test]
 async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind() {
     let (upstream, setup, gateway) = world().await;
-    let descriptors = gateway.descriptors();
+    let sockets = gateway.sockets();
     for (how, reset) in [("fin-early", false), ("rst-early", true)] {
         let request = pay(how);
         let bytes = request.to_bytes();
@@ -163,7 +163,7 @@ async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind(
     client.finish_sending().await;
     // Whatever it is told, the connection ends; then nothing of it can still be on the way.
     while !client.read_some(4096).await.is_empty() {}
-    gateway.until_descriptors(descriptors).await;
+    gateway.until_sockets(sockets).await;
     assert_eq!((upstream.deliveries_begun(), upstream.total()), (0, 0));
     let listed = setup.ibid(&["keys", "list", "--json", "--store", &setup.store()]);
     assert!(!String::from_utf8_lossy(&listed.stdout).contains("-early"), "{listed:?}");

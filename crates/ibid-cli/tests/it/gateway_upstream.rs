@@ -137,10 +137,10 @@ async fn a_time_out_without_a_late_answer_stays_unknown() {
     let config = "[defaults]\nupstream_timeout = \"200ms\"\nlinger = \"0s\"\n";
     let gateway = Setup::before(&upstream.url()).config(config).start();
     let request = pay("never", "gate;status=201");
-    let descriptors = gateway.descriptors();
+    let sockets = gateway.sockets();
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
     // Nobody reads on, so the connection is closed.
-    gateway.until_descriptors(descriptors).await;
+    gateway.until_sockets(sockets).await;
     upstream.gate().open();
     upstream.until(|tally| tally.held == 0).await;
     stays_unknown(&gateway, &request).await;

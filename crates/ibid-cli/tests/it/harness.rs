@@ -201,6 +201,15 @@ impl Gateway {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc shows our child").count()
     }
 
+    /// How many of them are sockets. Unlike files, which threads open when they first need them, these are all there
+    /// once it listens.
+    pub(crate) fn sockets(&self) -> usize {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc shows our child");
+        // One that is closed while we look has no target any more.
+        let targets = folder.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+    }
+
     /// How many kilobytes of it are in memory.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
@@ -264,10 +273,10 @@ impl Gateway {
         status
     }
 
-    /// Waits until it has no more file descriptors open than this.
-    pub(crate) async fn until_descriptors(&self, at_most: usize) {
-        let closed = async || (self.descriptors() <= at_most).then_some(());
-        until_async(&format!("at most {at_most} descriptors are open"), closed).await;
+    /// Waits until it has no more sockets open than this.
+    pub(crate) async fn until_sockets(&self, at_most: usize) {
+        let closed = async || (self.sockets() <= at_most).then_some(());
+        until_async(&format!("at most {at_most} sockets are open"), closed).await;
     }
 }
 

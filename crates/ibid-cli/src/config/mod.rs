@@ -514,8 +514,6 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Ro
         policy.reconcile = Some(Reconcile { settle, attempts: rule.attempts });
     }
     check_policy(&policy, &layers, draft.reconcile_line, reader);
-    // Nobody asks yet in this release, so an unknown record is a person's at once and its clients are told so.
-    policy.reconcile = None;
     let horizon = draft.rules.retry_horizon.or(base.retry_horizon);
     advice.route(&draft, &policy, horizon);
     Route {

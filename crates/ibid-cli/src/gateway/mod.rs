@@ -26,6 +26,7 @@ use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, ReplyBody, Routes, Rule, 
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
+use ibid_core::policy::Policy;
 use ibid_core::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -177,7 +178,8 @@ fn routes(config: &Config) -> Result<Routes, Failure> {
     let rule = |route: &crate::config::Route| Rule {
         methods: route.methods.clone(),
         pattern: route.pattern.clone(),
-        policy: route.guard.then(|| route.policy.clone()),
+        // Nobody asks yet in this release, so an unknown record is a person's at once, and its clients are told so.
+        policy: route.guard.then(|| Policy { reconcile: None, ..route.policy.clone() }),
     };
     Routes::new(config.defaults.clone(), config.routes.iter().map(rule).collect())
         .map_err(|error| Failure::usage("the routes can't be used").because(error))

@@ -42,9 +42,9 @@ async fn crash(gateways: usize) {
     let started = Instant::now();
     let upstream = Upstream::start(seed).await;
     let config = format!(
-        "[defaults]\nlease = \"{}ms\"\n[upkeep]\nsweep_every = \"{}ms\"\n",
+        "[defaults]\nlease = \"{}ms\"\n[upkeep]\nsweep_every = \"{every}ms\"\nreap_every = \"{every}ms\"\n",
         LEASE.as_millis(),
-        SWEEP_EVERY.as_millis()
+        every = SWEEP_EVERY.as_millis()
     );
     let setup = Setup::before(&format!("http://{}", upstream.addr)).config(&config);
     let mut running: Vec<Gateway> = (0..gateways).map(|_| block_in_place(|| setup.start())).collect();

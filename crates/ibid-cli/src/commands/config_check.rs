@@ -117,6 +117,7 @@ fn as_json(config: &Config) -> Value {
         "server": {
             "max_connections": config.server.max_connections,
             "header_timeout": show_duration(config.server.header_timeout),
+            "idle_timeout": show_duration(config.server.idle_timeout),
             "body_timeout": show_duration(config.server.body_timeout),
             "drain_for": show_duration(config.server.drain_for),
         },

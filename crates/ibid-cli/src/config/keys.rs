@@ -432,8 +432,15 @@ pub(crate) const KEYS: &[Key] = &[
         "server",
         "header_timeout",
         "duration",
-        "\"30s\"",
-        "How long a client may take to send a head; also how long an idle connection is kept. Shorter than the 60 s idle time-out of load balancers.",
+        "\"15s\"",
+        "How long a client may take from connecting to the end of its first head. A head is a packet or two; a client that only connects must not hold its place for long.",
+    ),
+    key(
+        "server",
+        "idle_timeout",
+        "duration",
+        "\"75s\"",
+        "How long a connection is kept from one answer to the end of the next head. Longer than the 60 s idle time-out of load balancers, so that whoever sends requests is the one to close.",
     ),
     key(
         "server",

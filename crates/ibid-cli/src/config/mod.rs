@@ -112,6 +112,7 @@ pub(crate) struct Upkeep {
 pub(crate) struct Server {
     pub(crate) max_connections: u32,
     pub(crate) header_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
     pub(crate) body_timeout: Duration,
     pub(crate) drain_for: Duration,
 }
@@ -574,7 +575,8 @@ fn read_server(root: &mut Section<'_, '_>) -> Server {
     let mut section = root.section("server", "server");
     let server = Server {
         max_connections: section.count("max_connections").unwrap_or(4096),
-        header_timeout: section.positive("header_timeout").unwrap_or(Duration::from_secs(30)),
+        header_timeout: section.positive("header_timeout").unwrap_or(Duration::from_secs(15)),
+        idle_timeout: section.positive("idle_timeout").unwrap_or(Duration::from_secs(75)),
         body_timeout: section.positive("body_timeout").unwrap_or(Duration::from_secs(30)),
         drain_for: section.positive("drain_for").unwrap_or(Duration::from_secs(25)),
     };

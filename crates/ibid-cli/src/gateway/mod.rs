@@ -68,7 +68,7 @@ impl Gateway {
         let limits = ServerLimits {
             connections_max: config.server.max_connections as usize,
             first_head_for: config.server.header_timeout,
-            next_head_for: config.server.header_timeout,
+            next_head_for: config.server.idle_timeout,
             drain_for: config.server.drain_for,
             ..ServerLimits::default()
         };

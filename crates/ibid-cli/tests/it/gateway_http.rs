@@ -229,7 +229,8 @@ async fn an_event_stream_reaches_the_client_as_it_comes_and_is_not_kept() {
 
 #[tokio::test]
 async fn a_head_that_does_not_come_is_not_waited_for() {
-    let (upstream, gateway) = world_with("[server]\nheader_timeout = \"500ms\"\n").await;
+    let (upstream, gateway) =
+        world_with("[server]\nheader_timeout = \"500ms\"\nidle_timeout = \"500ms\"\n").await;
     let mut silent = gateway.client().await;
     let mut slow = gateway.client().await;
     slow.send_bytes(b"POST /payments HTTP/1.1\r\nHost: api.test\r\nIdempo").await;

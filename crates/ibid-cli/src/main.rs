@@ -15,7 +15,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use ibid_core::store::Store;
 
-use args::{Cli, Command, ConfigCommand, DemoArgs, GatewayArgs, KeysCommand};
+use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand};
 use config::{Config, Variables};
 use gateway::Gateway;
 use open::open_store;
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failures> {
     match command {
         Command::Gateway(args) => gateway(&args),
-        Command::Demo(args) => demo(&args),
+        Command::Demo(args) => commands::demo::run(&args, &mut stdout()),
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }
@@ -125,19 +125,6 @@ fn logging(log: &config::Log) {
         true => builder.json().init(),
         false => builder.with_ansi(false).init(),
     }
-}
-
-fn demo(args: &DemoArgs) -> Result<(), Failures> {
-    for (flag, value) in [("--listen", &args.listen), ("--admin-listen", &args.admin_listen)] {
-        if let Some(text) = value {
-            config::parse_address(text).map_err(|mut failure| {
-                failure.message = format!("`{flag}` {}", failure.message);
-                failure
-            })?;
-        }
-    }
-    // MERGE: run the demo.
-    Err(Failure::world("the demo is not wired yet").into())
 }
 
 /// Runs a command that asks a store a few questions: one thread is enough.

@@ -1,4 +1,5 @@
 //! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
 
 pub(crate) mod config_check;
+pub(crate) mod demo;
 pub(crate) mod keys;

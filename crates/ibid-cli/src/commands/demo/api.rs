@@ -1,0 +1,139 @@
+//! The example payments API: small, and as naive as the APIs that need a gateway. It knows nothing of keys but
+//! that it shows, in its list, under which one a payment came.
+//!
+//! `"simulate"` in a payment makes it misbehave: `"slow"` takes two seconds, `"lost"` takes the money and cuts the
+//! connection before the answer is whole.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::{Ready, pending, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, Once};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Limited, StreamBody};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::gateway::server::{self, ServerLimits};
+
+/// Serves the API for as long as it is polled.
+pub(super) async fn serve(listener: TcpListener) {
+    let books = Books::default();
+    let service = tower::service_fn(move |request| {
+        let books = books.clone();
+        async move { Ok::<_, Infallible>(books.answer(request).await) }
+    });
+    server::serve(listener, service, ServerLimits::default(), pending()).await;
+}
+
+/// An answer that is there at once, or is cut.
+type ApiBody = StreamBody<Once<Ready<Result<Frame<Bytes>, Cut>>>>;
+
+/// Ends a connection in the midst of an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer is lost, as was asked for")]
+struct Cut;
+
+/// The payments that were made.
+#[derive(Clone, Default)]
+struct Books(Arc<Mutex<Page>>);
+
+#[derive(Default)]
+struct Page {
+    count: u64,
+    latest: VecDeque<Value>,
+}
+
+impl Books {
+    async fn answer(&self, request: Request<Incoming>) -> Response<ApiBody> {
+        match (request.method(), request.uri().path()) {
+            (&Method::POST, "/payments") => self.pay(request).await,
+            (&Method::GET, "/payments") => {
+                let page = self.page();
+                // One payment a line, for a person to count.
+                let lines: Vec<_> = page.latest.iter().map(Value::to_string).collect();
+                let list = lines.join(",\n  ");
+                told(StatusCode::OK, format!("{{\"count\":{},\"payments\":[\n  {list}\n]}}", page.count))
+            }
+            _ => refused(StatusCode::NOT_FOUND, "there is only /payments"),
+        }
+    }
+
+    async fn pay(&self, request: Request<Incoming>) -> Response<ApiBody> {
+        let key = request.headers().get("idempotency-key").cloned();
+        let Ok(body) = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await else {
+            return refused(StatusCode::BAD_REQUEST, "the body can't be read");
+        };
+        let asked: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+        let (Some(customer), Some(amount), Some(currency)) =
+            (asked["customerId"].as_str(), asked["amountCents"].as_u64(), asked["currency"].as_str())
+        else {
+            return refused(StatusCode::BAD_REQUEST, "needs customerId, amountCents and currency");
+        };
+        if asked["simulate"] == "slow" {
+            tokio::time::sleep(SLOW_FOR).await;
+        }
+        let payment = {
+            let mut page = self.page();
+            page.count += 1;
+            let payment = json!({
+                "id": format!("pay_{}", page.count),
+                "customerId": customer, "amountCents": amount, "currency": currency,
+            });
+            let mut line = payment.clone();
+            line["idempotencyKey"] = key.as_ref().and_then(|key| key.to_str().ok()).into();
+            page.latest.push_back(line);
+            if page.latest.len() > LATEST_MAX {
+                page.latest.pop_front();
+            }
+            payment
+        };
+        match asked["simulate"] == "lost" {
+            true => lost(),
+            false => told(StatusCode::CREATED, payment.to_string()),
+        }
+    }
+
+    fn page(&self) -> MutexGuard<'_, Page> {
+        // Nothing in here panics half-way through a payment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(status: StatusCode, why: &str) -> Response<ApiBody> {
+    told(status, json!({ "error": why }).to_string())
+}
+
+fn told(status: StatusCode, mut text: String) -> Response<ApiBody> {
+    text.push('\n');
+    answer(status, text.len(), Ok(Frame::data(Bytes::from(text))))
+}
+
+/// The head of an answer whose body never comes.
+fn lost() -> Response<ApiBody> {
+    answer(StatusCode::CREATED, 1, Err(Cut))
+}
+
+fn answer(status: StatusCode, length: usize, body: Result<Frame<Bytes>, Cut>) -> Response<ApiBody> {
+    let mut response = Response::new(StreamBody::new(stream::once(ready(body))));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    response
+}
+
+/// Long enough to send a duplicate by hand, and shorter than a duplicate is made to wait.
+const SLOW_FOR: Duration = Duration::from_secs(2);
+
+/// A payment has four fields.
+const BODY_BYTES_MAX: usize = 16 << 10;
+
+/// A demo is looked at, so its list is bounded by what a person reads.
+const LATEST_MAX: usize = 100;

@@ -1,0 +1,177 @@
+//! `ibid demo`: every line that it prints is run by a shell, and shows what the comment above it says.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+#[test]
+fn every_line_of_the_demo_shows_what_it_says() {
+    let demo = Demo::start(&[]);
+    let lines: Vec<&str> = demo.lines().collect();
+    let [first, again, other, both, lost, retry, list, status, metrics, keys] = lines[..] else {
+        panic!("{} commands: {}", lines.len(), demo.script);
+    };
+    assert_eq!(lines.iter().filter(|line| line.contains("curl ")).count(), 9);
+
+    let paid = answers(first);
+    assert_eq!((paid[0].status, paid[0].replayed), (201, false));
+    assert_eq!(paid[0].body["id"], "pay_1");
+    assert_eq!(first, again, "the retry is the same call");
+    let replay = answers(again);
+    assert_eq!((replay[0].status, replay[0].replayed), (201, true));
+    assert_eq!(replay[0].text, paid[0].text, "the same bytes");
+
+    let mismatch = answers(other);
+    assert_eq!((mismatch[0].status, mismatch[0].replayed), (422, false));
+    assert!(mismatch[0].text.contains("key-reused"), "{}", mismatch[0].text);
+
+    let pair = answers(both);
+    assert_eq!(pair.iter().map(|answer| answer.status).collect::<Vec<_>>(), [201, 201]);
+    assert_eq!(pair[0].text, pair[1].text, "one execution");
+    assert_eq!(pair.iter().filter(|answer| answer.replayed).count(), 1);
+
+    let uncertain = answers(lost);
+    assert_eq!(uncertain[0].status, 502);
+    assert!(uncertain[0].text.contains("outcome-unknown"), "{}", uncertain[0].text);
+    let refused = answers(retry);
+    assert_eq!((refused[0].status, refused[0].replayed), (409, false));
+    assert!(refused[0].text.contains("outcome-unknown"), "{}", refused[0].text);
+
+    let paid: Value = serde_json::from_str(&shell(list)).expect("the list is JSON");
+    assert_eq!(paid["count"], 3);
+    let under: Vec<_> =
+        paid["payments"].as_array().expect("a list").iter().map(|one| &one["idempotencyKey"]).collect();
+    assert_eq!(under, ["\"order-1\"", "\"order-2\"", "\"order-3\""]);
+
+    let status: Value = serde_json::from_str(&shell(status)).expect("the status page is JSON");
+    assert_eq!((&status["state"], &status["attempts"]), (&"unknown".into(), &1.into()));
+    let metrics = shell(metrics);
+    for counted in
+        ["ibid_reserve_created_total", "ibid_reserve_replay_total", "ibid_reserve_key_misuse_total"]
+    {
+        assert!(metrics.contains(counted), "{counted} in {metrics}");
+    }
+    let keys = shell(keys);
+    for key in ["order-1", "order-2", "order-3"] {
+        assert!(keys.contains(key), "{key} in {keys}");
+    }
+    demo.stop();
+}
+
+#[test]
+fn the_store_goes_when_the_demo_ends() {
+    let demo = Demo::start(&[]);
+    let (_, store) = demo.script.split_once("--store 'sqlite:").expect("the store is named");
+    let folder =
+        Path::new(store.split('\'').next().expect("a quoted path")).parent().expect("a folder").to_owned();
+    assert!(folder.is_dir(), "{}", folder.display());
+    demo.stop();
+    assert!(!folder.exists(), "{}", folder.display());
+}
+
+#[test]
+fn a_port_that_was_asked_for_and_is_taken_is_an_error() {
+    let other = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let taken = other.local_addr().expect("it is bound").to_string();
+    let ran =
+        ibid(&["demo", "--listen", &taken, "--admin-listen", "127.0.0.1:0"]).output().expect("it starts");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(3), "{said}");
+    assert!(said.contains(&format!("error: cannot listen on `{taken}`")), "{said}");
+    assert!(said.contains("hint: ") && said.contains("--listen"), "{said}");
+}
+
+/// A demo that runs, on ports that the system chose.
+struct Demo {
+    child: Child,
+    script: String,
+}
+
+impl Demo {
+    fn start(words: &[&str]) -> Demo {
+        let mut child = ibid(&["demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            .args(words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let mut script = String::new();
+        let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        for line in out.lines().map(|line| line.expect("stdout is UTF-8")) {
+            script.push_str(&line);
+            script.push('\n');
+            if line.starts_with("# Ctrl-C") {
+                return Demo { child, script };
+            }
+        }
+        panic!("the demo ended after: {script}");
+    }
+
+    /// The commands, without what is said about them.
+    fn lines(&self) -> impl Iterator<Item = &str> {
+        self.script.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+    }
+
+    fn stop(mut self) {
+        let asked = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill runs");
+        assert!(asked.success());
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // Only after a failed assertion is there still something to end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One answer, as `curl -i` shows it.
+struct Answer {
+    status: u16,
+    replayed: bool,
+    text: String,
+    body: Value,
+}
+
+/// Runs a line and reads the answers that it prints, one behind the other.
+fn answers(line: &str) -> Vec<Answer> {
+    let printed = shell(line).replace('\r', "");
+    let starts: Vec<usize> = printed.match_indices("HTTP/1.1 ").map(|(at, _)| at).collect();
+    let ends = starts.iter().skip(1).copied().chain([printed.len()]);
+    starts.iter().zip(ends).map(|(start, end)| Answer::read(&printed[*start..end])).collect()
+}
+
+impl Answer {
+    fn read(printed: &str) -> Answer {
+        let (head, text) = printed.split_once("\n\n").expect("a blank line after the head");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
+        Answer {
+            status,
+            replayed: head.lines().any(|line| line.eq_ignore_ascii_case("idempotent-replayed: true")),
+            text: text.trim().to_owned(),
+            body: serde_json::from_str(text).expect("the body is JSON"),
+        }
+    }
+}
+
+/// What a line prints when it is pasted.
+fn shell(line: &str) -> String {
+    let ran = Command::new("bash").args(["-c", line]).output().expect("bash runs");
+    assert!(ran.status.success(), "{line}: {}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8(ran.stdout).expect("what is printed is UTF-8")
+}
+
+/// The binary, whatever variables the tests run under.
+fn ibid(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("IBID_")) {
+        command.env_remove(name);
+    }
+    command.args(words);
+    command
+}

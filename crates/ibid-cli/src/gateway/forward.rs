@@ -37,7 +37,8 @@ use ibid::http::Fate;
 /// A client of one upstream. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
-    client: Client<HttpConnector, UnsyncBoxBody<Bytes, BoxError>>,
+    // Every request clones it some times, and a client is a dozen of parts.
+    client: Arc<Client<HttpConnector, UnsyncBoxBody<Bytes, BoxError>>>,
     base: Arc<Base>,
 }
 
@@ -74,7 +75,7 @@ impl Forwarder {
             .http2_keep_alive_timeout(H2_PONG_WITHIN)
             .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
             .build(connector);
-        Ok(Forwarder { client, base: Arc::new(base) })
+        Ok(Forwarder { client: Arc::new(client), base: Arc::new(base) })
     }
 
     async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {

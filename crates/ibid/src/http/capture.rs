@@ -65,7 +65,9 @@ pub(super) fn kept(head: &response::Parts, body: &Bytes, trailers: Option<&Heade
     Kept {
         status: head.status.as_u16(),
         headers: lines(&head.headers),
-        body: body.clone(),
+        // A copy: the bytes at hand are often a corner of a connection's read buffer, and what is kept would keep all
+        // of that, many times its own size.
+        body: Bytes::copy_from_slice(body),
         trailers: trailers.map(lines).unwrap_or_default(),
         version,
     }

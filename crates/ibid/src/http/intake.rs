@@ -31,8 +31,8 @@ pub(super) enum Intake<B> {
 
 /// A request with its body read.
 pub(super) struct Taken {
-    pub(super) head: Parts,
-    pub(super) body: Bytes,
+    /// As the client sent it; the ask holds it too.
+    pub(super) asked: Arc<HttpAsked>,
     pub(super) ask: Ask,
     /// How long the client is held as a duplicate.
     pub(super) wait: Duration,
@@ -71,15 +71,16 @@ where
     };
     let path = sent(&head.extensions, &head.uri).path();
     let operation = Operation { method: head.method.as_str().into(), path: path.into() };
-    let asked = HttpAsked { head: head.clone(), body: body.clone() };
+    let asked = Arc::new(HttpAsked { head, body });
+    let headers = &asked.head.headers;
     let identity = Identity { tenant, operation, key };
-    let mut ask = shared.ibid.ask(identity, policy.clone(), Arc::new(asked));
-    ask.trace = trace_id(&head.headers);
+    let mut ask = shared.ibid.ask(identity, policy.clone(), asked.clone());
+    ask.trace = trace_id(headers);
     let wait = match policy.in_flight {
-        InFlight::Wait => prefer::wait(&head.headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
+        InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    Intake::Taken(Box::new(Taken { head, body, ask, wait }))
+    Intake::Taken(Box::new(Taken { asked, ask, wait }))
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.
@@ -123,9 +124,9 @@ fn trace_id(headers: &HeaderMap) -> Option<String> {
 }
 
 /// A request as the fingerprint sees it: what the client sent, before anything was added or removed.
-struct HttpAsked {
-    head: Parts,
-    body: Bytes,
+pub(super) struct HttpAsked {
+    pub(super) head: Parts,
+    pub(super) body: Bytes,
 }
 
 impl Asked for HttpAsked {

@@ -339,12 +339,13 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
 
 /// The request as the handler sees it.
 fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Request<Q> {
-    let mut head = taken.head;
+    // Only who runs needs a copy to change; a replay is answered without one.
+    let (mut head, body) = (taken.asked.head.clone(), taken.asked.body.clone());
     // What is kept must be readable by every retry, whatever codings that one takes.
     head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     // The body is whole now, so its length is known however it came.
     if head.headers.remove(http::header::TRANSFER_ENCODING).is_some() {
-        head.headers.insert(http::header::CONTENT_LENGTH, HeaderValue::from(taken.body.len()));
+        head.headers.insert(http::header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     }
     head.extensions.insert(Guarded {
         tenant: ask.identity.tenant.clone(),
@@ -352,7 +353,7 @@ fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Re
         attempt: attempt.number(),
         after: attempt.after(),
     });
-    Request::from_parts(head, Q::from(taken.body))
+    Request::from_parts(head, Q::from(body))
 }
 
 /// An answer that came after its time-out settles the record, if nobody else has.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 #[test]
 fn every_line_of_the_demo_shows_what_it_says() {
-    let demo = Demo::start(&[]);
+    let demo = Demo::start();
     let lines: Vec<&str> = demo.lines().collect();
     let [first, again, other, both, lost, retry, list, status, metrics, keys] = lines[..] else {
         panic!("{} commands: {}", lines.len(), demo.script);
@@ -63,7 +63,7 @@ fn every_line_of_the_demo_shows_what_it_says() {
 
 #[test]
 fn the_store_goes_when_the_demo_ends() {
-    let demo = Demo::start(&[]);
+    let demo = Demo::start();
     let (_, store) = demo.script.split_once("--store 'sqlite:").expect("the store is named");
     let folder =
         Path::new(store.split('\'').next().expect("a quoted path")).parent().expect("a folder").to_owned();
@@ -91,23 +91,22 @@ struct Demo {
 }
 
 impl Demo {
-    fn start(words: &[&str]) -> Demo {
-        let mut child = ibid(&["demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
-            .args(words)
+    fn start() -> Demo {
+        let child = ibid(&["demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .expect("the binary starts");
-        let mut script = String::new();
-        let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let mut demo = Demo { child, script: String::new() };
+        let out = BufReader::new(demo.child.stdout.take().expect("stdout is piped"));
         for line in out.lines().map(|line| line.expect("stdout is UTF-8")) {
-            script.push_str(&line);
-            script.push('\n');
+            demo.script.push_str(&line);
+            demo.script.push('\n');
             if line.starts_with("# Ctrl-C") {
-                return Demo { child, script };
+                return demo;
             }
         }
-        panic!("the demo ended after: {script}");
+        panic!("the demo ended after: {}", demo.script);
     }
 
     /// The commands, without what is said about them.

@@ -6,6 +6,7 @@ mod h2_client;
 mod harness;
 mod mount;
 
+mod demo;
 mod gateway_basic;
 mod gateway_crash;
 mod gateway_drain;
@@ -15,4 +16,3 @@ mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;
 mod gateway_upstream;
-mod demo;

@@ -23,6 +23,9 @@ pub struct Policy {
     /// How far one key reaches.
     #[n(3)]
     pub scope: ScopeRule,
+    /// To whom within the tenant a key belongs.
+    #[n(24)]
+    pub bind: BindRule,
     /// What a duplicate of a running request gets.
     #[n(4)]
     pub in_flight: InFlight,
@@ -107,6 +110,18 @@ pub enum KeyRule {
     /// A request without a key runs unguarded.
     #[n(1)]
     Optional,
+}
+
+/// To whom within the tenant a key belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum BindRule {
+    /// To all of the tenant.
+    #[n(0)]
+    Tenant,
+    /// To the principal that sent it: another principal's same key is a record of its own.
+    #[n(1)]
+    Principal,
 }
 
 /// What a duplicate of a running request gets.
@@ -216,6 +231,7 @@ impl Default for Policy {
             key: KeyRule::Required,
             strict_key: false,
             scope: ScopeRule::Operation,
+            bind: BindRule::Tenant,
             in_flight: InFlight::Wait,
             wait: Duration::from_secs(5),
             answer: AnswerRule::Sync,

@@ -89,6 +89,11 @@ impl RecordId {
 
     /// The id of what `identity` names under `rule`.
     pub fn of(identity: &Identity, rule: ScopeRule) -> RecordId {
+        RecordId::bound(identity, rule, None)
+    }
+
+    /// The same, for one principal of the tenant alone (`bind = "principal"`).
+    pub fn bound(identity: &Identity, rule: ScopeRule, principal: Option<&str>) -> RecordId {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_be_bytes());
@@ -104,6 +109,9 @@ impl RecordId {
             ScopeRule::Tenant => {}
         }
         part(identity.key.as_str().as_bytes());
+        if let Some(principal) = principal {
+            part(principal.as_bytes());
+        }
         RecordId(digest.finalize().into())
     }
 
@@ -213,6 +221,15 @@ mod tests {
             of(&identity("a", "POST", "/p", "k")),
             RecordId::of(&identity("a", "POST", "/p", "k"), ScopeRule::Operation)
         );
+    }
+
+    #[test]
+    fn each_principal_and_the_whole_tenant_have_records_of_their_own() {
+        let one = identity("a", "POST", "/p", "k");
+        let of = |principal| RecordId::bound(&one, ScopeRule::Operation, principal);
+        let ids: std::collections::BTreeSet<_> =
+            [of(None), of(Some("ann")), of(Some("bob")), of(Some(""))].into();
+        assert_eq!(ids.len(), 4);
     }
 
     #[test]

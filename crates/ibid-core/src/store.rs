@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::change::{Change, Commit, History, Stored};
+use crate::fingerprint::SecretId;
 use crate::record::{State, Version};
 use crate::scope::{IdPrefix, RecordId};
 use crate::time::Timestamp;
@@ -41,6 +42,9 @@ pub trait Store: Browse + Send + Sync + 'static {
     /// Removes up to `limit` records past their `purge_at`, oldest first, with their bodies. The history stays: it is the
     /// audit log. How many went.
     fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>>;
+
+    /// A secret that some record's fingerprint names and that is not among `known`.
+    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>>;
 
     /// Keeps `value` under `name` unless something is kept there already; gives what is kept now.
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>>;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
@@ -106,6 +107,10 @@ impl Store for FaultyStore {
             self.check("purge")?;
             self.inner.purge(limit).await
         })
+    }
+
+    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+        self.inner.other_secret(known)
     }
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {

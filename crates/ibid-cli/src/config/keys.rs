@@ -171,6 +171,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "defaults",
+        "bind",
+        "`tenant`, `principal`",
+        "\"tenant\"",
+        "To whom within the tenant a key belongs. Under `principal` each credential (the bytes of `Authorization`) has keys of its own, which narrows what a stolen key is good for and makes a client that changes its credential between two retries a new one.",
+    ),
+    key(
+        "defaults",
         "in_flight",
         "`wait`, `conflict`",
         "\"wait\"",

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibid_core::policy::{
-    AfterExpiry, AnswerRule, InFlight, KeyRule, OnLapse, OnServerError, Policy, PolicyError, Profile,
+    AfterExpiry, AnswerRule, BindRule, InFlight, KeyRule, OnLapse, OnServerError, Policy, PolicyError,
+    Profile,
 };
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
@@ -52,6 +53,7 @@ overlay! {
     key: KeyRule,
     strict_key: bool,
     scope: ScopeRule,
+    bind: BindRule,
     in_flight: InFlight,
     wait: Duration,
     answer: AnswerRule,
@@ -80,6 +82,7 @@ impl Overlay {
             key: section.choice("key", &KEY_RULES, &[]),
             strict_key: section.boolean("strict_key"),
             scope: section.choice("scope", &SCOPES, &[]),
+            bind: section.choice("bind", &BINDS, &[]),
             in_flight: section.choice("in_flight", &IN_FLIGHTS, &[("accepted", ACCEPTED_LATER)]),
             wait: section.duration("wait"),
             answer: section.choice("answer", &ANSWERS, &[("async", ASYNC_LATER)]),
@@ -156,6 +159,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("key", json!(word_of(&KEY_RULES, &policy.key))),
         ("strict_key", json!(policy.strict_key)),
         ("scope", json!(word_of(&SCOPES, &policy.scope))),
+        ("bind", json!(word_of(&BINDS, &policy.bind))),
         ("in_flight", json!(word_of(&IN_FLIGHTS, &policy.in_flight))),
         ("wait", duration(policy.wait)),
         ("answer", json!(word_of(&ANSWERS, &policy.answer))),
@@ -182,6 +186,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
 const PROFILES: [(&str, Profile); 2] = [("ietf", Profile::Ietf), ("stripe", Profile::Stripe)];
 const KEY_RULES: [(&str, KeyRule); 2] = [("required", KeyRule::Required), ("optional", KeyRule::Optional)];
 const SCOPES: [(&str, ScopeRule); 2] = [("operation", ScopeRule::Operation), ("tenant", ScopeRule::Tenant)];
+const BINDS: [(&str, BindRule); 2] = [("tenant", BindRule::Tenant), ("principal", BindRule::Principal)];
 const IN_FLIGHTS: [(&str, InFlight); 3] =
     [("wait", InFlight::Wait), ("conflict", InFlight::Conflict), ("accepted", InFlight::Accepted)];
 const ANSWERS: [(&str, AnswerRule); 2] = [("sync", AnswerRule::Sync), ("async", AnswerRule::Async)];

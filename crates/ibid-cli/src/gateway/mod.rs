@@ -22,7 +22,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
-use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, ReplyBody, Routes, Rule, Tenants};
+use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, Principals, ReplyBody, Routes, Rule, Tenants};
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
@@ -63,6 +63,7 @@ impl Gateway {
             .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
         let upstream = Upstream { forwarder, unguarded_for: config.defaults.upstream_timeout };
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
+            .principals(principals())
             .body_timeout(config.server.body_timeout);
         let app = Gate { guard: layer.layer(upstream), tenant: Arc::new(config.tenant.clone()) };
         let limits = ServerLimits {
@@ -174,6 +175,16 @@ fn tenants(how: &TenantHow) -> Tenants {
     })
 }
 
+fn principals() -> Principals {
+    Principals::by(|head| {
+        let principal = TenantHow::principal_of(head).map_err(|refusal| {
+            tracing::info!(why = %refusal, "a guarded request without a principal");
+            NoTenant
+        })?;
+        Ok(principal.as_str().to_owned())
+    })
+}
+
 fn routes(config: &Config) -> Result<Routes, Failure> {
     let rule = |route: &crate::config::Route| Rule {
         methods: route.methods.clone(),
@@ -213,6 +224,11 @@ fn refused(config: &Config, error: &StartError) -> Failure {
         StartError::Store(_) => Failure::world(format!("cannot use the store at `{}`", config.store))
             .because_of(error)
             .hint("see that its disk has room and that no other program holds its lock, and start again"),
+        StartError::MissingSecret(_) => {
+            Failure::usage("a fingerprint secret is missing").because(error).hint(
+                "keep the old secret behind the new one in `secrets` until the last of its records has gone",
+            )
+        }
         StartError::Secrets(_) => {
             Failure::usage("the fingerprint secrets can't be used").because(error).hint("check `secrets`")
         }

@@ -104,6 +104,11 @@ impl TenantHow {
         }
     }
 
+    /// Which credential sent this request, for policies with `bind = "principal"`.
+    pub(crate) fn principal_of(head: &request::Parts) -> Result<Tenant, TenantRefusal> {
+        tenant_of_credential(only_line(&head.headers, &AUTHORIZATION)?)
+    }
+
     /// Takes the tenant's header off a request that came from a hop which may not set it, before it is forwarded:
     /// the upstream believes that header, too.
     pub(crate) fn strip_untrusted(&self, headers: &mut HeaderMap, peer: IpAddr) {

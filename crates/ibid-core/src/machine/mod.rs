@@ -214,6 +214,12 @@ impl Ask {
         }
     }
 
+    /// The same for one principal of the tenant alone: another's same key is a record of its own.
+    pub fn bound_to(mut self, principal: &str) -> Ask {
+        self.id = RecordId::bound(&self.identity, self.policy.scope, Some(principal));
+        self
+    }
+
     /// Whether this is the request that `record` was begun for, judged by the rules that the record carries.
     fn is_what_was_asked(&self, record: &Record) -> bool {
         // The id is a digest of both; a row that says otherwise is not this client's, whatever the digest says.
@@ -223,6 +229,14 @@ impl Ask {
         match &record.fingerprint {
             // Cleared after an answer that meant "not you": nobody's request holds the key.
             None => true,
+            // Made in the same way: the digest at hand is the one that would be made again.
+            Some(stored)
+                if (stored.version(), stored.secret())
+                    == (self.fingerprint.version(), self.fingerprint.secret())
+                    && record.policy.recipe == self.policy.recipe =>
+            {
+                *stored == self.fingerprint
+            }
             Some(stored) => self.secrets.matches(stored, &record.policy.recipe, &*self.asked),
         }
     }

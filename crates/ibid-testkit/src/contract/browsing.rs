@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ibid_core::change::{Draft, Expect, Happened};
+use ibid_core::fingerprint::Fingerprint;
 use ibid_core::record::{Flags, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter};
@@ -84,6 +85,28 @@ pub async fn a_count_follows_every_write(subject: &dyn Subject) {
     let stored = load(&*store, name.id).await.expect("it stands");
     put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
     assert_eq!(count().await, grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
+}
+
+/// So that a node which lacks one can refuse to start.
+pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subject: &dyn Subject) {
+    let store = subject.store();
+    let mut known = Vec::new();
+    // Other records may stand in this store; their secrets are not of interest.
+    while let Some(other) = store.other_secret(known.clone()).await.expect("the store answers") {
+        assert!(!known.contains(&other), "only what is not known");
+        known.push(other);
+    }
+    let mut bytes = [0x77; Fingerprint::LEN];
+    bytes[0] = 1; // its version
+    bytes[1..5].copy_from_slice(&nonce().0.to_be_bytes()[..4]);
+    let fingerprint = Fingerprint::from_bytes(&bytes).expect("a fingerprint of version 1");
+    let name = Name::fresh();
+    put(&*store, &insert(&name, Draft { fingerprint: Some(fingerprint), ..draft(&name, State::Completed) }))
+        .await;
+    let found = store.other_secret(known.clone()).await.expect("the store answers");
+    assert_eq!(found, Some(fingerprint.secret()));
+    known.push(fingerprint.secret());
+    assert_eq!(store.other_secret(known).await.expect("the store answers"), None);
 }
 
 /// Oldest first, with the store's time of each write.

@@ -7,34 +7,36 @@ mod breaker;
 mod cache;
 mod clock_watch;
 mod waiters;
+mod writes;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Stored};
-use ibid_core::fingerprint::{Asked, Secret, Secrets};
+use ibid_core::fingerprint::{Asked, Secret, SecretId, Secrets};
 use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
 use ibid_core::policy::Policy;
-use ibid_core::record::{Nonce, Record, State};
+use ibid_core::record::Record;
 use ibid_core::response::Response;
-use ibid_core::scope::{Identity, RecordId};
-use ibid_core::store::{Renewed, Store, StoreError};
+use ibid_core::scope::Identity;
+use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
-use metrics::counter;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use crate::attempt::Attempt;
 use crate::telemetry;
-use batch::{Batcher, Unsaid};
+use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
 use waiters::{Place, Waiters};
 
 pub use batch::Counts;
+pub(crate) use writes::{Inner, Living, nonce, random, still_owns};
+use writes::{Loose, jitter};
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
 #[derive(Clone)]
@@ -94,6 +96,11 @@ pub enum StartError {
         /// This node's.
         ours: String,
     },
+    /// Some record's fingerprint was made with a secret that is not among those given.
+    #[error(
+        "records were made with the secret `{0}`, which is not among those given: their retries would be refused"
+    )]
+    MissingSecret(SecretId),
     /// The secrets can't be used.
     #[error("the fingerprint secrets can't be used: {0}")]
     Secrets(String),
@@ -139,31 +146,6 @@ pub struct Kept {
 #[error("the store did not answer in time")]
 pub struct Unavailable;
 
-pub(crate) struct Inner {
-    pub(crate) store: Arc<dyn Store>,
-    secrets: Arc<Secrets>,
-    batcher: Batcher,
-    cache: Cache,
-    waiters: Waiters,
-    breaker: Breaker,
-    clock: ClockWatch,
-    begin_timeout: Duration,
-    pub(crate) finish_wait: Duration,
-    attempts_max: usize,
-    /// Writes that go on without a caller: queued finishes and releases.
-    loose: Loose,
-}
-
-/// Counts background writes, bounds them, and lets a shutdown wait for them.
-#[derive(Default)]
-struct Loose {
-    /// Attempts that live, counted so that a shutdown can wait for those whose client has gone.
-    attempts: AtomicUsize,
-    count: AtomicUsize,
-    bytes: AtomicUsize,
-    changed: Notify,
-}
-
 impl Ibid {
     /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
     pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
@@ -173,10 +155,17 @@ impl Ibid {
             return Err(StartError::Identity { kept: String::from_utf8_lossy(&kept).into_owned(), ours });
         }
         let mut secrets = settings.secrets;
-        if secrets.is_empty() {
+        let given: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
+        if given.is_empty() {
             // Every node of this store must draw the same fingerprints, so the first one's secret counts.
             let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
             secrets.push(Secret::new(&kept).map_err(|error| StartError::Secrets(error.to_string()))?);
+        }
+        // Walks the records on some stores; a secret that the store itself keeps can't be missing.
+        if !given.is_empty()
+            && let Some(missing) = store.other_secret(given).await?
+        {
+            return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
         let inner = Inner {
@@ -432,293 +421,14 @@ impl From<&cache::Cached> for Kept {
     }
 }
 
-/// What came of an owner's or upkeep's write.
-pub(crate) struct Settlement {
-    pub(crate) decision: Decision,
-    /// What is stored now, as far as it is known.
-    pub(crate) stored: Option<Stored>,
-}
-
-impl Inner {
-    /// Writes a begin, again and with the same nonce while its fate is unknown, until the deadline.
-    async fn commit_begin(
-        self: &Arc<Self>,
-        ask: &Arc<Ask>,
-        change: &Arc<Change>,
-        deadline: Instant,
-    ) -> Result<Commit, Unavailable> {
-        let mut pause = RETRY_MIN;
-        let mut sent = false;
-        loop {
-            let at = Instant::now();
-            let fate = tokio::time::timeout_at(deadline, self.batcher.commit(change.clone(), Some(deadline)));
-            match fate.await {
-                Ok(Ok(commit)) => {
-                    self.observe(at, &commit);
-                    return Ok(commit);
-                }
-                Ok(Err(Unsaid::Unsent)) => break,
-                Ok(Err(Unsaid::Store(error))) => {
-                    self.count_error(&error);
-                    sent = true;
-                    if !error.is_transient() {
-                        break;
-                    }
-                }
-                // Still queued or under way: it may be written yet.
-                Err(_) => {
-                    sent = true;
-                    break;
-                }
-            }
-            let nap = pause.mul_f64(0.75 + 0.5 * jitter());
-            if Instant::now() + nap >= deadline {
-                break;
-            }
-            tokio::time::sleep(nap).await;
-            pause = (pause * 2).min(RETRY_MAX);
-        }
-        if sent {
-            self.give_up(ask.clone());
-        }
-        Err(Unavailable)
-    }
-
-    /// Puts something in the place of a begin whose fate is unknown, so that it loses if it arrives late.
-    fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
-        let inner = self.clone();
-        self.clone().loosely(0, async move {
-            let known = inner.load_patiently(ask.id).await;
-            inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
-        });
-    }
-
-    /// One write of an owner or of upkeep: decide, commit, decide again on a lost race, each time under a nonce of its
-    /// own. Goes on until the store answers; the caller bounds its own patience.
-    pub(crate) async fn settle_patiently<'a>(
-        &self,
-        mut known: Option<Stored>,
-        event: impl Fn(Nonce) -> Event<'a>,
-    ) -> Settlement {
-        let mut pause = RETRY_MIN;
-        loop {
-            let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
-            let (change, decision) =
-                match machine::decide(known.as_ref().map(|stored| &stored.record), &event(nonce()), now) {
-                    Verdict::Keep(decision) => return Settlement { decision, stored: known },
-                    Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
-                };
-            // The same Change with the same nonce for as long as its fate is unknown.
-            let commit = loop {
-                let at = Instant::now();
-                match self.batcher.commit(change.clone(), None).await {
-                    Ok(commit) => {
-                        self.observe(at, &commit);
-                        break commit;
-                    }
-                    Err(Unsaid::Store(error)) => {
-                        self.count_error(&error);
-                        tracing::warn!(record = %change.id.short(), error = &error as &dyn std::error::Error, "a write is retried");
-                    }
-                    Err(Unsaid::Unsent) => {}
-                }
-                tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
-                pause = (pause * 2).min(PATIENT_RETRY_MAX);
-            };
-            match commit {
-                Commit::Done(stamp) => {
-                    let Some(record) = change.applied(stamp, known.as_ref().map(|stored| &stored.record))
-                    else {
-                        return Settlement { decision, stored: known };
-                    };
-                    let answer = change.bodies.first().map(|body| body.data.clone());
-                    self.waiters.tell(&change.id);
-                    return Settlement { decision, stored: Some(Stored { record, answer, now: stamp.now }) };
-                }
-                Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
-                    self.waiters.tell(&change.id);
-                    return Settlement { decision, stored: Some(*stored) };
-                }
-                Commit::Conflict(newer) => known = newer.map(|stored| *stored),
-            }
-        }
-    }
-
-    /// A completed record's answer, decoded; kept in the cache.
-    pub(crate) fn replay(&self, stored: Stored) -> Option<Kept> {
-        let read_at = Instant::now();
-        let response = match Response::from_bytes(stored.answer.as_deref()?) {
-            Ok(response) => Arc::new(response),
-            Err(error) => {
-                tracing::error!(record = %stored.record.id.short(), %error, "a stored answer can't be read");
-                return None;
-            }
-        };
-        let record = Arc::new(stored.record);
-        self.cache.put(&record, &response, read_at, stored.now);
-        Some(Kept { record, response })
-    }
-
-    /// Keeps what this process has just completed.
-    pub(crate) fn remember(
-        &self,
-        record: Record,
-        response: Arc<Response>,
-        read_at: Instant,
-        now: Timestamp,
-    ) -> Kept {
-        let record = Arc::new(record);
-        self.cache.put(&record, &response, read_at, now);
-        self.waiters.tell(&record.id);
-        Kept { record, response }
-    }
-
-    pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
-        let at = Instant::now();
-        let loaded =
-            self.store.load(vec![id]).await.inspect_err(|error| self.count_error(error))?.pop().flatten();
-        if let Some(stored) = &loaded {
-            self.clock.observe(at, stored.now);
-        }
-        Ok(loaded)
-    }
-
-    async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
-        let mut pause = RETRY_MIN;
-        loop {
-            match self.load(id).await {
-                Ok(stored) => return stored,
-                Err(_) => tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await,
-            }
-            pause = (pause * 2).min(PATIENT_RETRY_MAX);
-        }
-    }
-
-    /// Moves the lease's end on; none if the store did not answer.
-    pub(crate) async fn renew(&self, record: &Record) -> Option<Renewed> {
-        let renewed = self.store.renew(vec![(record.id, record.version)]).await;
-        renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
-    }
-
-    /// Whether a takeover to run must wait because the store's clock has just jumped.
-    pub(crate) fn is_clock_unsure(&self, lease: Duration) -> bool {
-        self.clock.is_unsure(Instant::now(), lease)
-    }
-
-    /// Lets a write go on without a caller. Past the bounds it is dropped: then the lease lapses, and the record says
-    /// by itself that nobody knows.
-    pub(crate) fn loosely(
-        self: Arc<Self>,
-        bytes: usize,
-        write: impl Future<Output = ()> + Send + 'static,
-    ) -> bool {
-        let count = self.loose.count.fetch_add(1, Ordering::SeqCst) + 1;
-        let held = self.loose.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
-        let place = LoosePlace { inner: self, bytes };
-        if count > LOOSE_MAX || held > LOOSE_BYTES_MAX {
-            tracing::error!(
-                queued = count,
-                bytes = held,
-                "too many writes wait for the store; one is dropped"
-            );
-            return false;
-        }
-        tokio::spawn(async move {
-            write.await;
-            drop(place);
-        });
-        true
-    }
-
-    /// An Attempt began to live.
-    pub(crate) fn attempt_lives(self: &Arc<Self>) -> Living {
-        self.loose.attempts.fetch_add(1, Ordering::SeqCst);
-        Living(self.clone())
-    }
-
-    fn observe(&self, at: Instant, commit: &Commit) {
-        match commit {
-            Commit::Done(stamp) => self.clock.observe(at, stamp.now),
-            Commit::Conflict(Some(stored)) => self.clock.observe(at, stored.now),
-            Commit::Conflict(None) => {}
-        }
-    }
-
-    fn count_error(&self, error: &StoreError) {
-        counter!(telemetry::STORE_ERRORS).increment(1);
-        tracing::debug!(error = error as &dyn std::error::Error, "the store failed");
-    }
-}
-
-/// Held by an Attempt for as long as it lives.
-pub(crate) struct Living(Arc<Inner>);
-
-impl Drop for Living {
-    fn drop(&mut self) {
-        self.0.loose.attempts.fetch_sub(1, Ordering::SeqCst);
-        self.0.loose.changed.notify_waiters();
-    }
-}
-
-struct LoosePlace {
-    inner: Arc<Inner>,
-    bytes: usize,
-}
-
-impl Drop for LoosePlace {
-    fn drop(&mut self) {
-        self.inner.loose.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
-        self.inner.loose.count.fetch_sub(1, Ordering::SeqCst);
-        self.inner.loose.changed.notify_waiters();
-    }
-}
-
-/// Whether the record is still this Attempt's to renew.
-pub(crate) fn still_owns(stored: &Stored, begun: &Record) -> bool {
-    stored.record.owner == begun.owner && stored.record.state == State::InProgress
-}
-
-/// A fresh nonce. 64 random bits: among a thousand million writes of one counter value two are alike once in forty.
-/// Versions also carry the counter, so even then both would have to meet in one record.
-pub(crate) fn nonce() -> Nonce {
-    Nonce(u64::from_be_bytes(random()))
-}
-
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    // Without the system's randomness no key can be reserved safely, and no later call would fare better.
-    getrandom::fill(&mut bytes).expect("the system gives random bytes");
-    bytes
-}
-
-/// A number from 0 to 1, so that those who wait do not come back all at once.
-fn jitter() -> f64 {
-    f64::from(u16::from_be_bytes(random())) / f64::from(u16::MAX)
-}
-
 /// How often one request re-decides on a contended record before it is answered as in progress.
 ///
 /// A record changes a handful of times in its life, so after four lost races it is moving fast and the client's own
 /// retry is cheaper than ours.
 const COMMIT_TRIES_MAX: u32 = 4;
 
-/// First pause after a failed write: about one commit of a healthy disk.
-const RETRY_MIN: Duration = Duration::from_millis(10);
-
-/// Longest pause within a begin, which has only `begin_timeout` in all.
-const RETRY_MAX: Duration = Duration::from_millis(200);
-
-/// Longest pause of a write that must succeed some day: an outage's end is noticed within seconds.
-const PATIENT_RETRY_MAX: Duration = Duration::from_secs(2);
-
 /// First look of a waiter at what another node may have done.
 const POLL_MIN: Duration = Duration::from_millis(50);
 
 /// Longest pause between looks: what a client of another node waits too long at worst.
 const POLL_MAX: Duration = Duration::from_millis(500);
-
-/// Writes that may wait for a lost store. At the default connection cap each connection has one, and some to spare.
-const LOOSE_MAX: usize = 16_384;
-
-/// Bytes of answers in them: what a small machine can spare during an outage.
-const LOOSE_BYTES_MAX: usize = 64 << 20;

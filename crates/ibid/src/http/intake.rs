@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::machine::Ask;
-use ibid_core::policy::{InFlight, KeyRule};
+use ibid_core::policy::{BindRule, InFlight, KeyRule};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation};
 
@@ -61,6 +61,13 @@ where
     let Ok(tenant) = shared.tenants.find(&head) else {
         return Intake::Refused(Refusal::TenantMissing);
     };
+    let principal = match policy.bind {
+        BindRule::Tenant => None,
+        BindRule::Principal => match shared.principals.find(&head) {
+            Ok(principal) => Some(principal),
+            Err(_) => return Intake::Refused(Refusal::TenantMissing),
+        },
+    };
     if declared_length(&head.headers).is_some_and(|length| length > policy.max_request_body) {
         return Intake::Refused(Refusal::BodyTooLarge);
     }
@@ -75,6 +82,9 @@ where
     let headers = &asked.head.headers;
     let identity = Identity { tenant, operation, key };
     let mut ask = shared.ibid.ask(identity, policy.clone(), asked.clone());
+    if let Some(principal) = principal {
+        ask = ask.bound_to(&principal);
+    }
     ask.trace = trace_id(headers);
     let wait = match policy.in_flight {
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),

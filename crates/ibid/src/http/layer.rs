@@ -29,7 +29,7 @@ use super::body::ReplyBody;
 use super::capture::{self, Captured};
 use super::intake::{self, Intake, Taken};
 use super::routes::{Route, Routes};
-use super::{Fate, Guarded, Tenants, reply, sent, status};
+use super::{Fate, Guarded, Principals, Tenants, reply, sent, status};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
 use crate::telemetry::{self, Met};
@@ -49,9 +49,11 @@ pub struct Guard<S> {
     shared: Arc<Shared>,
 }
 
+#[derive(Clone)]
 pub(super) struct Shared {
     pub(super) ibid: Ibid,
     pub(super) tenants: Tenants,
+    pub(super) principals: Principals,
     pub(super) routes: Routes,
     pub(super) body_timeout: Duration,
 }
@@ -64,14 +66,20 @@ impl GuardLayer {
 
     /// Guards what the routes say.
     pub fn with_routes(ibid: Ibid, tenants: Tenants, routes: Routes) -> GuardLayer {
-        GuardLayer { shared: Arc::new(Shared { ibid, tenants, routes, body_timeout: BODY_TIMEOUT }) }
+        let principals = Principals::none();
+        GuardLayer {
+            shared: Arc::new(Shared { ibid, tenants, principals, routes, body_timeout: BODY_TIMEOUT }),
+        }
+    }
+
+    /// Who within a tenant sent a request, for policies with `bind = "principal"`.
+    pub fn principals(self, principals: Principals) -> GuardLayer {
+        GuardLayer { shared: Arc::new(Shared { principals, ..Shared::clone(&self.shared) }) }
     }
 
     /// How long a guarded request's body may take to arrive, in all; 30 s unless said otherwise.
     pub fn body_timeout(self, body_timeout: Duration) -> GuardLayer {
-        let shared = &self.shared;
-        let (ibid, tenants) = (shared.ibid.clone(), shared.tenants.clone());
-        GuardLayer { shared: Arc::new(Shared { ibid, tenants, routes: shared.routes.clone(), body_timeout }) }
+        GuardLayer { shared: Arc::new(Shared { body_timeout, ..Shared::clone(&self.shared) }) }
     }
 }
 

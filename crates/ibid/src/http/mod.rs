@@ -1,7 +1,7 @@
 //! The tower layer: every guarded request is reserved before it runs and answered from its record after.
 //!
-//! Stops of a request: [`layer`] (is it guarded?) → [`intake`] (tenant, key, body, fingerprint, or a Refusal) → the
-//! engine → the handler → [`capture`] (what may be kept) → the engine → [`reply`].
+//! Stops of a request: `layer` (is it guarded?) → `intake` (tenant, key, body, fingerprint, or a Refusal) → the
+//! engine → the handler → `capture` (what may be kept) → the engine → `reply`.
 
 mod body;
 mod capture;
@@ -16,7 +16,7 @@ mod tenants;
 pub use body::ReplyBody;
 pub use layer::{Guard, GuardLayer};
 pub use routes::{Route, Routes, RoutesError, Rule};
-pub use tenants::{NoTenant, Tenants};
+pub use tenants::{NoTenant, Principals, Tenants};
 
 use ibid_core::key::Key;
 use ibid_core::record::RecoveryPoint;

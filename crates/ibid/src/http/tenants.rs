@@ -1,4 +1,5 @@
-//! Whose request it is. It comes from authentication, which the application or the gateway has done before.
+//! Whose request it is: the tenant, and where a policy asks for it the principal within the tenant. Both come from
+//! authentication, which the application or the gateway has done before.
 
 use std::sync::Arc;
 
@@ -10,6 +11,31 @@ use ibid_core::scope::Tenant;
 pub struct Tenants(Arc<Rule>);
 
 type Rule = dyn Fn(&Parts) -> Result<Tenant, NoTenant> + Send + Sync;
+
+/// Finds the principal of a request, for policies with `bind = "principal"`: who within the tenant sent it.
+///
+/// It must stay the same over a client's retries. A token that is refreshed between two of them would make the second a
+/// new request.
+#[derive(Clone)]
+pub struct Principals(Arc<PrincipalRule>);
+
+type PrincipalRule = dyn Fn(&Parts) -> Result<String, NoTenant> + Send + Sync;
+
+impl Principals {
+    /// Nobody says who the principal is, so a policy that asks for one refuses.
+    pub fn none() -> Principals {
+        Principals::by(|_| Err(NoTenant))
+    }
+
+    /// By a rule of your own.
+    pub fn by(rule: impl Fn(&Parts) -> Result<String, NoTenant> + Send + Sync + 'static) -> Principals {
+        Principals(Arc::new(rule))
+    }
+
+    pub(crate) fn find(&self, head: &Parts) -> Result<String, NoTenant> {
+        (self.0)(head)
+    }
+}
 
 /// The request does not say whose it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
+use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Nonce, Record, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
@@ -88,6 +89,14 @@ impl Store for MemoryStore {
                 rooms.take(id);
             }
             Ok(gone.len() as u64)
+        })
+    }
+
+    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+        Box::pin(async move {
+            let room = self.enter();
+            let mut named = room.0.rows.values().filter_map(|row| Some(row.record.fingerprint?.secret()));
+            Ok(named.find(|secret| !known.contains(secret)))
         })
     }
 

@@ -10,7 +10,7 @@ use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings, upkeep};
 use ibid_core::change::Stored;
-use ibid_core::fingerprint::Asked;
+use ibid_core::fingerprint::{Asked, Secret};
 use ibid_core::key::Key;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{OnLapse, Policy};
@@ -244,6 +244,26 @@ async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
     assert!(matches!(second.begin(ask).await, Ok(Begun::Replay(_))));
     let other = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Body("other")));
     assert!(matches!(second.begin(other).await, Ok(Begun::Mismatch)));
+}
+
+#[tokio::test]
+async fn a_node_without_a_secret_that_records_name_does_not_start() {
+    let secret = |text: &str| Secret::new(text).expect("long enough");
+    let (old, new) = ("an old secret of some length", "a new secret of some length");
+    let with = |texts: &[&str]| Settings {
+        secrets: texts.iter().map(|t| secret(t)).collect(),
+        ..Settings::default()
+    };
+    let world = world_with(Policy::default(), with(&[old])).await;
+    world.run("k").await.finish(created(), false).await;
+    let refused = Ibid::start(world.store.clone(), with(&[new])).await.err();
+    assert!(matches!(refused, Some(StartError::MissingSecret(id)) if id == secret(old).id()));
+    let both = Ibid::start(world.store.clone(), with(&[new, old])).await.expect("it starts");
+    let ask = both.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Body("b")));
+    assert!(matches!(both.begin(ask).await, Ok(Begun::Replay(_))));
+    world.hands.advance(Duration::from_secs(24 * 3600));
+    upkeep::reap_once(&both).await.expect("the store answers");
+    assert!(Ibid::start(world.store.clone(), with(&[new])).await.is_ok(), "once its records have gone");
 }
 
 #[tokio::test]

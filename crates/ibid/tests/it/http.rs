@@ -10,11 +10,11 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use axum::routing::{get, post, put};
 use axum::{Router, response::IntoResponse};
-use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, Routes, Rule, Tenants};
+use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, Principals, Routes, Rule, Tenants};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
-use ibid_core::policy::{AfterExpiry, InFlight, KeyRule, Policy};
+use ibid_core::policy::{AfterExpiry, BindRule, InFlight, KeyRule, Policy};
 use ibid_core::scope::Tenant;
 use ibid_core::store::{Browse, Filter, Store};
 use ibid_core::time::Timestamp;
@@ -767,6 +767,30 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
     assert_eq!(policy["routes"][2]["guard"], "off");
     assert_eq!(policy["routes"][1]["key"], "optional");
     assert_eq!(policy["defaults"]["retention_seconds"], 86400);
+}
+
+#[tokio::test]
+async fn bound_to_the_principal_another_ones_same_key_is_a_record_of_its_own() {
+    let world = world(Policy::default()).await;
+    let policy = Policy { bind: BindRule::Principal, ..Policy::default() };
+    let routes = Routes::new(policy, vec![]).expect("good routes");
+    let principals = Principals::by(|head| match head.headers.get("x-user") {
+        Some(user) => Ok(user.to_str().map_err(|_| NoTenant)?.to_owned()),
+        None => Err(NoTenant),
+    });
+    let layer = GuardLayer::with_routes(world.ibid.clone(), Tenants::only(), routes).principals(principals);
+    let router = Router::new().route("/pay", post(handle)).with_state(world.api.clone());
+    let app = layer.layer(router);
+    let send = async |post: Post| read(app.clone().oneshot(post.build()).await).await;
+    assert_eq!(&send(pay("k").with("x-user", "ann")).await.body[..], b"run 1: b");
+    assert_eq!(&send(pay("k").with("x-user", "bob")).await.body[..], b"run 2: b");
+    assert!(send(pay("k").with("x-user", "ann")).await.is_replay());
+    assert_eq!(send(pay("k")).await.status, 401, "nobody");
+    let page = |user: &str| Post {
+        request: Request::get("/.ibid/keys/k?method=POST&path=/pay").header("x-user", user),
+        body: Body::empty(),
+    };
+    assert_eq!((send(page("ann")).await.status, send(page("eve")).await.status), (200, 404));
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
@@ -162,6 +163,10 @@ impl Store for SqliteStore {
         Box::pin(
             async move { self.write("purge", false, |reply| Job::Purge { limit, gone: 0, reply }).await? },
         )
+    }
+
+    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+        Box::pin(self.ask("look for secrets", |reply| Ask::OtherSecret { known, reply }))
     }
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {

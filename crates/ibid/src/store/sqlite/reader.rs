@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use ibid_core::change::{Happened, History, Stored};
+use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Flags, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Counts, Filter, StoreError};
@@ -22,6 +23,7 @@ pub(super) enum Ask {
     Due { state: State, limit: u32, reply: Reply<Vec<Stored>> },
     List { filter: Filter, reply: Reply<Vec<Stored>> },
     History { id: RecordId, reply: Reply<Vec<(Timestamp, History)>> },
+    OtherSecret { known: Vec<SecretId>, reply: Reply<Option<SecretId>> },
     Count { reply: Reply<Counts> },
 }
 
@@ -31,7 +33,11 @@ impl Weigh for Ask {
     fn weight(&self) -> usize {
         match self {
             Ask::Load { ids, .. } => ASK_BYTES * ids.len().max(1),
-            Ask::Due { .. } | Ask::List { .. } | Ask::History { .. } | Ask::Count { .. } => ASK_BYTES,
+            Ask::Due { .. }
+            | Ask::List { .. }
+            | Ask::History { .. }
+            | Ask::OtherSecret { .. }
+            | Ask::Count { .. } => ASK_BYTES,
         }
     }
 }
@@ -63,6 +69,9 @@ impl Reader {
             Ask::List { filter, reply } => drop(reply.send(self.read("list", |view| view.list(&filter)))),
             Ask::History { id, reply } => {
                 drop(reply.send(self.read("read the history", |view| view.history(id))));
+            }
+            Ask::OtherSecret { known, reply } => {
+                drop(reply.send(self.read("look for secrets", |view| view.other_secret(&known))));
             }
             Ask::Count { reply } => drop(reply.send(self.read("count", |view| view.count()))),
         }
@@ -147,6 +156,15 @@ impl View<'_> {
             Ok((Timestamp::from_micros(row.get(0)?), History { what, detail: row.get(2)? }))
         })?;
         lines.collect()
+    }
+
+    fn other_secret(&mut self, known: &[SecretId]) -> rusqlite::Result<Option<SecretId>> {
+        // Hex digits need no escapes.
+        let known: Vec<String> = known.iter().map(|id| format!("\"{id}\"")).collect();
+        let mut other = self.connection.prepare_cached(include_str!("sql/other_secret.sql"))?;
+        let found =
+            other.query_row([format!("[{}]", known.join(","))], |row| row.get::<_, [u8; SecretId::LEN]>(0));
+        Ok(found.optional()?.map(SecretId::from_bytes))
     }
 
     fn count(&mut self) -> rusqlite::Result<Counts> {

@@ -1,0 +1,333 @@
+//! How the engine writes: begins with a deadline, ends that go on until the store answers, and the count of both, so
+//! that nothing is unbounded and a shutdown can wait.
+//!
+//! It must not know why something is written: `ibid_core::machine` does.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ibid_core::change::{Change, Commit, Stored};
+use ibid_core::fingerprint::Secrets;
+use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
+use ibid_core::record::{Nonce, Record, State};
+use ibid_core::response::Response;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Renewed, Store, StoreError};
+use ibid_core::time::Timestamp;
+use metrics::counter;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::batch::{Batcher, Unsaid};
+use super::breaker::Breaker;
+use super::cache::Cache;
+use super::clock_watch::ClockWatch;
+use super::waiters::Waiters;
+use super::{Kept, Unavailable};
+use crate::telemetry;
+
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn Store>,
+    pub(super) secrets: Arc<Secrets>,
+    pub(super) batcher: Batcher,
+    pub(super) cache: Cache,
+    pub(super) waiters: Waiters,
+    pub(super) breaker: Breaker,
+    pub(super) clock: ClockWatch,
+    pub(super) begin_timeout: Duration,
+    pub(crate) finish_wait: Duration,
+    pub(super) attempts_max: usize,
+    /// Writes that go on without a caller: queued finishes and releases.
+    pub(super) loose: Loose,
+}
+
+/// Counts background writes, bounds them, and lets a shutdown wait for them.
+#[derive(Default)]
+pub(super) struct Loose {
+    /// Attempts that live, counted so that a shutdown can wait for those whose client has gone.
+    pub(super) attempts: AtomicUsize,
+    pub(super) count: AtomicUsize,
+    bytes: AtomicUsize,
+    pub(super) changed: Notify,
+}
+
+/// What came of an owner's or upkeep's write.
+pub(crate) struct Settlement {
+    pub(crate) decision: Decision,
+    /// What is stored now, as far as it is known.
+    pub(crate) stored: Option<Stored>,
+}
+
+impl Inner {
+    /// Writes a begin, again and with the same nonce while its fate is unknown, until the deadline.
+    pub(super) async fn commit_begin(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        change: &Arc<Change>,
+        deadline: Instant,
+    ) -> Result<Commit, Unavailable> {
+        let mut pause = RETRY_MIN;
+        let mut sent = false;
+        loop {
+            let at = Instant::now();
+            let fate = tokio::time::timeout_at(deadline, self.batcher.commit(change.clone(), Some(deadline)));
+            match fate.await {
+                Ok(Ok(commit)) => {
+                    self.observe(at, &commit);
+                    return Ok(commit);
+                }
+                Ok(Err(Unsaid::Unsent)) => break,
+                Ok(Err(Unsaid::Store(error))) => {
+                    self.count_error(&error);
+                    sent = true;
+                    if !error.is_transient() {
+                        break;
+                    }
+                }
+                // Still queued or under way: it may be written yet.
+                Err(_) => {
+                    sent = true;
+                    break;
+                }
+            }
+            let nap = pause.mul_f64(0.75 + 0.5 * jitter());
+            if Instant::now() + nap >= deadline {
+                break;
+            }
+            tokio::time::sleep(nap).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+        if sent {
+            self.give_up(ask.clone());
+        }
+        Err(Unavailable)
+    }
+
+    /// Puts something in the place of a begin whose fate is unknown, so that it loses if it arrives late.
+    fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
+        let inner = self.clone();
+        self.clone().loosely(0, async move {
+            let known = inner.load_patiently(ask.id).await;
+            inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
+        });
+    }
+
+    /// One write of an owner or of upkeep: decide, commit, decide again on a lost race, each time under a nonce of its
+    /// own. Goes on until the store answers; the caller bounds its own patience.
+    pub(crate) async fn settle_patiently<'a>(
+        &self,
+        mut known: Option<Stored>,
+        event: impl Fn(Nonce) -> Event<'a>,
+    ) -> Settlement {
+        let mut pause = RETRY_MIN;
+        loop {
+            let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+            let (change, decision) =
+                match machine::decide(known.as_ref().map(|stored| &stored.record), &event(nonce()), now) {
+                    Verdict::Keep(decision) => return Settlement { decision, stored: known },
+                    Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
+                };
+            // The same Change with the same nonce for as long as its fate is unknown.
+            let commit = loop {
+                let at = Instant::now();
+                match self.batcher.commit(change.clone(), None).await {
+                    Ok(commit) => {
+                        self.observe(at, &commit);
+                        break commit;
+                    }
+                    Err(Unsaid::Store(error)) => {
+                        self.count_error(&error);
+                        tracing::warn!(record = %change.id.short(), error = &error as &dyn std::error::Error, "a write is retried");
+                    }
+                    Err(Unsaid::Unsent) => {}
+                }
+                tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
+                pause = (pause * 2).min(PATIENT_RETRY_MAX);
+            };
+            match commit {
+                Commit::Done(stamp) => {
+                    let Some(record) = change.applied(stamp, known.as_ref().map(|stored| &stored.record))
+                    else {
+                        return Settlement { decision, stored: known };
+                    };
+                    let answer = change.bodies.first().map(|body| body.data.clone());
+                    self.waiters.tell(&change.id);
+                    return Settlement { decision, stored: Some(Stored { record, answer, now: stamp.now }) };
+                }
+                Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                    self.waiters.tell(&change.id);
+                    return Settlement { decision, stored: Some(*stored) };
+                }
+                Commit::Conflict(newer) => known = newer.map(|stored| *stored),
+            }
+        }
+    }
+
+    /// A completed record's answer, decoded; kept in the cache.
+    pub(crate) fn replay(&self, stored: Stored) -> Option<Kept> {
+        let read_at = Instant::now();
+        let response = match Response::from_bytes(stored.answer.as_deref()?) {
+            Ok(response) => Arc::new(response),
+            Err(error) => {
+                tracing::error!(record = %stored.record.id.short(), %error, "a stored answer can't be read");
+                return None;
+            }
+        };
+        let record = Arc::new(stored.record);
+        self.cache.put(&record, &response, read_at, stored.now);
+        Some(Kept { record, response })
+    }
+
+    /// Keeps what this process has just completed.
+    pub(crate) fn remember(
+        &self,
+        record: Record,
+        response: Arc<Response>,
+        read_at: Instant,
+        now: Timestamp,
+    ) -> Kept {
+        let record = Arc::new(record);
+        self.cache.put(&record, &response, read_at, now);
+        self.waiters.tell(&record.id);
+        Kept { record, response }
+    }
+
+    pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
+        let at = Instant::now();
+        let loaded =
+            self.store.load(vec![id]).await.inspect_err(|error| self.count_error(error))?.pop().flatten();
+        if let Some(stored) = &loaded {
+            self.clock.observe(at, stored.now);
+        }
+        Ok(loaded)
+    }
+
+    async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
+        let mut pause = RETRY_MIN;
+        loop {
+            match self.load(id).await {
+                Ok(stored) => return stored,
+                Err(_) => tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await,
+            }
+            pause = (pause * 2).min(PATIENT_RETRY_MAX);
+        }
+    }
+
+    /// Moves the lease's end on; none if the store did not answer.
+    pub(crate) async fn renew(&self, record: &Record) -> Option<Renewed> {
+        let renewed = self.store.renew(vec![(record.id, record.version)]).await;
+        renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
+    }
+
+    /// Whether a takeover to run must wait because the store's clock has just jumped.
+    pub(crate) fn is_clock_unsure(&self, lease: Duration) -> bool {
+        self.clock.is_unsure(Instant::now(), lease)
+    }
+
+    /// Lets a write go on without a caller. Past the bounds it is dropped: then the lease lapses, and the record says
+    /// by itself that nobody knows.
+    pub(crate) fn loosely(
+        self: Arc<Self>,
+        bytes: usize,
+        write: impl Future<Output = ()> + Send + 'static,
+    ) -> bool {
+        let count = self.loose.count.fetch_add(1, Ordering::SeqCst) + 1;
+        let held = self.loose.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        let place = LoosePlace { inner: self, bytes };
+        if count > LOOSE_MAX || held > LOOSE_BYTES_MAX {
+            tracing::error!(
+                queued = count,
+                bytes = held,
+                "too many writes wait for the store; one is dropped"
+            );
+            return false;
+        }
+        tokio::spawn(async move {
+            write.await;
+            drop(place);
+        });
+        true
+    }
+
+    /// An Attempt began to live.
+    pub(crate) fn attempt_lives(self: &Arc<Self>) -> Living {
+        self.loose.attempts.fetch_add(1, Ordering::SeqCst);
+        Living(self.clone())
+    }
+
+    fn observe(&self, at: Instant, commit: &Commit) {
+        match commit {
+            Commit::Done(stamp) => self.clock.observe(at, stamp.now),
+            Commit::Conflict(Some(stored)) => self.clock.observe(at, stored.now),
+            Commit::Conflict(None) => {}
+        }
+    }
+
+    fn count_error(&self, error: &StoreError) {
+        counter!(telemetry::STORE_ERRORS).increment(1);
+        tracing::debug!(error = error as &dyn std::error::Error, "the store failed");
+    }
+}
+
+/// Held by an Attempt for as long as it lives.
+pub(crate) struct Living(Arc<Inner>);
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        self.0.loose.attempts.fetch_sub(1, Ordering::SeqCst);
+        self.0.loose.changed.notify_waiters();
+    }
+}
+
+struct LoosePlace {
+    inner: Arc<Inner>,
+    bytes: usize,
+}
+
+impl Drop for LoosePlace {
+    fn drop(&mut self) {
+        self.inner.loose.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.inner.loose.count.fetch_sub(1, Ordering::SeqCst);
+        self.inner.loose.changed.notify_waiters();
+    }
+}
+
+/// Whether the record is still this Attempt's to renew.
+pub(crate) fn still_owns(stored: &Stored, begun: &Record) -> bool {
+    stored.record.owner == begun.owner && stored.record.state == State::InProgress
+}
+
+/// A fresh nonce. 64 random bits: among a thousand million writes of one counter value two are alike once in forty.
+/// Versions also carry the counter, so even then both would have to meet in one record.
+pub(crate) fn nonce() -> Nonce {
+    Nonce(u64::from_be_bytes(random()))
+}
+
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // Without the system's randomness no key can be reserved safely, and no later call would fare better.
+    getrandom::fill(&mut bytes).expect("the system gives random bytes");
+    bytes
+}
+
+/// A number from 0 to 1, so that those who wait do not come back all at once.
+pub(super) fn jitter() -> f64 {
+    f64::from(u16::from_be_bytes(random())) / f64::from(u16::MAX)
+}
+
+/// First pause after a failed write: about one commit of a healthy disk.
+const RETRY_MIN: Duration = Duration::from_millis(10);
+
+/// Longest pause within a begin, which has only `begin_timeout` in all.
+const RETRY_MAX: Duration = Duration::from_millis(200);
+
+/// Longest pause of a write that must succeed some day: an outage's end is noticed within seconds.
+const PATIENT_RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Writes that may wait for a lost store. At the default connection cap each connection has one, and some to spare.
+const LOOSE_MAX: usize = 16_384;
+
+/// Bytes of answers in them: what a small machine can spare during an outage.
+const LOOSE_BYTES_MAX: usize = 64 << 20;

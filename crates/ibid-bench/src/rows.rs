@@ -26,7 +26,8 @@ pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Templa
     }
     // As in the store's `open.rs`.
     connection.pragma_update(None, "cache_size", -(32 << 10))?;
-    connection.pragma_update(None, "wal_autocheckpoint", 4096)?;
+    connection.pragma_update(None, "wal_autocheckpoint", 16_384)?;
+    connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update_and_check(None, "journal_size_limit", 64 << 20, |_| Ok(()))?;
     let template = Template::read(&connection)?;
     Ok((connection, template))

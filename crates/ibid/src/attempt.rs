@@ -10,6 +10,7 @@ use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
 use ibid_core::response::Response;
 use ibid_core::store::Renewed;
 use metrics::counter;
+use tokio::sync::oneshot;
 
 use crate::engine::{Begun, Ibid, Kept, Living, still_owns};
 use crate::telemetry;
@@ -160,7 +161,13 @@ impl Attempt {
     /// Nobody can know whether it was executed. A later [`Late::finish`] may still settle it.
     pub async fn unknown(mut self, why: ErrorCode) -> (Finished, Late) {
         self.ended = true;
-        let late = Late { ibid: self.ibid.clone(), ask: self.ask.clone(), begun: self.begun.clone() };
+        let living = self.ibid.inner().attempt_lives();
+        let late = Late {
+            ibid: self.ibid.clone(),
+            ask: self.ask.clone(),
+            begun: self.begun.clone(),
+            _living: living,
+        };
         (self.end(End::Uncertain(why), None).await, late)
     }
 
@@ -174,6 +181,8 @@ pub struct Late {
     ibid: Ibid,
     ask: Arc<Ask>,
     begun: Arc<Record>,
+    /// A handler that is still listened to counts among those that live.
+    _living: Living,
 }
 
 impl Late {
@@ -208,7 +217,8 @@ enum End {
     Uncertain(ErrorCode),
 }
 
-/// Writes the end of an Attempt. If it can't be made durable within `finish_wait` the write goes on by itself.
+/// Writes the end of an Attempt, apart from the caller: it is written although the caller has gone. If it can't be made
+/// durable within `finish_wait`, the caller goes on and the write stays queued.
 async fn end_of(
     ibid: &Ibid,
     ask: &Arc<Ask>,
@@ -216,22 +226,32 @@ async fn end_of(
     end: End,
     response: Option<Arc<Response>>,
 ) -> Finished {
-    let started = Instant::now();
-    let bytes = response.as_ref().map_or(0, |response| response.body.len());
-    let mut write = Box::pin({
-        let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
-        async move { write_end(&ibid, &ask, &begun, end, response).await }
-    });
-    let finished = tokio::time::timeout(ibid.inner().finish_wait, &mut write).await;
-    telemetry::took(telemetry::FINISH_SECONDS, started.elapsed().as_secs_f64());
-    finished.unwrap_or_else(|_| {
+    let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
+    let living = ibid.inner().attempt_lives();
+    let (reply, finished) = oneshot::channel();
+    tokio::spawn(async move {
+        let started = Instant::now();
+        let bytes = response.as_ref().map_or(0, |response| response.body.len());
+        let mut write = Box::pin(write_end(&ibid, &ask, &begun, end, response));
+        let finished = tokio::time::timeout(ibid.inner().finish_wait, &mut write).await;
+        telemetry::took(telemetry::FINISH_SECONDS, started.elapsed().as_secs_f64());
+        if let Ok(finished) = finished {
+            // Whoever left no longer needs to know.
+            let _ = reply.send(finished);
+            return;
+        }
         counter!(telemetry::NOT_STORED).increment(1);
         tracing::warn!(record = %begun.id.short(), "the store did not take the end of an attempt in time; it stays queued");
-        ibid.inner().clone().loosely(bytes, async move {
+        // Its place is taken before the caller goes on, so that a shutdown does not miss it.
+        let place = ibid.inner().loose_place(bytes);
+        let _ = reply.send(Finished::NotStored);
+        drop(living);
+        if place.is_some() {
             write.await;
-        });
-        Finished::NotStored
-    })
+        }
+    });
+    // The sender is dropped only with the runtime.
+    finished.await.unwrap_or(Finished::NotStored)
 }
 
 async fn write_end(
@@ -263,7 +283,7 @@ async fn write_end(
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
             tracing::error!(record = %begun.id.short(), "an attempt ended after its record had gone on");
-            Finished::Superseded(Box::new(ibid.instead(ask, stored)))
+            Finished::Superseded(Box::new(ibid.instead(ask, stored, sent_at)))
         }
         (_, None, _) => Finished::Freed,
     }
@@ -285,7 +305,7 @@ impl Drop for Attempt {
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
         // Without a runtime the process is ending: the lease lapses instead.
         if tokio::runtime::Handle::try_current().is_ok() {
-            ibid.inner().clone().loosely(0, async move {
+            ibid.inner().clone().loosely(async move {
                 write_end(&ibid, &ask, &begun, end, None).await;
             });
         }

@@ -1,5 +1,7 @@
 //! A request meets what is stored under its key. Read from the top: the order of the questions is the contract's.
 
+use std::time::Duration;
+
 use super::{Ask, Decision, Role, Verdict, change, freed, same, settle, with, write};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, Mark};
 use crate::policy::{AfterExpiry, AnswerRule, OnLapse};
@@ -68,6 +70,15 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
         Some(record) if record.state == State::Retryable => {
             let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
             Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
+        }
+        // A takeover may be on its way. The record stays as it is, lapsed and its holder's, under a new Version.
+        Some(record)
+            if record.state == State::InProgress
+                && record.is_due(now)
+                && matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume) =>
+        {
+            let draft = Draft { due_in: Some(Duration::ZERO), ..same(record) };
+            Verdict::Write(change(record.id, Expect::Due(record.version), nonce, draft), Decision::Freed)
         }
         _ => Verdict::Keep(Decision::Ignored),
     }

@@ -1522,6 +1522,23 @@ fn a_second_attempt_that_was_given_up_loses_too() {
 }
 
 #[test]
+fn a_takeover_that_was_given_up_loses_too_and_the_holder_may_still_come_back() {
+    story(
+        "
+        policy lease=30s on_lapse=retry
+        ann      begins                   -> run
+        +31s
+        bob      decides: begins          -> run attempt 2
+        bob      gave up                  -> freed
+        bob      commits what it decided  -> refused
+        record   is in_progress
+        ann      finishes 201             -> stored
+        cat      begins                   -> replay 201
+        ",
+    );
+}
+
+#[test]
 fn giving_up_touches_nobody_elses_record() {
     story(
         "

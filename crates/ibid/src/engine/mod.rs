@@ -155,16 +155,14 @@ impl Ibid {
             return Err(StartError::Identity { kept: String::from_utf8_lossy(&kept).into_owned(), ours });
         }
         let mut secrets = settings.secrets;
-        let given: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
-        if given.is_empty() {
+        if secrets.is_empty() {
             // Every node of this store must draw the same fingerprints, so the first one's secret counts.
             let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
             secrets.push(Secret::new(&kept).map_err(|error| StartError::Secrets(error.to_string()))?);
         }
-        // Walks the records on some stores; a secret that the store itself keeps can't be missing.
-        if !given.is_empty()
-            && let Some(missing) = store.other_secret(given).await?
-        {
+        // Some stores walk all records for this, a second for millions: better than refusing their retries for a day.
+        let known: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
+        if let Some(missing) = store.other_secret(known).await? {
             return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
@@ -199,16 +197,19 @@ impl Ibid {
     /// A caller that goes away meanwhile leaves no reservation behind.
     pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
         let (reply, begun) = oneshot::channel();
-        let ibid = self.clone();
+        let (ibid, begins) = (self.clone(), self.inner.begins());
         // Apart from the caller: what can't be handed over is an Attempt dropped unused, and that releases the key.
         tokio::spawn(async move {
             let _ = reply.send(ibid.begin_here(ask).await);
+            drop(begins);
         });
         begun.await.unwrap_or(Err(Unavailable))
     }
 
     /// As `begin`, in the caller's own task: that must not be dropped before it ends.
-    pub(crate) async fn begin_here(&self, ask: Ask) -> Result<Begun, Unavailable> {
+    pub(crate) async fn begin_here(&self, mut ask: Ask) -> Result<Begun, Unavailable> {
+        // Drawn per begin: the same Ask begun twice, at once or after a refusal, is two writers.
+        ask.nonce = nonce();
         if let Some(begun) = self.cached(&ask) {
             return Ok(begun);
         }
@@ -217,7 +218,7 @@ impl Ibid {
         if crowded || !self.inner.breaker.lets_through(started) {
             return Err(Unavailable);
         }
-        let begun = self.decide(&ask, Role::Caller, None, started + self.inner.begin_timeout).await;
+        let begun = self.decide(&ask, Role::Caller, None, started).await;
         match &begun {
             Ok(_) => self.inner.breaker.success(),
             Err(Unavailable) => self.inner.breaker.failure(Instant::now()),
@@ -238,7 +239,8 @@ impl Ibid {
 
     /// Waits for somebody else's answer, for `up_to` at most. Never runs anything: what it waited for may turn out
     /// [`Begun::Free`], and then a new request may run.
-    pub async fn wait(&self, ask: Ask, up_to: Duration) -> Result<Begun, Unavailable> {
+    pub async fn wait(&self, mut ask: Ask, up_to: Duration) -> Result<Begun, Unavailable> {
+        ask.nonce = nonce();
         let ask = Arc::new(ask);
         let started = Instant::now();
         let Some(place) = self.inner.waiters.enter(ask.id, &ask.identity.tenant) else {
@@ -264,12 +266,13 @@ impl Ibid {
         self.inner.batcher.counts()
     }
 
-    /// Waits until no Attempt runs and no queued finish or release is left; the caller bounds the wait.
+    /// Waits until no begin is under way, no Attempt lives and no queued finish or release is left; the caller bounds the wait.
     pub async fn settled(&self) {
         loop {
             let changed = self.inner.loose.changed.notified();
             let loose = &self.inner.loose;
-            if loose.count.load(Ordering::SeqCst) + loose.attempts.load(Ordering::SeqCst) == 0 {
+            let counts = [&loose.count, &loose.begins, &loose.attempts];
+            if counts.iter().all(|count| count.load(Ordering::SeqCst) == 0) {
                 return;
             }
             changed.await;
@@ -305,19 +308,21 @@ impl Ibid {
         if let Some(begun) = self.cached(ask) {
             return Ok(begun);
         }
-        let deadline = Instant::now() + self.inner.begin_timeout;
+        let asked_at = Instant::now();
         let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable)?;
-        self.decide(ask, Role::Waiter, loaded, deadline).await
+        self.decide(ask, Role::Waiter, loaded, asked_at).await
     }
 
-    /// The loop of a begin: decide on what is known, commit, and decide again with the newer record on a lost race.
+    /// The loop of a begin: decide on what is known, commit, and decide again with the newer record on a lost race. `at`
+    /// is from before anything was asked of the store.
     async fn decide(
         &self,
         ask: &Arc<Ask>,
         role: Role,
         mut known: Option<Stored>,
-        deadline: Instant,
+        mut at: Instant,
     ) -> Result<Begun, Unavailable> {
+        let deadline = at + self.inner.begin_timeout;
         let mut ask = ask.clone();
         for _ in 0..COMMIT_TRIES_MAX {
             let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
@@ -327,30 +332,26 @@ impl Ibid {
             };
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let event = Event::Request { ask: &ask, role };
-            match machine::decide(known.as_ref().map(|stored| &stored.record), &event, now) {
-                Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, None)),
-                Verdict::Write(change, decision) => {
-                    let change: Arc<Change> = Arc::from(change);
-                    // The lease counts from before the write was sent: the store's clock starts it later, never sooner.
-                    let sent_at = Instant::now();
-                    match self.inner.commit_begin(&ask, &change, deadline).await? {
-                        Commit::Done(stamp) => {
-                            let before = known.as_ref().map(|stored| &stored.record);
-                            let record = change.applied(stamp, before).expect("a begin writes the record");
-                            let answer = change.bodies.first().map(|body| body.data.clone());
-                            let stored = Stored { record, answer, now: stamp.now };
-                            self.inner.waiters.tell(&ask.id);
-                            return Ok(self.begun(&ask, decision, Some(stored), Some(sent_at)));
-                        }
-                        Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
-                            return Ok(self.begun(&ask, decision, Some(*stored), Some(sent_at)));
-                        }
-                        Commit::Conflict(newer) => {
-                            known = newer.map(|stored| *stored);
-                            // Another write needs another nonce: one names one write, and is kept only to repeat it.
-                            Arc::make_mut(&mut ask).nonce = nonce();
-                        }
-                    }
+            let (change, decision) = match machine::decide(known.as_ref().map(|s| &s.record), &event, now) {
+                Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, at)),
+                Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
+            };
+            // A lease counts from before its write was sent: the store's clock starts it later, never sooner.
+            at = Instant::now();
+            match self.inner.commit_begin(&ask, &change, deadline).await? {
+                Commit::Done(stamp) => {
+                    let stored =
+                        writes::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
+                    self.inner.waiters.tell(&ask.id);
+                    return Ok(self.begun(&ask, decision, Some(stored), at));
+                }
+                Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                    return Ok(self.begun(&ask, decision, Some(*stored), at));
+                }
+                Commit::Conflict(newer) => {
+                    known = newer.map(|stored| *stored);
+                    // Another write needs another nonce: one names one write, and is kept only to repeat it.
+                    Arc::make_mut(&mut ask).nonce = nonce();
                 }
             }
         }
@@ -358,22 +359,15 @@ impl Ibid {
         Ok(Begun::InFlight)
     }
 
-    /// A decision as the caller sees it.
-    fn begun(
-        &self,
-        ask: &Arc<Ask>,
-        decision: Decision,
-        stored: Option<Stored>,
-        sent_at: Option<Instant>,
-    ) -> Begun {
+    /// A decision as the caller sees it. `at` is from before `stored` was read or written.
+    fn begun(&self, ask: &Arc<Ask>, decision: Decision, stored: Option<Stored>, at: Instant) -> Begun {
         match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
-                let leased_at = sent_at.unwrap_or_else(Instant::now);
-                Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, leased_at)))
+                Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, at)))
             }
             (Decision::Accepted, _) => Begun::Accepted,
             (Decision::Replay, Some(stored)) => {
-                self.inner.replay(stored).map_or(Begun::NotRetained, Begun::Replay)
+                self.inner.replay(stored, at).map_or(Begun::NotRetained, Begun::Replay)
             }
             (Decision::NotRetained, _) => Begun::NotRetained,
             (Decision::Wait { overlong }, Some(stored)) => {
@@ -396,12 +390,12 @@ impl Ibid {
     }
 
     /// What is stored, as the client of a refused finish sees it.
-    pub(crate) fn instead(&self, ask: &Arc<Ask>, stored: Stored) -> Begun {
+    pub(crate) fn instead(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Begun {
         let event = Event::Request { ask, role: Role::Waiter };
         let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
         };
-        self.begun(ask, decision, Some(stored), None)
+        self.begun(ask, decision, Some(stored), at)
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {

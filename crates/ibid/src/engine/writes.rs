@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ibid_core::change::{Change, Commit, Stored};
+use ibid_core::change::{BodyKind, Change, Commit, Stamp, Stored};
 use ibid_core::fingerprint::Secrets;
 use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
 use ibid_core::record::{Nonce, Record, State};
@@ -48,6 +48,8 @@ pub(crate) struct Inner {
 pub(super) struct Loose {
     /// Attempts that live, counted so that a shutdown can wait for those whose client has gone.
     pub(super) attempts: AtomicUsize,
+    /// Begins under way, which may yet become Attempts.
+    pub(super) begins: AtomicUsize,
     pub(super) count: AtomicUsize,
     bytes: AtomicUsize,
     pub(super) changed: Notify,
@@ -108,7 +110,7 @@ impl Inner {
     /// Puts something in the place of a begin whose fate is unknown, so that it loses if it arrives late.
     fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
         let inner = self.clone();
-        self.clone().loosely(0, async move {
+        self.loosely(async move {
             let known = inner.load_patiently(ask.id).await;
             inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
         });
@@ -148,13 +150,9 @@ impl Inner {
             };
             match commit {
                 Commit::Done(stamp) => {
-                    let Some(record) = change.applied(stamp, known.as_ref().map(|stored| &stored.record))
-                    else {
-                        return Settlement { decision, stored: known };
-                    };
-                    let answer = change.bodies.first().map(|body| body.data.clone());
                     self.waiters.tell(&change.id);
-                    return Settlement { decision, stored: Some(Stored { record, answer, now: stamp.now }) };
+                    let stored = after(&change, stamp, known.as_ref());
+                    return Settlement { decision, stored: stored.or(known) };
                 }
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
                     self.waiters.tell(&change.id);
@@ -166,8 +164,9 @@ impl Inner {
     }
 
     /// A completed record's answer, decoded; kept in the cache.
-    pub(crate) fn replay(&self, stored: Stored) -> Option<Kept> {
-        let read_at = Instant::now();
+    ///
+    /// `read_at` is from before it was read: what has passed since is never counted too short.
+    pub(crate) fn replay(&self, stored: Stored, read_at: Instant) -> Option<Kept> {
         let response = match Response::from_bytes(stored.answer.as_deref()?) {
             Ok(response) => Arc::new(response),
             Err(error) => {
@@ -226,35 +225,45 @@ impl Inner {
         self.clock.is_unsure(Instant::now(), lease)
     }
 
-    /// Lets a write go on without a caller. Past the bounds it is dropped: then the lease lapses, and the record says
-    /// by itself that nobody knows.
-    pub(crate) fn loosely(
-        self: Arc<Self>,
-        bytes: usize,
-        write: impl Future<Output = ()> + Send + 'static,
-    ) -> bool {
+    /// Lets a write go on without a caller.
+    pub(crate) fn loosely(self: &Arc<Self>, write: impl Future<Output = ()> + Send + 'static) {
+        let Some(place) = self.loose_place(0) else { return };
+        tokio::spawn(async move {
+            write.await;
+            drop(place);
+        });
+    }
+
+    /// A place for a write that waits for the store. Past the bounds there is none, and the write is dropped: then the
+    /// lease lapses, and the record says by itself that nobody knows.
+    pub(crate) fn loose_place(self: &Arc<Self>, bytes: usize) -> Option<LoosePlace> {
         let count = self.loose.count.fetch_add(1, Ordering::SeqCst) + 1;
         let held = self.loose.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
-        let place = LoosePlace { inner: self, bytes };
+        let place = LoosePlace { inner: self.clone(), bytes };
         if count > LOOSE_MAX || held > LOOSE_BYTES_MAX {
             tracing::error!(
                 queued = count,
                 bytes = held,
                 "too many writes wait for the store; one is dropped"
             );
-            return false;
+            return None;
         }
-        tokio::spawn(async move {
-            write.await;
-            drop(place);
-        });
-        true
+        Some(place)
     }
 
     /// An Attempt began to live.
     pub(crate) fn attempt_lives(self: &Arc<Self>) -> Living {
-        self.loose.attempts.fetch_add(1, Ordering::SeqCst);
-        Living(self.clone())
+        Living::count(self, |loose| &loose.attempts)
+    }
+
+    /// A begin is under way.
+    pub(crate) fn begins(self: &Arc<Self>) -> Living {
+        Living::count(self, |loose| &loose.begins)
+    }
+
+    /// The store said `now` in an answer to what was asked at `at`.
+    pub(crate) fn saw(&self, at: Instant, now: Timestamp) {
+        self.clock.observe(at, now);
     }
 
     fn observe(&self, at: Instant, commit: &Commit) {
@@ -271,17 +280,28 @@ impl Inner {
     }
 }
 
-/// Held by an Attempt for as long as it lives.
-pub(crate) struct Living(Arc<Inner>);
+/// Held by a begin or an Attempt for as long as it lives, so that a shutdown can wait for it.
+pub(crate) struct Living {
+    inner: Arc<Inner>,
+    counter: fn(&Loose) -> &AtomicUsize,
+}
 
-impl Drop for Living {
-    fn drop(&mut self) {
-        self.0.loose.attempts.fetch_sub(1, Ordering::SeqCst);
-        self.0.loose.changed.notify_waiters();
+impl Living {
+    fn count(inner: &Arc<Inner>, counter: fn(&Loose) -> &AtomicUsize) -> Living {
+        counter(&inner.loose).fetch_add(1, Ordering::SeqCst);
+        Living { inner: inner.clone(), counter }
     }
 }
 
-struct LoosePlace {
+impl Drop for Living {
+    fn drop(&mut self) {
+        (self.counter)(&self.inner.loose).fetch_sub(1, Ordering::SeqCst);
+        self.inner.loose.changed.notify_waiters();
+    }
+}
+
+/// Held by a write that waits for the store.
+pub(crate) struct LoosePlace {
     inner: Arc<Inner>,
     bytes: usize,
 }
@@ -292,6 +312,15 @@ impl Drop for LoosePlace {
         self.inner.loose.count.fetch_sub(1, Ordering::SeqCst);
         self.inner.loose.changed.notify_waiters();
     }
+}
+
+/// What is stored once the store took `change`; none for a Change that leaves the record alone.
+pub(super) fn after(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
+    let record = change.applied(stamp, before.map(|stored| &stored.record))?;
+    let written =
+        change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
+    let kept = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);
+    Some(Stored { record, answer: written.or(kept), now: stamp.now })
 }
 
 /// Whether the record is still this Attempt's to renew.

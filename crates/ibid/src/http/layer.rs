@@ -189,6 +189,8 @@ async fn begin_and_run<S, Q, A>(
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
     let ask = taken.ask.clone();
+    // A shutdown waits for it: what is being reserved may be about to run.
+    let _begins = ibid.inner().begins();
     let begin = ibid.begin_here(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
         Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
@@ -204,7 +206,7 @@ async fn begin_and_run<S, Q, A>(
                 attempt.release(ErrorCode::ClientGone).await;
                 return;
             }
-            let run = Run { policy: &route.policy, ask: &ask, to_client };
+            let run = Run { route: &route, policy: &route.policy, ask: &ask, to_client };
             return run.carry_out(*attempt, inner, taken).await;
         }
         Ok(begun) => answer(begun, &route, &ask),
@@ -214,6 +216,7 @@ async fn begin_and_run<S, Q, A>(
 
 /// One run of the handler and the end of its Attempt.
 struct Run<'a, A> {
+    route: &'a Route,
     policy: &'a Policy,
     ask: &'a Ask,
     to_client: oneshot::Sender<Outcome<A>>,
@@ -239,9 +242,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
     {
         if attempt.ready().await.is_err() {
-            attempt.release(ErrorCode::NotSent).await;
-            let reply = reply::refusal(Refusal::StoreUnavailable, self.policy.profile, None);
-            return self.send(reply);
+            let finished = attempt.release(ErrorCode::NotSent).await;
+            return self.send_refusal(finished, Refusal::StoreUnavailable);
         }
         let request = for_handler(&attempt, self.ask, taken);
         let limit = self.policy.max_response_body;
@@ -270,11 +272,11 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             }
             Err(_) => {
                 let (finished, late) = attempt.unknown(ErrorCode::TimedOut).await;
-                let policy = self.policy;
-                self.send_uncertain(finished, true);
+                let (policy, key) = (self.policy, self.ask.identity.key.clone());
+                self.send_refusal(finished, Refusal::UpstreamUncertain { timed_out: true });
                 // The answer may still come, and then it settles the record by itself.
                 if let Ok(Ok(ran)) = tokio::time::timeout(policy.linger, handler).await {
-                    settle_late(late, ran, policy).await;
+                    settle_late(late, ran, policy, key.as_str()).await;
                 }
             }
         }
@@ -285,12 +287,12 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         let profile = self.policy.profile;
         match ran {
             Ran::Told(Fate::NotExecuted) => {
-                attempt.release(ErrorCode::NotSent).await;
-                self.send(reply::refusal(Refusal::UpstreamUnavailable, profile, None));
+                let finished = attempt.release(ErrorCode::NotSent).await;
+                self.send_refusal(finished, Refusal::UpstreamUnavailable);
             }
             Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken) => {
                 let (finished, _) = attempt.unknown(ErrorCode::Broken).await;
-                self.send_uncertain(finished, false);
+                self.send_refusal(finished, Refusal::UpstreamUncertain { timed_out: false });
             }
             Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
                 if profile == Profile::Stripe {
@@ -300,42 +302,59 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 let finished = attempt.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
                 self.send_first(finished, head, ReplyBody::whole(body, trailers));
             }
-            Ran::Captured(Captured::Unkept { head, read, rest }) => {
-                let (status, retry_after) = (head.status.as_u16(), head.headers.contains_key(RETRY_AFTER));
+            Ran::Captured(Captured::Unkept { mut head, read, rest }) => {
+                if profile == Profile::Stripe {
+                    reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
+                }
                 // Durable before the first byte leaves: after that the client may act on it.
-                let finished = attempt.finish_unkept(status, retry_after).await;
+                let finished = match head.status.is_server_error() {
+                    // Such an answer counts only when it is read to its end, and this one never is.
+                    true => attempt.unknown(ErrorCode::ServerError).await.0,
+                    false => {
+                        let retry_after = head.headers.contains_key(RETRY_AFTER);
+                        attempt.finish_unkept(head.status.as_u16(), retry_after).await
+                    }
+                };
                 self.send_first(finished, head, ReplyBody::spliced(read, rest));
             }
             Ran::Panicked => {
                 let rendered = Refusal::HandlerFailed.render(profile);
                 let kept = KeptResponse::plain(rendered.status, rendered.content_type, rendered.body);
-                attempt.finish(kept, false).await;
-                self.send(reply::refusal(Refusal::HandlerFailed, profile, None));
+                let finished = attempt.finish(kept, false).await;
+                self.send_refusal(finished, Refusal::HandlerFailed);
             }
         }
     }
 
     /// The handler's own answer, marked with what became of it.
     fn send_first(self, finished: Finished, mut head: response::Parts, body: ReplyBody<A>) {
+        let profile = self.policy.profile;
         match finished {
-            Finished::Stored(kept) => reply::first(&mut head.headers, &kept.record),
-            Finished::StoredUnkept(_) | Finished::NotStored => reply::not_stored(&mut head.headers),
-            Finished::Freed | Finished::Unsettled { .. } => {}
-            Finished::Superseded(begun) => {
-                let route = Route { pattern: Arc::from("*"), policy: self.ask.policy.clone() };
-                let reply = answer(*begun, &route, self.ask);
-                return self.send(reply);
+            Finished::Stored(kept) => reply::first(&mut head.headers, &kept.record, profile),
+            Finished::StoredUnkept(record) => {
+                reply::first(&mut head.headers, &record, profile);
+                reply::not_stored(&mut head.headers);
             }
+            Finished::NotStored => reply::not_stored(&mut head.headers),
+            Finished::Freed | Finished::Unsettled { .. } => {}
+            Finished::Superseded(begun) => return self.send_instead(*begun),
         }
         self.send(Response::from_parts(head, body));
     }
 
-    /// 502 or 504: the answer is lost, and the record says so.
-    fn send_uncertain(self, finished: Finished, timed_out: bool) {
-        let mut reply = reply::refusal(Refusal::UpstreamUncertain { timed_out }, self.policy.profile, None);
-        if let Finished::NotStored = finished {
-            reply::not_stored(reply.headers_mut());
+    /// An answer of ibid's own, unless the record went on without this Attempt: then what is stored counts.
+    fn send_refusal(self, finished: Finished, refusal: Refusal) {
+        let mut reply = reply::refusal(refusal, self.policy.profile, None);
+        match finished {
+            Finished::Superseded(begun) => return self.send_instead(*begun),
+            Finished::NotStored => reply::not_stored(reply.headers_mut()),
+            _ => {}
         }
+        self.send(reply);
+    }
+
+    fn send_instead(self, begun: Begun) {
+        let reply = answer(begun, self.route, self.ask);
         self.send(reply);
     }
 
@@ -365,12 +384,17 @@ fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Re
 }
 
 /// An answer that came after its time-out settles the record, if nobody else has.
-async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy) {
+async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
     match ran {
-        Ran::Captured(Captured::Whole { head, body, trailers }) => {
+        Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
+            if policy.profile == Profile::Stripe {
+                reply::stripe(&mut head.headers, key);
+            }
             let kept = capture::kept(&head, &body, trailers.as_ref(), policy.response_version);
             late.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
         }
+        // Read to its end it would count; this one is not.
+        Ran::Captured(Captured::Unkept { head, .. }) if head.status.is_server_error() => {}
         Ran::Captured(Captured::Unkept { head, .. }) => {
             late.finish_unkept(head.status.as_u16(), head.headers.contains_key(RETRY_AFTER)).await;
         }

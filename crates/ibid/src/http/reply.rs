@@ -73,8 +73,12 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
 }
 
 /// Marks a first answer with how long it will be repeated.
-pub(super) fn first(headers: &mut HeaderMap, record: &Record) {
+pub(super) fn first(headers: &mut HeaderMap, record: &Record, profile: Profile) {
     expires(headers, record);
+    // Its retries would only get it again; an upstream that knows better has said so itself.
+    if profile == Profile::Stripe && !headers.contains_key("stripe-should-retry") {
+        set(headers, "stripe-should-retry", "false");
+    }
 }
 
 /// What Stripe's clients expect on a first answer; done before it is kept, so that a replay can name the first request.
@@ -86,7 +90,6 @@ pub(super) fn stripe(headers: &mut HeaderMap, key: &str) {
         headers.insert("original-request", id);
     }
     set(headers, "idempotency-key", key);
-    set(headers, "stripe-should-retry", "false");
 }
 
 /// Marks an answer that no retry will get.

@@ -12,6 +12,8 @@ use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::body::ReplyBody;
 use super::layer::Shared;
 use super::{reply, sent};
@@ -70,6 +72,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     };
     let id = RecordId::bound(&identity, route.policy.scope, principal.as_deref());
     let profile = route.policy.profile;
+    let asked_at = Instant::now();
     match shared.ibid.inner().load(id).await {
         Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
         Ok(None) => not_found(),
@@ -77,16 +80,16 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
         Ok(Some(stored)) if stored.record.is_expired(stored.now) => {
             reply::refusal(Refusal::KeyExpired, profile, None)
         }
-        Ok(Some(stored)) if wants_response => response(shared, stored),
+        Ok(Some(stored)) if wants_response => response(shared, stored, asked_at),
         Ok(Some(stored)) => plain(StatusCode::OK, "application/json", state(&stored)),
     }
 }
 
-fn response<B>(shared: &Shared, stored: Stored) -> Response<ReplyBody<B>> {
+fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<ReplyBody<B>> {
     let (record, profile) = (&stored.record, stored.record.policy.profile);
     let refused = match record.state {
         State::Completed if !record.flags.not_retained => {
-            return match shared.ibid.inner().replay(stored) {
+            return match shared.ibid.inner().replay(stored, read_at) {
                 Some(kept) => reply::replay(&kept.record, &kept.response),
                 None => reply::refusal(Refusal::ResponseNotRetained, profile, None),
             };

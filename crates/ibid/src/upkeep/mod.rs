@@ -10,6 +10,7 @@ use ibid_core::policy::OnLapse;
 use ibid_core::record::State;
 use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
+use tokio::time::Instant;
 
 use crate::engine::Ibid;
 use crate::telemetry;
@@ -45,7 +46,12 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
 pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
     let mut swept = 0;
     for _ in 0..SWEEP_BATCHES_MAX {
+        let at = Instant::now();
         let due = ibid.store().due(State::InProgress, SWEEP_BATCH).await?;
+        // The sweeper may be the first to see that the store's clock has jumped.
+        if let Some(first) = due.first() {
+            ibid.inner().saw(at, first.now);
+        }
         let full = due.len() as u32 == SWEEP_BATCH;
         // At once, so that they share commits.
         let settled =

@@ -227,6 +227,111 @@ async fn attempts_that_live_at_once_are_bounded() {
 }
 
 #[tokio::test]
+async fn one_ask_begun_twice_at_once_runs_once() {
+    let world = world(Policy::default()).await;
+    let ask = world.ask("k");
+    let (a, b) = tokio::join!(world.ibid.begin(ask.clone()), world.ibid.begin(ask));
+    let runs = [&a, &b].iter().filter(|begun| matches!(begun, Ok(Begun::Run(_)))).count();
+    assert_eq!(runs, 1, "{a:?} / {b:?}");
+}
+
+#[tokio::test]
+async fn one_ask_begun_again_after_a_refusal_keeps_what_it_then_reserved() {
+    let settings = Settings { begin_timeout: Duration::from_millis(30), ..Settings::default() };
+    let world = world_with(Policy::default(), settings).await;
+    let ask = world.ask("k");
+    world.store.set(Fault::Hangs);
+    assert_eq!(world.ibid.begin(ask.clone()).await.err(), Some(Unavailable));
+    world.store.set(Fault::None);
+    let attempt = loop {
+        match world.ibid.begin(ask.clone()).await {
+            Ok(Begun::Run(attempt)) => break attempt,
+            Ok(Begun::InFlight) | Err(Unavailable) => tokio::task::yield_now().await,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The release of the first one finds another's record, and leaves it alone.
+    assert!(matches!(world.begin("k").await, Begun::InFlight));
+    attempt.finish(created(), false).await;
+    world.ibid.settled().await;
+    assert_eq!(world.state().await, State::Completed);
+}
+
+#[tokio::test]
+async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
+    let world = world(Policy::default()).await;
+    let mut attempt = world.run("k").await;
+    attempt.ready().await.expect("a fresh lease");
+    world.store.set(Fault::Hangs);
+    let before = world.store.commits();
+    let finish = tokio::spawn(attempt.finish(created(), false));
+    while world.store.commits() == before {
+        tokio::task::yield_now().await;
+    }
+    finish.abort();
+    assert!(finish.await.is_err());
+    world.store.set(Fault::Down);
+    tokio::task::yield_now().await;
+    world.store.set(Fault::None);
+    world.ibid.settled().await;
+    assert_eq!(world.state().await, State::Completed);
+}
+
+#[tokio::test]
+async fn a_superseded_finish_is_answered_with_what_is_stored() {
+    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let first = world.run("k").await;
+    world.hands.advance(Duration::from_secs(61));
+    let other = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+    let ask = other.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Body("b")));
+    let Ok(Begun::Run(second)) = other.begin(ask).await else { panic!("a takeover") };
+    assert!(matches!(second.finish(created(), false).await, Finished::Stored(_)));
+    let finished = first.finish(Response { status: 200, ..created() }, false).await;
+    let Finished::Superseded(begun) = finished else { panic!("{finished:?}") };
+    assert!(matches!(*begun, Begun::Replay(kept) if kept.response.status == 201));
+    assert!(world.only().await.record.flags.dead_letter, "a person must look at two answers");
+}
+
+#[tokio::test]
+async fn a_sweep_that_is_the_first_to_see_a_clock_jump_frees_nothing() {
+    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let attempt = world.run("k").await;
+    world.hands.advance(Duration::from_secs(3600));
+    assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
+    assert_eq!(world.state().await, State::InProgress);
+    drop(attempt);
+}
+
+#[tokio::test]
+async fn a_node_whose_secrets_were_taken_away_does_not_start() {
+    let secret = Secret::new("an old secret of some length").expect("long enough");
+    let world =
+        world_with(Policy::default(), Settings { secrets: vec![secret], ..Settings::default() }).await;
+    world.run("k").await.finish(created(), false).await;
+    let refused = Ibid::start(world.store.clone(), Settings::default()).await.err();
+    assert!(matches!(refused, Some(StartError::MissingSecret(_))));
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_begins_under_way() {
+    let world = world(Policy::default()).await;
+    world.store.set(Fault::Hangs);
+    let begin = tokio::spawn({
+        let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
+        async move { ibid.begin(ask).await.map(drop) }
+    });
+    while world.store.commits() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut settled = Box::pin(world.ibid.settled());
+    let done = std::future::poll_fn(|cx| std::task::Poll::Ready(settled.as_mut().poll(cx).is_ready())).await;
+    assert!(!done, "a begin is under way");
+    world.store.set(Fault::None);
+    settled.await;
+    begin.await.unwrap().expect("the store answers");
+}
+
+#[tokio::test]
 async fn a_store_used_with_another_identity_is_refused() {
     let world = world(Policy::default()).await;
     let other = Settings { identity: "tenant=header:x".into(), ..Settings::default() };

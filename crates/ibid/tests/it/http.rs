@@ -86,6 +86,7 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
         "panic" => panic!("the handler breaks down"),
         "retry-after" => (StatusCode::CONFLICT, [("retry-after", "1")], text).into_response(),
         "large" => (StatusCode::CREATED, vec![b'x'; 3000]).into_response(),
+        "large-503" => (StatusCode::SERVICE_UNAVAILABLE, vec![b'x'; 3000]).into_response(),
         "stream" => (StatusCode::OK, [("content-type", "text/event-stream")], "data: 1\n\n").into_response(),
         "accepts" => headers
             .get("accept-encoding")
@@ -499,6 +500,15 @@ async fn an_answer_too_large_or_a_stream_is_passed_whole_and_never_run_again() {
 }
 
 #[tokio::test]
+async fn a_server_error_that_is_not_read_to_its_end_proves_nothing() {
+    let world = world(Policy { max_response_body: 2999, ..Policy::default() }).await;
+    let first = world.send(pay("k").does("large-503")).await;
+    assert_eq!((first.status, first.body.len()), (503, 3000));
+    assert_eq!(world.send(pay("k").does("large-503")).await.problem(), "outcome-unknown");
+    assert_eq!(world.runs(), 1);
+}
+
+#[tokio::test]
 async fn a_replay_keeps_repeated_and_raw_lines_and_drops_what_belongs_to_one_caller_or_moment() {
     let world = world(Policy::default()).await;
     let first = world.send(pay("k").does("odd-headers")).await;
@@ -718,8 +728,11 @@ async fn the_stripe_profile_speaks_as_its_clients_expect() {
     assert_eq!(again.text("original-request"), first.text("request-id"));
     assert_ne!(again.text("request-id"), first.text("request-id"));
     assert_eq!(again.text("stripe-should-retry"), Some("false"));
+    let freed = world.send(pay("f").does("429")).await;
+    assert_eq!((freed.text("idempotency-key"), freed.text("stripe-should-retry")), (Some("f"), None));
+    assert!(!world.send(pay("f")).await.is_replay(), "and it may be sent again");
+    while futures_util::FutureExt::now_or_never(world.api.begun.notified()).is_some() {}
     let running = world.sent(pay("g").does("gate"));
-    world.api.begun.notified().await;
     world.api.begun.notified().await;
     let busy = world.send(pay("g").does("gate")).await;
     let body: serde_json::Value = serde_json::from_slice(&busy.body).unwrap();

@@ -1,7 +1,8 @@
 //! Stories: the rules of the state machine told as who does what, and what comes of it.
 //!
 //! A story runs on the pure machine and on a [`Shelf`], a store with room for one record. It knows no HTTP, no I/O and
-//! no real clock. The story language, one line per step:
+//! no real clock. Longer than most files, so that the language's page, its reading and its effect stand together. The
+//! story language, one line per step:
 //!
 //! ```text
 //! policy  payments lease=30s on_lapse=retry           rules of the requests that follow (a preset, then changes)

@@ -1,7 +1,8 @@
 //! What the gateway is told: flags over variables over the file over defaults, checked before anything starts.
 //!
 //! It opens nothing but the file itself, so `ibid config check` can run anywhere. What each table means is read
-//! here, one function a table; the pieces that need room have files of their own.
+//! here, one function a table; the pieces that need room have files of their own, and what is left is a list as long as
+//! the file's tables.
 
 use std::fmt;
 use std::io::Read;

@@ -1,6 +1,7 @@
 //! `docs/reference/states.md` is what the machine says, asked about every situation and event.
 //!
-//! Run with `IBID_BLESS=1` to write the page anew after a change of the rules.
+//! Run with `IBID_BLESS=1` to write the page anew after a change of the rules. Longer than most files because the
+//! situations, the events and the page that they fill are read together.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

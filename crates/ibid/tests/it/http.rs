@@ -1,4 +1,5 @@
-//! The guard around a real axum router, on the memory store with a clock that the test moves.
+//! The guard around a real axum router, on the memory store with a clock that the test moves. Longer than most files
+//! because it is a list over one small API: each test stands alone.
 
 use std::convert::Infallible;
 use std::sync::Arc;

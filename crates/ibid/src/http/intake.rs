@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::machine::Ask;
-use ibid_core::policy::{BindRule, InFlight, KeyRule};
+use ibid_core::policy::{InFlight, KeyRule};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation};
 
@@ -61,12 +61,8 @@ where
     let Ok(tenant) = shared.tenants.find(&head) else {
         return Intake::Refused(Refusal::TenantMissing);
     };
-    let principal = match policy.bind {
-        BindRule::Tenant => None,
-        BindRule::Principal => match shared.principals.find(&head) {
-            Ok(principal) => Some(principal),
-            Err(_) => return Intake::Refused(Refusal::TenantMissing),
-        },
+    let Ok(principal) = shared.principal(policy, &head) else {
+        return Intake::Refused(Refusal::TenantMissing);
     };
     if declared_length(&head.headers).is_some_and(|length| length > policy.max_request_body) {
         return Intake::Refused(Refusal::BodyTooLarge);

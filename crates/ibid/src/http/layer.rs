@@ -13,10 +13,11 @@ use tokio::time::Instant;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::{ACCEPT_ENCODING, HeaderValue, RETRY_AFTER};
+use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body;
 use ibid_core::machine::Ask;
-use ibid_core::policy::{Policy, Profile};
+use ibid_core::policy::{BindRule, Policy, Profile};
 use ibid_core::record::ErrorCode;
 use ibid_core::refusal::Refusal;
 use ibid_core::response::Response as KeptResponse;
@@ -29,7 +30,7 @@ use super::body::ReplyBody;
 use super::capture::{self, Captured};
 use super::intake::{self, Intake, Taken};
 use super::routes::{Route, Routes};
-use super::{Fate, Guarded, Principals, Tenants, reply, sent, status};
+use super::{Fate, Guarded, NoTenant, Principals, Tenants, reply, sent, status};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
 use crate::telemetry::{self, Met};
@@ -56,6 +57,16 @@ pub(super) struct Shared {
     pub(super) principals: Principals,
     pub(super) routes: Routes,
     pub(super) body_timeout: Duration,
+}
+
+impl Shared {
+    /// Who within the tenant sent this, if the policy asks for it.
+    pub(super) fn principal(&self, policy: &Policy, head: &Parts) -> Result<Option<String>, NoTenant> {
+        match policy.bind {
+            BindRule::Tenant => Ok(None),
+            BindRule::Principal => self.principals.find(head).map(Some),
+        }
+    }
 }
 
 impl GuardLayer {

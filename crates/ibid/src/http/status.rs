@@ -6,7 +6,7 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::Stored;
 use ibid_core::key::Key;
-use ibid_core::policy::{AfterExpiry, BindRule, KeyRule, Policy, Profile};
+use ibid_core::policy::{AfterExpiry, KeyRule, Policy, Profile};
 use ibid_core::record::State;
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
@@ -63,12 +63,8 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     let Some(route) = shared.routes.find(&parsed, &path) else { return not_found() };
     let identity =
         Identity { tenant, operation: Operation { method: method.into(), path: path.into() }, key };
-    let principal = match route.policy.bind {
-        BindRule::Tenant => None,
-        BindRule::Principal => match shared.principals.find(&head) {
-            Ok(principal) => Some(principal),
-            Err(_) => return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None),
-        },
+    let Ok(principal) = shared.principal(&route.policy, &head) else {
+        return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
     };
     let id = RecordId::bound(&identity, route.policy.scope, principal.as_deref());
     let profile = route.policy.profile;

@@ -16,7 +16,7 @@ pub(super) fn answered(
     answer: &Answer,
     now: Timestamp,
 ) -> Verdict {
-    let class = begun.policy.classify(answer.status, answer.retry_after);
+    let class = class_of(begun, answer);
     let Some(record) = record else {
         // Lost by a failover: what was executed is written down all the same.
         return settled_by(None, begun, nonce, class, answer);
@@ -124,6 +124,14 @@ fn state_to_its_attempt(record: &Record) -> State {
     match record.state {
         State::Pending if !record.flags.owed => State::Retryable,
         state => state,
+    }
+}
+
+/// What the answer says about the work. A 5xx counts only when it was read to its end, and what is not kept was not.
+fn class_of(begun: &Record, answer: &Answer) -> Class {
+    match answer.kept {
+        None if answer.status >= 500 => Class::Ambiguous,
+        _ => begun.policy.classify(answer.status, answer.retry_after),
     }
 }
 

@@ -1539,6 +1539,22 @@ fn a_takeover_that_was_given_up_loses_too_and_the_holder_may_still_come_back() {
 }
 
 #[test]
+fn a_server_error_that_was_not_read_to_its_end_is_unknown_whatever_the_policy() {
+    for rules in ["on_server_error=unknown", "on_server_error=retry", "on_server_error=store"] {
+        for status in [500, 501, 503] {
+            story(&format!(
+                "
+                policy {rules}
+                ann  begins                          -> run
+                ann  finishes {status} not retained  -> unsettled
+                bob  begins                          -> unknown, dead letter
+                "
+            ));
+        }
+    }
+}
+
+#[test]
 fn giving_up_touches_nobody_elses_record() {
     story(
         "

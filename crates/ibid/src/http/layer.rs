@@ -318,14 +318,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                     reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
                 }
                 // Durable before the first byte leaves: after that the client may act on it.
-                let finished = match head.status.is_server_error() {
-                    // Such an answer counts only when it is read to its end, and this one never is.
-                    true => attempt.unknown(ErrorCode::ServerError).await.0,
-                    false => {
-                        let retry_after = head.headers.contains_key(RETRY_AFTER);
-                        attempt.finish_unkept(head.status.as_u16(), retry_after).await
-                    }
-                };
+                let retry_after = head.headers.contains_key(RETRY_AFTER);
+                let finished = attempt.finish_unkept(head.status.as_u16(), retry_after).await;
                 self.send_first(finished, head, ReplyBody::spliced(read, rest));
             }
             Ran::Panicked => {
@@ -404,8 +398,6 @@ async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
             let kept = capture::kept(&head, &body, trailers.as_ref(), policy.response_version);
             late.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
         }
-        // Read to its end it would count; this one is not.
-        Ran::Captured(Captured::Unkept { head, .. }) if head.status.is_server_error() => {}
         Ran::Captured(Captured::Unkept { head, .. }) => {
             late.finish_unkept(head.status.as_u16(), head.headers.contains_key(RETRY_AFTER)).await;
         }

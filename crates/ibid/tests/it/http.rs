@@ -400,8 +400,9 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
 /// Writes the end of a running record as its own Attempt would.
 async fn end_by_hand(world: &World, stored: ibid_core::change::Stored, status: &str) {
     use ibid_core::machine::{Answer, Event, Verdict, decide};
-    let answer =
-        Answer { status: status.parse().unwrap(), retry_after: false, kept: None, provider_id: None };
+    // Read to its end, as a 5xx must be to count.
+    let kept = Some(ibid_core::response::Response::plain(503, "text/plain", String::new()).to_bytes());
+    let answer = Answer { status: status.parse().unwrap(), retry_after: false, kept, provider_id: None };
     let nonce = ibid_core::record::Nonce(7);
     let event = Event::Answered { begun: &stored.record, nonce, answer: &answer };
     let Verdict::Write(change, _) = decide(Some(&stored.record), &event, stored.now) else {

@@ -11,5 +11,6 @@ pub mod record;
 pub mod refusal;
 pub mod response;
 pub mod scope;
+pub mod sql;
 pub mod store;
 pub mod time;

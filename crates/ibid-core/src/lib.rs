@@ -3,6 +3,7 @@
 //! a function of its arguments, so that a test can be any request on any day.
 
 pub mod change;
+pub mod effect;
 pub mod fingerprint;
 pub mod key;
 pub mod machine;

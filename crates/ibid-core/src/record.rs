@@ -132,9 +132,12 @@ pub struct Note {
     /// The trace of the first execution (W3C trace id, hex).
     #[n(6)]
     pub trace: Option<String>,
-    /// A digest of the phase list, so that a redeploy which reordered it is refused.
+    /// A digest of the names of the Phases committed, in order, so that a redeploy which reordered them is refused.
     #[n(7)]
     pub phases: Option<u64>,
+    /// The Phase whose call to the outside may be under way and must not be made again blindly.
+    #[n(8)]
+    pub calling: Option<RecoveryPoint>,
 }
 
 impl Note {

@@ -10,8 +10,10 @@ use bytes::Bytes;
 
 use crate::change::{Change, Commit, History, Stored};
 use crate::fingerprint::SecretId;
-use crate::record::{State, Version};
+use crate::policy::Policy;
+use crate::record::{Nonce, State, Version};
 use crate::scope::{IdPrefix, RecordId};
+use crate::sql::{Dialect, SqlError, SqlTx};
 use crate::time::Timestamp;
 
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
@@ -46,9 +48,37 @@ pub trait Store: Browse + Send + Sync + 'static {
     /// A secret that some record's fingerprint names and that is not among `known`.
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>>;
 
+    /// What is kept beside one generation of a record: the code of each kind, and its bytes.
+    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>>;
+
+    /// What a SQL store can do beyond the verbs of every store; none for others.
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        None
+    }
+
     /// Keeps `value` under `name` unless something is kept there already; gives what is kept now.
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>>;
 }
+
+/// A store whose Changes can be applied inside a caller's own transaction on the same database, with an outbox beside.
+pub trait SqlStore: Send + Sync {
+    /// Whose SQL it speaks; the caller's transactions must speak the same.
+    fn dialect(&self) -> Dialect;
+
+    /// The store's clock, where statements can't read it themselves; none: the server's own is read inside each.
+    fn now(&self) -> Option<Timestamp>;
+
+    /// The number under which rows name `policy`, once it is on disk: a caller's transaction must not be what makes it
+    /// so, for it may roll back.
+    fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>>;
+
+    /// Does a piece of work in a transaction of the store's own, and commits it unless the work fails. The work may
+    /// wait for nothing but the transaction that it is given.
+    fn work(&self, work: Work) -> Pending<'_, Result<(), StoreError>>;
+}
+
+/// A piece of work in one transaction. What it finds it hands out by itself.
+pub type Work = Box<dyn for<'a> FnOnce(&'a mut dyn SqlTx) -> Pending<'a, Result<(), SqlError>> + Send>;
 
 /// What an operator asks of a store. Read-only.
 pub trait Browse: Send + Sync {

@@ -72,6 +72,7 @@ pub async fn exercise(subject: &dyn Subject) {
     writes::marks_keep_set_and_clear_instants(subject).await;
     writes::what_is_loaded_is_what_the_change_said(subject).await;
     writes::every_record_keeps_its_own_policy(subject).await;
+    writes::bodies_are_found_by_their_generation(subject).await;
     writes::a_change_without_a_draft_only_adds_to_the_history(subject).await;
     upkeep::a_renewal_moves_the_due_instant_and_nothing_else(subject).await;
     upkeep::a_renewal_at_another_version_is_lost(subject).await;

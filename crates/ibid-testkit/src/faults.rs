@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::record::{State, Version};
+use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
 use ibid_core::time::Timestamp;
@@ -111,6 +111,13 @@ impl Store for FaultyStore {
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
         self.inner.other_secret(known)
+    }
+
+    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(async move {
+            self.check("read bodies")?;
+            self.inner.bodies(id, birth).await
+        })
     }
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {

@@ -20,10 +20,11 @@
 //! letter`, `mismatch`, `expired`. `gave up`: the begin's reply never came and the client got 503.
 //!
 //! **Attempts**: `finishes 201`, and after it `not retained` or `with retry-after`; `proves nothing was sent`, `times
-//! out`, `breaks off`, `panics`, ``commits `charged` ``, `owes the answer`, `claims`. Outcomes: `stored`, `freed`,
+//! out`, `breaks off`, `panics`, `calls the outside` (where it can't tell later whether it did), ``commits `charged` ``,
+//! `owes the answer`, `claims`. Outcomes: `stored`, `freed`,
 //! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`.
 //!
-//! **The others**: `sweeps`, `finds it never claimed`, `purges`; `effect  is done 201` or `is dead`; `finds`
+//! **The others**: `sweeps`, `resumes` (a sweeper that can run the handler), `finds it never claimed`, `purges`; `effect  is done 201` or `is dead`; `finds`
 //! (reconciler), `hears` (webhook), `resolves` (operator), each with `executed 201`, `not executed` or `nothing`, and
 //! `as of 10s ago` for old evidence; `forgets`. Outcomes: `settled`, `unsettled`, `later`, `forgotten`, `ignored`,
 //! `purged`.
@@ -44,7 +45,7 @@ use bytes::Bytes;
 use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
 use ibid_core::fingerprint::{Asked, Secret, Secrets};
 use ibid_core::key::{Key, KeyForm};
-use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Verdict, decide};
+use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step, Verdict, decide};
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint, Version};
 use ibid_core::response::Response;
@@ -391,10 +392,15 @@ impl Stage {
                 reason = phase.to_owned();
                 given = Answer { kept: Some(Bytes::from(reason.clone())), ..answer(200, name) };
                 let result = given.kept.as_ref().ok_or("a phase has a result")?;
-                Event::Phase { begun: begun()?, nonce, point, result }
+                Event::Phase { begun: begun()?, nonce, step: Step { point, phases: 1 }, result }
             }
             ("claims", "") => Event::Claim { nonce },
             ("sweeps", "") => Event::Lapsed { nonce },
+            ("resumes", "") => Event::Resume { nonce },
+            ("calls", "the outside") => {
+                let point = self.shelf.record().map_or(0, |record| record.point) + 1;
+                Event::Calling { begun: begun()?, nonce, step: Step { point, phases: 1 } }
+            }
             ("finds", "it never claimed") => Event::NeverClaimed { nonce },
             ("is", "dead") => Event::EffectDead { nonce },
             ("is", done) if done.starts_with("done ") => {

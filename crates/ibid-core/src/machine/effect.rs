@@ -55,8 +55,22 @@ pub struct Effect {
     pub tries: u32,
     /// Claims before a person is asked.
     pub tries_max: u32,
-    /// The provider deduplicates by our key, so an uncertain call may be made again.
-    pub repeatable: bool,
+    /// What may be done about an uncertain call, as of now.
+    pub doubt: Doubt,
+}
+
+/// What may be done about a call that may have been made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// Make it again: the provider deduplicates by our key, and still remembers it.
+    Repeat,
+    /// Ask whether it was made, after this pause.
+    Verify {
+        /// So long a call may still be under way.
+        settle: Duration,
+    },
+    /// Nothing but to ask a person.
+    Stop,
 }
 
 /// What happened to an Effect.
@@ -77,15 +91,16 @@ pub enum EffectEvent {
     Uncertain,
     /// The claim's lease ran out.
     Lapsed,
-    /// `verify` was asked whether an uncertain or lapsed call was made.
-    Verified(bool),
+    /// `verify` was asked whether an uncertain or lapsed call was made; none: it could not tell.
+    Verified(Option<bool>),
     /// An operator wants it made.
     Retry,
     /// An operator wants it gone.
     Discard,
 }
 
-/// Where the Effect goes, and from when it may be claimed; `None` leaves it alone.
+/// Where the Effect goes, and after which pause it is due there; `None` leaves it alone. Unknown without a pause is a
+/// person's.
 pub type EffectVerdict = Option<(EffectState, Option<Duration>)>;
 
 /// What becomes of the Effect.
@@ -97,13 +112,19 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
         (Claimed | Unknown, Made) => Some((Done, None)),
         (Claimed, NotMade { after }) => Some(again(effect, after)),
         (Claimed, Refused) => Some((Dead, None)),
-        // Where the provider does not deduplicate, an uncertain call is never made again blindly.
-        (Claimed, Uncertain | Lapsed) if effect.repeatable => Some(again(effect, None)),
-        (Claimed, Uncertain | Lapsed) => Some((Unknown, None)),
-        (Claimed | Unknown, Verified(true)) => Some((Done, None)),
-        (Claimed | Unknown, Verified(false)) => Some(again(effect, None)),
-        (Dead, Retry) => Some((Queued, None)),
-        (Dead, Discard) => Some((Discarded, None)),
+        (Claimed, Uncertain | Lapsed) => Some(match effect.doubt {
+            Doubt::Repeat => again(effect, None),
+            Doubt::Verify { settle } => (Unknown, Some(settle)),
+            // Where the provider does not deduplicate, an uncertain call is never made again blindly.
+            Doubt::Stop => (Unknown, None),
+        }),
+        (Claimed | Unknown, Verified(Some(true))) => Some((Done, None)),
+        (Claimed | Unknown, Verified(Some(false))) => Some(again(effect, None)),
+        (Claimed | Unknown, Verified(None)) if effect.tries >= effect.tries_max => Some((Unknown, None)),
+        (Claimed | Unknown, Verified(None)) => Some((Unknown, Some(backoff(effect.tries)))),
+        // An operator's word that making it (again) is right.
+        (Dead | Unknown, Retry) => Some((Queued, Some(Duration::ZERO))),
+        (Dead | Unknown, Discard) => Some((Discarded, None)),
         _ => None,
     }
 }
@@ -122,38 +143,56 @@ mod tests {
     use EffectEvent::*;
     use EffectState::*;
 
-    fn effect(state: EffectState, repeatable: bool, tries: u32) -> Effect {
-        Effect { state, tries, tries_max: 5, repeatable }
+    const SETTLE: Duration = Duration::from_secs(60);
+
+    fn effect(state: EffectState, doubt: Doubt, tries: u32) -> Effect {
+        Effect { state, tries, tries_max: 5, doubt }
     }
 
-    fn goes(state: EffectState, repeatable: bool, event: EffectEvent) -> Option<EffectState> {
-        decide_effect(&effect(state, repeatable, 1), event).map(|(to, _)| to)
+    fn goes(state: EffectState, doubt: Doubt, event: EffectEvent) -> Option<EffectState> {
+        decide_effect(&effect(state, doubt, 1), event).map(|(to, _)| to)
     }
 
     #[test]
     fn a_lapsed_claim_is_made_again_only_if_that_is_safe() {
-        assert_eq!(goes(Claimed, true, Lapsed), Some(Queued));
-        assert_eq!(goes(Claimed, false, Lapsed), Some(Unknown));
-        assert_eq!(goes(Claimed, false, Verified(true)), Some(Done));
-        assert_eq!(goes(Claimed, false, Verified(false)), Some(Queued));
-        assert_eq!(goes(Unknown, false, Verified(true)), Some(Done));
-        assert_eq!(goes(Unknown, false, Verified(false)), Some(Queued));
+        assert_eq!(goes(Claimed, Doubt::Repeat, Lapsed), Some(Queued));
+        assert_eq!(goes(Claimed, Doubt::Stop, Lapsed), Some(Unknown));
+        let asked = Doubt::Verify { settle: SETTLE };
+        assert_eq!(decide_effect(&effect(Claimed, asked, 1), Lapsed), Some((Unknown, Some(SETTLE))));
+        for state in [Claimed, Unknown] {
+            assert_eq!(goes(state, asked, Verified(Some(true))), Some(Done));
+            assert_eq!(goes(state, asked, Verified(Some(false))), Some(Queued));
+            assert_eq!(goes(state, asked, Verified(None)), Some(Unknown));
+        }
+    }
+
+    #[test]
+    fn a_verification_that_never_tells_ends_with_a_person() {
+        let asked = Doubt::Verify { settle: SETTLE };
+        assert_eq!(decide_effect(&effect(Unknown, asked, 5), Verified(None)), Some((Unknown, None)));
+        assert!(decide_effect(&effect(Unknown, asked, 4), Verified(None)).unwrap().1.is_some());
     }
 
     #[test]
     fn a_call_whose_result_is_uncertain_is_never_made_again_blindly() {
-        assert_eq!(goes(Claimed, false, Uncertain), Some(Unknown));
-        for event in [Claim, NotMade { after: None }, Lapsed, Uncertain, Retry, Discard] {
-            assert_eq!(goes(Unknown, false, event), None, "{event:?}");
+        assert_eq!(decide_effect(&effect(Claimed, Doubt::Stop, 1), Uncertain), Some((Unknown, None)));
+        for event in [Claim, NotMade { after: None }, Lapsed, Uncertain] {
+            assert_eq!(goes(Unknown, Doubt::Stop, event), None, "{event:?}");
         }
     }
 
     #[test]
     fn tries_end_in_a_dead_letter_that_only_an_operator_moves() {
-        assert_eq!(decide_effect(&effect(Claimed, true, 5), NotMade { after: None }), Some((Dead, None)));
-        assert_eq!(goes(Claimed, true, Refused), Some(Dead));
-        assert_eq!((goes(Dead, true, Retry), goes(Dead, true, Discard)), (Some(Queued), Some(Discarded)));
-        assert_eq!(goes(Dead, true, Claim), None);
+        assert_eq!(
+            decide_effect(&effect(Claimed, Doubt::Repeat, 5), NotMade { after: None }),
+            Some((Dead, None))
+        );
+        assert_eq!(goes(Claimed, Doubt::Repeat, Refused), Some(Dead));
+        assert_eq!(
+            (goes(Dead, Doubt::Repeat, Retry), goes(Dead, Doubt::Repeat, Discard)),
+            (Some(Queued), Some(Discarded))
+        );
+        assert_eq!(goes(Dead, Doubt::Repeat, Claim), None);
     }
 
     #[test]
@@ -165,20 +204,23 @@ mod tests {
             Refused,
             Uncertain,
             Lapsed,
-            Verified(false),
+            Verified(Some(false)),
             Retry,
             Discard,
         ];
         for event in all {
-            assert_eq!(goes(Done, true, event), None, "{event:?}");
-            assert_eq!(goes(Discarded, true, event), None, "{event:?}");
+            assert_eq!(goes(Done, Doubt::Repeat, event), None, "{event:?}");
+            assert_eq!(goes(Discarded, Doubt::Repeat, event), None, "{event:?}");
         }
     }
 
     #[test]
     fn the_provider_may_ask_for_a_longer_pause_than_ours_and_not_for_a_shorter_one() {
         let pause = |secs| {
-            decide_effect(&effect(Claimed, true, 3), NotMade { after: Some(Duration::from_secs(secs)) })
+            decide_effect(
+                &effect(Claimed, Doubt::Repeat, 3),
+                NotMade { after: Some(Duration::from_secs(secs)) },
+            )
         };
         assert_eq!(pause(90), Some((Queued, Some(Duration::from_secs(90)))));
         assert_eq!(pause(0), Some((Queued, Some(Duration::from_secs(8)))));

@@ -2,10 +2,12 @@
 
 use bytes::Bytes;
 
-use super::{Answer, Decision, Verdict, change, completed, freed, retained, same, unknown, with, write};
+use super::{
+    Answer, Decision, Step, Verdict, change, completed, freed, retained, same, unknown, with, write,
+};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::policy::Class;
-use crate::record::{ErrorCode, Nonce, Record, RecoveryPoint, State};
+use crate::record::{ErrorCode, Nonce, Record, State};
 use crate::time::Timestamp;
 
 /// The Attempt has an answer.
@@ -16,7 +18,11 @@ pub(super) fn answered(
     answer: &Answer,
     now: Timestamp,
 ) -> Verdict {
-    let class = class_of(begun, answer);
+    let mut class = class_of(begun, answer);
+    // What the handler says of itself does not tell what became of its call.
+    if class != Class::Stored && record.is_some_and(|record| record.note.calling.is_some()) {
+        class = Class::Ambiguous;
+    }
     let Some(record) = record else {
         // Lost by a failover: what was executed is written down all the same.
         return settled_by(None, begun, nonce, class, answer);
@@ -93,29 +99,47 @@ pub(super) fn owes(record: Option<&Record>, begun: &Record, nonce: Nonce) -> Ver
     }
 }
 
+/// The Attempt is about to call the outside. From here to the Phase's end a lapse means that nobody knows.
+pub(super) fn calling(record: Option<&Record>, begun: &Record, nonce: Nonce, step: Step) -> Verdict {
+    match record {
+        Some(record) if is_next(record, begun, step) => {
+            let mut draft = same(record);
+            draft.note.calling = Some(step.point);
+            draft.due_in = Some(record.policy.lease);
+            Verdict::Write(write(record, nonce, draft), Decision::Advanced)
+        }
+        _ => Verdict::Keep(Decision::Superseded),
+    }
+}
+
 /// The Attempt finished one atomic piece of work. The point moves forward by one, never back.
 pub(super) fn phase(
     record: Option<&Record>,
     begun: &Record,
     nonce: Nonce,
-    point: RecoveryPoint,
+    step: Step,
     result: &Bytes,
 ) -> Verdict {
     match record {
-        Some(record)
-            if record.owner == begun.owner
-                && record.state == State::InProgress
-                && Some(point) == record.point.checked_add(1) =>
-        {
+        Some(record) if is_next(record, begun, step) => {
             let mut draft = same(record);
-            draft.point = point;
+            draft.point = step.point;
+            draft.note.phases = Some(step.phases);
+            draft.note.calling = None;
             draft.due_in = Some(record.policy.lease);
             let mut change = write(record, nonce, draft);
-            change.bodies.push(Body { kind: BodyKind::Phase(point), data: result.clone() });
+            change.bodies.push(Body { kind: BodyKind::Phase(step.point), data: result.clone() });
             Verdict::Write(change, Decision::Advanced)
         }
         _ => Verdict::Keep(Decision::Superseded),
     }
+}
+
+/// Whether the record is still the Attempt's and `step` follows on what it holds.
+fn is_next(record: &Record, begun: &Record, step: Step) -> bool {
+    record.owner == begun.owner
+        && record.state == State::InProgress
+        && Some(step.point) == record.point.checked_add(1)
 }
 
 /// The record's state as its last Attempt must take it: an async record that waits for its next run is what

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub use effect::{Effect, EffectEvent, EffectState, EffectVerdict, decide_effect};
+pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect};
 
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::fingerprint::{Asked, Fingerprint, Secrets};
@@ -36,10 +36,12 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),
         Event::Uncertain { begun, nonce, why } => holder::uncertain(record, begun, *nonce, *why),
         Event::Owes { begun, nonce } => holder::owes(record, begun, *nonce),
-        Event::Phase { begun, nonce, point, result } => holder::phase(record, begun, *nonce, *point, result),
+        Event::Calling { begun, nonce, step } => holder::calling(record, begun, *nonce, *step),
+        Event::Phase { begun, nonce, step, result } => holder::phase(record, begun, *nonce, *step, result),
 
         Event::Claim { nonce } => settle::claim(record, *nonce, now),
         Event::Lapsed { nonce } => settle::lapsed(record, *nonce, now),
+        Event::Resume { nonce } => settle::resume(record, *nonce, now),
         Event::NeverClaimed { nonce } => settle::never_claimed(record, *nonce, now),
         Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
         Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
@@ -99,14 +101,23 @@ pub enum Event<'a> {
         /// Of this write.
         nonce: Nonce,
     },
+    /// The Attempt is about to call the outside, and nothing could tell afterwards whether it did.
+    Calling {
+        /// The record as the Attempt began it.
+        begun: &'a Record,
+        /// Of this write.
+        nonce: Nonce,
+        /// The Phase that calls.
+        step: Step,
+    },
     /// The Attempt finished one atomic piece of work.
     Phase {
         /// The record as the Attempt began it.
         begun: &'a Record,
         /// Of this write.
         nonce: Nonce,
-        /// The recovery point reached, one after the last.
-        point: RecoveryPoint,
+        /// The Phase that is done.
+        step: Step,
         /// What the Phase gives back on resume.
         result: &'a Bytes,
     },
@@ -118,6 +129,11 @@ pub enum Event<'a> {
     /// The sweeper found the lease run out.
     Lapsed {
         /// Of this write.
+        nonce: Nonce,
+    },
+    /// A sweeper that can run the handler takes over a lapsed record that may be resumed.
+    Resume {
+        /// Of this write; becomes the owner.
         nonce: Nonce,
     },
     /// The reaper found the pending deadline passed.
@@ -157,6 +173,15 @@ pub enum Event<'a> {
     },
 }
 
+/// One Phase of a handler's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The recovery point that it leads to, one after the last.
+    pub point: RecoveryPoint,
+    /// A digest of the names of all Phases up to this one, in order.
+    pub phases: u64,
+}
+
 /// As what a request comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -186,6 +211,8 @@ pub struct Ask {
     pub trace: Option<String>,
     /// Accept now and run later, with these bytes of the request.
     pub later: Option<Bytes>,
+    /// The request, kept so that it can be resumed without its client.
+    pub request: Option<Bytes>,
     secrets: Arc<Secrets>,
     asked: Arc<dyn Asked>,
 }
@@ -209,6 +236,7 @@ impl Ask {
             nonce,
             trace: None,
             later: None,
+            request: None,
             secrets,
             asked,
         }
@@ -398,6 +426,7 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
     draft.completed = Mark::Now;
     draft.note.status = Some(answer.status);
     draft.note.last_error = None;
+    draft.note.calling = None;
     draft.note.provider_id = answer.provider_id.clone().or(draft.note.provider_id);
     retained(&mut draft);
     (draft, answer.kept.clone().map(|data| Body { kind: BodyKind::Answer, data }))
@@ -406,6 +435,7 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
 /// Proven not executed. What was begun to be run later goes back to wait for its next run.
 fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
     draft.note.last_error = Some(why);
+    draft.note.calling = None;
     draft.flags = Flags { asynchronous: draft.flags.asynchronous, ..Flags::default() };
     if draft.flags.asynchronous {
         draft.state = State::Pending;

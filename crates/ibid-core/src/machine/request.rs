@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Ask, Decision, Role, Verdict, change, freed, same, settle, with, write};
-use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, Mark};
+use super::{Ask, Decision, Role, Verdict, change, freed, same, settle, write};
+use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
 use crate::policy::{AfterExpiry, AnswerRule, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
 use crate::time::Timestamp;
@@ -33,7 +33,10 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
         // downstream keys of the first: a new generation.
         State::Retryable if record.fingerprint.is_none() => begin(ask, role, Expect::Version(record.version)),
         State::Retryable => match role {
-            Role::Caller | Role::Careful => run_again(record, ask, Expect::Version(record.version)),
+            Role::Caller | Role::Careful => Verdict::Write(
+                change(record.id, Expect::Version(record.version), ask.nonce, run_again(record, ask.nonce)),
+                Decision::Run { after: record.point },
+            ),
             Role::Waiter => Verdict::Keep(Decision::Free),
         },
         State::InProgress if record.is_due(now) => lapsed(record, ask, role, now),
@@ -110,6 +113,7 @@ fn begin(ask: &Ask, role: Role, expect: Expect) -> Verdict {
         bodies.extend(ask.later.clone().map(|data| Body { kind: BodyKind::Request, data }));
         Decision::Accepted
     } else {
+        bodies.extend(ask.request.clone().map(|data| Body { kind: BodyKind::Request, data }));
         Decision::Run { after: 0 }
     };
     let begun = Change {
@@ -142,21 +146,20 @@ fn new(ask: &Ask) -> Draft {
 }
 
 /// The next Attempt at the same request, under the rules that the record was begun with.
-fn run_again(record: &Record, ask: &Ask, expect: Expect) -> Verdict {
+pub(super) fn run_again(record: &Record, owner: Nonce) -> Draft {
     let mut draft = same(record);
     draft.state = State::InProgress;
-    draft.owner = ask.nonce;
+    draft.owner = owner;
     draft.attempt = record.attempt.saturating_add(1);
     draft.flags = Flags { asynchronous: record.flags.asynchronous, ..Flags::default() };
     draft.ran = Mark::Now;
     draft.due_in = Some(record.policy.lease);
-    Verdict::Write(change(record.id, expect, ask.nonce, draft), Decision::Run { after: record.point })
+    draft
 }
 
 /// The holder went silent, and a request is the first to notice.
 fn lapsed(record: &Record, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
-    let runs_again =
-        matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume) && !settle::is_poison(record);
+    let runs_again = settle::runs_again(record);
     match role {
         // After a jump of the store's clock a lapse may be none: nobody runs for one lease, at once or by a worker.
         Role::Careful if runs_again => Verdict::Keep(Decision::Wait { overlong: false }),
@@ -166,16 +169,7 @@ fn lapsed(record: &Record, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
         }
         Role::Waiter if runs_again => Verdict::Keep(Decision::Free),
         Role::Caller if runs_again && !record.flags.asynchronous => {
-            let Verdict::Write(mut change, decision) = run_again(record, ask, Expect::Due(record.version))
-            else {
-                unreachable!("run_again always writes")
-            };
-            if let Some(draft) = &mut change.draft {
-                draft.note.lapses += 1;
-                draft.note.last_error = Some(ErrorCode::Lapsed);
-            }
-            let detail = format!("attempt {} lapsed; taken over by the next request", record.attempt);
-            Verdict::Write(with(change, Happened::Takeover, detail), decision)
+            settle::taken_over(record, ask.nonce, "the next request")
         }
         _ => {
             let change = settle::lapse(record, ask.nonce);

@@ -2,7 +2,8 @@
 //! it saw; only these paths, and the late owner itself, leave `unknown`.
 
 use super::{
-    Answer, Decision, Finder, Found, Verdict, backoff, change, completed, freed, same, unknown, with, write,
+    Answer, Decision, Finder, Found, Verdict, backoff, change, completed, freed, request::run_again, same,
+    unknown, with, write,
 };
 use crate::change::{Change, Expect, Happened, Mark};
 use crate::policy::{OnLapse, Profile};
@@ -41,6 +42,32 @@ pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> V
     }
 }
 
+/// A sweeper that can run the handler takes over. What can't be resumed is left to [`lapsed`].
+pub(super) fn resume(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+    match record {
+        Some(record)
+            if record.state == State::InProgress
+                && record.is_due(now)
+                && record.policy.on_lapse == OnLapse::Resume
+                && !record.flags.asynchronous
+                && runs_again(record) =>
+        {
+            taken_over(record, nonce, "the sweeper")
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// The holder went silent and another Attempt goes on after its last recovery point.
+pub(super) fn taken_over(record: &Record, nonce: Nonce, by: &str) -> Verdict {
+    let mut draft = run_again(record, nonce);
+    draft.note.lapses += 1;
+    draft.note.last_error = Some(ErrorCode::Lapsed);
+    let change = change(record.id, Expect::Due(record.version), nonce, draft);
+    let detail = format!("attempt {} lapsed; taken over by {by}", record.attempt);
+    Verdict::Write(with(change, Happened::Takeover, detail), Decision::Run { after: record.point })
+}
+
 /// What a lapse makes of the record, by the rule that it was begun with. The due instant is tested again inside the
 /// write: a lease that was renewed since is left alone.
 pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
@@ -49,7 +76,7 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
     let expect = Expect::Due(record.version);
     let detail = |fate: &str| format!("attempt {} lapsed: {fate}", record.attempt);
     match record.policy.on_lapse {
-        OnLapse::Retry | OnLapse::Resume if !is_poison(record) => {
+        OnLapse::Retry | OnLapse::Resume if runs_again(record) => {
             let change = change(record.id, expect, nonce, freed(from, ErrorCode::Lapsed));
             with(change, Happened::Lapse, detail("may run again"))
         }
@@ -65,14 +92,22 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
         OnLapse::Unknown | OnLapse::Retry | OnLapse::Resume => {
             let mut draft = unknown(from, ErrorCode::Lapsed);
             // A request that lapses every time will lapse again: a person must look, whatever can be asked.
-            draft.flags.dead_letter |= record.policy.on_lapse != OnLapse::Unknown;
+            draft.flags.dead_letter |= record.policy.on_lapse != OnLapse::Unknown && is_poison(record);
             with(change(record.id, expect, nonce, draft), Happened::Lapse, detail("outcome unknown"))
         }
     }
 }
 
+/// Whether a lapse lets the request run again: by its rule, and unless a call to the outside may be under way that must
+/// not be made again blindly.
+pub(super) fn runs_again(record: &Record) -> bool {
+    matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume)
+        && record.note.calling.is_none()
+        && !is_poison(record)
+}
+
 /// Whether another run would be one too many.
-pub(super) fn is_poison(record: &Record) -> bool {
+fn is_poison(record: &Record) -> bool {
     record.note.lapses.saturating_add(1) >= record.policy.max_attempts
 }
 
@@ -100,6 +135,12 @@ pub(super) fn effect_done(record: Option<&Record>, nonce: Nonce, answer: &Answer
     match record {
         Some(record) if record.state == State::Pending && record.flags.owed => {
             settled(record, nonce, answer, "answered by its effect")
+        }
+        // It was dead, and an operator had it made after all.
+        Some(record)
+            if record.state == State::Unknown && record.note.last_error == Some(ErrorCode::EffectDead) =>
+        {
+            settled(record, nonce, answer, "answered by its effect after all")
         }
         _ => Verdict::Keep(Decision::Ignored),
     }

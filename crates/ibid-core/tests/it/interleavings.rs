@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft, Expect};
-use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Verdict, decide};
+use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step, Verdict, decide};
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
 use ibid_core::time::Timestamp;
@@ -897,7 +897,7 @@ impl Op {
             Op::Uncertain(begun, nonce) => Event::Uncertain { begun, nonce: *nonce, why: ErrorCode::Broken },
             Op::Owes(begun, nonce) => Event::Owes { begun, nonce: *nonce },
             Op::Phase(begun, nonce, point, result) => {
-                Event::Phase { begun, nonce: *nonce, point: *point, result }
+                Event::Phase { begun, nonce: *nonce, step: Step { point: *point, phases: 1 }, result }
             }
             Op::Claim(nonce) => Event::Claim { nonce: *nonce },
             Op::Lapsed(nonce) => Event::Lapsed { nonce: *nonce },

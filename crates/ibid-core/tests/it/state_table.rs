@@ -11,8 +11,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Change, Stamp};
 use ibid_core::machine::{
-    Answer, Ask, Decision, Effect, EffectEvent, EffectState, Event, Finder, Found, Role, Verdict, decide,
-    decide_effect,
+    Answer, Ask, Decision, Doubt, Effect, EffectEvent, EffectState, Event, Finder, Found, Role, Step,
+    Verdict, decide, decide_effect,
 };
 use ibid_core::policy::{AfterExpiry, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State};
@@ -241,9 +241,10 @@ fn events() -> Vec<Happening> {
         }
     }
     type Make = fn(&Answer) -> Event<'_>;
-    let chores: [(&'static str, &'static str, &'static str, Make); 6] = [
+    let chores: [(&'static str, &'static str, &'static str, Make); 7] = [
         ("worker", "claims it", "claimed", |_| Event::Claim { nonce: WRITE }),
         ("sweeper", "comes", "lapse", |_| Event::Lapsed { nonce: WRITE }),
+        ("sweeper", "can run the handler", "resume", |_| Event::Resume { nonce: WRITE }),
         ("reaper", "looks for what was never claimed", "never claimed", |_| Event::NeverClaimed {
             nonce: WRITE,
         }),
@@ -279,7 +280,7 @@ fn events() -> Vec<Happening> {
 }
 
 /// What an Attempt may say, each with its word in the diagram.
-const SAYINGS: [(&str, &str); 10] = [
+const SAYINGS: [(&str, &str); 11] = [
     ("answers 201", "answer"),
     ("answers 402", "answer"),
     ("answers 503", "answer"),
@@ -290,6 +291,7 @@ const SAYINGS: [(&str, &str); 10] = [
     ("owes the answer", "answer owed"),
     ("commits the next phase", "phase"),
     ("commits a phase out of turn", "phase"),
+    ("is about to call the outside", "calling"),
 ];
 
 /// What comes of the saying at `index`.
@@ -298,13 +300,14 @@ fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
     let answers = [201, 402, 503, 401, 500].map(|status| answer(status, "attempt"));
     let result = Bytes::from_static(b"result");
     let next = scene.record.as_ref().map_or(0, |record| record.point) + 1;
-    let (nonce, point) = (WRITE, if index == 8 { next } else { next + 1 });
+    let (nonce, point) = (WRITE, if index == 9 { next + 1 } else { next });
     let event = match index {
         0..5 => Event::Answered { begun, nonce, answer: &answers[index] },
         5 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
         6 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
         7 => Event::Owes { begun, nonce },
-        _ => Event::Phase { begun, nonce, point, result: &result },
+        8 | 9 => Event::Phase { begun, nonce, step: Step { point, phases: 1 }, result: &result },
+        _ => Event::Calling { begun, nonce, step: Step { point, phases: 1 } },
     };
     Some(decide(scene.record.as_ref(), &event, scene.now))
 }
@@ -680,8 +683,9 @@ fn effects() -> String {
         ("the provider refuses for good", EffectEvent::Refused),
         ("the call may have been made", EffectEvent::Uncertain),
         ("the claim lapses", EffectEvent::Lapsed),
-        ("`verify` says that it happened", EffectEvent::Verified(true)),
-        ("`verify` says that it did not", EffectEvent::Verified(false)),
+        ("`verify` says that it happened", EffectEvent::Verified(Some(true))),
+        ("`verify` says that it did not", EffectEvent::Verified(Some(false))),
+        ("`verify` can't tell", EffectEvent::Verified(None)),
         ("an operator wants it made", EffectEvent::Retry),
         ("an operator wants it gone", EffectEvent::Discard),
     ];
@@ -690,17 +694,25 @@ fn effects() -> String {
         let mut ignored = Vec::new();
         for (name, event) in events {
             let mut outcomes = Vec::new();
-            for (repeats, repeatable) in [("yes", true), ("no", false)] {
+            let settle = Duration::from_secs(60);
+            for (doubt_name, doubt) in
+                [("repeat", Doubt::Repeat), ("verify", Doubt::Verify { settle }), ("stop", Doubt::Stop)]
+            {
                 for (left, tries) in [("left", 1), ("used up", 5)] {
-                    let effect = Effect { state, tries, tries_max: 5, repeatable };
-                    let to = decide_effect(&effect, event).map(|(to, after)| match after {
-                        Some(_) => format!("`{}`, with backoff", to.name()),
-                        None => format!("`{}`", to.name()),
+                    let effect = Effect { state, tries, tries_max: 5, doubt };
+                    let to = decide_effect(&effect, event).map(|(to, after)| match (to, after) {
+                        (_, Some(after)) if after.is_zero() => format!("`{}`, at once", to.name()),
+                        (_, Some(after)) if after == settle => {
+                            format!("`{}`, asked after `settle`", to.name())
+                        }
+                        (_, Some(_)) => format!("`{}`, with backoff", to.name()),
+                        (EffectState::Unknown, None) => format!("`{}`, a person's", to.name()),
+                        (_, None) => format!("`{}`", to.name()),
                     });
-                    outcomes.push((vec![repeats, left], to));
+                    outcomes.push((vec![doubt_name, left], to));
                 }
             }
-            for (when, to) in told_apart(&["repeatable", "tries"], &outcomes) {
+            for (when, to) in told_apart(&["in doubt", "tries"], &outcomes) {
                 let what = if when.is_empty() { name.to_owned() } else { format!("{name}, {when}") };
                 match to {
                     Some(to) => writeln!(out, "| `{}` | {what} | {to} |", state.name())
@@ -745,7 +757,8 @@ is the one that the record was begun with. `–`: the record stays as it is.
 const EFFECTS: &str = "
 ## Effects
 
-*repeatable*: the provider deduplicates by our key. What is not listed changes nothing.
+*in doubt*, an uncertain call is made again (`repeat`: the provider deduplicates by our key, and the key window is not over),
+asked about (`verify`) or left to a person (`stop`). What is not listed changes nothing.
 
 | from | what happens | to |
 | --- | --- | --- |

@@ -1849,3 +1849,102 @@ fn a_story_that_is_wrong_about_the_record_fails() {
         ",
     );
 }
+
+#[test]
+fn a_call_that_nothing_can_tell_about_is_unknown_after_a_lapse() {
+    for policy in ["on_lapse=resume", "on_lapse=retry"] {
+        story(&format!(
+            "
+            policy   {policy}
+            ann      begins             -> run
+            ann      commits `ride`     -> advanced
+            ann      calls the outside  -> advanced
+            +31s                           (leases last 30s)
+            eve      resumes            -> ignored
+            bob      begins             -> unknown, dead letter
+            ann      commits `charged`  -> superseded
+            ann      finishes 201       -> stored
+            cat      begins             -> replay 201
+        "
+        ));
+    }
+}
+
+#[test]
+fn once_the_call_is_recorded_a_lapse_resumes_again() {
+    story(
+        "
+        policy   on_lapse=resume
+        ann      begins             -> run
+        ann      calls the outside  -> advanced
+        ann      commits `charged`  -> advanced
+        +31s
+        bob      begins             -> resume after `charged`
+        ann      calls the outside  -> superseded
+    ",
+    );
+}
+
+#[test]
+fn a_handler_that_fails_while_its_call_is_open_leaves_it_unknown() {
+    story(
+        "
+        policy   on_lapse=resume on_server_error=retry
+        ann      begins             -> run
+        ann      calls the outside  -> advanced
+        ann      finishes 500       -> unsettled
+        bob      begins             -> unknown, dead letter
+        eve      resolves not executed -> settled
+        bob      begins             -> run attempt 2
+    ",
+    );
+}
+
+#[test]
+fn a_sweeper_that_can_run_the_handler_resumes_what_lapsed() {
+    story(
+        "
+        policy   on_lapse=resume max_attempts=2
+        ann      begins             -> run
+        ann      commits `charged`  -> advanced
+        eve      resumes            -> ignored
+        +31s
+        eve      resumes            -> resume after `charged`
+        record   has history takeover
+        bob      begins             -> wait
+        ann      finishes 201       -> superseded
+        +31s
+        eve      resumes            -> ignored
+        eve      sweeps             -> settled
+        record   is unknown, dead letter
+    ",
+    );
+}
+
+#[test]
+fn only_what_was_begun_to_be_resumed_is() {
+    for policy in ["on_lapse=unknown", "on_lapse=retry", "on_lapse=fail"] {
+        story(&format!(
+            "
+            policy   {policy}
+            ann      begins  -> run
+            +31s
+            eve      resumes -> ignored
+        "
+        ));
+    }
+}
+
+#[test]
+fn a_dead_effect_that_is_made_after_all_answers_the_record() {
+    story(
+        "
+        ann      begins           -> run
+        ann      owes the answer  -> owed
+        effect   is dead          -> unsettled
+        bob      begins           -> unknown, dead letter
+        effect   is done 201      -> settled
+        bob      begins           -> replay 201
+    ",
+    );
+}

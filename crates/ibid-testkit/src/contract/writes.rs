@@ -320,6 +320,7 @@ fn everything(name: &Name, state: State) -> Draft {
             absent_at: Some(i64::MAX),
             trace: Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
             phases: Some(u64::MAX),
+            calling: Some(u16::MAX),
         },
         ..draft(name, state)
     }
@@ -351,6 +352,28 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn Subject) {
             "a record changed its rules"
         );
     }
+}
+
+/// What is kept beside a record is found again, all of it and nothing of another generation.
+pub async fn bodies_are_found_by_their_generation(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let body = |kind, text: &'static str| Body { kind, data: Bytes::from_static(text.as_bytes()) };
+    let mut begun = insert(&name, draft(&name, State::InProgress));
+    begun.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
+    let first = put(&*store, &begun).await.record;
+    let mut next = replace(&first, Draft { birth: first.birth, ..draft(&name, State::InProgress) });
+    next.bodies = vec![body(BodyKind::Phase(2), ""), body(BodyKind::Phase(u16::MAX), "last")];
+    put(&*store, &next).await;
+    let mut found = store.bodies(name.id, first.birth).await.expect("bodies are read");
+    found.sort();
+    let kinds = [(BodyKind::Request, "asked"), (BodyKind::Phase(1), "one"), (BodyKind::Phase(2), "")];
+    let mut kept: Vec<_> =
+        kinds.iter().map(|(kind, text)| (kind.code(), Bytes::from_static(text.as_bytes()))).collect();
+    kept.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
+    assert_eq!(found, kept, "all that was kept is found");
+    let other = Nonce(first.birth.0 ^ 1);
+    assert_eq!(store.bodies(name.id, other).await.expect("bodies are read"), [], "another generation");
 }
 
 /// It tells, and leaves the record alone.

@@ -100,6 +100,10 @@ impl Store for MemoryStore {
         })
     }
 
+    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(async move { Ok(self.enter().0.bodies(&id, birth)) })
+    }
+
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move { Ok(self.enter().0.kept.entry(name).or_insert(value).clone()) })
@@ -220,6 +224,12 @@ impl Rooms {
         self.due.insert((record.state, until, *id));
         record.due_at = Some(until);
         Renewed::Until(until)
+    }
+
+    fn bodies(&self, id: &RecordId, birth: Nonce) -> Vec<(u32, Bytes)> {
+        let bodies = self.rows.get(id).into_iter().flat_map(|row| &row.bodies);
+        let own = bodies.filter(|(_, (written, _))| *written == birth);
+        own.map(|(kind, (_, data))| (*kind, data.clone())).collect()
     }
 
     fn stored(&self, id: &RecordId, now: Timestamp) -> Option<Stored> {

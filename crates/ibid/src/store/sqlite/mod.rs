@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::record::{State, Version};
+use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
 use ibid_core::time::Timestamp;
@@ -167,6 +167,10 @@ impl Store for SqliteStore {
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
         Box::pin(self.ask("look for secrets", |reply| Ask::OtherSecret { known, reply }))
+    }
+
+    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(self.ask("read bodies", move |reply| Ask::Bodies { id, birth, reply }))
     }
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use bytes::Bytes;
 use ibid_core::change::{Happened, History, Stored};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::record::{Flags, State};
+use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Counts, Filter, StoreError};
 use ibid_core::time::Timestamp;
@@ -24,6 +25,7 @@ pub(super) enum Ask {
     List { filter: Filter, reply: Reply<Vec<Stored>> },
     History { id: RecordId, reply: Reply<Vec<(Timestamp, History)>> },
     OtherSecret { known: Vec<SecretId>, reply: Reply<Option<SecretId>> },
+    Bodies { id: RecordId, birth: Nonce, reply: Reply<Vec<(u32, Bytes)>> },
     Count { reply: Reply<Counts> },
 }
 
@@ -37,6 +39,7 @@ impl Weigh for Ask {
             | Ask::List { .. }
             | Ask::History { .. }
             | Ask::OtherSecret { .. }
+            | Ask::Bodies { .. }
             | Ask::Count { .. } => ASK_BYTES,
         }
     }
@@ -72,6 +75,9 @@ impl Reader {
             }
             Ask::OtherSecret { known, reply } => {
                 drop(reply.send(self.read("look for secrets", |view| view.other_secret(&known))));
+            }
+            Ask::Bodies { id, birth, reply } => {
+                drop(reply.send(self.read("read bodies", |view| view.bodies(id, birth))));
             }
             Ask::Count { reply } => drop(reply.send(self.read("count", |view| view.count()))),
         }
@@ -165,6 +171,14 @@ impl View<'_> {
         let found =
             other.query_row([format!("[{}]", known.join(","))], |row| row.get::<_, [u8; SecretId::LEN]>(0));
         Ok(found.optional()?.map(SecretId::from_bytes))
+    }
+
+    fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<(u32, Bytes)>> {
+        let mut bodies = self.connection.prepare_cached(include_str!("sql/bodies.sql"))?;
+        let rows = bodies.query_map(params![id.as_bytes(), row::bits(birth)], |row| {
+            Ok((row.get(0)?, Bytes::from(row.get::<_, Vec<u8>>(1)?)))
+        })?;
+        rows.collect()
     }
 
     fn count(&mut self) -> rusqlite::Result<Counts> {

@@ -257,6 +257,19 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// The bytes that a store keeps.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Writing into a Vec has no way to fail.
+        minicbor::to_vec(self).expect("a Vec takes every byte")
+    }
+
+    /// The rules in these bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Policy> {
+        minicbor::decode(bytes).ok()
+    }
+}
+
+impl Policy {
     /// For routes that move money: a month of replays, and a year in which an old key is refused, not run.
     pub fn payments() -> Policy {
         Policy {

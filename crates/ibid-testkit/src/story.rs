@@ -20,7 +20,7 @@
 //! letter`, `mismatch`, `expired`. `gave up`: the begin's reply never came and the client got 503.
 //!
 //! **Attempts**: `finishes 201`, and after it `not retained` or `with retry-after`; `proves nothing was sent`, `times
-//! out`, `breaks off`, `panics`, `calls the outside` (where it can't tell later whether it did), ``commits `charged` ``,
+//! out`, `breaks off`, `panics`, `calls the outside` (where it can't tell later whether it did), `did not call`, ``commits `charged` ``,
 //! `owes the answer`, `claims`. Outcomes: `stored`, `freed`,
 //! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`.
 //!
@@ -399,8 +399,9 @@ impl Stage {
             ("resumes", "") => Event::Resume { nonce },
             ("calls", "the outside") => {
                 let point = self.shelf.record().map_or(0, |record| record.point) + 1;
-                Event::Calling { begun: begun()?, nonce, step: Step { point, phases: 1 } }
+                Event::Calling { begun: begun()?, nonce, point: Some(point) }
             }
+            ("did", "not call") => Event::Calling { begun: begun()?, nonce, point: None },
             ("finds", "it never claimed") => Event::NeverClaimed { nonce },
             ("is", "dead") => Event::EffectDead { nonce },
             ("is", done) if done.starts_with("done ") => {

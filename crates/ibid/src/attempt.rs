@@ -1,13 +1,17 @@
 //! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+use bytes::Bytes;
 use ibid_core::change::Stored;
 use ibid_core::machine::{Answer, Ask, Decision, Event};
+use ibid_core::policy::Class;
 use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
 use ibid_core::response::Response;
+use ibid_core::scope::RecordId;
 use ibid_core::store::Renewed;
 use metrics::counter;
 use tokio::sync::oneshot;
@@ -29,8 +33,23 @@ pub struct Attempt {
     /// Whether the outside may have seen a byte.
     exposed: bool,
     ended: bool,
+    /// What came of an end that was written in the caller's own transaction.
+    outcome: Option<Finished>,
+    /// How far this run has come in its Phases.
+    pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
     _living: Living,
+}
+
+/// How far a run has come in its Phases.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// The last Phase that it passed, by running it or by finding it done.
+    pub(crate) point: RecoveryPoint,
+    /// A digest of their names so far.
+    pub(crate) digest: u64,
+    /// What earlier runs left, once it was looked for.
+    pub(crate) left: Option<HashMap<u32, Bytes>>,
 }
 
 /// The lease ran out before the first outside byte: nothing may be sent.
@@ -39,7 +58,7 @@ pub struct Attempt {
 pub struct LeaseGone;
 
 /// What came of an Attempt's end.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Finished {
     /// The answer is final and durable.
     Stored(Kept),
@@ -52,10 +71,12 @@ pub enum Finished {
         /// How long to the next reconciliation; none: a person must look.
         settled_in: Option<Duration>,
     },
+    /// The answer is owed by an Effect: whoever asks waits for it.
+    Owed,
     /// The record could not be written in time. The write stays queued.
     NotStored,
     /// The record went on without this Attempt; this is what counts now.
-    Superseded(Box<Begun>),
+    Superseded(Arc<Begun>),
 }
 
 impl Attempt {
@@ -77,7 +98,16 @@ impl Attempt {
             began_at: leased_at,
             exposed: false,
             ended: false,
+            outcome: None,
+            progress: Progress::default(),
         }
+    }
+
+    /// One whose record is written by the caller's transaction alone: nothing to release if it is dropped.
+    pub(crate) fn unwritten(ibid: Ibid, ask: Arc<Ask>, begun: Record, leased_at: Instant) -> Attempt {
+        let mut attempt = Attempt::new(ibid, ask, begun, 0, leased_at);
+        attempt.ended = true;
+        attempt
     }
 
     /// Which run of this request it is, from 1.
@@ -93,6 +123,63 @@ impl Attempt {
     /// The record's name in logs.
     pub fn short_id(&self) -> String {
         self.begun.id.short()
+    }
+
+    /// The record's name in the store, for a foreign key of the caller's own rows.
+    pub fn record_id(&self) -> RecordId {
+        self.begun.id
+    }
+
+    /// What came of it, once it has ended inside the caller's transaction.
+    pub fn outcome(&self) -> Option<&Finished> {
+        self.outcome.as_ref()
+    }
+
+    pub(crate) fn ibid(&self) -> &Ibid {
+        &self.ibid
+    }
+
+    pub(crate) fn ask(&self) -> &Arc<Ask> {
+        &self.ask
+    }
+
+    pub(crate) fn begun(&self) -> &Arc<Record> {
+        &self.begun
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// It ended in the caller's transaction, or was given up with it.
+    pub(crate) fn ended_with(&mut self, outcome: Finished) -> Finished {
+        self.ended = true;
+        self.outcome.insert(outcome).clone()
+    }
+
+    /// The record as this Attempt has just written it. The lease counts from before that write.
+    pub(crate) fn goes_on_as(&mut self, record: Record, leased_at: Instant) {
+        self.begun = Arc::new(record);
+        self.leased_at = leased_at;
+    }
+
+    /// Nothing of what it does from here on is seen outside, until it is [`Attempt::ready`] again: for a handler that
+    /// works in the store's own database.
+    pub(crate) fn conceal(&mut self) {
+        self.exposed = false;
+    }
+
+    /// The end of a caller's transaction that undid all work, but has an answer.
+    pub(crate) async fn finish_undone(&mut self, response: Response) -> Finished {
+        let class = self.begun.policy.classify(response.status, false);
+        let finished = if class == Class::Ambiguous && !self.exposed {
+            // The rollback is the proof.
+            self.end(End::NotExecuted(ErrorCode::ServerError), None).await
+        } else {
+            let answer = kept_answer(&response, false);
+            self.end(End::Answered(answer), Some(Arc::new(response))).await
+        };
+        self.ended_with(finished)
     }
 
     /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
@@ -207,7 +294,7 @@ impl Late {
     }
 }
 
-fn kept_answer(response: &Response, retry_after: bool) -> Answer {
+pub(crate) fn kept_answer(response: &Response, retry_after: bool) -> Answer {
     Answer { status: response.status, retry_after, kept: Some(response.to_bytes()), provider_id: None }
 }
 
@@ -283,7 +370,7 @@ async fn write_end(
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
             tracing::error!(record = %begun.id.short(), "an attempt ended after its record had gone on");
-            Finished::Superseded(Box::new(ibid.instead(ask, stored, sent_at)))
+            Finished::Superseded(Arc::new(ibid.instead(ask, stored, sent_at)))
         }
         (_, None, _) => Finished::Freed,
     }

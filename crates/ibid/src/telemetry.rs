@@ -82,6 +82,14 @@ pub const RETENTION_PRUNED: &str = "ibid_retention_pruned_total";
 pub const NOT_STORED: &str = "ibid_answers_not_stored_total";
 /// Answers that came after their record had gone on.
 pub const LATE_ANSWERS: &str = "ibid_late_answers_total";
+/// Effects put into the outbox.
+pub const EFFECTS_ENQUEUED: &str = "ibid_effects_enqueued_total";
+/// Effects carried out.
+pub const EFFECTS_DONE: &str = "ibid_effects_done_total";
+/// Effects that are tried again.
+pub const EFFECTS_RETRIED: &str = "ibid_effects_retried_total";
+/// Effects that a person must look at.
+pub const EFFECTS_DEAD: &str = "ibid_effects_dead_total";
 /// Records by state.
 pub const RECORDS: &str = "ibid_records";
 /// Records that a person must look at.
@@ -100,7 +108,7 @@ pub const WAIT_SECONDS: &str = "ibid_wait_seconds";
 pub const RUN_SECONDS: &str = "ibid_run_seconds";
 
 /// Name, kind and meaning of every metric, for the reference page and the exporter.
-pub const METRICS: [(&str, &str, &str); 20] = [
+pub const METRICS: [(&str, &str, &str); 24] = [
     (RESERVE_CREATED, "counter", "new keys that were run"),
     (RESERVE_REPLAY, "counter", "retries answered with the stored answer"),
     (RESERVE_IN_PROGRESS, "counter", "duplicates of a running request that were refused"),
@@ -113,6 +121,10 @@ pub const METRICS: [(&str, &str, &str); 20] = [
     (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
     (NOT_STORED, "counter", "answers given although their record could not be written within finish_wait"),
     (LATE_ANSWERS, "counter", "answers that came after their record had gone on"),
+    (EFFECTS_ENQUEUED, "counter", "effects put into the outbox"),
+    (EFFECTS_DONE, "counter", "effects carried out"),
+    (EFFECTS_RETRIED, "counter", "tries of an effect that did not carry it out and are followed by another"),
+    (EFFECTS_DEAD, "counter", "effects that ended dead, or unknown with nobody left to ask"),
     (RECORDS, "gauge", "records, by state"),
     (DEAD_LETTERS, "gauge", "records that a person must look at"),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::policy::Class;
-use crate::record::{ErrorCode, Nonce, Record, State};
+use crate::record::{ErrorCode, Nonce, Record, RecoveryPoint, State};
 use crate::time::Timestamp;
 
 /// The Attempt has an answer.
@@ -100,11 +100,16 @@ pub(super) fn owes(record: Option<&Record>, begun: &Record, nonce: Nonce) -> Ver
 }
 
 /// The Attempt is about to call the outside. From here to the Phase's end a lapse means that nobody knows.
-pub(super) fn calling(record: Option<&Record>, begun: &Record, nonce: Nonce, step: Step) -> Verdict {
+pub(super) fn calling(
+    record: Option<&Record>,
+    begun: &Record,
+    nonce: Nonce,
+    point: Option<RecoveryPoint>,
+) -> Verdict {
     match record {
-        Some(record) if is_next(record, begun, step) => {
+        Some(record) if point.is_none_or(|point| is_next(record, point)) && is_running(record, begun) => {
             let mut draft = same(record);
-            draft.note.calling = Some(step.point);
+            draft.note.calling = point;
             draft.due_in = Some(record.policy.lease);
             Verdict::Write(write(record, nonce, draft), Decision::Advanced)
         }
@@ -121,7 +126,7 @@ pub(super) fn phase(
     result: &Bytes,
 ) -> Verdict {
     match record {
-        Some(record) if is_next(record, begun, step) => {
+        Some(record) if is_next(record, step.point) && is_running(record, begun) => {
             let mut draft = same(record);
             draft.point = step.point;
             draft.note.phases = Some(step.phases);
@@ -135,11 +140,14 @@ pub(super) fn phase(
     }
 }
 
-/// Whether the record is still the Attempt's and `step` follows on what it holds.
-fn is_next(record: &Record, begun: &Record, step: Step) -> bool {
-    record.owner == begun.owner
-        && record.state == State::InProgress
-        && Some(step.point) == record.point.checked_add(1)
+/// Whether `point` follows on the last one reached.
+fn is_next(record: &Record, point: RecoveryPoint) -> bool {
+    Some(point) == record.point.checked_add(1)
+}
+
+/// Whether the record is still the Attempt's to work on.
+fn is_running(record: &Record, begun: &Record) -> bool {
+    record.owner == begun.owner && record.state == State::InProgress
 }
 
 /// The record's state as its last Attempt must take it: an async record that waits for its next run is what

@@ -36,7 +36,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),
         Event::Uncertain { begun, nonce, why } => holder::uncertain(record, begun, *nonce, *why),
         Event::Owes { begun, nonce } => holder::owes(record, begun, *nonce),
-        Event::Calling { begun, nonce, step } => holder::calling(record, begun, *nonce, *step),
+        Event::Calling { begun, nonce, point } => holder::calling(record, begun, *nonce, *point),
         Event::Phase { begun, nonce, step, result } => holder::phase(record, begun, *nonce, *step, result),
 
         Event::Claim { nonce } => settle::claim(record, *nonce, now),
@@ -101,14 +101,16 @@ pub enum Event<'a> {
         /// Of this write.
         nonce: Nonce,
     },
-    /// The Attempt is about to call the outside, and nothing could tell afterwards whether it did.
+    /// The Attempt is about to call the outside, and nothing could tell afterwards whether it did; or it certainly did
+    /// not.
     Calling {
         /// The record as the Attempt began it.
         begun: &'a Record,
         /// Of this write.
         nonce: Nonce,
-        /// The Phase that calls.
-        step: Step,
+        /// The recovery point that the call leads to; none: no call is under way, and what was sent before under the
+        /// Version until now comes too late.
+        point: Option<RecoveryPoint>,
     },
     /// The Attempt finished one atomic piece of work.
     Phase {

@@ -307,7 +307,7 @@ fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
         6 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
         7 => Event::Owes { begun, nonce },
         8 | 9 => Event::Phase { begun, nonce, step: Step { point, phases: 1 }, result: &result },
-        _ => Event::Calling { begun, nonce, step: Step { point, phases: 1 } },
+        _ => Event::Calling { begun, nonce, point: Some(point) },
     };
     Some(decide(scene.record.as_ref(), &event, scene.now))
 }

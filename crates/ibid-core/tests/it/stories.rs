@@ -1948,3 +1948,17 @@ fn a_dead_effect_that_is_made_after_all_answers_the_record() {
     ",
     );
 }
+
+#[test]
+fn a_call_that_certainly_was_not_made_leaves_the_phase_to_be_run_again() {
+    story(
+        "
+        policy   on_lapse=resume on_server_error=retry
+        ann      begins             -> run
+        ann      calls the outside  -> advanced
+        ann      did not call       -> advanced
+        ann      finishes 500       -> freed
+        bob      begins             -> run attempt 2
+    ",
+    );
+}

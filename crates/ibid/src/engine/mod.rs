@@ -24,10 +24,11 @@ use ibid_core::response::Response;
 use ibid_core::scope::Identity;
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::attempt::Attempt;
 use crate::telemetry;
+use crate::transaction::all_inside::Flights;
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
@@ -35,7 +36,7 @@ use clock_watch::ClockWatch;
 use waiters::{Place, Waiters};
 
 pub use batch::Counts;
-pub(crate) use writes::{Inner, Living, nonce, random, still_owns};
+pub(crate) use writes::{Inner, Living, after, nonce, random, still_owns};
 use writes::{Loose, jitter};
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
@@ -177,6 +178,8 @@ impl Ibid {
             begin_timeout: settings.begin_timeout,
             finish_wait: settings.finish_wait,
             attempts_max: settings.attempts_max,
+            flights: Flights::default(),
+            enqueued: Notify::new(),
             loose: Loose::default(),
         };
         Ok(Ibid { inner: Arc::new(inner) })
@@ -360,7 +363,13 @@ impl Ibid {
     }
 
     /// A decision as the caller sees it. `at` is from before `stored` was read or written.
-    fn begun(&self, ask: &Arc<Ask>, decision: Decision, stored: Option<Stored>, at: Instant) -> Begun {
+    pub(crate) fn begun(
+        &self,
+        ask: &Arc<Ask>,
+        decision: Decision,
+        stored: Option<Stored>,
+        at: Instant,
+    ) -> Begun {
         match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
                 Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, at)))

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use ibid_core::change::{BodyKind, Change, Commit, Stamp, Stored};
 use ibid_core::fingerprint::Secrets;
-use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
+use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
+use ibid_core::policy::Policy;
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
@@ -27,6 +28,7 @@ use super::clock_watch::ClockWatch;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
 use crate::telemetry;
+use crate::transaction::all_inside::Flights;
 
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -39,6 +41,10 @@ pub(crate) struct Inner {
     pub(super) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
     pub(super) attempts_max: usize,
+    /// Keys that are being reserved inside callers' transactions.
+    pub(crate) flights: Flights,
+    /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
+    pub(crate) enqueued: Notify,
     /// Writes that go on without a caller: queued finishes and releases.
     pub(super) loose: Loose,
 }
@@ -203,7 +209,7 @@ impl Inner {
         Ok(loaded)
     }
 
-    async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
+    pub(crate) async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
         let mut pause = RETRY_MIN;
         loop {
             match self.load(id).await {
@@ -218,6 +224,16 @@ impl Inner {
     pub(crate) async fn renew(&self, record: &Record) -> Option<Renewed> {
         let renewed = self.store.renew(vec![(record.id, record.version)]).await;
         renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
+    }
+
+    /// As what a request comes under these rules.
+    pub(crate) fn role(&self, policy: &Policy) -> Role {
+        if self.is_clock_unsure(policy.lease) { Role::Careful } else { Role::Caller }
+    }
+
+    /// Wakes those who wait for this record.
+    pub(crate) fn tell(&self, id: &RecordId) {
+        self.waiters.tell(id);
     }
 
     /// Whether a takeover to run must wait because the store's clock has just jumped.
@@ -315,7 +331,7 @@ impl Drop for LoosePlace {
 }
 
 /// What is stored once the store took `change`; none for a Change that leaves the record alone.
-pub(super) fn after(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
+pub(crate) fn after(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
     let record = change.applied(stamp, before.map(|stored| &stored.record))?;
     let written =
         change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());

@@ -163,17 +163,17 @@ where
     };
     let (ask, wait) = (taken.ask.clone(), taken.wait);
     if let Some(begun) = shared.ibid.cached(&ask) {
-        return answer(begun, &route, &ask);
+        return answer(&begun, &route, &ask);
     }
     let (to_client, from_run) = oneshot::channel();
     tokio::spawn(begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client));
     match from_run.await {
         Ok(Outcome::Reply(reply)) => *reply,
         Ok(Outcome::InFlight) if !wait.is_zero() => match shared.ibid.wait(ask.clone(), wait).await {
-            Ok(begun) => answer(begun, &route, &ask),
+            Ok(begun) => answer(&begun, &route, &ask),
             Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, profile, None),
         },
-        Ok(Outcome::InFlight) => answer(Begun::InFlight, &route, &ask),
+        Ok(Outcome::InFlight) => answer(&Begun::InFlight, &route, &ask),
         // The task can only have been dropped with the whole runtime.
         Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
     }
@@ -220,7 +220,7 @@ async fn begin_and_run<S, Q, A>(
             let run = Run { route: &route, policy: &route.policy, ask: &ask, to_client };
             return run.carry_out(*attempt, inner, taken).await;
         }
-        Ok(begun) => answer(begun, &route, &ask),
+        Ok(begun) => answer(&begun, &route, &ask),
     };
     let _ = to_client.send(Outcome::Reply(Box::new(reply)));
 }
@@ -341,8 +341,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 reply::not_stored(&mut head.headers);
             }
             Finished::NotStored => reply::not_stored(&mut head.headers),
-            Finished::Freed | Finished::Unsettled { .. } => {}
-            Finished::Superseded(begun) => return self.send_instead(*begun),
+            Finished::Freed | Finished::Unsettled { .. } | Finished::Owed => {}
+            Finished::Superseded(begun) => return self.send_instead(&begun),
         }
         self.send(Response::from_parts(head, body));
     }
@@ -351,14 +351,14 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     fn send_refusal(self, finished: Finished, refusal: Refusal) {
         let mut reply = reply::refusal(refusal, self.policy.profile, None);
         match finished {
-            Finished::Superseded(begun) => return self.send_instead(*begun),
+            Finished::Superseded(begun) => return self.send_instead(&begun),
             Finished::NotStored => reply::not_stored(reply.headers_mut()),
             _ => {}
         }
         self.send(reply);
     }
 
-    fn send_instead(self, begun: Begun) {
+    fn send_instead(self, begun: &Begun) {
         let reply = answer(begun, self.route, self.ask);
         self.send(reply);
     }
@@ -409,7 +409,7 @@ async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
 }
 
 /// What the record says, in the profile's words.
-fn answer<A>(begun: Begun, route: &Route, ask: &Ask) -> Reply<A> {
+fn answer<A>(begun: &Begun, route: &Route, ask: &Ask) -> Reply<A> {
     let profile = route.policy.profile;
     let (met, refusal) = match begun {
         Begun::Replay(kept) => {
@@ -421,7 +421,7 @@ fn answer<A>(begun: Begun, route: &Route, ask: &Ask) -> Reply<A> {
         Begun::InFlight | Begun::Free | Begun::Accepted | Begun::Run(_) => {
             (Met::InProgress, Refusal::RequestInProgress { retry_after: IN_FLIGHT_RETRY_AFTER })
         }
-        Begun::Unknown { settled_in } => (Met::Unknown, Refusal::OutcomeUnknown { retry_after: settled_in }),
+        Begun::Unknown { settled_in } => (Met::Unknown, Refusal::OutcomeUnknown { retry_after: *settled_in }),
         Begun::Mismatch => {
             // A client that reuses keys is broken or hostile; either way somebody should know.
             tracing::warn!(target: "ibid::security", record = %ask.id.short(), route = %route.pattern, "key misuse");

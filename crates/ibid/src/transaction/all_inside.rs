@@ -1,0 +1,233 @@
+//! Reservation and completion in the handler's single transaction: one commit in all, for handlers that touch only the
+//! database.
+//!
+//! The reservation is the first statement. A duplicate waits for the row: those of this process behind one lock and
+//! without a connection, those of others inside the database, and both no longer than the policy's `wait`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use ibid_core::change::{Change, Stored};
+use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
+use ibid_core::scope::RecordId;
+use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, SqlError, SqlTx, Type};
+use ibid_core::time::Timestamp;
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::time::Instant;
+
+use super::inside::{Inside, TxError, sql};
+use super::statements::{self, Both, Locked, of};
+use crate::attempt::Attempt;
+use crate::engine::{Begun, Ibid, Unavailable, after, nonce};
+
+/// What became of a request that is begun in the caller's transaction.
+#[derive(Debug)]
+pub enum BegunInside<T: OwnedTx> {
+    /// It is yours to run, in this transaction.
+    Run(Inside<'static, T>),
+    /// Somebody was here before; no transaction is open.
+    Already(Begun),
+}
+
+impl Ibid {
+    /// Reserves the key inside a transaction of `database`, or says what stands in its way. The transaction is the first
+    /// to know: until it commits, nobody else sees the reservation.
+    ///
+    /// A duplicate waits up to `wait` and is then [`Begun::InFlight`].
+    pub async fn begin_inside<D: Database>(
+        &self,
+        ask: Ask,
+        database: &D,
+        wait: Duration,
+    ) -> Result<BegunInside<D::Tx>, TxError> {
+        let store = sql(self)?;
+        let until = Instant::now() + wait;
+        let mut ask = ask;
+        let flights = &self.inner().flights;
+        let Ok(flight) = tokio::time::timeout_at(until, flights.enter(ask.id)).await else {
+            return Ok(BegunInside::Already(Begun::InFlight));
+        };
+        let Ok(permit) = tokio::time::timeout_at(until, flights.reserving.acquire()).await else {
+            return Ok(BegunInside::Already(Begun::InFlight));
+        };
+        if self.is_breaker_open() {
+            return Err(Unavailable.into());
+        }
+        let policy = store.policy(ask.policy.clone()).await?;
+        for _ in 0..RESERVE_TRIES_MAX {
+            if let Some(begun) = self.cached(&ask) {
+                return Ok(BegunInside::Already(begun));
+            }
+            // One nonce names one write.
+            ask.nonce = nonce();
+            let left = until.saturating_duration_since(Instant::now());
+            let tried = Arc::new(ask.clone());
+            match self.reserve(&tried, database, policy, left).await {
+                Ok(Reserved::Run(attempt, tx, held)) => {
+                    drop(permit);
+                    return Ok(BegunInside::Run(Inside::reserving(attempt, tx, held, flight)));
+                }
+                Ok(Reserved::Already(begun)) => return Ok(BegunInside::Already(begun)),
+                Ok(Reserved::Moved) => {}
+                Err(TxError::Sql(error)) if error.fault() == Fault::LockTimeout => {
+                    return Ok(BegunInside::Already(Begun::InFlight));
+                }
+                Err(error) if error.is_again() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(BegunInside::Already(Begun::InFlight))
+    }
+
+    /// One transaction's try.
+    async fn reserve<D: Database>(
+        &self,
+        ask: &Arc<Ask>,
+        database: &D,
+        policy: i64,
+        wait: Duration,
+    ) -> Result<Reserved<D::Tx>, TxError> {
+        let store = sql(self)?;
+        let mut tx = database.begin().await?;
+        if store.dialect() != tx.dialect() {
+            return Err(TxError::OtherDialect);
+        }
+        let at = Instant::now();
+        let now = store.now();
+        let event = Event::Request { ask, role: self.inner().role(&ask.policy) };
+        let Verdict::Write(change, decision) = machine::decide(None, &event, Timestamp::default()) else {
+            return Err(TxError::Ended);
+        };
+        let was = wait_for_locks(&mut tx, wait).await?;
+        if let Some(stamp) = statements::apply(&mut tx, &change, policy, now).await? {
+            wait_as_before(&mut tx, &was).await?;
+            let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
+            return self.entered(ask, (decision, stored, policy), tx, at).await;
+        }
+        // Somebody's row is there, committed; or it was removed since, and one statement sees nothing.
+        let Some(held) = statements::read(&mut tx, &ask.id, now).await? else {
+            return Ok(Reserved::Moved);
+        };
+        let Locked { stored, policy: kept } = held;
+        let (change, decision) = match machine::decide(Some(&stored.record), &event, stored.now) {
+            Verdict::Keep(decision) => {
+                // Undone with the connection if this fails.
+                let _ = tx.rollback().await;
+                return Ok(Reserved::Already(self.begun(ask, decision, Some(stored), at)));
+            }
+            Verdict::Write(change, decision) => (change, decision),
+        };
+        let number = if names_same_policy(&change, &stored) { kept } else { policy };
+        let Some(stamp) = statements::apply(&mut tx, &change, number, now).await? else {
+            return Ok(Reserved::Moved);
+        };
+        wait_as_before(&mut tx, &was).await?;
+        let written = after(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
+        self.entered(ask, (decision, written, number), tx, at).await
+    }
+
+    /// The record is written in the transaction: to be run there, or it was only a lapse that had to be noticed.
+    async fn entered<T: OwnedTx>(
+        &self,
+        ask: &Arc<Ask>,
+        (decision, stored, policy): (Decision, Stored, i64),
+        mut tx: T,
+        at: Instant,
+    ) -> Result<Reserved<T>, TxError> {
+        if !matches!(decision, Decision::Run { .. }) {
+            tx.commit().await?;
+            return Ok(Reserved::Already(self.begun(ask, decision, Some(stored), at)));
+        }
+        tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
+        let attempt = Attempt::unwritten(self.clone(), ask.clone(), stored.record.clone(), at);
+        Ok(Reserved::Run(Box::new(attempt), tx, Locked { stored, policy }))
+    }
+}
+
+enum Reserved<T> {
+    Run(Box<Attempt>, T, Locked),
+    Already(Begun),
+    /// It changed in between.
+    Moved,
+}
+
+fn names_same_policy(change: &Change, stored: &Stored) -> bool {
+    change.draft.as_ref().is_some_and(|draft| draft.policy == stored.record.policy)
+}
+
+/// Undoes the work and keeps the reservation.
+pub(super) async fn back_to_reservation(tx: &mut dyn SqlTx) -> Result<(), SqlError> {
+    let statement = of(tx, &ROLLBACK_TO);
+    tx.execute(statement, &[]).await.map(drop)
+}
+
+/// From here on the transaction waits for a lock no longer than `wait`; how long it waited before.
+async fn wait_for_locks(tx: &mut dyn SqlTx, wait: Duration) -> Result<String, SqlError> {
+    if tx.dialect() == Dialect::Sqlite {
+        // It has the file's only write lock since it began.
+        return Ok(String::new());
+    }
+    // Zero would mean to wait for ever.
+    let wait_ms = wait.as_millis().clamp(1, LOCK_WAIT_MS_MAX).to_string();
+    let statement = of(tx, &LOCK_WAIT);
+    let rows = tx.query(statement, &[ibid_core::sql::Param::Text(&wait_ms)]).await?;
+    rows.into_iter().next().ok_or_else(|| SqlError::wrong("a setting"))?.text()
+}
+
+async fn wait_as_before(tx: &mut dyn SqlTx, was: &str) -> Result<(), SqlError> {
+    if tx.dialect() == Dialect::Sqlite {
+        return Ok(());
+    }
+    let statement = of(tx, &LOCK_WAIT);
+    tx.query(statement, &[ibid_core::sql::Param::Text(was)]).await.map(drop)
+}
+
+/// The keys that this process is about to reserve inside a transaction: one at a time each, and a few in all.
+#[derive(Debug)]
+pub(crate) struct Flights {
+    under_way: Mutex<HashMap<RecordId, Weak<tokio::sync::Mutex<()>>>>,
+    /// Held only while a reservation is being made, so that those who wait in the database for another node's row leave
+    /// connections to everybody else.
+    reserving: Semaphore,
+}
+
+/// The right to be the one of this process.
+pub(super) type Flight = OwnedMutexGuard<()>;
+
+impl Default for Flights {
+    fn default() -> Self {
+        Flights { under_way: Mutex::default(), reserving: Semaphore::new(RESERVING_MAX) }
+    }
+}
+
+impl Flights {
+    async fn enter(&self, id: RecordId) -> Flight {
+        let turn = {
+            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            if under_way.len() >= SWEEP_FLIGHTS_AT {
+                under_way.retain(|_, turn| turn.strong_count() > 0);
+            }
+            let turn = under_way.get(&id).and_then(Weak::upgrade).unwrap_or_default();
+            under_way.insert(id, Arc::downgrade(&turn));
+            turn
+        };
+        turn.lock_owned().await
+    }
+}
+
+static SAVEPOINT: Both = Both::same("savepoint ibid_reserved", &[]);
+static ROLLBACK_TO: Both = Both::same("rollback to savepoint ibid_reserved", &[]);
+static LOCK_WAIT: Both = Both::new(include_str!("sql/postgres/lock_wait.sql"), "", &[Type::Text]);
+
+/// How often one request tries anew after a lost race. As for every begin: after four it is moving fast.
+const RESERVE_TRIES_MAX: u32 = 4;
+
+/// Reservations that may wait inside the database at once: half of a usual pool, so that the other half works.
+const RESERVING_MAX: usize = 8;
+
+/// When the map of flights is cleared of those that have landed.
+const SWEEP_FLIGHTS_AT: usize = 1024;
+
+/// A longer wait than a day is no wait.
+const LOCK_WAIT_MS_MAX: u128 = 86_400_000;

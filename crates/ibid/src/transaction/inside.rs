@@ -1,0 +1,380 @@
+//! An Attempt inside the caller's own transaction: business rows, outbox rows and the Record's completion commit
+//! together or not at all.
+//!
+//! The transaction is handed over by value and only ibid ends it, so that a refused completion can't be committed over.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use ibid_core::change::{Change, Stored};
+use ibid_core::effect::NewEffect;
+use ibid_core::machine::{self, Answer, Decision, Event, Verdict};
+use ibid_core::record::{ErrorCode, Record};
+use ibid_core::response::Response;
+use ibid_core::sql::{Fault, OwnedTx, SqlError};
+use ibid_core::store::{SqlStore, StoreError};
+use ibid_core::time::Timestamp;
+use metrics::counter;
+use tokio::time::Instant;
+
+use super::all_inside::{self, Flight};
+use super::statements::{self, Locked};
+use crate::attempt::{Attempt, Finished, kept_answer};
+use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};
+use crate::telemetry;
+
+/// An Attempt and the caller's transaction, which holds its Record locked.
+///
+/// It derefs to the transaction, for the caller's own statements. [`Inside::finish`] commits; dropping it undoes
+/// everything, and the Attempt may try again with another transaction.
+#[must_use = "dropped, the transaction is undone"]
+pub struct Inside<'a, T: OwnedTx> {
+    pub(super) attempt: Holder<'a>,
+    /// Taken out by the end.
+    pub(super) tx: Option<T>,
+    pub(super) held: Locked,
+    /// The reservation is part of the transaction too.
+    pub(super) reserves: bool,
+    enqueued: u64,
+    owes: bool,
+    /// While it lives, duplicates in this process wait without a connection.
+    _flight: Option<Flight>,
+}
+
+/// Whose Attempt it is.
+pub(super) enum Holder<'a> {
+    Lent(&'a mut Attempt),
+    Own(Box<Attempt>),
+}
+
+/// Why a transaction was not committed. Nothing of it is stored.
+#[derive(Debug, thiserror::Error)]
+pub enum TxError {
+    /// The store can't share a transaction: it is no SQL store.
+    #[error("the store can't share a transaction")]
+    NoSql,
+    /// The transaction speaks another SQL than the store.
+    #[error("the transaction is not one of the store's kind of database")]
+    OtherDialect,
+    /// The Attempt has ended.
+    #[error("the attempt has ended already")]
+    Ended,
+    /// The Record is no longer this Attempt's, or not in this database.
+    #[error("the lease is lost: the record is not this attempt's any more")]
+    LeaseLost,
+    /// The Record has an Effect of this name.
+    #[error("the record has an effect `{0}` already")]
+    EffectExists(String),
+    /// An Effect owes the answer, and one was given all the same; or none does.
+    #[error("who gives the answer is not clear: finish with one, or owe it with an effect that owes it")]
+    WhoAnswers,
+    /// The commit got no reply, and turned out not to have happened.
+    #[error("the transaction was not committed: its connection was lost")]
+    NotCommitted,
+    /// The commit got no reply, and the store none either: the Record tells once it answers again.
+    #[error("nobody knows whether the transaction was committed: the store does not answer")]
+    Unsure,
+    /// Begins are refused for now.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// The store failed beside the transaction.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A statement of ibid's failed in the transaction.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+}
+
+impl TxError {
+    /// Whether another transaction was in the way: run the whole of it again.
+    pub fn is_again(&self) -> bool {
+        matches!(self, TxError::Sql(error) if error.fault() == Fault::Again)
+    }
+}
+
+impl Attempt {
+    /// Goes into the caller's transaction. It locks the Record first: a lost lease is refused before any work, and while
+    /// the transaction is open nobody takes over.
+    pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<Inside<'_, T>, TxError> {
+        if self.has_ended() {
+            return Err(TxError::Ended);
+        }
+        let begun = self.begun().clone();
+        let store = sql(self.ibid())?;
+        if store.dialect() != tx.dialect() {
+            return Err(TxError::OtherDialect);
+        }
+        let held = statements::lock(&mut tx, &begun.id, store.now(), begun.policy.lease).await?;
+        match held {
+            Some(held) if still_owns(&held.stored, &begun) => Ok(Inside {
+                attempt: Holder::Lent(self),
+                tx: Some(tx),
+                held,
+                reserves: false,
+                enqueued: 0,
+                owes: false,
+                _flight: None,
+            }),
+            _ => {
+                // Undone with the connection if this fails.
+                let _ = tx.rollback().await;
+                Err(TxError::LeaseLost)
+            }
+        }
+    }
+}
+
+impl<'a, T: OwnedTx> Inside<'a, T> {
+    pub(super) fn reserving(attempt: Box<Attempt>, tx: T, held: Locked, flight: Flight) -> Inside<'a, T> {
+        Inside {
+            attempt: Holder::Own(attempt),
+            tx: Some(tx),
+            held,
+            reserves: true,
+            enqueued: 0,
+            owes: false,
+            _flight: Some(flight),
+        }
+    }
+
+    /// Which run of this request it is, from 1.
+    pub fn number(&self) -> u32 {
+        self.held.stored.record.attempt
+    }
+
+    /// The record's name in the store, for a foreign key of the caller's own rows.
+    pub fn record_id(&self) -> ibid_core::scope::RecordId {
+        self.held.stored.record.id
+    }
+
+    /// Puts an Effect into the outbox, to be carried out once the transaction has committed.
+    pub async fn enqueue(&mut self, mut effect: NewEffect) -> Result<(), TxError> {
+        let now = self.now()?;
+        if effect.trace.is_none() {
+            effect.trace.clone_from(&self.attempt.ask().trace);
+        }
+        let record = &self.held.stored.record;
+        let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
+        if !statements::enqueue(tx, record, &effect, nonce(), now).await? {
+            return Err(TxError::EffectExists(effect.name));
+        }
+        self.enqueued += 1;
+        self.owes |= effect.owes;
+        Ok(())
+    }
+
+    /// The work has an answer: it is stored in the same commit as the work. An answer that is no success undoes the work
+    /// and is stored, or leaves the key free, as the policy says.
+    pub async fn finish(self, response: Response) -> Result<Finished, TxError> {
+        if self.owes {
+            return Err(TxError::WhoAnswers);
+        }
+        if response.status >= FAILURES_FROM {
+            return self.undo(response).await;
+        }
+        let answer = self.kept(&response);
+        match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
+            Some((change, Decision::Stored)) => {
+                self.write(change, answer.kept.is_some().then(|| Arc::new(response))).await
+            }
+            // Not a success to the policy: then its work does not stand.
+            _ => self.undo(response).await,
+        }
+    }
+
+    /// The answer is owed by an Effect that was enqueued here as owing: whoever asks waits for it.
+    pub async fn owe(self) -> Result<Finished, TxError> {
+        if !self.owes {
+            return Err(TxError::WhoAnswers);
+        }
+        match self.says(&Event::Owes { begun: &self.begun(), nonce: nonce() }) {
+            Some((change, Decision::Owed)) => self.write(change, None).await,
+            _ => Err(TxError::LeaseLost),
+        }
+    }
+
+    /// Undoes the work. What is left is the answer, if the policy stores it.
+    async fn undo(mut self, response: Response) -> Result<Finished, TxError> {
+        if !self.reserves {
+            self.roll_back().await;
+            return Ok(self.attempt.finish_undone(response).await);
+        }
+        all_inside::back_to_reservation(&mut *self).await?;
+        let answer = self.kept(&response);
+        match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
+            Some((change, Decision::Stored)) => {
+                self.owes = false;
+                self.enqueued = 0;
+                self.write(change, answer.kept.is_some().then(|| Arc::new(response))).await
+            }
+            // The reservation goes with the rest, and was never seen.
+            _ => {
+                self.roll_back().await;
+                Ok(self.attempt.ended_with(Finished::Freed))
+            }
+        }
+    }
+
+    pub(super) async fn roll_back(&mut self) {
+        if let Some(tx) = self.tx.take() {
+            // Undone with the connection if this fails.
+            let _ = tx.rollback().await;
+        }
+    }
+
+    /// Writes the end into the transaction and commits both.
+    async fn write(
+        mut self,
+        change: Box<Change>,
+        response: Option<Arc<Response>>,
+    ) -> Result<Finished, TxError> {
+        let sent_at = Instant::now();
+        let stored = match self.commit(&change).await? {
+            Committed::Yes(stored) => stored,
+            Committed::Unsure => self.settle(&change).await?,
+        };
+        let inner = self.attempt.ibid().inner().clone();
+        if self.enqueued > 0 {
+            counter!(telemetry::EFFECTS_ENQUEUED).increment(self.enqueued);
+            inner.enqueued.notify_waiters();
+        }
+        inner.tell(&change.id);
+        let finished = match response {
+            Some(response) => Finished::Stored(inner.remember(stored.record, response, sent_at, stored.now)),
+            None if self.owes => Finished::Owed,
+            None => Finished::StoredUnkept(Arc::new(stored.record)),
+        };
+        Ok(self.attempt.ended_with(finished))
+    }
+
+    /// Applies a Change of this record and commits the transaction, which is used up by it.
+    pub(super) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
+        let now = self.now()?;
+        let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
+        let Some(stamp) = statements::apply(tx, change, self.held.policy, now).await? else {
+            return Err(TxError::LeaseLost);
+        };
+        let tx = self.tx.take().ok_or(TxError::Ended)?;
+        match tx.commit().await {
+            Ok(()) => {
+                let stored = after(change, stamp, Some(&self.held.stored));
+                Ok(Committed::Yes(stored.ok_or(TxError::LeaseLost)?))
+            }
+            Err(error) if error.fault() == Fault::Lost => Ok(Committed::Unsure),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The commit got no reply. A read would prove nothing while it may still run; a write at the Version from before
+    /// waits for it, and then either wins, and the commit never comes, or finds it.
+    async fn settle(&mut self, change: &Change) -> Result<Stored, TxError> {
+        let inner = self.attempt.ibid().inner().clone();
+        let (begun, ask) = (self.begun(), self.attempt.ask().clone());
+        let known = self.held.stored.clone();
+        let reserves = self.reserves;
+        let settle = async {
+            if reserves {
+                let known = inner.load_patiently(ask.id).await;
+                inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await
+            } else {
+                let why = ErrorCode::Broken;
+                inner
+                    .settle_patiently(Some(known), |nonce| Event::NotExecuted { begun: &begun, nonce, why })
+                    .await
+            }
+        };
+        let Ok(settlement) = tokio::time::timeout(inner.finish_wait, settle).await else {
+            self.attempt.ended_with(Finished::NotStored);
+            return Err(TxError::Unsure);
+        };
+        match settlement.stored {
+            Some(stored) if change.is_stored_as(&stored) => Ok(stored),
+            _ => {
+                self.attempt.ended_with(Finished::Freed);
+                Err(TxError::NotCommitted)
+            }
+        }
+    }
+
+    /// What the machine says to an event of this Attempt's, on the record as the transaction holds it.
+    pub(super) fn says(&self, event: &Event<'_>) -> Option<(Box<Change>, Decision)> {
+        match machine::decide(Some(&self.held.stored.record), event, self.held.stored.now) {
+            Verdict::Write(change, decision) => Some((change, decision)),
+            Verdict::Keep(_) => None,
+        }
+    }
+
+    fn kept(&self, response: &Response) -> Answer {
+        let mut answer = kept_answer(response, false);
+        if response.body.len() as u64 > self.held.stored.record.policy.max_response_body {
+            answer.kept = None;
+        }
+        answer
+    }
+
+    pub(super) fn begun(&self) -> Arc<Record> {
+        self.attempt.begun().clone()
+    }
+
+    fn now(&self) -> Result<Option<Timestamp>, TxError> {
+        Ok(sql(self.attempt.ibid())?.now())
+    }
+}
+
+/// What came of a commit.
+pub(super) enum Committed {
+    Yes(Stored),
+    /// No reply.
+    Unsure,
+}
+
+/// The store's SQL side.
+pub(crate) fn sql(ibid: &Ibid) -> Result<&dyn SqlStore, TxError> {
+    ibid.inner().store.sql().ok_or(TxError::NoSql)
+}
+
+impl Deref for Holder<'_> {
+    type Target = Attempt;
+
+    fn deref(&self) -> &Attempt {
+        match self {
+            Holder::Lent(attempt) => attempt,
+            Holder::Own(attempt) => attempt,
+        }
+    }
+}
+
+impl DerefMut for Holder<'_> {
+    fn deref_mut(&mut self) -> &mut Attempt {
+        match self {
+            Holder::Lent(attempt) => attempt,
+            Holder::Own(attempt) => attempt,
+        }
+    }
+}
+
+impl<T: OwnedTx> Deref for Inside<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.tx.as_ref().expect(OPEN)
+    }
+}
+
+impl<T: OwnedTx> DerefMut for Inside<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.tx.as_mut().expect(OPEN)
+    }
+}
+
+impl<T: OwnedTx> std::fmt::Debug for Inside<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inside").field("record", &self.record_id()).finish_non_exhaustive()
+    }
+}
+
+/// Every end takes the transaction out and the whole by value, so nobody is left to ask for it.
+const OPEN: &str = "the transaction is open until the end, which consumes its holder";
+
+/// The first status that is no success: work that ends so is undone.
+const FAILURES_FROM: u16 = 400;

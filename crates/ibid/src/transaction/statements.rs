@@ -1,0 +1,352 @@
+//! A Change applied through a caller's transaction: ibid's own statements, in the dialect of that transaction.
+//!
+//! Like a store it compares versions and instants and holds no opinion on states. It must not know any driver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::{Change, Draft, Expect, Mark, Stamp, Stored};
+use ibid_core::effect::{NewEffect, downstream_key};
+use ibid_core::fingerprint::Fingerprint;
+use ibid_core::key::Key;
+use ibid_core::machine::EffectState;
+use ibid_core::policy::Policy;
+use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
+use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::sql::Type::{Bytes as Blob, I64, Text};
+use ibid_core::sql::{Dialect, Param, Row, SqlError, SqlTx, Statement, Type};
+use ibid_core::time::Timestamp;
+
+/// A record as a caller's transaction holds it.
+#[derive(Debug)]
+pub(crate) struct Locked {
+    pub(crate) stored: Stored,
+    /// The number of its policy: a change under the same rules names it again.
+    pub(crate) policy: i64,
+}
+
+/// Locks a record until the transaction ends; from then on the lock is the lease.
+pub(crate) async fn lock(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    now: Option<Timestamp>,
+    lease: Duration,
+) -> Result<Option<Locked>, SqlError> {
+    let statement = of(tx, &LOCK);
+    let idle_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX).min(IDLE_MS_MAX);
+    let params = [Param::Bytes(id.as_bytes()), instant(now), Param::I64(idle_ms)];
+    let rows = tx.query(statement, &params).await?;
+    rows.into_iter().next().map(|row| locked(*id, row)).transpose()
+}
+
+/// Reads a record as the transaction sees it.
+pub(crate) async fn read(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    now: Option<Timestamp>,
+) -> Result<Option<Locked>, SqlError> {
+    let statement = of(tx, &READ);
+    let rows = tx.query(statement, &[Param::Bytes(id.as_bytes()), instant(now)]).await?;
+    rows.into_iter().next().map(|row| locked(*id, row)).transpose()
+}
+
+/// Writes a Change, all of it; none if something else is stored than it expects.
+pub(crate) async fn apply(
+    tx: &mut dyn SqlTx,
+    change: &Change,
+    policy: i64,
+    now: Option<Timestamp>,
+) -> Result<Option<Stamp>, SqlError> {
+    let Some(draft) = &change.draft else {
+        return Err(SqlError::wrong("a change that writes the record"));
+    };
+    let written = match change.expect {
+        Expect::Absent => insert(tx, change, draft, policy, now).await?,
+        Expect::Version(version) => update(tx, change, draft, policy, (version, false), now).await?,
+        Expect::Due(version) => update(tx, change, draft, policy, (version, true), now).await?,
+        Expect::Anything => return Err(SqlError::wrong("a change that says what it expects")),
+    };
+    let Some(at) = written else { return Ok(None) };
+    let id = Param::Bytes(change.id.as_bytes());
+    if change.clears_bodies {
+        let statement = of(tx, &BODY_CLEAR);
+        tx.execute(statement, &[id]).await?;
+    }
+    for body in &change.bodies {
+        let statement = of(tx, &BODY_PUT);
+        let kind = Param::I64(i64::from(body.kind.code()));
+        tx.execute(statement, &[id, bits(draft.birth), kind, Param::Bytes(&body.data)]).await?;
+    }
+    for line in &change.history {
+        let statement = of(tx, &EVENT_ADD);
+        let what = Param::I64(i64::from(line.what.code()));
+        tx.execute(statement, &[id, instant(now), what, Param::Text(&line.detail)]).await?;
+    }
+    Ok(Some(Stamp { now: at }))
+}
+
+/// Puts an Effect of `record` into the outbox; whether there was none of that name yet.
+pub(crate) async fn enqueue(
+    tx: &mut dyn SqlTx,
+    record: &Record,
+    effect: &NewEffect,
+    nonce: Nonce,
+    now: Option<Timestamp>,
+) -> Result<bool, SqlError> {
+    let statement = of(tx, &EFFECT_ADD);
+    let key = downstream_key(&record.id, record.birth, &effect.name);
+    let rules = effect.rules.to_bytes();
+    let params = [
+        Param::Bytes(record.id.as_bytes()),
+        instant(now),
+        bits(record.birth),
+        Param::Text(&effect.name),
+        bits(nonce),
+        Param::Text(&effect.kind),
+        Param::I64(EffectState::Queued as i64),
+        Param::Bool(true),
+        Param::I64(micros(effect.delay)),
+        Param::I64(micros(effect.rules.lease())),
+        Param::Text(&key),
+        Param::maybe_text(effect.aggregate.as_deref()),
+        Param::Bytes(&rules),
+        Param::Bool(effect.owes),
+        Param::Text(record.identity.tenant.as_str()),
+        Param::maybe_text(effect.trace.as_deref()),
+        Param::Bytes(&effect.payload),
+    ];
+    Ok(!tx.query(statement, &params).await?.is_empty())
+}
+
+async fn insert(
+    tx: &mut dyn SqlTx,
+    change: &Change,
+    draft: &Draft,
+    policy: i64,
+    now: Option<Timestamp>,
+) -> Result<Option<Timestamp>, SqlError> {
+    let statement = of(tx, &INSERT);
+    let (version, note) = (change.version(), draft.note.to_bytes());
+    let fingerprint = draft.fingerprint.as_ref().map(Fingerprint::to_bytes);
+    let params = [
+        Param::Bytes(change.id.as_bytes()),
+        instant(now),
+        Param::I64(i64::from(version.count)),
+        bits(version.nonce),
+        bits(draft.birth),
+        bits(draft.owner),
+        Param::I64(i64::from(draft.attempt)),
+        Param::I64(micros(draft.policy.lease)),
+        Param::I64(i64::from(draft.state.code())),
+        Param::I64(i64::from(draft.flags.bits())),
+        Param::I64(policy),
+        Param::I64(i64::from(draft.point)),
+        Param::Bool(draft.ran == Mark::Now),
+        Param::Bool(draft.completed == Mark::Now),
+        interval(draft.due_in),
+        interval(draft.expires_in),
+        interval(draft.purge_in),
+        Param::maybe_bytes(fingerprint.as_ref().map(|bytes| &bytes[..])),
+        Param::Text(draft.identity.tenant.as_str()),
+        Param::Text(&draft.identity.operation.method),
+        Param::Text(&draft.identity.operation.path),
+        Param::Text(draft.identity.key.as_str()),
+        Param::Bytes(&note),
+    ];
+    written_at(tx.query(statement, &params).await?)
+}
+
+async fn update(
+    tx: &mut dyn SqlTx,
+    change: &Change,
+    draft: &Draft,
+    policy: i64,
+    (expected, due): (Version, bool),
+    now: Option<Timestamp>,
+) -> Result<Option<Timestamp>, SqlError> {
+    let statement = of(tx, &UPDATE);
+    let (version, note) = (change.version(), draft.note.to_bytes());
+    let fingerprint = draft.fingerprint.as_ref().map(Fingerprint::to_bytes);
+    let params = [
+        Param::Bytes(change.id.as_bytes()),
+        instant(now),
+        Param::I64(i64::from(expected.count)),
+        bits(expected.nonce),
+        Param::Bool(due),
+        Param::I64(i64::from(version.count)),
+        bits(version.nonce),
+        bits(draft.birth),
+        bits(draft.owner),
+        Param::I64(i64::from(draft.attempt)),
+        Param::I64(micros(draft.policy.lease)),
+        Param::I64(i64::from(draft.state.code())),
+        Param::I64(i64::from(draft.flags.bits())),
+        Param::I64(policy),
+        Param::I64(i64::from(draft.point)),
+        mark(draft.created),
+        mark(draft.ran),
+        mark(draft.completed),
+        interval(draft.due_in),
+        interval(draft.expires_in),
+        interval(draft.purge_in),
+        Param::maybe_bytes(fingerprint.as_ref().map(|bytes| &bytes[..])),
+        Param::Text(&draft.identity.operation.method),
+        Param::Text(&draft.identity.operation.path),
+        Param::Bytes(&note),
+    ];
+    written_at(tx.query(statement, &params).await?)
+}
+
+fn written_at(rows: Vec<Row>) -> Result<Option<Timestamp>, SqlError> {
+    rows.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()
+}
+
+/// The record in a row. What this program can't read is an error, never a default.
+fn locked(id: RecordId, mut row: Row) -> Result<Locked, SqlError> {
+    let row = &mut row;
+    let now = Timestamp::from_micros(row.i64()?);
+    let version = Version { count: number(row)?, nonce: nonce(row)? };
+    let (birth, owner, attempt) = (nonce(row)?, nonce(row)?, number(row)?);
+    let state = State::from_code(number(row)?).ok_or_else(|| SqlError::wrong("a known state"))?;
+    let flags = Flags::from_bits(number(row)?);
+    let number_of_policy = row.i64()?;
+    let policy = Policy::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("a readable policy"))?;
+    let point = number(row)?;
+    let created_at = Timestamp::from_micros(row.i64()?);
+    let mut at = || Ok::<_, SqlError>(row.maybe_i64()?.map(Timestamp::from_micros));
+    let (ran_at, completed_at, due_at, expires_at, purge_at) = (at()?, at()?, at()?, at()?, at()?);
+    let fingerprint = match row.maybe_bytes()? {
+        None => None,
+        Some(bytes) => Some(
+            Fingerprint::from_bytes(&bytes)
+                .ok_or_else(|| SqlError::wrong("a fingerprint of a known version"))?,
+        ),
+    };
+    let tenant = Tenant::new(&row.text()?).map_err(|_| SqlError::wrong("a tenant"))?;
+    let operation = Operation { method: row.text()?.into(), path: row.text()?.into() };
+    let key = Key::stored(&row.text()?).map_err(|_| SqlError::wrong("a key"))?;
+    let note = Note::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("a note"))?;
+    let answer = row.maybe_bytes()?;
+    let record = Record {
+        id,
+        identity: Arc::new(Identity { tenant, operation, key }),
+        version,
+        birth,
+        owner,
+        attempt,
+        state,
+        flags,
+        fingerprint,
+        policy: Arc::new(policy),
+        point,
+        created_at,
+        ran_at,
+        completed_at,
+        due_at,
+        expires_at,
+        purge_at,
+        note,
+    };
+    Ok(Locked { stored: Stored { record, answer, now }, policy: number_of_policy })
+}
+
+/// A number that fits its type; PostgreSQL keeps unsigned 32 bits in signed ones.
+pub(crate) fn number<T: TryFrom<u64>>(row: &mut Row) -> Result<T, SqlError> {
+    let value = row.i64()?;
+    let unsigned = match u64::try_from(value) {
+        Ok(value) => value,
+        Err(_) => {
+            u64::from(i32::try_from(value).map_err(|_| SqlError::wrong("a number in range"))?.cast_unsigned())
+        }
+    };
+    T::try_from(unsigned).map_err(|_| SqlError::wrong("a number in range"))
+}
+
+pub(crate) fn nonce(row: &mut Row) -> Result<Nonce, SqlError> {
+    row.i64().map(|bits| Nonce(bits.cast_unsigned()))
+}
+
+/// A nonce with the same bits in the type that databases have.
+pub(crate) fn bits(nonce: Nonce) -> Param<'static> {
+    Param::I64(nonce.0.cast_signed())
+}
+
+/// The store's clock where a statement can't read it.
+pub(crate) fn instant(now: Option<Timestamp>) -> Param<'static> {
+    Param::maybe_i64(now.map(Timestamp::as_micros))
+}
+
+pub(crate) fn interval(interval: Option<Duration>) -> Param<'static> {
+    Param::maybe_i64(interval.map(micros))
+}
+
+pub(crate) fn micros(interval: Duration) -> i64 {
+    i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).min(INTERVAL_MAX_US)
+}
+
+/// The codes of `update.sql`.
+fn mark(mark: Mark) -> Param<'static> {
+    Param::I64(match mark {
+        Mark::Keep => 0,
+        Mark::Now => 1,
+        Mark::Clear => 2,
+    })
+}
+
+/// One statement in both dialects.
+pub(crate) struct Both {
+    postgres: Statement,
+    sqlite: Statement,
+}
+
+impl Both {
+    pub(crate) const fn new(postgres: &'static str, sqlite: &'static str, columns: &'static [Type]) -> Both {
+        Both { postgres: Statement { text: postgres, columns }, sqlite: Statement { text: sqlite, columns } }
+    }
+}
+
+impl Both {
+    pub(crate) const fn same(text: &'static str, columns: &'static [Type]) -> Both {
+        Both::new(text, text, columns)
+    }
+}
+
+/// The statement in the transaction's dialect.
+pub(crate) fn of(tx: &dyn SqlTx, both: &'static Both) -> &'static Statement {
+    match tx.dialect() {
+        Dialect::Postgres => &both.postgres,
+        Dialect::Sqlite => &both.sqlite,
+    }
+}
+
+/// The same file of each dialect.
+macro_rules! both {
+    ($file:literal, $columns:expr) => {
+        $crate::transaction::statements::Both::new(
+            include_str!(concat!("sql/postgres/", $file)),
+            include_str!(concat!("sql/sqlite/", $file)),
+            $columns,
+        )
+    };
+}
+
+/// As `locked` reads them.
+const RECORD: &[Type] = &[
+    I64, I64, I64, I64, I64, I64, I64, I64, I64, Blob, I64, I64, I64, I64, I64, I64, I64, Blob, Text, Text,
+    Text, Text, Blob, Blob,
+];
+
+static LOCK: Both = both!("lock.sql", RECORD);
+static READ: Both = both!("read.sql", RECORD);
+static INSERT: Both = both!("insert.sql", &[I64]);
+static UPDATE: Both = both!("update.sql", &[I64]);
+static BODY_PUT: Both = both!("body_put.sql", &[]);
+static BODY_CLEAR: Both = both!("body_clear.sql", &[]);
+static EVENT_ADD: Both = both!("event_add.sql", &[]);
+static EFFECT_ADD: Both = both!("effect_add.sql", &[I64]);
+
+/// Longest interval that is added to an instant: a thousand years, so that no sum overflows.
+const INTERVAL_MAX_US: i64 = 1000 * 365 * 24 * 3600 * 1_000_000;
+
+/// PostgreSQL keeps the setting as 32 bits of milliseconds.
+const IDLE_MS_MAX: i64 = i32::MAX as i64;

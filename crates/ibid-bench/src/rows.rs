@@ -21,7 +21,9 @@ use crate::{Failed, payment};
 pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Template), Failed> {
     runtime.block_on(make(path))?;
     let connection = Connection::open(path)?;
-    for (name, value) in [("synchronous", "full"), ("mmap_size", "0"), ("temp_store", "memory")] {
+    let settings =
+        [("synchronous", "full"), ("mmap_size", "0"), ("temp_store", "memory"), ("foreign_keys", "on")];
+    for (name, value) in settings {
         connection.pragma_update(None, name, value)?;
     }
     // As in the store's `open.rs`.
@@ -59,7 +61,7 @@ impl Template {
     fn read(connection: &Connection) -> Result<Template, Failed> {
         let id = RecordId::of(&payment::identity("template")?, ScopeRule::Operation);
         let sql = "select r.policy, r.lease_us, r.flags, r.fingerprint, r.note, b.data
-                   from record r join body b on b.slot = r.row * 131072 + 1 where r.id = ?1";
+                   from ibid_record r join ibid_body b on b.slot = r.row * 131072 + 1 where r.id = ?1";
         let template = connection.query_row(sql, [id.as_bytes()], |row| {
             Ok(Template {
                 policy: row.get(0)?,

@@ -10,7 +10,8 @@ use ibid_core::store::Store;
 use crate::config::StoreUrl;
 use crate::output::Failure;
 
-/// Opens a store; with `create`, a database that is not there yet is made.
+/// Opens a store; with `create`, a database that is not there yet is made, and so are the tables of ibid in one that has
+/// none. Without it a name that was mistyped changes nothing.
 pub(crate) fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>, Failure> {
     match url {
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new(Clock::system()))),
@@ -27,10 +28,10 @@ pub(crate) fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>,
 
 fn hint(error: &OpenError) -> &'static str {
     match error {
-        OpenError::Missing { .. } => "name the database that the gateway uses with `--store`",
-        OpenError::NotADatabase { .. } | OpenError::Foreign { .. } => {
-            "give ibid a file of its own with `--store sqlite:PATH`"
+        OpenError::Missing { .. } | OpenError::NoTables { .. } => {
+            "name the database that the gateway uses with `--store`"
         }
+        OpenError::NotADatabase { .. } => "give ibid a file of its own with `--store sqlite:PATH`",
         OpenError::FromTheFuture { .. } => "use the ibid that upgraded it, or a newer one",
         OpenError::ReadOnly { .. } => {
             "ibid writes before every request: let it write the file and its folder"

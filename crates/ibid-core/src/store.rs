@@ -143,6 +143,7 @@ pub struct StoreError {
     op: &'static str,
     store: &'static str,
     transient: bool,
+    unwritten: bool,
     #[source]
     source: Box<dyn std::error::Error + Send + Sync>,
 }
@@ -154,7 +155,7 @@ impl StoreError {
         op: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        StoreError { op, store, transient: true, source: source.into() }
+        StoreError { op, store, transient: true, unwritten: false, source: source.into() }
     }
 
     /// A failure that repetition won't mend: this one Change can't be stored, or the store is not ours.
@@ -163,11 +164,22 @@ impl StoreError {
         op: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        StoreError { op, store, transient: false, source: source.into() }
+        StoreError { op, store, transient: false, unwritten: false, source: source.into() }
+    }
+
+    /// The same failure, with proof that nothing was written.
+    #[must_use]
+    pub fn unwritten(self) -> Self {
+        StoreError { unwritten: true, ..self }
     }
 
     /// Whether the same call may succeed if repeated.
     pub fn is_transient(&self) -> bool {
         self.transient
+    }
+
+    /// Whether it is proven that nothing was written. Without the proof an error may hide a write that happened.
+    pub fn is_unwritten(&self) -> bool {
+        self.unwritten
     }
 }

@@ -224,6 +224,16 @@ fn keys_reads_the_store_from_the_file_and_refuses_what_it_can_not_open() {
     assert!(!ran.err.contains("hunter2"));
     let ran = place.ibid(&["keys", "list", "--store", "redis://x"]);
     assert!(ran.err.starts_with("error: `--store` (or `IBID_STORE`) names a `redis` store"), "{}", ran.err);
+    // Another program's database, named by mistake, gets no tables.
+    let theirs = place.path().join("theirs.db");
+    rusqlite::Connection::open(&theirs)
+        .and_then(|theirs| theirs.execute_batch("create table t (a)"))
+        .expect("a database can be made");
+    let before = std::fs::read(&theirs).expect("it can be read");
+    let ran = place.ibid(&["keys", "list", "--store", &format!("sqlite:{}", theirs.display())]);
+    assert_eq!(ran.code, 3);
+    assert!(ran.err.contains("theirs.db` has no tables of ibid\n\nhint: name the database"), "{}", ran.err);
+    assert_eq!(std::fs::read(&theirs).expect("it can be read"), before);
 }
 
 #[test]

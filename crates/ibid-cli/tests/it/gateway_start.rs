@@ -65,14 +65,23 @@ fn a_database_that_can_not_be_written_is_refused() {
 }
 
 #[test]
-fn a_database_of_another_program_is_refused_and_left_as_it_was() {
+fn in_a_database_of_another_program_its_tables_stay_as_they_were() {
     let setup = Setup::before(UPSTREAM);
-    Connection::open(setup.database())
-        .and_then(|other| other.execute_batch("create table theirs (x); insert into theirs values (1)"))
-        .expect("a database can be made");
-    let before = std::fs::read(setup.database()).expect("it can be read");
-    setup.refused().says(3, "cannot open the store", "not a database of ibid", "file of its own");
-    assert_eq!(std::fs::read(setup.database()).expect("it can be read"), before);
+    let other = Connection::open(setup.database()).expect("a database can be made");
+    other
+        .execute_batch(
+            "pragma application_id = 7; pragma user_version = 42;
+             create table record (x); insert into record values (1)",
+        )
+        .expect("a table can be made");
+    setup.start().kill();
+    let theirs =
+        "select x, (select * from pragma_application_id), (select * from pragma_user_version) from record";
+    let theirs: (i64, i64, i64) = other
+        .query_row(theirs, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .expect("their table is there");
+    assert_eq!(theirs, (1, 7, 42));
+    setup.start().kill();
 }
 
 #[test]
@@ -89,7 +98,9 @@ fn a_database_of_a_newer_ibid_is_refused() {
     let setup = Setup::before(UPSTREAM);
     setup.start().kill();
     Connection::open(setup.database())
-        .and_then(|newer| newer.execute_batch("pragma user_version = 4711"))
+        .and_then(|newer| {
+            newer.execute_batch("update ibid_meta set value = cast('4711' as blob) where name = 'schema'")
+        })
         .expect("the number can be set");
     setup.refused().says(3, "cannot open the store", "schema 4711", "newer");
 }

@@ -83,7 +83,7 @@ async fn a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record(
     let answer = client.read().await.expect("the real answer");
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
     // Held until the lease has lapsed as the file itself says, so that the other gateway's sweep may come first.
-    let due: i64 = lock.0.query_row("select due_at from record", [], |row| row.get(0)).expect("a lease");
+    let due: i64 = lock.0.query_row("select due_at from ibid_record", [], |row| row.get(0)).expect("a lease");
     let lapsed = async || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
         (now.as_micros() as i64 > due).then_some(())

@@ -5,3 +5,5 @@ mod http;
 mod reference;
 mod store_memory;
 mod store_sqlite;
+mod store_sqlite_run;
+mod store_sqlite_shared;

@@ -20,30 +20,30 @@ use ibid_testkit::contract::{
 };
 use rusqlite::Connection;
 
-struct Sqlite {
-    store: Arc<SqliteStore>,
-    hands: Hands,
+pub(crate) struct Sqlite {
+    pub(crate) store: Arc<SqliteStore>,
+    pub(crate) hands: Hands,
     /// The directory goes when the test does.
-    file: Arc<File>,
+    pub(crate) file: Arc<File>,
 }
 
-struct File(tempfile::TempDir);
+pub(crate) struct File(pub(crate) tempfile::TempDir);
 
 impl File {
-    fn fresh() -> Arc<File> {
+    pub(crate) fn fresh() -> Arc<File> {
         Arc::new(File(tempfile::tempdir().expect("a temporary directory")))
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.0.path().join("ibid.db")
     }
 
-    fn other_connection(&self) -> Connection {
+    pub(crate) fn other_connection(&self) -> Connection {
         Connection::open(self.path()).expect("a second connection")
     }
 }
 
-fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlite {
+pub(crate) fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlite {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_800_000_000_000_000));
     // Other tests keep the disk busy; nobody should fail for that.
     let mut options =
@@ -53,7 +53,7 @@ fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlit
     Sqlite { store, hands, file: file.clone() }
 }
 
-fn sqlite() -> Sqlite {
+pub(crate) fn sqlite() -> Sqlite {
     sqlite_on(&File::fresh(), |_| {})
 }
 
@@ -182,24 +182,9 @@ fn many_who_make_one_file_at_once_all_open_it() {
 }
 
 #[test]
-fn a_file_that_is_not_ours_is_refused_and_left_as_it_is() {
+fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
     type Case = (&'static str, fn(&Path), fn(&OpenError) -> bool);
-    let cases: [Case; 6] = [
-        (
-            "nobody's tables",
-            |path| sql(path, "create table t (a)"),
-            |e| matches!(e, OpenError::Foreign { found: 0, .. }),
-        ),
-        (
-            "another program's",
-            |path| sql(path, "create table t (a); pragma application_id = 7"),
-            |e| matches!(e, OpenError::Foreign { found: 7, .. }),
-        ),
-        (
-            "another program's, with no tables",
-            |path| sql(path, "pragma application_id = 7"),
-            |e| matches!(e, OpenError::Foreign { found: 7, .. }),
-        ),
+    let cases: [Case; 5] = [
         (
             "garbage",
             |path| std::fs::write(path, [b'x'; 8192]).expect("it is written"),
@@ -213,9 +198,23 @@ fn a_file_that_is_not_ours_is_refused_and_left_as_it_is() {
         (
             "from the future",
             |path| {
+                let schema = "create table ibid_meta (name text primary key, value blob not null) strict, without rowid;
+                              insert into ibid_meta values ('schema', cast('99' as blob))";
+                sql(path, schema);
+            },
+            |e| matches!(e, OpenError::FromTheFuture { found: 99, known: 2, .. }),
+        ),
+        (
+            "a future of the first layout",
+            |path| {
                 sql(path, "pragma application_id = 0x69626964; pragma user_version = 99; create table t (a)")
             },
             |e| matches!(e, OpenError::FromTheFuture { found: 99, .. }),
+        ),
+        (
+            "ours without a schema",
+            |path| sql(path, "create table ibid_meta (name text primary key, value blob)"),
+            |e| matches!(e, OpenError::Failed { source, .. } if source.to_string().contains("names no schema")),
         ),
     ];
     for (what, make, expected) in cases {
@@ -239,7 +238,7 @@ fn a_missing_file_is_made_only_when_asked() {
     assert_eq!(files(&file), [""; 0], "nothing was made");
     std::fs::write(file.path(), b"").expect("it is written");
     let error = SqliteStore::open(&file.path(), options()).expect_err("an empty file is no store");
-    assert!(matches!(error, OpenError::Foreign { found: 0, .. }), "{error:?}");
+    assert!(matches!(error, OpenError::NoTables { .. }), "{error:?}");
     let error =
         SqliteStore::open(file.0.path(), SqliteOptions::default()).expect_err("a directory is no file");
     assert!(matches!(error, OpenError::Failed { .. }), "{error:?}");
@@ -309,7 +308,7 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
         .file
         .other_connection()
         .execute_batch(
-            "create trigger poison before insert on record when new.tenant = 'poison'
+            "create trigger poison before insert on ibid_record when new.tenant = 'poison'
              begin select raise(abort, 'poison'); end",
         )
         .expect("a trigger is made");
@@ -343,13 +342,13 @@ async fn a_store_goes_on_once_its_file_is_whole_again() {
     let begun = put(store, &insert(&name, draft(&name, State::InProgress))).await;
     let finish = replace(&begun.record, draft(&name, State::Completed));
     let other = subject.file.other_connection();
-    other.execute_batch("alter table record rename to lost").expect("a table is renamed");
+    other.execute_batch("alter table ibid_record rename to lost").expect("a table is renamed");
     for _ in 0..2 {
         let fate = store.commit(vec![Arc::new(finish.clone())]).await.remove(0);
         assert!(fate.is_err_and(|error| !error.is_transient()), "a person must look");
         assert!(store.load(vec![name.id]).await.is_err());
     }
-    other.execute_batch("alter table lost rename to record").expect("a table is renamed");
+    other.execute_batch("alter table lost rename to ibid_record").expect("a table is renamed");
     put(store, &finish).await;
 }
 
@@ -398,7 +397,7 @@ async fn a_purge_larger_than_a_slice_removes_all_that_was_asked() {
     let bodies: i64 = subject
         .file
         .other_connection()
-        .query_row("select count(*) from body", [], |row| row.get(0))
+        .query_row("select count(*) from ibid_body", [], |row| row.get(0))
         .expect("the bodies are counted");
     assert_eq!(bodies, 0, "bodies go with their records");
 }
@@ -426,15 +425,16 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
     commit(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
     let connection = subject.file.other_connection();
     let queries = [
-        (include_str!("../../src/store/sqlite/sql/load.sql"), "sqlite_autoindex_record_1"),
-        (include_str!("../../src/store/sqlite/sql/commit_update.sql"), "sqlite_autoindex_record_1"),
-        (include_str!("../../src/store/sqlite/sql/renew.sql"), "sqlite_autoindex_record_1"),
-        (include_str!("../../src/store/sqlite/sql/list.sql"), "sqlite_autoindex_record_1"),
-        (include_str!("../../src/store/sqlite/sql/due.sql"), "record_due"),
-        (include_str!("../../src/store/sqlite/sql/purge_pick.sql"), "record_purge"),
+        (include_str!("../../src/store/sqlite/sql/load.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/store/sqlite/sql/commit_update.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/store/sqlite/sql/renew.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/store/sqlite/sql/list.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/store/sqlite/sql/due.sql"), "ibid_record_due"),
+        (include_str!("../../src/store/sqlite/sql/purge_pick.sql"), "ibid_record_purge"),
+        (include_str!("../../src/store/sqlite/sql/purge_pick.sql"), "sqlite_autoindex_ibid_effect_1"),
         (include_str!("../../src/store/sqlite/sql/purge_bodies.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/body_clear.sql"), "PRIMARY KEY"),
-        (include_str!("../../src/store/sqlite/sql/history.sql"), "event_id"),
+        (include_str!("../../src/store/sqlite/sql/history.sql"), "ibid_event_id"),
     ];
     for (query, index) in queries {
         let mut explain =
@@ -452,11 +452,11 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
     }
 }
 
-fn sql(path: &Path, sql: &str) {
+pub(crate) fn sql(path: &Path, sql: &str) {
     Connection::open(path).and_then(|connection| connection.execute_batch(sql)).expect("the file is made");
 }
 
-fn files(file: &File) -> Vec<String> {
+pub(crate) fn files(file: &File) -> Vec<String> {
     let entries = std::fs::read_dir(file.0.path()).expect("the directory is read");
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();

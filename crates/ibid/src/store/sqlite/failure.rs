@@ -63,6 +63,15 @@ pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
     }
 }
 
+/// Whether a COMMIT that failed so surely came to nothing: it was refused before it wrote. Anything else is a lost reply,
+/// for what was written before the disk failed may be found again by whoever opens the file next.
+pub(super) fn refused_commit(error: &Error) -> bool {
+    matches!(
+        code(error),
+        Some(ErrorCode::ConstraintViolation | ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+    )
+}
+
 fn code(error: &Error) -> Option<ErrorCode> {
     match error {
         Error::SqliteFailure(error, _) | Error::SqlInputError { error, .. } => Some(error.code),
@@ -95,6 +104,16 @@ mod tests {
         assert_eq!(reach(&of(ffi::SQLITE_CONSTRAINT_TRIGGER)), Reach::One);
         assert_eq!(reach(&of(ffi::SQLITE_CORRUPT)), Reach::Lasting);
         assert_eq!(reach(&of(ffi::SQLITE_IOERR)), Reach::Moment);
+    }
+
+    #[test]
+    fn a_commit_is_surely_undone_only_if_it_was_refused() {
+        for refused in [ffi::SQLITE_CONSTRAINT_FOREIGNKEY, ffi::SQLITE_BUSY] {
+            assert!(refused_commit(&of(refused)), "{refused}");
+        }
+        for lost in [ffi::SQLITE_IOERR, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_FULL, ffi::SQLITE_CORRUPT] {
+            assert!(!refused_commit(&of(lost)), "{lost}");
+        }
     }
 
     #[test]

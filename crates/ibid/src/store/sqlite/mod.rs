@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,9 +18,9 @@ use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreErr
 use ibid_core::time::Timestamp;
 use tokio::sync::oneshot;
 
-use self::queue::{Queue, Serving};
+use self::queue::{Lane, Queue, Serving};
 use self::reader::Ask;
-use self::writer::Job;
+use self::writer::{Job, Purged};
 use super::clock::Clock;
 
 mod batch;
@@ -29,14 +29,33 @@ mod open;
 mod queue;
 mod reader;
 mod row;
+mod run;
+mod schema;
 mod writer;
 
 pub use self::open::OpenError;
+/// The driver whose connections [`SqliteStore::run`] hands out.
+pub use rusqlite;
 
 /// A store in one SQLite file.
 ///
 /// A commit returns after its write is on disk (`synchronous=FULL`). The file is in WAL mode; dropping the store
 /// finishes what is queued and leaves one file behind.
+///
+/// # In an application's own database
+///
+/// The store's tables are called `ibid_…`, so the file may be the one that an application keeps its own tables in. The
+/// store changes nothing of the application's but the journal mode, which becomes WAL and stays so; while other
+/// connections hold a file in another mode, opening fails. The header (`application_id`, `user_version`) is the
+/// application's.
+///
+/// The application writes either by [`SqliteStore::run`] or on connections of its own. On those it begins with
+/// `BEGIN IMMEDIATE`, because a transaction that reads first and then writes fails whenever somebody else wrote in
+/// between; it sets a busy timeout and keeps transactions short, because the store waits for them.
+///
+/// A row may refer to a record: `record blob references ibid_record(id) on delete set null`, with an index on that
+/// column. When the record goes, the reference is cleared and the row stays. A reference that forbids the removal keeps
+/// the record for as long as the row is there; a deferred one must not, for it makes every purge fail.
 ///
 /// ```
 /// use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -59,7 +78,8 @@ pub struct SqliteStore {
 pub struct SqliteOptions {
     /// The clock that all instants come from.
     pub clock: Clock,
-    /// Whether a file that does not exist is made; if not, opening it is refused.
+    /// Whether a file that does not exist is made, and the store's tables in a file that has none; if not, opening it is
+    /// refused.
     pub create: bool,
     /// How long a write waits while another process writes, before it fails as transient.
     pub busy_timeout: Duration,
@@ -101,10 +121,10 @@ impl SqliteStore {
     async fn write<T>(
         &self,
         op: &'static str,
-        urgent: bool,
+        lane: Lane,
         job: impl FnOnce(oneshot::Sender<T>) -> Job,
     ) -> Result<T, StoreError> {
-        hand_in(&self.jobs, op, urgent, job).await
+        hand_in(&self.jobs, op, lane, job).await
     }
 
     /// Queues a question for the readers and waits for its reply.
@@ -113,7 +133,7 @@ impl SqliteStore {
         op: &'static str,
         ask: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Ask,
     ) -> Result<T, StoreError> {
-        hand_in(&self.asks, op, false, ask).await?
+        hand_in(&self.asks, op, Lane::Usual, ask).await?
     }
 }
 
@@ -124,7 +144,10 @@ impl Drop for SqliteStore {
         // A thread that panicked has nobody left to tell; here and below.
         self.readers.drain(..).for_each(|reader| drop(reader.join()));
         self.jobs.close();
-        self.writer.take().map(JoinHandle::join);
+        // A closure may have held the store's last handle; then this is the writer itself, and it ends after this job.
+        if let Some(writer) = self.writer.take_if(|writer| writer.thread().id() != thread::current().id()) {
+            let _ = writer.join();
+        }
     }
 }
 
@@ -140,7 +163,7 @@ impl Store for SqliteStore {
     fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
         Box::pin(async move {
             let count = changes.len();
-            match self.write("commit", false, |reply| Job::Commit { changes, reply }).await {
+            match self.write("commit", Lane::Usual, |reply| Job::Commit { changes, reply }).await {
                 Ok(fates) => fates,
                 Err(error) => {
                     let error = Arc::new(error);
@@ -152,7 +175,9 @@ impl Store for SqliteStore {
 
     fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
         // A lease that lapses in a queue costs an `unknown`; everything else there can wait a batch longer.
-        Box::pin(async move { self.write("renew", true, |reply| Job::Renew { leases, reply }).await? })
+        Box::pin(
+            async move { self.write("renew", Lane::Urgent, |reply| Job::Renew { leases, reply }).await? },
+        )
     }
 
     fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
@@ -160,9 +185,10 @@ impl Store for SqliteStore {
     }
 
     fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
-        Box::pin(
-            async move { self.write("purge", false, |reply| Job::Purge { limit, gone: 0, reply }).await? },
-        )
+        Box::pin(async move {
+            self.write("purge", Lane::Usual, |reply| Job::Purge { limit, done: Purged::default(), reply })
+                .await?
+        })
     }
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
@@ -175,7 +201,9 @@ impl Store for SqliteStore {
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
         let name = name.to_owned();
-        Box::pin(async move { self.write("keep", false, |reply| Job::Keep { name, value, reply }).await? })
+        Box::pin(
+            async move { self.write("keep", Lane::Usual, |reply| Job::Keep { name, value, reply }).await? },
+        )
     }
 }
 
@@ -215,11 +243,12 @@ impl Place {
 async fn hand_in<J: queue::Weigh, T>(
     queue: &Queue<J>,
     op: &'static str,
-    urgent: bool,
+    lane: Lane,
     job: impl FnOnce(oneshot::Sender<T>) -> J,
 ) -> Result<T, StoreError> {
     let (reply, answer) = oneshot::channel();
-    queue.push(job(reply), urgent).map_err(|refused| StoreError::transient(KIND, op, refused))?;
+    let refused = |refused| StoreError::transient(KIND, op, refused).unwritten();
+    queue.push(job(reply), lane).map_err(refused)?;
     // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
     answer.await.map_err(|_| StoreError::transient(KIND, op, queue::Refused::Closed))
 }

@@ -1,4 +1,7 @@
-//! Opening the file: whether it is ours, whether we know its schema, and how every connection is set.
+//! Opening the file, and how every connection is set. What is in the file is `schema`'s business.
+//!
+//! The file may be the application's own. The one lasting setting that we change in it is the journal mode, to WAL:
+//! readers and a writer then leave each other alone. All else is set on our own connections.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -6,7 +9,7 @@ use std::time::{Duration, Instant};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::Place;
+use super::{Place, schema};
 
 /// Why a file can't serve as a store.
 #[derive(Debug, thiserror::Error)]
@@ -24,13 +27,11 @@ pub enum OpenError {
         /// Where it is.
         path: PathBuf,
     },
-    /// The database belongs to another program, or to none.
-    #[error("`{}` is not a database of ibid (application id {found:#010x})", path.display())]
-    Foreign {
+    /// The database has no tables of ibid, and they were not to be made.
+    #[error("`{}` has no tables of ibid", path.display())]
+    NoTables {
         /// Where it is.
         path: PathBuf,
-        /// What it says of itself.
-        found: u32,
     },
     /// A newer program has upgraded the database.
     #[error("`{}` has schema {found}, and this program knows {known}: it needs a newer ibid", path.display())]
@@ -68,7 +69,7 @@ pub enum OpenError {
     },
 }
 
-/// Opens the file for writing, sees that it is ours, and brings its tables up to date.
+/// Opens the file for writing, and makes our tables in it or brings them up to date.
 pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
     let path = &place.path;
     if rusqlite::version_number() < SQLITE_MIN.0 {
@@ -82,14 +83,14 @@ pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
     }
     let failed = |error| named(path, error);
     let connection = connect(place).map_err(failed)?;
-    // Look before touching: a foreign file must stay as it is, down to its journal mode.
-    look(place, &connection)?;
+    // Look before touching: a file that is refused must stay as it is, down to its journal mode.
+    schema::look(place, &connection)?;
     if connection.is_readonly("main").map_err(failed)? {
         return Err(OpenError::ReadOnly { path: path.clone() });
     }
     enter_wal(place, &connection)?;
     settings(place, &connection).map_err(failed)?;
-    migrate(place, &connection)?;
+    schema::migrate(place, &connection)?;
     Ok(connection)
 }
 
@@ -136,25 +137,6 @@ fn connect(place: &Place) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Which schema the file has; zero if it is empty. Refuses what is not ours.
-fn look(place: &Place, connection: &Connection) -> Result<u32, OpenError> {
-    let path = || place.path.clone();
-    let seen = connection.query_row(include_str!("sql/look.sql"), [], |row| {
-        Ok((row.get::<_, i32>(0)?, row.get::<_, i32>(1)?, row.get::<_, i64>(2)?))
-    });
-    let (application, schema, tables) = seen.map_err(|error| named(&place.path, error))?;
-    let (found, schema) = (application.cast_unsigned(), schema.cast_unsigned());
-    let empty = found == 0 && schema == 0 && tables == 0;
-    if found != APPLICATION_ID && !(empty && place.options.create) {
-        return Err(OpenError::Foreign { path: path(), found });
-    }
-    let known = MIGRATIONS.len() as u32;
-    if schema > known {
-        return Err(OpenError::FromTheFuture { path: path(), found: schema, known });
-    }
-    Ok(schema)
-}
-
 /// Two processes that make one file at once refuse each other here without waiting, so we wait ourselves.
 fn enter_wal(place: &Place, connection: &Connection) -> Result<(), OpenError> {
     let until = Instant::now() + place.options.busy_timeout;
@@ -176,6 +158,9 @@ fn settings(place: &Place, connection: &Connection) -> rusqlite::Result<()> {
     // A memory map turns a fault of the disk into a signal, and has amplified corruption elsewhere.
     connection.pragma_update(None, "mmap_size", 0)?;
     connection.pragma_update(None, "temp_store", "memory")?;
+    // Enforced by the connection that deletes: without it a purge would leave an application's row, which refers to a
+    // record, pointing nowhere.
+    connection.pragma_update(None, "foreign_keys", true)?;
     stable_plans(connection)?;
     connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
     connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
@@ -195,24 +180,8 @@ fn stable_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
-/// Runs what is missing, in one transaction; whoever comes second finds it done.
-fn migrate(place: &Place, connection: &Connection) -> Result<(), OpenError> {
-    if look(place, connection)? as usize == MIGRATIONS.len() {
-        return Ok(());
-    }
-    let failed = |error| named(&place.path, error);
-    connection.execute_batch("begin immediate").map_err(failed)?;
-    // The connection is dropped on an error, and the transaction with it.
-    let schema = look(place, connection)? as usize;
-    for step in &MIGRATIONS[schema..] {
-        connection.execute_batch(step).map_err(failed)?;
-    }
-    connection.pragma_update(None, "application_id", APPLICATION_ID.cast_signed()).map_err(failed)?;
-    connection.pragma_update(None, "user_version", MIGRATIONS.len() as u32).map_err(failed)?;
-    connection.execute_batch("commit").map_err(failed)
-}
-
-fn named(path: &Path, error: rusqlite::Error) -> OpenError {
+/// A failure of SQLite, by its name if it has one.
+pub(super) fn named(path: &Path, error: rusqlite::Error) -> OpenError {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => OpenError::NotADatabase { path: path.to_owned() },
         Some(ErrorCode::ReadOnly) => OpenError::ReadOnly { path: path.to_owned() },
@@ -224,12 +193,6 @@ fn named(path: &Path, error: rusqlite::Error) -> OpenError {
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
-
-/// "ibid" in ASCII: how `file` and we know our own.
-const APPLICATION_ID: u32 = 0x6962_6964;
-
-/// One file per schema; a file that was released never changes.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001_records.sql")];
 
 /// Up to 3.51.2 a log that starts over while another connection checkpoints may lose writes.
 const SQLITE_MIN: (i32, &str) = (3_051_003, "3.51.3");

@@ -11,7 +11,19 @@ pub(super) trait Weigh {
     fn weight(&self) -> usize;
 }
 
-/// Jobs in the order in which they came, but for urgent ones, which go first.
+/// Where a job waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Before all others.
+    Urgent,
+    /// In the order in which they came, together with its neighbours where they fit.
+    Usual,
+    /// In the order in which they came, by itself: it takes turns with the usual ones, so that neither lane waits for
+    /// the whole of the other, and what gathers together there is not cut apart.
+    Alone,
+}
+
+/// Jobs in three lanes, each in the order in which they came.
 pub(super) struct Queue<J> {
     line: Mutex<Line<J>>,
     filled: Condvar,
@@ -20,6 +32,9 @@ pub(super) struct Queue<J> {
 struct Line<J> {
     urgent: VecDeque<J>,
     usual: VecDeque<J>,
+    alone: VecDeque<J>,
+    /// Whether the next turn is the one of those that go alone.
+    alone_next: bool,
     weight: usize,
     closed: bool,
 }
@@ -47,12 +62,11 @@ pub(super) enum Refused {
 
 impl<J: Weigh> Queue<J> {
     pub(super) fn new() -> Arc<Queue<J>> {
-        let line = Line { urgent: VecDeque::new(), usual: VecDeque::new(), weight: 0, closed: false };
-        Arc::new(Queue { line: Mutex::new(line), filled: Condvar::new() })
+        Arc::new(Queue { line: Mutex::new(Line::empty()), filled: Condvar::new() })
     }
 
     /// Adds a job, or refuses it at once: nobody ever waits for room.
-    pub(super) fn push(&self, job: J, urgent: bool) -> Result<(), Refused> {
+    pub(super) fn push(&self, job: J, lane: Lane) -> Result<(), Refused> {
         let mut line = self.line();
         let weight = job.weight();
         if line.closed {
@@ -63,10 +77,10 @@ impl<J: Weigh> Queue<J> {
             return Err(Refused::Full);
         }
         line.weight += weight;
-        if urgent {
-            line.urgent.push_back(job)
-        } else {
-            line.usual.push_back(job)
+        match lane {
+            Lane::Urgent => line.urgent.push_back(job),
+            Lane::Usual => line.usual.push_back(job),
+            Lane::Alone => line.alone.push_back(job),
         }
         drop(line);
         self.filled.notify_one();
@@ -84,7 +98,7 @@ impl<J: Weigh> Queue<J> {
     pub(super) fn take(&self, patience: Option<Duration>) -> Found<J> {
         let mut line = self.line();
         loop {
-            if let Some(job) = line.pop(|_| true) {
+            if let Some(job) = line.next() {
                 return Found::Job(job);
             }
             if line.closed {
@@ -104,9 +118,11 @@ impl<J: Weigh> Queue<J> {
         }
     }
 
-    /// The next job if it is there and `fits`.
+    /// The next usual job if it is there and `fits`, and nothing urgent waits.
     pub(super) fn take_if(&self, fits: impl FnOnce(&J) -> bool) -> Option<J> {
-        self.line().pop(fits)
+        let mut line = self.line();
+        let job = if line.urgent.is_empty() { line.usual.pop_front_if(|job| fits(job)) } else { None };
+        job.map(|job| line.out(job))
     }
 
     /// Takes no more jobs; those that wait are still done.
@@ -122,15 +138,28 @@ impl<J: Weigh> Queue<J> {
 }
 
 impl<J: Weigh> Line<J> {
-    fn pop(&mut self, fits: impl FnOnce(&J) -> bool) -> Option<J> {
-        let from = if self.urgent.is_empty() { &mut self.usual } else { &mut self.urgent };
-        let job = from.pop_front_if(|job| fits(job))?;
+    fn empty() -> Line<J> {
+        let (urgent, usual, alone) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Line { urgent, usual, alone, alone_next: false, weight: 0, closed: false }
+    }
+
+    fn next(&mut self) -> Option<J> {
+        if let Some(job) = self.urgent.pop_front() {
+            return Some(self.out(job));
+        }
+        let alone = if self.alone_next { !self.alone.is_empty() } else { self.usual.is_empty() };
+        let job = if alone { self.alone.pop_front() } else { self.usual.pop_front() }?;
+        self.alone_next = !alone;
+        Some(self.out(job))
+    }
+
+    fn out(&mut self, job: J) -> J {
         self.weight -= job.weight();
-        Some(job)
+        job
     }
 
     fn is_empty(&self) -> bool {
-        self.urgent.is_empty() && self.usual.is_empty()
+        self.urgent.is_empty() && self.usual.is_empty() && self.alone.is_empty()
     }
 }
 
@@ -145,10 +174,10 @@ pub(super) struct Serving<J: Weigh>(pub(super) Arc<Queue<J>>);
 
 impl<J: Weigh> Drop for Serving<J> {
     fn drop(&mut self) {
-        let mut line = self.0.line();
-        line.closed = true;
-        // Dropping a job drops its reply, which its caller sees.
-        (line.urgent, line.usual, line.weight) = (VecDeque::new(), VecDeque::new(), 0);
+        let left = std::mem::replace(&mut *self.0.line(), Line { closed: true, ..Line::empty() });
+        // Dropping a job drops its reply, which its caller sees. Not under the lock: a job holds what its caller gave
+        // it, perhaps the store itself.
+        drop(left);
     }
 }
 
@@ -169,28 +198,50 @@ mod tests {
     #[test]
     fn urgent_jobs_go_first_and_others_keep_their_order() {
         let queue = Queue::new();
-        for (job, urgent) in [(1, false), (2, false), (3, true), (4, true)] {
-            queue.push(job, urgent).unwrap();
+        for (job, lane) in [(1, Lane::Usual), (2, Lane::Usual), (3, Lane::Urgent), (4, Lane::Urgent)] {
+            queue.push(job, lane).unwrap();
         }
-        let order: Vec<usize> = std::iter::from_fn(|| queue.take_if(|_| true)).collect();
-        assert_eq!(order, [3, 4, 1, 2]);
+        assert_eq!(queue.take_if(|_| true), None, "an urgent one ends a batch");
+        assert_eq!(order(&queue), [3, 4, 1, 2]);
+    }
+
+    #[test]
+    fn those_that_go_alone_take_turns_and_cut_no_batch() {
+        let queue = Queue::new();
+        for (job, lane) in [(1, Lane::Alone), (2, Lane::Usual), (3, Lane::Alone), (4, Lane::Usual)] {
+            queue.push(job, lane).unwrap();
+        }
+        for (job, lane) in [(5, Lane::Usual), (6, Lane::Alone), (7, Lane::Alone)] {
+            queue.push(job, lane).unwrap();
+        }
+        assert!(matches!(queue.take(None), Found::Job(2)));
+        assert_eq!(queue.take_if(|_| true), Some(4), "its neighbours, as if nobody stood between");
+        assert_eq!(order(&queue), [1, 5, 3, 6, 7]);
+    }
+
+    fn order(queue: &Queue<usize>) -> Vec<usize> {
+        let next = || match queue.take(Some(Duration::ZERO)) {
+            Found::Job(job) => Some(job),
+            Found::Nothing | Found::Closed => None,
+        };
+        std::iter::from_fn(next).collect()
     }
 
     #[test]
     fn a_full_queue_refuses_at_once_and_an_empty_one_takes_any_size() {
         let queue = Queue::new();
-        queue.push(2 * WEIGHT_MAX, false).unwrap();
-        assert_eq!(queue.push(1, true), Err(Refused::Full));
+        queue.push(2 * WEIGHT_MAX, Lane::Usual).unwrap();
+        assert_eq!(queue.push(1, Lane::Urgent), Err(Refused::Full));
         assert_eq!(queue.take_if(|_| true), Some(2 * WEIGHT_MAX));
-        queue.push(1, true).unwrap();
+        queue.push(1, Lane::Urgent).unwrap();
     }
 
     #[test]
     fn a_closed_queue_takes_nothing_and_gives_what_it_has() {
         let queue = Queue::new();
-        queue.push(1, false).unwrap();
+        queue.push(1, Lane::Usual).unwrap();
         queue.close();
-        assert_eq!(queue.push(2, false), Err(Refused::Closed));
+        assert_eq!(queue.push(2, Lane::Usual), Err(Refused::Closed));
         assert!(matches!(queue.take(None), Found::Job(1)));
         assert!(matches!(queue.take(None), Found::Closed));
     }
@@ -198,7 +249,7 @@ mod tests {
     #[test]
     fn a_thread_that_dies_leaves_no_caller_waiting() {
         let queue = Queue::new();
-        queue.push(1, false).unwrap();
+        queue.push(1, Lane::Usual).unwrap();
         let serving = Serving(queue.clone());
         std::thread::spawn(move || {
             let _serving = serving;
@@ -206,7 +257,7 @@ mod tests {
         })
         .join()
         .unwrap_err();
-        assert_eq!(queue.push(2, false), Err(Refused::Closed));
+        assert_eq!(queue.push(2, Lane::Usual), Err(Refused::Closed));
         assert!(queue.take_if(|_| true).is_none());
     }
 }

@@ -25,10 +25,41 @@ use super::{KIND, Place, batch, open};
 
 /// Something to write, and where to send what came of it.
 pub(super) enum Job {
-    Commit { changes: Vec<Arc<Change>>, reply: Sender<Fates> },
-    Renew { leases: Vec<(RecordId, Version)>, reply: Sender<Result<Vec<Renewed>, StoreError>> },
-    Purge { limit: u32, gone: u64, reply: Sender<Result<u64, StoreError>> },
-    Keep { name: String, value: Bytes, reply: Sender<Result<Bytes, StoreError>> },
+    Commit {
+        changes: Vec<Arc<Change>>,
+        reply: Sender<Fates>,
+    },
+    Renew {
+        leases: Vec<(RecordId, Version)>,
+        reply: Sender<Result<Vec<Renewed>, StoreError>>,
+    },
+    Purge {
+        limit: u32,
+        done: Purged,
+        reply: Sender<Result<u64, StoreError>>,
+    },
+    Keep {
+        name: String,
+        value: Bytes,
+        reply: Sender<Result<Bytes, StoreError>>,
+    },
+    /// A caller's closure; it sends its own reply.
+    Run(Box<dyn FnOnce(&mut Writer) + Send>),
+}
+
+/// How far a purge has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Purged {
+    /// How many rows went.
+    gone: u32,
+    /// The last row that was looked at, by its instant and number: it may have stayed, and is not looked at again.
+    last: (i64, i64),
+}
+
+impl Default for Purged {
+    fn default() -> Self {
+        Purged { gone: 0, last: (i64::MIN, i64::MIN) }
+    }
 }
 
 /// What came of each Change of a job.
@@ -42,6 +73,8 @@ impl Weigh for Job {
                 Job::Renew { leases, .. } => leases.len() * size_of::<(RecordId, Version)>(),
                 Job::Purge { .. } => 0,
                 Job::Keep { name, value, .. } => name.len() + value.len(),
+                // What it holds on the heap is not ours to know.
+                Job::Run(work) => size_of_val(&**work),
             }
     }
 }
@@ -66,10 +99,10 @@ pub(super) fn start(
     })
 }
 
-struct Writer {
+pub(super) struct Writer {
     place: Place,
     /// None after a failure that may have spoilt it.
-    connection: Option<Connection>,
+    pub(super) connection: Option<Connection>,
     policies: Policies,
     /// Whether something was written since the file was tidied.
     dirty: bool,
@@ -113,9 +146,13 @@ impl Writer {
                 // Whoever left no longer needs to know; here and below.
                 let _ = reply.send(renewed.map_err(|stumble| store_error("renew", stumble.error)));
             }
-            Job::Purge { limit, gone, reply } => self.purge(limit, gone, reply, jobs),
+            Job::Purge { limit, done, reply } => self.purge(limit, done, reply, jobs),
             Job::Keep { name, value, reply } => {
                 let _ = reply.send(self.keep(&name, &value));
+            }
+            Job::Run(work) => {
+                work(self);
+                self.shrink_log();
             }
         }
     }
@@ -184,14 +221,12 @@ impl Writer {
         }
     }
 
-    /// Removes a slice and puts the rest back behind what waits, so that a large purge holds nobody up.
-    fn purge(&mut self, limit: u32, gone: u64, reply: Sender<Result<u64, StoreError>>, jobs: &Queue<Job>) {
-        let slice = limit.min(PURGE_SLICE);
-        match self.transact(|connection, _, now| Ok(purge(connection, slice, now)?)) {
-            Ok(removed) if removed == slice && limit > slice => {
-                jobs.put_back(Job::Purge { limit: limit - slice, gone: gone + u64::from(removed), reply });
-            }
-            Ok(removed) => drop(reply.send(Ok(gone + u64::from(removed)))),
+    /// Looks at a slice and puts the rest back behind what waits, so that a large purge holds nobody up.
+    fn purge(&mut self, limit: u32, done: Purged, reply: Sender<Result<u64, StoreError>>, jobs: &Queue<Job>) {
+        let slice = (limit - done.gone).min(PURGE_SLICE);
+        match self.transact(|connection, _, now| Ok(purge(connection, slice, done, now)?)) {
+            Ok((done, true)) if done.gone < limit => jobs.put_back(Job::Purge { limit, done, reply }),
+            Ok((done, _)) => drop(reply.send(Ok(done.gone.into()))),
             Err(stumble) => drop(reply.send(Err(store_error("purge", stumble.error)))),
         }
     }
@@ -214,13 +249,10 @@ impl Writer {
         &mut self,
         work: impl FnOnce(&Connection, &mut Policies, Timestamp) -> Result<T, Stumble>,
     ) -> Result<T, Stumble> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            none => none.insert(open::writer(&self.place)?),
-        };
-        let outcome = begin(connection, self.place.options.busy_timeout)
-            .map_err(Stumble::from)
-            .and_then(|()| work(connection, &mut self.policies, self.place.now()))
+        self.begin()?;
+        // `begin` leaves a connection.
+        let connection = self.connection.as_ref().expect("a transaction is open");
+        let outcome = work(connection, &mut self.policies, self.place.now())
             .and_then(|done| run(connection, "commit").map(|()| done).map_err(Stumble::from));
         if let Err(stumble) = &outcome {
             self.roll_back(failure::spoils_connection(&stumble.error));
@@ -228,8 +260,21 @@ impl Writer {
         outcome
     }
 
+    /// Opens the file anew if need be, and takes the write lock. After an error no transaction is open.
+    pub(super) fn begin(&mut self) -> rusqlite::Result<()> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(open::writer(&self.place)?),
+        };
+        let begun = begin(connection, self.place.options.busy_timeout);
+        if let Err(error) = &begun {
+            self.roll_back(failure::spoils_connection(error));
+        }
+        begun
+    }
+
     /// Leaves nothing of a transaction behind.
-    fn roll_back(&mut self, spoilt: bool) {
+    pub(super) fn roll_back(&mut self, spoilt: bool) {
         self.policies.clear();
         let Some(connection) = &self.connection else { return };
         // SQLite rolls back by itself after some errors; then there is nothing left to do.
@@ -281,20 +326,36 @@ fn renew(
     Ok(fates)
 }
 
-fn purge(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Result<u32> {
+/// Removes what may go of the next `slice` rows, and says whether there may be more.
+fn purge(
+    connection: &Connection,
+    slice: u32,
+    done: Purged,
+    now: Timestamp,
+) -> rusqlite::Result<(Purged, bool)> {
     let mut pick = connection.prepare_cached(include_str!("sql/purge_pick.sql"))?;
-    let rows: Vec<i64> = pick
-        .query_map(params![now.as_micros(), limit], |row| row.get(0))?
-        .collect::<rusqlite::Result<_>>()?;
-    let mut bodies = connection.prepare_cached(include_str!("sql/purge_bodies.sql"))?;
+    let after = params![now.as_micros(), done.last.0, done.last.1, slice];
+    let rows: Vec<(i64, i64)> =
+        pick.query_map(after, |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<rusqlite::Result<_>>()?;
     let mut record = connection.prepare_cached(include_str!("sql/purge_row.sql"))?;
-    let mut removed = 0;
-    for row in rows {
-        bodies.execute([row])?;
-        record.execute([row])?;
-        removed += 1;
+    let mut bodies = connection.prepare_cached(include_str!("sql/purge_bodies.sql"))?;
+    let mut gone = 0;
+    for (_, row) in &rows {
+        match record.execute([row]) {
+            Ok(_) => {
+                bodies.execute([row])?;
+                gone += 1;
+            }
+            // A row of the application refers to it and forbids that it goes. That is the application's right, and no
+            // reason to keep all those behind it.
+            Err(error) if failure::reach(&error) == Reach::One => {
+                tracing::debug!(%error, row, "a record that is past its time is held");
+            }
+            Err(error) => return Err(error),
+        }
     }
-    Ok(removed)
+    let last = rows.last().copied().unwrap_or(done.last);
+    Ok((Purged { gone: done.gone + gone, last }, rows.len() == slice as usize))
 }
 
 fn keep(connection: &Connection, name: &str, value: &[u8]) -> rusqlite::Result<Bytes> {
@@ -323,7 +384,7 @@ fn begin(connection: &Connection, patience: Duration) -> rusqlite::Result<()> {
     }
 }
 
-fn run(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
+pub(super) fn run(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
     connection.prepare_cached(sql)?.execute([]).map(drop)
 }
 

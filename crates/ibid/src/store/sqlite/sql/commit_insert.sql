@@ -1,5 +1,5 @@
 -- Begin a record where no row stands. No row changed means Conflict.
-insert into record (
+insert into ibid_record (
   id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
   created_at, ran_at, completed_at, due_at, expires_at, purge_at,
   fingerprint, tenant, method, path, key, note

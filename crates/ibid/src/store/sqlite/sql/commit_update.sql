@@ -1,7 +1,7 @@
 -- Replace a record unless somebody has since; with ?4 only if it is also due by then. No row changed means
 -- Conflict. Marks (?16 to ?18): 0 keeps the instant, 1 sets it to now (?15), 2 clears it. Tenant and key are
 -- part of the id and never change; under tenant scope the operation may, with a new generation.
-update record set
+update ibid_record set
   count = ?5, nonce = ?6, birth = ?7, owner = ?8, attempt = ?9, lease_us = ?10, state = ?11, flags = ?12,
   policy = ?13, point = ?14,
   created_at = iif(?16 = 0, created_at, ?15),

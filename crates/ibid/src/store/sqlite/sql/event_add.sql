@@ -1,2 +1,2 @@
 -- One line of history.
-insert into event (id, at, what, detail) values (?1, ?2, ?3, ?4)
+insert into ibid_event (id, at, what, detail) values (?1, ?2, ?3, ?4)

@@ -1,2 +1,2 @@
 -- The first writer wins.
-insert into meta (name, value) values (?1, ?2) on conflict (name) do nothing
+insert into ibid_meta (name, value) values (?1, ?2) on conflict (name) do nothing

@@ -1,2 +1,2 @@
 -- What is kept under a name.
-select value from meta where name = ?1
+select value from ibid_meta where name = ?1

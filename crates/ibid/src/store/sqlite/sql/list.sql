@@ -3,7 +3,7 @@
 select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, null
-from record r
+from ibid_record r
 where r.id >= ?1 and r.id <= ?2 and r.id > ?3
   and (?4 is null or r.state = ?4)
   and (?5 is null or r.tenant = ?5)

@@ -1,2 +1,2 @@
 -- A set of rules that no record had before.
-insert into policy (data) values (?1)
+insert into ibid_policy (data) values (?1)

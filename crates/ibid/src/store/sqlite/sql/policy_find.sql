@@ -1,2 +1,2 @@
 -- The number of a set of rules.
-select id from policy where data = ?1
+select id from ibid_policy where data = ?1

@@ -1,2 +1,2 @@
 -- The rules with this number.
-select data from policy where id = ?1
+select data from ibid_policy where id = ?1

@@ -1,2 +1,2 @@
 -- The row itself.
-delete from record where row = ?1
+delete from ibid_record where row = ?1

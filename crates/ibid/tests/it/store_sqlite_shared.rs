@@ -1,0 +1,245 @@
+//! The SQLite store in a file that is not its own: an application's tables beside it, rows that refer to its records, and
+//! files of the layout that could not be shared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
+use ibid_core::change::{Draft, Happened};
+use ibid_core::record::State;
+use ibid_core::store::{Browse, Store};
+use ibid_testkit::contract::{Name, TICK, answering, commit_all, draft, insert, load, put, telling};
+use rusqlite::{Connection, params};
+
+use crate::store_sqlite::{File, files, sql, sqlite, sqlite_on};
+
+/// An application's table with the names that ours used to have, its own header, and a row that must stay.
+const SHOP: &str = "pragma application_id = 7; pragma user_version = 42;
+    create table record (x); insert into record values ('theirs')";
+
+/// What an application writes beside a record.
+const PAYMENT: &str = "create table payment (
+    id integer primary key,
+    record blob references ibid_record(id) on delete set null,
+    cents integer not null
+) strict;
+create index payment_record on payment (record)";
+
+/// The header's numbers and how the file is journalled.
+fn header(connection: &Connection) -> (i64, i64, String) {
+    let header = "select (select * from pragma_application_id), (select * from pragma_user_version),
+                         (select * from pragma_journal_mode)";
+    connection
+        .query_row(header, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .expect("a header is read")
+}
+
+fn one<T: rusqlite::types::FromSql>(connection: &Connection, sql: &str) -> T {
+    connection.query_row(sql, [], |row| row.get(0)).expect("one value")
+}
+
+#[tokio::test]
+async fn an_applications_database_gets_our_tables_beside_its_own() {
+    let file = File::fresh();
+    sql(&file.path(), SHOP);
+    let subject = sqlite_on(&file, |_| {});
+    let name = Name::fresh();
+    put(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
+    let theirs = file.other_connection();
+    assert_eq!(one::<String>(&theirs, "select x from record"), "theirs");
+    assert_eq!(header(&theirs), (7, 42, "wal".to_owned()), "the header is the application's");
+    drop((subject, theirs));
+    let again = sqlite_on(&file, |options| options.create = false);
+    assert!(load(&*again.store, name.id).await.is_some(), "it is known by its tables");
+}
+
+#[test]
+fn tables_that_were_not_asked_for_are_not_made() {
+    for theirs in [SHOP, "create table t (a)", "pragma application_id = 7"] {
+        let file = File::fresh();
+        sql(&file.path(), theirs);
+        let before = std::fs::read(file.path()).expect("it is there");
+        let options = SqliteOptions { create: false, ..SqliteOptions::default() };
+        let error = SqliteStore::open(&file.path(), options).expect_err("none of our tables");
+        assert!(matches!(error, OpenError::NoTables { .. }), "{error:?}");
+        assert!(error.to_string().contains("ibid.db"), "the message names the file: {error}");
+        assert_eq!(std::fs::read(file.path()).expect("it is there"), before, "{theirs}");
+        assert_eq!(files(&file), ["ibid.db"], "{theirs}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
+    let (new, old) = (sqlite(), File::fresh());
+    let name = Name::fresh();
+    let begin = telling(insert(&name, draft(&name, State::Completed)), Happened::Operator, "told");
+    let begun = put(&*new.store, &answering(begin, b"201")).await;
+    new.store.keep("secret", Bytes::from_static(b"s")).await.expect("it is kept");
+    sql(&old.path(), include_str!("unprefixed.sql"));
+    let filling = old.other_connection();
+    filling.execute("attach ?1 as new", [new.file.path().to_str()]).expect("the other file is there");
+    for table in ["record", "body", "policy", "event"] {
+        filling
+            .execute(&format!("insert into {table} select * from new.ibid_{table}"), [])
+            .expect("rows are the same in both");
+    }
+    filling
+        .execute("insert into meta select * from new.ibid_meta where name <> 'schema'", [])
+        .expect("rows are the same in both");
+    drop(filling);
+    // As an operator's command would open it.
+    let subject = sqlite_on(&old, |options| options.create = false);
+    let found = load(&*subject.store, name.id).await.expect("it is still there");
+    assert_eq!((found.record, found.answer), (begun.record, begun.answer));
+    assert_eq!(subject.store.history(name.id).await.expect("a history").len(), 1);
+    assert_eq!(subject.store.keep("secret", Bytes::from_static(b"t")).await.expect("it is kept"), "s");
+    let connection = old.other_connection();
+    assert_eq!(header(&connection), (0, 0, "wal".to_owned()));
+    assert_eq!(tables(&connection), tables(&new.file.other_connection()), "as if it had been made today");
+    drop((subject, connection));
+    sqlite_on(&old, |_| {});
+}
+
+/// All that the schema holds, but for the quotes that a rename leaves.
+fn tables(connection: &Connection) -> Vec<(String, Option<String>)> {
+    let mut schema =
+        connection.prepare("select name, sql from sqlite_schema order by name").expect("a schema");
+    let lines = schema.query_map([], |row| {
+        Ok((row.get(0)?, row.get::<_, Option<String>>(1)?.map(|sql| sql.replace('"', ""))))
+    });
+    lines.and_then(Iterator::collect).expect("the schema is read")
+}
+
+#[test]
+fn many_who_open_a_file_of_the_first_layout_at_once_all_open_it() {
+    let file = File::fresh();
+    sql(&file.path(), include_str!("unprefixed.sql"));
+    let line = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                line.wait();
+                sqlite_on(&file, |_| {});
+            });
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
+    let subject = sqlite();
+    let name = Name::fresh();
+    put(&*subject.store, &insert(&name, going(&name))).await;
+    let theirs = subject.file.other_connection();
+    theirs.execute_batch(PAYMENT).expect("a table is made");
+    theirs
+        .execute("insert into payment (record, cents) values (?1, 4200)", [name.id.as_bytes()])
+        .expect("a payment is made");
+    subject.hands.advance(TICK);
+    assert_eq!(subject.store.purge(10).await.expect("a purge succeeds"), 1);
+    assert_eq!(one::<i64>(&theirs, "select cents from payment where record is null"), 4200);
+    assert_eq!(one::<i64>(&theirs, "select count(*) from pragma_foreign_key_check"), 0);
+}
+
+#[tokio::test]
+async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
+    let subject = sqlite();
+    // More than are removed at once, and the first of them held.
+    let names: Vec<Name> = (0..600).map(|_| Name::fresh()).collect();
+    let held = &names[..300];
+    for few in names.chunks(300) {
+        let begin = |name: &Name| answering(insert(name, going(name)), b"x");
+        commit_all(&*subject.store, few.iter().map(begin).collect()).await;
+        subject.hands.advance(TICK);
+    }
+    let theirs = subject.file.other_connection();
+    theirs
+        .execute_batch("create table audit (record blob not null references ibid_record(id)) strict")
+        .expect("a table is made");
+    for name in held {
+        theirs.execute("insert into audit values (?1)", [name.id.as_bytes()]).expect("a line is written");
+    }
+    assert_eq!(subject.store.purge(1000).await.expect("a purge succeeds"), 300);
+    for name in held {
+        let stored = load(&*subject.store, name.id).await.expect("it is held");
+        assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
+    }
+    theirs.execute("delete from audit", []).expect("the audit is over");
+    assert_eq!(subject.store.purge(1000).await.expect("a purge succeeds"), 300);
+}
+
+#[tokio::test]
+async fn a_record_stays_while_an_effect_of_its_own_is_open() {
+    let subject = sqlite();
+    let (busy, free) = (Name::fresh(), Name::fresh());
+    let stored = put(&*subject.store, &insert(&busy, going(&busy))).await;
+    put(&*subject.store, &insert(&free, going(&free))).await;
+    let other = subject.file.other_connection();
+    let effect =
+        "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us,
+                    created_at, downstream_key, rules, owes, tenant, payload)
+                  values (?1, ?2, ?3, 1, 1, 'charge', 1, ?4, 0, 1, 1, 'k', x'', 0, 't', x'')";
+    let birth = stored.record.birth.0.cast_signed();
+    other.execute(effect, params![busy.id.as_bytes(), birth, "done", 0]).expect("an effect");
+    other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]).expect("an effect");
+    let twice = other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]);
+    assert!(twice.is_err(), "one effect of a name");
+    subject.hands.advance(TICK);
+    assert_eq!(subject.store.purge(10).await.expect("a purge succeeds"), 1);
+    assert!(load(&*subject.store, busy.id).await.is_some() && load(&*subject.store, free.id).await.is_none());
+    other.execute("update ibid_effect set open = 0", []).expect("it is done");
+    assert_eq!(subject.store.purge(10).await.expect("a purge succeeds"), 1);
+    assert_eq!(one::<i64>(&other, "select count(*) from ibid_effect"), 2, "effects outlive their record");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_applications_own_connections_write_beside_the_store() {
+    let subject = sqlite();
+    subject.file.other_connection().execute_batch(PAYMENT).expect("a table is made");
+    let names: Arc<Vec<Name>> = Arc::new((0..200).map(|_| Name::fresh()).collect());
+    let begun = names.iter().map(|name| insert(name, draft(name, State::InProgress))).collect();
+    commit_all(&*subject.store, begun).await;
+    let shoppers: Vec<_> = (0..2)
+        .map(|shopper| {
+            let (file, names) = (subject.file.clone(), names.clone());
+            std::thread::spawn(move || pay(&file, names.iter().skip(shopper).step_by(2)))
+        })
+        .collect();
+    let more: Vec<Name> = (0..100).map(|_| Name::fresh()).collect();
+    for name in &more {
+        put(&*subject.store, &insert(name, draft(name, State::InProgress))).await;
+    }
+    shoppers.into_iter().for_each(|shopper| shopper.join().expect("all is paid"));
+    let theirs = subject.file.other_connection();
+    assert_eq!(
+        one::<i64>(
+            &theirs,
+            "select count(*) from payment join ibid_record on ibid_record.id = payment.record"
+        ),
+        200
+    );
+    assert_eq!(one::<i64>(&theirs, "select count(*) from ibid_record"), 300);
+}
+
+/// One payment for each, in a transaction that first takes the write lock and looks at the record.
+fn pay<'n>(file: &File, names: impl Iterator<Item = &'n Name>) {
+    let connection = file.other_connection();
+    connection.busy_timeout(Duration::from_secs(30)).expect("a patient connection");
+    connection.pragma_update(None, "foreign_keys", true).expect("a strict connection");
+    for name in names {
+        connection.execute_batch("begin immediate").expect("the lock comes in time");
+        let mut seen =
+            connection.prepare_cached("select count from ibid_record where id = ?1").expect("a query");
+        assert_eq!(seen.query_row([name.id.as_bytes()], |row| row.get::<_, i64>(0)), Ok(1));
+        connection
+            .execute("insert into payment (record, cents) values (?1, 1)", [name.id.as_bytes()])
+            .expect("a payment is made");
+        connection.execute_batch("commit").expect("it is committed");
+    }
+}
+
+/// A record that may be removed as soon as the clock moves.
+fn going(name: &Name) -> Draft {
+    Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }
+}

@@ -288,7 +288,7 @@ async fn a_superseded_finish_is_answered_with_what_is_stored() {
     assert!(matches!(second.finish(created(), false).await, Finished::Stored(_)));
     let finished = first.finish(Response { status: 200, ..created() }, false).await;
     let Finished::Superseded(begun) = finished else { panic!("{finished:?}") };
-    assert!(matches!(*begun, Begun::Replay(kept) if kept.response.status == 201));
+    assert!(matches!(&*begun, Begun::Replay(kept) if kept.response.status == 201));
     assert!(world.only().await.record.flags.dead_letter, "a person must look at two answers");
 }
 

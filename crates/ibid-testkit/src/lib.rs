@@ -4,6 +4,7 @@
 pub mod client;
 pub mod contract;
 pub mod faults;
+pub mod postgres;
 pub mod story;
 pub mod upstream;
 pub mod upstream_h2;

@@ -1,0 +1,251 @@
+//! A real PostgreSQL server for one test: its own data directory, its own port, gone with the test.
+//!
+//! It flushes as a production server does, for durability is part of what is tested. All of it blocks; starting takes
+//! some tenths of a second. It must not know what ibid keeps in it.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use self::install::Install;
+
+mod install;
+
+/// A server that runs until it is dropped, and never longer than the process that started it.
+#[derive(Debug)]
+pub struct Postgres {
+    install: Install,
+    directory: PathBuf,
+    port: u16,
+    settings: Vec<(String, String)>,
+    databases: AtomicU32,
+    running: Option<Running>,
+}
+
+/// The thread that started the server waits for its end: the kernel ends the server when that thread dies, so it must
+/// be no thread of a pool.
+#[derive(Debug)]
+struct Running {
+    pid: Pid,
+    keeper: JoinHandle<()>,
+}
+
+impl Postgres {
+    /// Starts a server with small settings.
+    pub fn start() -> Postgres {
+        Postgres::start_with(&[])
+    }
+
+    /// The same, with settings of `postgresql.conf` besides.
+    pub fn start_with(settings: &[(&str, &str)]) -> Postgres {
+        let install = Install::find();
+        let directory = install.new_directory();
+        install.copy_template(&directory);
+        Postgres::run(install, directory, settings)
+    }
+
+    /// Starts a standby that follows this server. What a commit waits for is up to this server's settings: give it
+    /// `synchronous_standby_names` to make the standby a synchronous one.
+    pub fn standby(&self, name: &str, settings: &[(&str, &str)]) -> Postgres {
+        let directory = self.install.new_directory();
+        let source =
+            format!("host={HOST} port={} user={USER} dbname={USER} application_name={name}", self.port);
+        let mut backup = self.install.as_owner("pg_basebackup");
+        backup.args(["--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf", "--no-sync"]);
+        self.install.must(backup.arg("--dbname").arg(source).arg("--pgdata").arg(data(&directory)));
+        Postgres::run(self.install.clone(), directory, settings)
+    }
+
+    fn run(install: Install, directory: PathBuf, settings: &[(&str, &str)]) -> Postgres {
+        let settings = settings.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let mut server =
+            Postgres { install, directory, port: 0, settings, databases: AtomicU32::new(0), running: None };
+        // Somebody else may take a port between our look and the server's bind.
+        for _ in 0..PORT_TRIES {
+            server.port = free_port();
+            if server.try_start() {
+                return server;
+            }
+        }
+        panic!("PostgreSQL did not start:\n{}", server.log());
+    }
+
+    /// Where the database `postgres` is.
+    pub fn url(&self) -> String {
+        self.url_for("postgres")
+    }
+
+    /// Where a database is.
+    pub fn url_for(&self, database: &str) -> String {
+        format!("postgres://{USER}@{HOST}:{}/{database}", self.port)
+    }
+
+    /// The port of the loopback interface that it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Makes an empty database that nobody else uses, and gives its name.
+    pub fn create_database(&self) -> String {
+        let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.sql("postgres", &format!("create database {name}"));
+        name
+    }
+
+    /// What `psql` answers, a line per row and `|` between columns. It panics when the server refuses.
+    pub fn sql(&self, database: &str, sql: &str) -> String {
+        self.try_sql(database, sql).unwrap_or_else(|said| panic!("`{sql}` was refused: {said}"))
+    }
+
+    /// The same, or what `psql` complained about.
+    pub fn try_sql(&self, database: &str, sql: &str) -> Result<String, String> {
+        let mut psql = self.install.as_ourselves("psql");
+        psql.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--set=ON_ERROR_STOP=1"]);
+        let psql = psql.arg("--command").arg(sql).arg(self.url_for(database)).stdin(Stdio::null());
+        let output = psql.output().expect("psql runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Starts a server that was stopped, on the port it had.
+    pub fn start_again(&mut self) {
+        assert!(self.running.is_none(), "the server runs already");
+        let until = Instant::now() + READY_WITHIN;
+        // A connection of somebody else may hold the port for a moment.
+        while !self.try_start() {
+            assert!(Instant::now() < until, "PostgreSQL did not start again:\n{}", self.log());
+        }
+    }
+
+    /// Ends it at once, as a crash would: nothing is flushed, every connection breaks.
+    pub fn stop_immediate(&mut self) {
+        self.end(Signal::QUIT);
+    }
+
+    /// Ends it in order, breaking off what runs.
+    pub fn stop_fast(&mut self) {
+        self.end(Signal::INT);
+    }
+
+    /// A crash, and recovery from it.
+    pub fn restart(&mut self) {
+        self.stop_immediate();
+        self.start_again();
+    }
+
+    /// Makes a primary of a standby, and returns once it takes writes.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("postgres", "select pg_promote(true, 60)"), "t", "the standby is promoted");
+    }
+
+    /// What the server wrote to its log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+
+    fn end(&mut self, signal: Signal) {
+        let Some(Running { pid, keeper }) = self.running.take() else { return };
+        // It may have ended by itself; then there is nobody to tell.
+        let _ = kill_process(pid, signal);
+        let _ = keeper.join();
+    }
+
+    /// Starts it and waits until it takes connections; false if it ended instead.
+    fn try_start(&mut self) -> bool {
+        let (child_pid, pid) = std::sync::mpsc::channel();
+        let mut postgres = self.install.as_owner_while_we_live("postgres");
+        let log = fs::File::options().create(true).append(true).open(self.directory.join("log"));
+        postgres.arg("-D").arg(data(&self.directory)).stdin(Stdio::null()).stdout(Stdio::null());
+        postgres.stderr(log.expect("a log file"));
+        for (name, value) in self.all_settings() {
+            postgres.arg("-c").arg(format!("{name}={value}"));
+        }
+        let keeper = thread::Builder::new().name("postgres".to_owned()).spawn(move || {
+            let mut child: Child = postgres.spawn().expect("postgres runs");
+            let _ = child_pid.send(child.id());
+            let _ = child.wait();
+        });
+        let keeper = keeper.expect("a thread starts");
+        let id = pid.recv().expect("the thread tells the pid").cast_signed();
+        let running = Running { pid: Pid::from_raw(id).expect("a pid is not zero"), keeper };
+        let until = Instant::now() + READY_WITHIN;
+        while !is_ready(&self.directory, id) {
+            if running.keeper.is_finished() {
+                return false;
+            }
+            assert!(Instant::now() < until, "PostgreSQL is not ready:\n{}", self.log());
+            thread::sleep(LOOK_EVERY);
+        }
+        self.running = Some(running);
+        true
+    }
+
+    fn all_settings(&self) -> impl Iterator<Item = (&str, String)> {
+        let ours = [
+            ("port", self.port.to_string()),
+            ("listen_addresses", HOST.to_owned()),
+            ("unix_socket_directories", String::new()),
+            // What a test writes is small; two servers run beside each other.
+            ("shared_buffers", "32MB".to_owned()),
+            // Not every test reads it, but whoever has to find out why one failed will.
+            ("log_min_messages", "warning".to_owned()),
+        ];
+        ours.into_iter().chain(self.settings.iter().map(|(name, value)| (name.as_str(), value.clone())))
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.stop_immediate();
+        // What is left over is swept by the next test that starts a server.
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Whether the server itself says so, the way `pg_ctl` finds out: a connection that works would only tell that
+/// somebody listens on this port.
+fn is_ready(directory: &Path, pid: i32) -> bool {
+    let file = fs::read_to_string(data(directory).join("postmaster.pid")).unwrap_or_default();
+    let line = |place: usize| file.lines().nth(place).unwrap_or_default().trim();
+    line(0) == pid.to_string() && matches!(line(7), "ready" | "standby")
+}
+
+fn data(directory: &Path) -> PathBuf {
+    directory.join("data")
+}
+
+/// A port that nobody listens on, below those that the kernel gives to outgoing connections: a server that is
+/// started again must find its port free.
+fn free_port() -> u16 {
+    let free = || {
+        let random = getrandom::u32().expect("the system gives random bytes");
+        let port = PORTS.start + (random % u32::from(PORTS.end - PORTS.start)) as u16;
+        TcpListener::bind((HOST, port)).is_ok().then_some(port)
+    };
+    (0..PORT_LOOKS).find_map(|_| free()).expect("a free port on the loopback interface")
+}
+
+const HOST: &str = "127.0.0.1";
+
+/// The superuser of every server.
+const USER: &str = "postgres";
+
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+
+/// Of 20,000 ports some dozens are taken; to miss this often, most would have to be.
+const PORT_LOOKS: u32 = 100;
+
+/// As often as somebody else might take the port first.
+const PORT_TRIES: u32 = 3;
+
+/// Recovery of a small database takes a second on a busy machine; a minute means that it will not come.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// A fraction of what a start takes.
+const LOOK_EVERY: Duration = Duration::from_millis(5);

@@ -1,0 +1,189 @@
+//! Where PostgreSQL is installed, who may run it, and the data directory that every server begins with.
+//!
+//! `initdb` takes seconds, so it runs once: its result is kept beside the build and copied for each server.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// One installation.
+#[derive(Clone, Debug)]
+pub(super) struct Install {
+    bin: PathBuf,
+    version: String,
+    /// Whom the server runs as, if not ourselves: it refuses to run as root.
+    owner: Option<Owner>,
+    /// Where the template and the servers' directories are.
+    home: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    uid: u32,
+    gid: u32,
+}
+
+impl Install {
+    /// Panics with what to do if there is none: a test that needs PostgreSQL and passes without one tells a lie.
+    pub(super) fn find() -> Install {
+        let bin = bin_directory().unwrap_or_else(|| {
+            panic!("PostgreSQL is not installed: run scripts/setup, or install the package `postgresql`")
+        });
+        let version = said(Command::new(bin.join("postgres")).arg("--version"));
+        let version =
+            version.expect("postgres tells its version").replace(|c: char| !c.is_alphanumeric(), "-");
+        let owner = rustix::process::geteuid().is_root().then(Owner::postgres);
+        let home = home(owner.is_some());
+        fs::create_dir_all(&home).expect("a directory for servers");
+        Install { bin, version, owner, home }
+    }
+
+    /// A program of PostgreSQL, run as whoever owns the data.
+    pub(super) fn as_owner(&self, program: &str) -> Command {
+        self.command(program, &[])
+    }
+
+    /// The same, told to end when the thread that started it dies.
+    pub(super) fn as_owner_while_we_live(&self, program: &str) -> Command {
+        self.command(program, &["--pdeathsig", "QUIT"])
+    }
+
+    /// A client program.
+    pub(super) fn as_ourselves(&self, program: &str) -> Command {
+        plain(Command::new(self.bin.join(program)))
+    }
+
+    fn command(&self, program: &str, flags: &[&str]) -> Command {
+        let mut command = Command::new("setpriv");
+        if let Some(Owner { uid, gid }) = self.owner {
+            command.args([&format!("--reuid={uid}"), &format!("--regid={gid}"), "--clear-groups"]);
+        }
+        command.args(flags).arg("--").arg(self.bin.join(program));
+        plain(command)
+    }
+
+    /// Runs a command that has to succeed.
+    pub(super) fn must(&self, command: &mut Command) {
+        let output = command.output().unwrap_or_else(|error| panic!("{command:?} did not run: {error}"));
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?} failed: {complaint}");
+    }
+
+    /// A directory for one server, and nothing of servers whose process was killed.
+    pub(super) fn new_directory(&self) -> PathBuf {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        self.sweep();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let directory = self.home.join(format!("{SERVER}{}-{count}", std::process::id()));
+        // A process with our pid may have been killed here before.
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).expect("a directory for a server");
+        let data = directory.join("data");
+        fs::create_dir(&data).expect("a directory for data");
+        self.hand_over(&data);
+        directory
+    }
+
+    /// Gives a directory the owner and the mode that PostgreSQL asks for.
+    fn hand_over(&self, data: &Path) {
+        if let Some(Owner { uid, gid }) = self.owner {
+            chown(data, Some(uid), Some(gid)).expect("root may give a directory away");
+        }
+        fs::set_permissions(data, fs::Permissions::from_mode(0o700)).expect("our own directory");
+    }
+
+    fn sweep(&self) {
+        let Ok(entries) = fs::read_dir(&self.home) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let pid = name.strip_prefix(SERVER).and_then(|rest| rest.split_once('-')).map(|(pid, _)| pid);
+            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// Fills the data directory of a new server.
+    pub(super) fn copy_template(&self, directory: &Path) {
+        let template = self.template();
+        self.must(Command::new("cp").arg("-a").arg(template.join(".")).arg(directory.join("data")));
+    }
+
+    /// Made by whoever comes first; the others wait for the lock, and find it whole or not at all.
+    fn template(&self) -> PathBuf {
+        let template = self.home.join(format!("template-{TEMPLATE}-{}", self.version));
+        let lock = fs::File::create(template.with_extension("lock")).expect("a lock file");
+        lock.lock().expect("a lock");
+        if !template.exists() {
+            let making = template.with_extension("making");
+            let _ = fs::remove_dir_all(&making);
+            fs::create_dir(&making).expect("a directory for the template");
+            self.hand_over(&making);
+            let mut initdb = self.as_owner("initdb");
+            // Small segments make a small copy. Nobody keeps the template over a power cut.
+            initdb.args(["--no-sync", "--wal-segsize=1", "--no-locale", "--encoding=UTF8"]);
+            initdb.args(["--auth=trust", "--username=postgres", "--pgdata"]).arg(&making);
+            self.must(&mut initdb);
+            fs::rename(&making, &template).expect("a whole template");
+        }
+        template
+    }
+}
+
+impl Owner {
+    fn postgres() -> Owner {
+        let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
+        let found = users.lines().map(fields).find(|fields| fields[0] == "postgres");
+        let number = |place: usize| found.as_ref()?.get(place)?.parse().ok();
+        let (Some(uid), Some(gid)) = (number(2), number(3)) else {
+            panic!("PostgreSQL does not run as root, and there is no user `postgres` to run it as");
+        };
+        Owner { uid, gid }
+    }
+}
+
+/// Without what the environment says about other servers.
+fn plain(mut command: Command) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env_clear().env("PATH", path).env("LC_ALL", "C").env("TZ", "UTC");
+    command
+}
+
+fn bin_directory() -> Option<PathBuf> {
+    let has_server = |bin: &PathBuf| bin.join("initdb").exists() && bin.join("postgres").exists();
+    let told = said(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
+    if let Some(bin) = told.filter(has_server) {
+        return Some(bin);
+    }
+    // Where Debian keeps one directory per version, off the path.
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let bins = versions.flatten().map(|version| version.path().join("bin")).filter(has_server);
+    bins.max_by_key(|bin| {
+        let version = bin.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+        version.and_then(|version| version.parse::<u32>().ok())
+    })
+}
+
+fn said(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
+/// Beside the build if the server's owner can go there, else where temporary files are.
+fn home(by_another: bool) -> PathBuf {
+    let open = |directory: &Path| fs::metadata(directory).is_ok_and(|found| found.mode() & 0o001 != 0);
+    let beside = std::env::current_exe().ok().and_then(|exe| {
+        let target = exe.ancestors().find(|place| place.file_name().is_some_and(|name| name == "target"))?;
+        (!by_another || target.ancestors().all(open)).then(|| target.join("tmp"))
+    });
+    beside.unwrap_or_else(std::env::temp_dir).join("ibid-postgres")
+}
+
+/// Begins the name of every server's directory.
+const SERVER: &str = "server-";
+
+/// Counts the ways in which a template was made: with another, old ones are not used.
+const TEMPLATE: u32 = 1;

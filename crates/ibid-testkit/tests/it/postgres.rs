@@ -1,0 +1,65 @@
+//! The server for tests: it keeps what was committed, ends with its process, and its pieces make a failover.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use ibid_testkit::postgres::Postgres;
+
+#[test]
+fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
+    let mut server = Postgres::start_with(&[("max_connections", "20")]);
+    assert_eq!(server.sql("postgres", "show fsync"), "on", "durability is part of what is tested");
+    assert_eq!(server.sql("postgres", "show max_connections"), "20", "settings are taken");
+    let (one, other) = (server.create_database(), server.create_database());
+    server.sql(&one, "create table t (n int); insert into t values (1)");
+    assert!(server.try_sql(&other, "select * from t").is_err(), "databases are apart");
+    let url = server.url_for(&one);
+    server.restart();
+    assert_eq!(server.url_for(&one), url, "it comes back where it was");
+    assert_eq!(server.sql(&one, "select n from t"), "1");
+    server.stop_fast();
+    assert!(server.try_sql(&one, "select 1").is_err(), "it is down");
+    server.start_again();
+    assert_eq!(server.sql(&one, "select n from t"), "1");
+}
+
+#[test]
+fn a_standby_takes_over_what_its_primary_had_committed() {
+    let mut primary = Postgres::start();
+    let standby = primary.standby("second", &[]);
+    primary.sql("postgres", "alter system set synchronous_standby_names = 'second'");
+    primary.sql("postgres", "select pg_reload_conf()");
+    primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
+    assert_eq!(standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");
+    primary.stop_immediate();
+    standby.promote();
+    assert_eq!(standby.sql("postgres", "insert into t values (8) returning n"), "8");
+}
+
+/// Run by the test below in a process of its own.
+#[test]
+#[ignore = "it is killed by another test"]
+fn a_process_that_is_killed() {
+    let server = Postgres::start();
+    println!("\npid {}", server.sql("postgres", "select pg_read_file('postmaster.pid', 0, 20)"));
+    // It is killed here; until then it waits for input that never comes.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn no_server_outlives_a_process_that_is_killed() {
+    let mut process = Command::new(std::env::current_exe().expect("this test"));
+    process.args(["--ignored", "--exact", "--nocapture", "postgres::a_process_that_is_killed"]);
+    let mut process = process.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
+    let lines = BufReader::new(process.stdout.take().expect("it was piped")).lines();
+    let pid = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("pid ").map(str::to_owned));
+    let pid = rustix::process::Pid::from_raw(pid.expect("the server runs").parse().expect("a number"));
+    let pid = pid.expect("a pid is not zero");
+    // A handle on the very process: its number may be given to another once it is gone.
+    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs");
+    process.kill().expect("it can be killed");
+    process.wait().expect("it ends");
+    let mut ended = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+    let minute = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut ended, Some(&minute)).expect("a poll"), 1, "the server still runs");
+}

@@ -60,6 +60,8 @@ pub mod upkeep;
 
 pub mod store;
 
+pub mod transaction;
+
 pub mod telemetry;
 
 pub use attempt::Attempt;

@@ -1,8 +1,17 @@
-//! One transaction with the caller's rows.
+//! One transaction with the caller's rows: an adapter per driver, each behind a feature of its own.
+//!
+//! Every adapter is a pair: a [`Database`] around the driver's pool and an [`OwnedTx`] that derefs to what the caller
+//! runs statements on. `commit` of every one fails when PostgreSQL has aborted the transaction: the server itself
+//! answers such a `COMMIT` with success and rolls back.
 
-pub(crate) mod all_inside;
-pub(crate) mod inside;
-pub(crate) mod statements;
+pub use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 
-pub use all_inside::BegunInside;
-pub use inside::{Inside, TxError};
+#[cfg(feature = "sqlite")]
+pub mod rusqlite;
+
+pub mod isolated;
+
+#[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm", feature = "sqlite"))]
+mod sqlite_failure;
+
+pub use isolated::{Isolated, Isolation};

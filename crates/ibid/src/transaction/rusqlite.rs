@@ -1,0 +1,202 @@
+//! Transactions of `rusqlite`.
+//!
+//! Everything happens at once, on the thread that polls: each future is ready when first polled, so that a plain
+//! thread can drive it too. On an async runtime SQLite's waiting for a lock (`busy_timeout`) and its flushes block that
+//! thread.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use ::rusqlite::types::{ToSqlOutput, ValueRef};
+use ::rusqlite::{Connection, Error, Row as SqliteRow, Statement as Prepared};
+use bytes::Bytes;
+use ibid_core::sql::{
+    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+};
+use ibid_core::store::Pending;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use super::sqlite_failure;
+
+/// One connection that is shared by turns.
+#[derive(Clone, Debug)]
+pub struct Rusqlite(Arc<Mutex<Connection>>);
+
+impl Rusqlite {
+    /// Transactions on this connection, one after the other.
+    pub fn new(connection: Connection) -> Rusqlite {
+        Rusqlite(Arc::new(Mutex::new(connection)))
+    }
+}
+
+impl From<Arc<Mutex<Connection>>> for Rusqlite {
+    fn from(shared: Arc<Mutex<Connection>>) -> Rusqlite {
+        Rusqlite(shared)
+    }
+}
+
+impl Database for Rusqlite {
+    type Tx = RusqliteTx<'static>;
+
+    async fn begin(&self) -> Result<RusqliteTx<'static>, SqlError> {
+        RusqliteTx::open(Held::Shared(self.0.clone().lock_owned().await))
+    }
+}
+
+/// An open transaction. The caller's statements run on the [`Connection`] that it derefs to; dropping it undoes it.
+pub struct RusqliteTx<'a> {
+    held: Held<'a>,
+}
+
+enum Held<'a> {
+    Lent(&'a mut Connection),
+    Shared(OwnedMutexGuard<Connection>),
+}
+
+impl<'a> RusqliteTx<'a> {
+    /// Opens one on the caller's own connection, ready to write.
+    pub fn begin(connection: &'a mut Connection) -> Result<RusqliteTx<'a>, SqlError> {
+        RusqliteTx::open(Held::Lent(connection))
+    }
+
+    fn open(held: Held<'a>) -> Result<RusqliteTx<'a>, SqlError> {
+        // Not yet a transaction: one that somebody else left open is not ours to undo.
+        held.connection().execute_batch("begin immediate").map_err(failure)?;
+        Ok(RusqliteTx { held })
+    }
+
+    /// SQLite ends a transaction by itself after some errors (a full disk, a failed read). A statement after that would
+    /// be durable at once and alone.
+    fn still_open(&self) -> Result<&Connection, SqlError> {
+        match self.is_autocommit() {
+            false => Ok(self),
+            true => Err(SqlError::new(Fault::Wrong, "the transaction was ended already")),
+        }
+    }
+
+    fn run(&self, statement: &'static Statement, params: &[Param<'_>]) -> Result<u64, SqlError> {
+        let mut prepared = self.still_open()?.prepare_cached(statement.text).map_err(failure)?;
+        bind(&mut prepared, params)?;
+        prepared.raw_execute().map(|rows| rows as u64).map_err(failure)
+    }
+
+    fn rows(&self, statement: &'static Statement, params: &[Param<'_>]) -> Result<Vec<Row>, SqlError> {
+        let mut prepared = self.still_open()?.prepare_cached(statement.text).map_err(failure)?;
+        bind(&mut prepared, params)?;
+        let mut found = prepared.raw_query();
+        let mut rows = Vec::new();
+        while let Some(row) = found.next().map_err(failure)? {
+            let values = statement.columns.iter().enumerate().map(|(at, kind)| value(row, at, *kind));
+            rows.push(Row::new(values.collect::<Result<_, _>>()?));
+        }
+        Ok(rows)
+    }
+
+    fn end(self, statement: &str) -> Result<(), SqlError> {
+        // After an error the transaction may still be open; dropping it undoes it then.
+        self.still_open()?.execute_batch(statement).map_err(failure)
+    }
+}
+
+impl SqlTx for RusqliteTx<'_> {
+    fn dialect(&self) -> Dialect {
+        Dialect::Sqlite
+    }
+
+    fn execute<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<u64, SqlError>> {
+        Box::pin(async move { self.run(statement, params) })
+    }
+
+    fn query<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+        Box::pin(async move { self.rows(statement, params) })
+    }
+}
+
+impl OwnedTx for RusqliteTx<'_> {
+    async fn commit(self) -> Result<(), SqlError> {
+        self.end("commit")
+    }
+
+    async fn rollback(self) -> Result<(), SqlError> {
+        self.end("rollback")
+    }
+}
+
+impl Deref for RusqliteTx<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.held.connection()
+    }
+}
+
+impl Drop for RusqliteTx<'_> {
+    fn drop(&mut self) {
+        if !self.is_autocommit() {
+            // If even this fails, the next `begin` says so.
+            let _ = self.execute_batch("rollback");
+        }
+    }
+}
+
+impl fmt::Debug for RusqliteTx<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RusqliteTx").finish_non_exhaustive()
+    }
+}
+
+impl Held<'_> {
+    fn connection(&self) -> &Connection {
+        match self {
+            Held::Lent(connection) => connection,
+            Held::Shared(guard) => guard,
+        }
+    }
+}
+
+fn bind(prepared: &mut Prepared<'_>, params: &[Param<'_>]) -> Result<(), SqlError> {
+    for (at, param) in params.iter().enumerate() {
+        let value = match *param {
+            Param::Null(_) => ValueRef::Null,
+            Param::Bool(value) => ValueRef::Integer(i64::from(value)),
+            Param::I64(value) => ValueRef::Integer(value),
+            Param::Text(value) => ValueRef::Text(value.as_bytes()),
+            Param::Bytes(value) => ValueRef::Blob(value),
+        };
+        prepared.raw_bind_parameter(at + 1, ToSqlOutput::Borrowed(value)).map_err(failure)?;
+    }
+    Ok(())
+}
+
+fn value(row: &SqliteRow<'_>, at: usize, kind: Type) -> Result<Value, SqlError> {
+    let stored = row.get_ref(at).map_err(failure)?;
+    let value = match (kind, stored) {
+        (_, ValueRef::Null) => Some(Value::Null),
+        (Type::Bool, ValueRef::Integer(value)) => Some(Value::Bool(value != 0)),
+        (Type::I64, ValueRef::Integer(value)) => Some(Value::I64(value)),
+        (Type::Text, ValueRef::Text(value)) => {
+            std::str::from_utf8(value).ok().map(|text| Value::Text(text.to_owned()))
+        }
+        (Type::Bytes, ValueRef::Blob(value)) => Some(Value::Bytes(Bytes::copy_from_slice(value))),
+        _ => None,
+    };
+    value.ok_or_else(|| SqlError::wrong(&format!("{kind:?} in column {at}, found {}", stored.data_type())))
+}
+
+fn failure(error: Error) -> SqlError {
+    let fault = match &error {
+        Error::SqliteFailure(reported, _) => sqlite_failure::fault(reported.extended_code),
+        Error::SqlInputError { error: reported, .. } => sqlite_failure::fault(reported.extended_code),
+        _ => Fault::Wrong,
+    };
+    SqlError::new(fault, error)
+}

@@ -6,10 +6,19 @@
 
 pub use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 
+#[cfg(feature = "sqlx-postgres")]
+pub mod sqlx_postgres;
+
+#[cfg(feature = "sqlx-sqlite")]
+pub mod sqlx_sqlite;
+
 #[cfg(feature = "sqlite")]
 pub mod rusqlite;
 
 pub mod isolated;
+
+#[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm"))]
+mod sqlx_failure;
 
 #[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm", feature = "sqlite"))]
 mod sqlite_failure;

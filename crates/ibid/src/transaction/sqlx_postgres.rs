@@ -1,0 +1,142 @@
+//! Transactions of `sqlx` on PostgreSQL.
+
+use std::ops::{Deref, DerefMut};
+
+use bytes::Bytes;
+use ibid_core::sql::{
+    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+};
+use ibid_core::store::Pending;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::{Arguments, Error, PgConnection, PgPool, Postgres, Row as _, Transaction};
+
+use super::sqlx_failure::of_postgres;
+
+/// A pool of connections.
+#[derive(Clone, Debug)]
+pub struct SqlxPostgres(pub PgPool);
+
+impl Database for SqlxPostgres {
+    type Tx = SqlxPostgresTx<'static>;
+
+    async fn begin(&self) -> Result<SqlxPostgresTx<'static>, SqlError> {
+        // In a task of its own: dropped between the server's BEGIN and its reply, sqlx would give the connection back
+        // to the pool with a transaction open.
+        let pool = self.0.clone();
+        match tokio::spawn(async move { pool.begin().await }).await {
+            Ok(begun) => begun.map(SqlxPostgresTx::from).map_err(of_postgres),
+            Err(ended) => Err(SqlError::new(Fault::Lost, ended)),
+        }
+    }
+}
+
+/// An open transaction. The caller's statements run on the connection that it derefs to: `query.execute(&mut *tx)`.
+#[derive(Debug)]
+pub struct SqlxPostgresTx<'c> {
+    open: Transaction<'c, Postgres>,
+    /// The last statement was one of ours and worked, so the server has not aborted the transaction.
+    proven: bool,
+}
+
+impl<'c> From<Transaction<'c, Postgres>> for SqlxPostgresTx<'c> {
+    fn from(open: Transaction<'c, Postgres>) -> SqlxPostgresTx<'c> {
+        SqlxPostgresTx { open, proven: false }
+    }
+}
+
+impl SqlTx for SqlxPostgresTx<'_> {
+    fn dialect(&self) -> Dialect {
+        Dialect::Postgres
+    }
+
+    fn execute<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<u64, SqlError>> {
+        Box::pin(async move {
+            self.proven = false;
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_postgres)?);
+            let done = query.execute(&mut *self.open).await.map_err(of_postgres)?;
+            self.proven = true;
+            Ok(done.rows_affected())
+        })
+    }
+
+    fn query<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+        Box::pin(async move {
+            self.proven = false;
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_postgres)?);
+            let found = query.fetch_all(&mut *self.open).await.map_err(of_postgres)?;
+            self.proven = true;
+            found.iter().map(|row| read(row, statement.columns).map_err(of_postgres)).collect()
+        })
+    }
+}
+
+impl OwnedTx for SqlxPostgresTx<'_> {
+    async fn commit(mut self) -> Result<(), SqlError> {
+        if !self.proven {
+            sqlx::query("select 1").execute(&mut *self.open).await.map_err(of_postgres)?;
+        }
+        self.open.commit().await.map_err(of_postgres)
+    }
+
+    async fn rollback(self) -> Result<(), SqlError> {
+        self.open.rollback().await.map_err(of_postgres)
+    }
+}
+
+impl Deref for SqlxPostgresTx<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.open
+    }
+}
+
+impl DerefMut for SqlxPostgresTx<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.proven = false;
+        &mut self.open
+    }
+}
+
+fn arguments(params: &[Param<'_>]) -> Result<PgArguments, Error> {
+    let mut arguments = PgArguments::default();
+    for param in params {
+        add(&mut arguments, *param).map_err(Error::Encode)?;
+    }
+    Ok(arguments)
+}
+
+fn add(arguments: &mut PgArguments, param: Param<'_>) -> Result<(), BoxDynError> {
+    match param {
+        Param::Null(Type::Bool) => Arguments::add(arguments, None::<bool>),
+        Param::Null(Type::I64) => Arguments::add(arguments, None::<i64>),
+        Param::Null(Type::Text) => Arguments::add(arguments, None::<&str>),
+        Param::Null(Type::Bytes) => Arguments::add(arguments, None::<&[u8]>),
+        Param::Bool(value) => Arguments::add(arguments, value),
+        Param::I64(value) => Arguments::add(arguments, value),
+        Param::Text(value) => Arguments::add(arguments, value),
+        Param::Bytes(value) => Arguments::add(arguments, value),
+    }
+}
+
+fn read(row: &PgRow, columns: &[Type]) -> Result<Row, Error> {
+    let value = |(at, kind): (usize, &Type)| -> Result<Value, Error> {
+        let value = match kind {
+            Type::Bool => row.try_get::<Option<bool>, _>(at)?.map(Value::Bool),
+            Type::I64 => row.try_get::<Option<i64>, _>(at)?.map(Value::I64),
+            Type::Text => row.try_get::<Option<String>, _>(at)?.map(Value::Text),
+            Type::Bytes => row.try_get::<Option<Vec<u8>>, _>(at)?.map(Bytes::from).map(Value::Bytes),
+        };
+        Ok(value.unwrap_or(Value::Null))
+    };
+    Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
+}

@@ -1,0 +1,122 @@
+//! Transactions of `sqlx` on SQLite.
+//!
+//! After some errors (a full disk, a failed read) SQLite ends a transaction by itself, and sqlx can't tell. Whoever
+//! goes on after an error of their own statement may then write outside of any transaction; the commit fails.
+
+use std::ops::{Deref, DerefMut};
+
+use bytes::Bytes;
+use ibid_core::sql::{Database, Dialect, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value};
+use ibid_core::store::Pending;
+use sqlx::error::BoxDynError;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Arguments, Error, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
+
+use super::sqlx_failure::of_sqlite;
+
+/// A pool of connections to one file.
+#[derive(Clone, Debug)]
+pub struct SqlxSqlite(pub SqlitePool);
+
+impl Database for SqlxSqlite {
+    type Tx = SqlxSqliteTx<'static>;
+
+    async fn begin(&self) -> Result<SqlxSqliteTx<'static>, SqlError> {
+        self.0.begin_with("BEGIN IMMEDIATE").await.map(SqlxSqliteTx).map_err(of_sqlite)
+    }
+}
+
+/// An open transaction. The caller's statements run on the connection that it derefs to: `query.execute(&mut *tx)`.
+#[derive(Debug)]
+pub struct SqlxSqliteTx<'c>(Transaction<'c, Sqlite>);
+
+impl<'c> From<Transaction<'c, Sqlite>> for SqlxSqliteTx<'c> {
+    fn from(open: Transaction<'c, Sqlite>) -> SqlxSqliteTx<'c> {
+        SqlxSqliteTx(open)
+    }
+}
+
+impl SqlTx for SqlxSqliteTx<'_> {
+    fn dialect(&self) -> Dialect {
+        Dialect::Sqlite
+    }
+
+    fn execute<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<u64, SqlError>> {
+        Box::pin(async move {
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_sqlite)?);
+            query.execute(&mut *self.0).await.map(|done| done.rows_affected()).map_err(of_sqlite)
+        })
+    }
+
+    fn query<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+        Box::pin(async move {
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_sqlite)?);
+            let found = query.fetch_all(&mut *self.0).await.map_err(of_sqlite)?;
+            found.iter().map(|row| read(row, statement.columns).map_err(of_sqlite)).collect()
+        })
+    }
+}
+
+impl OwnedTx for SqlxSqliteTx<'_> {
+    async fn commit(self) -> Result<(), SqlError> {
+        self.0.commit().await.map_err(of_sqlite)
+    }
+
+    async fn rollback(self) -> Result<(), SqlError> {
+        self.0.rollback().await.map_err(of_sqlite)
+    }
+}
+
+impl Deref for SqlxSqliteTx<'_> {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for SqlxSqliteTx<'_> {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.0
+    }
+}
+
+fn arguments(params: &[Param<'_>]) -> Result<SqliteArguments, Error> {
+    let mut arguments = SqliteArguments::default();
+    for param in params {
+        add(&mut arguments, *param).map_err(Error::Encode)?;
+    }
+    Ok(arguments)
+}
+
+fn add(arguments: &mut SqliteArguments, param: Param<'_>) -> Result<(), BoxDynError> {
+    match param {
+        // SQLite's null has no type.
+        Param::Null(_) => Arguments::add(arguments, None::<i64>),
+        Param::Bool(value) => Arguments::add(arguments, value),
+        Param::I64(value) => Arguments::add(arguments, value),
+        Param::Text(value) => Arguments::add(arguments, value),
+        Param::Bytes(value) => Arguments::add(arguments, value),
+    }
+}
+
+fn read(row: &SqliteRow, columns: &[Type]) -> Result<Row, Error> {
+    let value = |(at, kind): (usize, &Type)| -> Result<Value, Error> {
+        let value = match kind {
+            Type::Bool => row.try_get::<Option<bool>, _>(at)?.map(Value::Bool),
+            Type::I64 => row.try_get::<Option<i64>, _>(at)?.map(Value::I64),
+            Type::Text => row.try_get::<Option<String>, _>(at)?.map(Value::Text),
+            Type::Bytes => row.try_get::<Option<Vec<u8>>, _>(at)?.map(Bytes::from).map(Value::Bytes),
+        };
+        Ok(value.unwrap_or(Value::Null))
+    };
+    Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
+}

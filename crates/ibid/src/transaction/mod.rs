@@ -6,6 +6,9 @@
 
 pub use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 
+#[cfg(feature = "tokio-postgres")]
+pub mod tokio_postgres;
+
 #[cfg(feature = "sqlx-postgres")]
 pub mod sqlx_postgres;
 

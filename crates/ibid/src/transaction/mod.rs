@@ -15,6 +15,9 @@ pub mod sqlx_postgres;
 #[cfg(feature = "sqlx-sqlite")]
 pub mod sqlx_sqlite;
 
+#[cfg(feature = "diesel-async")]
+pub mod diesel;
+
 #[cfg(feature = "sqlite")]
 pub mod rusqlite;
 

@@ -1,0 +1,257 @@
+//! Transactions of `diesel-async` on PostgreSQL.
+//!
+//! Diesel names a SQLSTATE only where it has a kind for it. A deadlock, a lock timeout and a terminated connection are
+//! told by the server's message, so they are recognised in English only (`lc_messages`); in another language
+//! they are `Wrong`, which runs nothing again.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ::diesel::QueryableByName;
+use ::diesel::pg::Pg;
+use ::diesel::query_builder::{BoxedSqlQuery, SqlQuery};
+use ::diesel::result::{DatabaseErrorKind, Error};
+use ::diesel::row::{Field, NamedRow};
+use ::diesel::sql_types::{BigInt, Binary, Bool, Nullable, Text};
+use bytes::Bytes;
+use diesel_async::pooled_connection::deadpool::{Object, Pool};
+use diesel_async::{
+    AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager,
+};
+use ibid_core::sql::{
+    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+};
+use ibid_core::store::Pending;
+
+/// A pool of connections.
+#[derive(Clone)]
+pub struct Diesel(pub Pool<AsyncPgConnection>);
+
+impl fmt::Debug for Diesel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Diesel").field(&self.0.status()).finish()
+    }
+}
+
+impl Database for Diesel {
+    type Tx = DieselTx;
+
+    async fn begin(&self) -> Result<DieselTx, SqlError> {
+        // A pool that gave no connection in time is `Lost`, although nothing was sent.
+        let object = self.0.get().await.map_err(|error| SqlError::with_state(None, error))?;
+        // Held before the first byte is sent: dropped half-way, the connection is closed and not given back.
+        let mut tx = DieselTx { held: Some(object), proven: AtomicBool::new(false) };
+        // By Diesel's own account, so that the caller's `transaction` inside becomes a savepoint.
+        AnsiTransactionManager::begin_transaction(tx.connection()).await.map_err(failure)?;
+        Ok(tx)
+    }
+}
+
+/// An open transaction. The caller's statements run on the connection that it derefs to: `query.load(&mut tx)`.
+///
+/// Dropping it closes the connection, which undoes it: a connection with an open transaction never goes back to the
+/// pool.
+pub struct DieselTx {
+    /// None once it has ended.
+    held: Option<Object<AsyncPgConnection>>,
+    /// The last statement was one of ours and worked, so the server has not aborted the transaction.
+    proven: AtomicBool,
+}
+
+impl DieselTx {
+    fn connection(&mut self) -> &mut AsyncPgConnection {
+        // Emptied only where `commit` and `rollback` end, which use nothing of it afterwards.
+        self.held.as_mut().expect(HELD)
+    }
+
+    async fn try_commit(&mut self) -> Result<(), SqlError> {
+        if !*self.proven.get_mut() {
+            self.connection().batch_execute("select 1").await.map_err(failure)?;
+        }
+        // Diesel would release the innermost savepoint only, and call that a success.
+        let status = AnsiTransactionManager::transaction_manager_status_mut(self.connection());
+        if status.transaction_depth().map_err(failure)?.map(u32::from) != Some(1) {
+            return Err(SqlError::wrong("a transaction without open ones inside"));
+        }
+        AnsiTransactionManager::commit_transaction(self.connection()).await.map_err(failure)
+    }
+
+    async fn try_rollback(&mut self) -> Result<(), SqlError> {
+        // One level at a time; what is open inside is undone with it.
+        while AnsiTransactionManager::transaction_manager_status_mut(self.connection())
+            .transaction_depth()
+            .map_err(failure)?
+            .is_some()
+        {
+            AnsiTransactionManager::rollback_transaction(self.connection()).await.map_err(failure)?;
+        }
+        self.held = None;
+        Ok(())
+    }
+}
+
+impl SqlTx for DieselTx {
+    fn dialect(&self) -> Dialect {
+        Dialect::Postgres
+    }
+
+    fn execute<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<u64, SqlError>> {
+        Box::pin(async move {
+            *self.proven.get_mut() = false;
+            let done = bound(statement, params).execute(self.connection()).await.map_err(failure)?;
+            *self.proven.get_mut() = true;
+            Ok(done as u64)
+        })
+    }
+
+    fn query<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+        Box::pin(async move {
+            *self.proven.get_mut() = false;
+            let found: Vec<Raw> = bound(statement, params).load(self.connection()).await.map_err(failure)?;
+            *self.proven.get_mut() = true;
+            found.into_iter().map(|row| row.read(statement.columns)).collect()
+        })
+    }
+}
+
+impl OwnedTx for DieselTx {
+    async fn commit(mut self) -> Result<(), SqlError> {
+        let ended = self.try_commit().await;
+        match &ended {
+            Ok(()) => self.held = None,
+            Err(error) if error.fault() == Fault::Lost => {}
+            // The server said no, so the connection is good; what remains of the transaction must go first.
+            Err(_) => drop(self.try_rollback().await),
+        }
+        ended
+    }
+
+    async fn rollback(mut self) -> Result<(), SqlError> {
+        self.try_rollback().await
+    }
+}
+
+impl Deref for DieselTx {
+    type Target = AsyncPgConnection;
+
+    fn deref(&self) -> &AsyncPgConnection {
+        // Diesel runs statements on a shared connection too.
+        self.proven.store(false, Ordering::Relaxed);
+        self.held.as_ref().expect(HELD)
+    }
+}
+
+impl DerefMut for DieselTx {
+    fn deref_mut(&mut self) -> &mut AsyncPgConnection {
+        *self.proven.get_mut() = false;
+        self.connection()
+    }
+}
+
+impl Drop for DieselTx {
+    fn drop(&mut self) {
+        if let Some(object) = self.held.take() {
+            drop(Object::<AsyncPgConnection>::take(object));
+        }
+    }
+}
+
+impl fmt::Debug for DieselTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DieselTx").finish_non_exhaustive()
+    }
+}
+
+fn bound<'a>(statement: &'static Statement, params: &'a [Param<'a>]) -> BoxedSqlQuery<'a, Pg, SqlQuery> {
+    params.iter().fold(::diesel::sql_query(statement.text).into_boxed(), |query, param| match *param {
+        Param::Null(Type::Bool) => query.bind::<Nullable<Bool>, _>(None::<bool>),
+        Param::Null(Type::I64) => query.bind::<Nullable<BigInt>, _>(None::<i64>),
+        Param::Null(Type::Text) => query.bind::<Nullable<Text>, _>(None::<&str>),
+        Param::Null(Type::Bytes) => query.bind::<Nullable<Binary>, _>(None::<&[u8]>),
+        Param::Bool(value) => query.bind::<Bool, _>(value),
+        Param::I64(value) => query.bind::<BigInt, _>(value),
+        Param::Text(value) => query.bind::<Text, _>(value),
+        Param::Bytes(value) => query.bind::<Binary, _>(value),
+    })
+}
+
+/// A row in PostgreSQL's binary format. Diesel reads rows of plain SQL by name; ours are read by place.
+struct Raw(Vec<Option<(u32, Bytes)>>);
+
+impl QueryableByName<Pg> for Raw {
+    fn build<'a>(row: &impl NamedRow<'a, Pg>) -> ::diesel::deserialize::Result<Raw> {
+        let cell = |at| -> ::diesel::deserialize::Result<Option<(u32, Bytes)>> {
+            let field = ::diesel::row::Row::get(row, at).ok_or("a column is missing")?;
+            let value = field.value();
+            Ok(value.map(|value| (value.get_oid().get(), Bytes::copy_from_slice(value.as_bytes()))))
+        };
+        (0..row.field_count()).map(cell).collect::<Result<_, _>>().map(Raw)
+    }
+}
+
+impl Raw {
+    fn read(self, columns: &[Type]) -> Result<Row, SqlError> {
+        if self.0.len() != columns.len() {
+            return Err(SqlError::wrong("as many columns as promised"));
+        }
+        let values = self.0.into_iter().zip(columns).map(|(cell, kind)| match cell {
+            None => Ok(Value::Null),
+            Some((oid, bytes)) => decode(oid, bytes, *kind)
+                .ok_or_else(|| SqlError::wrong(&format!("{kind:?}, found type {oid}"))),
+        });
+        values.collect::<Result<_, _>>().map(Row::new)
+    }
+}
+
+fn decode(oid: u32, bytes: Bytes, kind: Type) -> Option<Value> {
+    match (kind, oid) {
+        (Type::Bool, OID_BOOL) => Some(Value::Bool(bytes[..] != [0])),
+        (Type::I64, OID_INT8) => Some(Value::I64(i64::from_be_bytes(bytes.as_ref().try_into().ok()?))),
+        (Type::Text, OID_TEXT) => Some(Value::Text(String::from_utf8(bytes.into()).ok()?)),
+        (Type::Bytes, OID_BYTEA) => Some(Value::Bytes(bytes)),
+        _ => None,
+    }
+}
+
+fn failure(error: Error) -> SqlError {
+    let fault = match &error {
+        Error::DatabaseError(kind, said) => match kind {
+            DatabaseErrorKind::SerializationFailure => Fault::Again,
+            DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => Fault::Lost,
+            DatabaseErrorKind::Unknown => fault_by_message(said.message()),
+            _ => Fault::Wrong,
+        },
+        Error::BrokenTransactionManager | Error::RollbackErrorOnCommit { .. } => Fault::Lost,
+        _ => Fault::Wrong,
+    };
+    SqlError::new(fault, error)
+}
+
+fn fault_by_message(message: &str) -> Fault {
+    MESSAGES.iter().find(|(start, _)| message.starts_with(start)).map_or(Fault::Wrong, |(_, fault)| *fault)
+}
+
+/// How the server's English messages begin, for what Diesel has no kind.
+const MESSAGES: &[(&str, Fault)] = &[
+    ("deadlock detected", Fault::Again),                             // 40P01
+    ("canceling statement due to lock timeout", Fault::LockTimeout), // 55P03
+    ("could not obtain lock on", Fault::LockTimeout),                // 55P03, of NOWAIT
+    ("terminating connection", Fault::Lost),                         // 57P01, 57P02, 57P05, 25P03
+    ("the database system is", Fault::Lost), // 57P03: starting up, shutting down, in recovery
+];
+
+const OID_BOOL: u32 = 16;
+const OID_BYTEA: u32 = 17;
+const OID_INT8: u32 = 20;
+const OID_TEXT: u32 = 25;
+
+const HELD: &str = "an open transaction holds its connection";

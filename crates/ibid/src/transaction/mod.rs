@@ -18,6 +18,9 @@ pub mod sqlx_sqlite;
 #[cfg(feature = "diesel-async")]
 pub mod diesel;
 
+#[cfg(feature = "sea-orm")]
+pub mod sea_orm;
+
 #[cfg(feature = "sqlite")]
 pub mod rusqlite;
 

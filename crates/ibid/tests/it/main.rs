@@ -1,5 +1,6 @@
 //! The library as its users see it; one binary, for linking dominates with many.
 
+mod adapters;
 mod engine;
 mod http;
 mod reference;

@@ -1,0 +1,160 @@
+//! Every driver's transactions keep the same promises: one suite, run by each adapter on a real database.
+
+use std::time::Duration;
+
+use ibid::transaction::{Database, Fault, SqlError, SqlTx};
+use ibid_core::sql::{Dialect, Param, Row, Statement, Type};
+
+mod ending;
+mod fault;
+mod place;
+mod value;
+
+use place::Place;
+
+/// One driver.
+trait Adapter {
+    type Db: Database;
+
+    /// A pool of so many connections that waits so long, for one of them or for a lock.
+    async fn open(place: &Place, connections: usize, patience: Duration) -> Self::Db;
+
+    /// A statement of the caller's own, by the driver itself; whether it worked.
+    async fn by_caller(tx: &mut <Self::Db as Database>::Tx, sql: &'static str) -> bool;
+}
+
+/// Longer than anything takes on a busy machine.
+const PATIENT: Duration = Duration::from_secs(30);
+
+macro_rules! on_every_database {
+    ($adapter:ty, $place:expr) => {
+        on_every_database!($adapter, $place, value: [
+            what_is_bound_comes_back,
+            a_bound_value_needs_no_column_to_have_its_type,
+            rows_are_counted,
+            a_row_that_is_not_what_was_promised_is_wrong,
+        ]);
+        on_every_database!($adapter, $place, ending: [
+            a_commit_shows_elsewhere,
+            nothing_is_left_of_what_was_not_committed,
+            an_abandoned_transaction_gives_the_pool_back,
+            a_begin_that_was_given_up_leaves_the_pool_usable,
+            the_callers_own_statements_share_its_fate,
+        ]);
+        on_every_database!($adapter, $place, fault: [
+            a_unique_violation_is_wrong,
+            an_exhausted_pool_or_a_held_lock_is_told,
+        ]);
+    };
+    ($adapter:ty, $place:expr, $group:ident: [$($rule:ident),* $(,)?]) => {
+        $(#[tokio::test]
+        async fn $rule() {
+            super::$group::$rule::<$adapter>($place).await;
+        })*
+    };
+}
+
+#[cfg(any(
+    feature = "tokio-postgres",
+    feature = "sqlx-postgres",
+    feature = "diesel-async",
+    feature = "sea-orm"
+))]
+macro_rules! on_postgres {
+    ($adapter:ty) => {
+        on_every_database!($adapter, super::Place::postgres());
+        on_every_database!($adapter, super::Place::postgres(), ending: [
+            what_the_server_aborted_is_not_committed,
+            a_begin_that_was_given_up_leaves_no_transaction_open,
+        ]);
+        on_every_database!($adapter, super::Place::postgres(), fault: [
+            a_row_that_moved_means_again,
+            a_commit_that_would_not_serialize_means_again,
+            a_deadlock_means_again,
+            a_lock_waited_for_in_vain_is_told,
+            a_terminated_connection_is_lost_and_the_pool_is_not,
+            a_server_that_is_gone_is_lost,
+        ]);
+    };
+}
+
+#[cfg(feature = "tokio-postgres")]
+mod tokio_postgres {
+    on_postgres!(super::place::TokioPostgresPools);
+}
+
+#[cfg(feature = "sqlx-postgres")]
+mod sqlx_postgres {
+    on_postgres!(super::place::SqlxPostgresPools);
+}
+
+#[cfg(feature = "diesel-async")]
+mod diesel {
+    on_postgres!(super::place::DieselPools);
+}
+
+#[cfg(feature = "sea-orm")]
+mod sea_orm {
+    on_postgres!(super::place::SeaOrmPools);
+}
+
+#[cfg(feature = "sea-orm")]
+mod sea_orm_sqlite {
+    on_every_database!(super::place::SeaOrmPools, super::Place::sqlite());
+}
+
+#[cfg(feature = "sqlx-sqlite")]
+mod sqlx_sqlite {
+    on_every_database!(super::place::SqlxSqlitePools, super::Place::sqlite());
+}
+
+mod rusqlite {
+    on_every_database!(super::place::RusqliteConnections, super::Place::sqlite());
+}
+
+/// A statement as this dialect wants it. It is never freed; a test has few.
+fn sql(tx: &impl SqlTx, text: &str, columns: &'static [Type]) -> &'static Statement {
+    let text = match tx.dialect() {
+        Dialect::Postgres => text.to_owned(),
+        Dialect::Sqlite => text.replace('$', "?").replace("bytea", "blob").replace("int8", "integer"),
+    };
+    Box::leak(Box::new(Statement { text: text.leak(), columns }))
+}
+
+async fn execute(tx: &mut impl SqlTx, text: &str, params: &[Param<'_>]) -> Result<u64, SqlError> {
+    let statement = sql(tx, text, &[]);
+    tx.execute(statement, params).await
+}
+
+async fn query(
+    tx: &mut impl SqlTx,
+    text: &str,
+    columns: &'static [Type],
+    params: &[Param<'_>],
+) -> Result<Vec<Row>, SqlError> {
+    let statement = sql(tx, text, columns);
+    tx.query(statement, params).await
+}
+
+async fn number(tx: &mut impl SqlTx, text: &str) -> i64 {
+    let mut rows = query(tx, text, &[Type::I64], &[]).await.unwrap();
+    rows.remove(0).i64().unwrap()
+}
+
+/// A table with the rows 1 and 2, and the pool that made it.
+async fn with_table<A: Adapter>(place: &Place, connections: usize) -> A::Db {
+    use ibid::transaction::OwnedTx;
+    let pool = A::open(place, connections, PATIENT).await;
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, "create table thing (id int8 primary key, n int8 not null)", &[]).await.unwrap();
+    execute(&mut tx, "insert into thing (id, n) values (1, 0), (2, 0)", &[]).await.unwrap();
+    tx.commit().await.unwrap();
+    pool
+}
+
+fn fault_of<T>(result: Result<T, SqlError>) -> Option<Fault> {
+    result.err().map(|error| {
+        assert!(std::error::Error::source(&error).is_some(), "the driver's error is kept");
+        error.fault()
+    })
+}

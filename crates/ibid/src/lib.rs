@@ -54,8 +54,6 @@ pub mod engine;
 
 pub mod attempt;
 
-pub mod transaction;
-
 pub mod upkeep;
 
 pub mod store;

@@ -25,7 +25,7 @@ use crate::engine::{Begun, Ibid, Unavailable, after, nonce};
 #[derive(Debug)]
 pub enum BegunInside<T: OwnedTx> {
     /// It is yours to run, in this transaction.
-    Run(Inside<'static, T>),
+    Run(Box<Inside<'static, T>>),
     /// Somebody was here before; no transaction is open.
     Already(Begun),
 }
@@ -64,9 +64,15 @@ impl Ibid {
             let left = until.saturating_duration_since(Instant::now());
             let tried = Arc::new(ask.clone());
             match self.reserve(&tried, database, policy, left).await {
-                Ok(Reserved::Run(attempt, tx, held)) => {
+                Ok(Reserved::Run(entered)) => {
                     drop(permit);
-                    return Ok(BegunInside::Run(Inside::reserving(attempt, tx, held, flight)));
+                    let (attempt, tx, held) = *entered;
+                    return Ok(BegunInside::Run(Box::new(Inside::reserving(
+                        Box::new(attempt),
+                        tx,
+                        held,
+                        flight,
+                    ))));
                 }
                 Ok(Reserved::Already(begun)) => return Ok(BegunInside::Already(begun)),
                 Ok(Reserved::Moved) => {}
@@ -141,12 +147,12 @@ impl Ibid {
         }
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
         let attempt = Attempt::unwritten(self.clone(), ask.clone(), stored.record.clone(), at);
-        Ok(Reserved::Run(Box::new(attempt), tx, Locked { stored, policy }))
+        Ok(Reserved::Run(Box::new((attempt, tx, Locked { stored, policy }))))
     }
 }
 
 enum Reserved<T> {
-    Run(Box<Attempt>, T, Locked),
+    Run(Box<(Attempt, T, Locked)>),
     Already(Begun),
     /// It changed in between.
     Moved,

@@ -230,7 +230,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     ) -> Result<Finished, TxError> {
         let sent_at = Instant::now();
         let stored = match self.commit(&change).await? {
-            Committed::Yes(stored) => stored,
+            Committed::Yes(stored) => *stored,
             Committed::Unsure => self.settle(&change).await?,
         };
         let inner = self.attempt.ibid().inner().clone();
@@ -258,7 +258,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         match tx.commit().await {
             Ok(()) => {
                 let stored = after(change, stamp, Some(&self.held.stored));
-                Ok(Committed::Yes(stored.ok_or(TxError::LeaseLost)?))
+                Ok(Committed::Yes(Box::new(stored.ok_or(TxError::LeaseLost)?)))
             }
             Err(error) if error.fault() == Fault::Lost => Ok(Committed::Unsure),
             Err(error) => Err(error.into()),
@@ -323,7 +323,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
 
 /// What came of a commit.
 pub(super) enum Committed {
-    Yes(Stored),
+    Yes(Box<Stored>),
     /// No reply.
     Unsure,
 }

@@ -1,10 +1,23 @@
-//! One transaction with the caller's rows: an adapter per driver, each behind a feature of its own.
+//! One transaction with the caller's rows: key, business rows and outbox rows commit together or not at all.
 //!
-//! Every adapter is a pair: a [`Database`] around the driver's pool and an [`OwnedTx`] that derefs to what the caller
+//! Two ways in. [`Attempt::inside`](crate::Attempt::inside): the key is reserved already, and the caller's transaction
+//! carries the work and the completion. [`Ibid::begin_inside`](crate::Ibid::begin_inside): the reservation is the
+//! transaction's first statement, and there is one commit in all.
+//!
+//! There is an adapter per driver, each behind a feature of its own. Every adapter is a pair: a [`Database`] around the driver's pool and an [`OwnedTx`] that derefs to what the caller
 //! runs statements on. `commit` of every one fails when PostgreSQL has aborted the transaction: the server itself
 //! answers such a `COMMIT` with success and rolls back.
 
 pub use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
+
+pub(crate) mod inside;
+
+pub(crate) mod all_inside;
+
+pub(crate) mod statements;
+
+pub use all_inside::BegunInside;
+pub use inside::{Inside, TxError};
 
 #[cfg(feature = "tokio-postgres")]
 pub mod tokio_postgres;

@@ -75,24 +75,6 @@ impl<'a> RusqliteTx<'a> {
         }
     }
 
-    fn run(&self, statement: &'static Statement, params: &[Param<'_>]) -> Result<u64, SqlError> {
-        let mut prepared = self.still_open()?.prepare_cached(statement.text).map_err(failure)?;
-        bind(&mut prepared, params)?;
-        prepared.raw_execute().map(|rows| rows as u64).map_err(failure)
-    }
-
-    fn rows(&self, statement: &'static Statement, params: &[Param<'_>]) -> Result<Vec<Row>, SqlError> {
-        let mut prepared = self.still_open()?.prepare_cached(statement.text).map_err(failure)?;
-        bind(&mut prepared, params)?;
-        let mut found = prepared.raw_query();
-        let mut rows = Vec::new();
-        while let Some(row) = found.next().map_err(failure)? {
-            let values = statement.columns.iter().enumerate().map(|(at, kind)| value(row, at, *kind));
-            rows.push(Row::new(values.collect::<Result<_, _>>()?));
-        }
-        Ok(rows)
-    }
-
     fn end(self, statement: &str) -> Result<(), SqlError> {
         // After an error the transaction may still be open; dropping it undoes it then.
         self.still_open()?.execute_batch(statement).map_err(failure)
@@ -109,7 +91,7 @@ impl SqlTx for RusqliteTx<'_> {
         statement: &'static Statement,
         params: &'a [Param<'a>],
     ) -> Pending<'a, Result<u64, SqlError>> {
-        Box::pin(async move { self.run(statement, params) })
+        Box::pin(async move { run(self.still_open()?, statement, params) })
     }
 
     fn query<'a>(
@@ -117,7 +99,7 @@ impl SqlTx for RusqliteTx<'_> {
         statement: &'static Statement,
         params: &'a [Param<'a>],
     ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
-        Box::pin(async move { self.rows(statement, params) })
+        Box::pin(async move { rows(self.still_open()?, statement, params) })
     }
 }
 
@@ -161,6 +143,57 @@ impl Held<'_> {
             Held::Shared(guard) => guard,
         }
     }
+}
+
+/// Somebody else's transaction, joined for a while: whoever opened it ends it.
+pub(crate) struct Joined<'a>(pub(crate) &'a mut Connection);
+
+impl SqlTx for Joined<'_> {
+    fn dialect(&self) -> Dialect {
+        Dialect::Sqlite
+    }
+
+    fn execute<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<u64, SqlError>> {
+        Box::pin(async move { run(self.0, statement, params) })
+    }
+
+    fn query<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+        Box::pin(async move { rows(self.0, statement, params) })
+    }
+}
+
+fn run(
+    connection: &Connection,
+    statement: &'static Statement,
+    params: &[Param<'_>],
+) -> Result<u64, SqlError> {
+    let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
+    bind(&mut prepared, params)?;
+    prepared.raw_execute().map(|rows| rows as u64).map_err(failure)
+}
+
+fn rows(
+    connection: &Connection,
+    statement: &'static Statement,
+    params: &[Param<'_>],
+) -> Result<Vec<Row>, SqlError> {
+    let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
+    bind(&mut prepared, params)?;
+    let mut found = prepared.raw_query();
+    let mut rows = Vec::new();
+    while let Some(row) = found.next().map_err(failure)? {
+        let values = statement.columns.iter().enumerate().map(|(at, kind)| value(row, at, *kind));
+        rows.push(Row::new(values.collect::<Result<_, _>>()?));
+    }
+    Ok(rows)
 }
 
 fn bind(prepared: &mut Prepared<'_>, params: &[Param<'_>]) -> Result<(), SqlError> {

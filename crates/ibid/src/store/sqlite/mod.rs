@@ -14,12 +14,13 @@ use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store, StoreError};
 use ibid_core::time::Timestamp;
 use tokio::sync::oneshot;
 
 use self::queue::{Lane, Queue, Serving};
 use self::reader::Ask;
+use self::sql_side::OnDisk;
 use self::writer::{Job, Purged};
 use super::clock::Clock;
 
@@ -31,6 +32,7 @@ mod reader;
 mod row;
 mod run;
 mod schema;
+mod sql_side;
 mod writer;
 
 pub use self::open::OpenError;
@@ -71,6 +73,8 @@ pub struct SqliteStore {
     asks: Arc<Queue<Ask>>,
     readers: Vec<JoinHandle<()>>,
     writer: Option<JoinHandle<()>>,
+    clock: Clock,
+    on_disk: OnDisk,
 }
 
 /// How to open a [`SqliteStore`].
@@ -105,8 +109,14 @@ impl SqliteStore {
     pub fn open(path: &Path, options: SqliteOptions) -> Result<SqliteStore, OpenError> {
         let place = Place::new(path, options)?;
         let connection = open::prepare(&place)?;
-        let mut store =
-            SqliteStore { jobs: Queue::new(), asks: Queue::new(), readers: Vec::new(), writer: None };
+        let mut store = SqliteStore {
+            jobs: Queue::new(),
+            asks: Queue::new(),
+            readers: Vec::new(),
+            writer: None,
+            clock: place.options.clock.clone(),
+            on_disk: OnDisk::default(),
+        };
         // On an error the store is dropped, and with it the threads that did start.
         let failed = |error| open::failed(&place.path, error);
         store.writer = Some(writer::start(place.clone(), connection, store.jobs.clone()).map_err(failed)?);
@@ -197,6 +207,10 @@ impl Store for SqliteStore {
 
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(self.ask("read bodies", move |reply| Ask::Bodies { id, birth, reply }))
+    }
+
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        Some(self)
     }
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {

@@ -6,7 +6,7 @@ insert into ibid_record (
   created_at, ran_at, completed_at, due_at, expires_at, purge_at,
   fingerprint, tenant, method, path, key, note
 )
-select $1, $3::int8::int4, $4, $5, $6, $7::int8::int4, $8, $9::int8::int2, $10::int8::int2, $11, $12::int8::int4,
+select $1, $3, $4, $5, $6, $7, $8, $9::int8::int2, $10::int8::int2, $11, $12::int8::int4,
   t.now, case when $13 then t.now end, case when $14 then t.now end, t.now + $15, t.now + $16, t.now + $17,
   $18, $19, $20, $21, $22, $23
 from t

@@ -2,7 +2,7 @@
 -- somebody else's by now. Marks ($16 to $18): 0 keeps the instant, 1 sets it to now, 2 clears it.
 with t as materialized (select coalesce($2::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now)
 update ibid_record r set
-  count = $6::int8::int4, nonce = $7, birth = $8, owner = $9, attempt = $10::int8::int4, lease_us = $11,
+  count = $6, nonce = $7, birth = $8, owner = $9, attempt = $10, lease_us = $11,
   state = $12::int8::int2, flags = $13::int8::int2, policy = $14, point = $15::int8::int4,
   created_at = case $16::int8 when 0 then created_at else t.now end,
   ran_at = case $17::int8 when 0 then ran_at when 1 then t.now end,
@@ -10,5 +10,5 @@ update ibid_record r set
   due_at = t.now + $19, expires_at = t.now + $20, purge_at = t.now + $21,
   fingerprint = $22, method = $23, path = $24, note = $25
 from t
-where r.id = $1 and r.count = $3::int8::int4 and r.nonce = $4 and (not $5::boolean or r.due_at <= t.now)
+where r.id = $1 and r.count = $3 and r.nonce = $4 and (not $5::boolean or r.due_at <= t.now)
 returning t.now

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use bytes::Bytes;
 use ibid_core::change::Stored;
-use ibid_core::machine::{Answer, Ask, Decision, Event};
+use ibid_core::machine::{Answer, Ask, Decision, Event, Step};
 use ibid_core::policy::Class;
 use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
 use ibid_core::response::Response;
@@ -45,9 +45,7 @@ pub struct Attempt {
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// The last Phase that it passed, by running it or by finding it done.
-    pub(crate) point: RecoveryPoint,
-    /// A digest of their names so far.
-    pub(crate) digest: u64,
+    pub(crate) at: Step,
     /// What earlier runs left, once it was looked for.
     pub(crate) left: Option<HashMap<u32, Bytes>>,
 }
@@ -145,6 +143,10 @@ impl Attempt {
 
     pub(crate) fn begun(&self) -> &Arc<Record> {
         &self.begun
+    }
+
+    pub(crate) fn began_at(&self) -> Instant {
+        self.began_at
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -60,6 +60,8 @@ pub mod store;
 
 pub mod transaction;
 
+pub mod phase;
+
 pub mod telemetry;
 
 pub use attempt::Attempt;

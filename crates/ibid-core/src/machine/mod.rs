@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use sha2::{Digest, Sha256};
 
 pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect};
 
@@ -175,13 +176,26 @@ pub enum Event<'a> {
     },
 }
 
-/// One Phase of a handler's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One Phase of a handler's list; the default stands before the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// The recovery point that it leads to, one after the last.
     pub point: RecoveryPoint,
     /// A digest of the names of all Phases up to this one, in order.
     pub phases: u64,
+}
+
+impl Step {
+    /// The Phase of this name that follows; none past the last point that can be counted.
+    pub fn next(self, name: &str) -> Option<Step> {
+        let mut digest = Sha256::new();
+        digest.update(self.phases.to_be_bytes());
+        digest.update(name.as_bytes());
+        let digest: [u8; 32] = digest.finalize().into();
+        let mut phases = [0; 8];
+        phases.copy_from_slice(&digest[..8]);
+        Some(Step { point: self.point.checked_add(1)?, phases: u64::from_be_bytes(phases) })
+    }
 }
 
 /// As what a request comes.

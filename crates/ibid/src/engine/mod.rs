@@ -36,7 +36,7 @@ use clock_watch::ClockWatch;
 use waiters::{Place, Waiters};
 
 pub use batch::Counts;
-pub(crate) use writes::{Inner, Living, after, nonce, random, still_owns};
+pub(crate) use writes::{Inner, Living, Settlement, after, nonce, random, still_owns};
 use writes::{Loose, jitter};
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.

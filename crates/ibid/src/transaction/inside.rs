@@ -215,7 +215,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         }
     }
 
-    pub(super) async fn roll_back(&mut self) {
+    pub(crate) async fn roll_back(&mut self) {
         if let Some(tx) = self.tx.take() {
             // Undone with the connection if this fails.
             let _ = tx.rollback().await;
@@ -233,11 +233,8 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             Committed::Yes(stored) => *stored,
             Committed::Unsure => self.settle(&change).await?,
         };
+        self.tell_worker();
         let inner = self.attempt.ibid().inner().clone();
-        if self.enqueued > 0 {
-            counter!(telemetry::EFFECTS_ENQUEUED).increment(self.enqueued);
-            inner.enqueued.notify_waiters();
-        }
         inner.tell(&change.id);
         let finished = match response {
             Some(response) => Finished::Stored(inner.remember(stored.record, response, sent_at, stored.now)),
@@ -247,8 +244,16 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         Ok(self.attempt.ended_with(finished))
     }
 
+    /// The transaction is committed: this process's worker need not wait for its next look.
+    pub(crate) fn tell_worker(&self) {
+        if self.enqueued > 0 {
+            counter!(telemetry::EFFECTS_ENQUEUED).increment(self.enqueued);
+            self.attempt.ibid().inner().enqueued.notify_waiters();
+        }
+    }
+
     /// Applies a Change of this record and commits the transaction, which is used up by it.
-    pub(super) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
+    pub(crate) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
         let now = self.now()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
         let Some(stamp) = statements::apply(tx, change, self.held.policy, now).await? else {
@@ -297,7 +302,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     }
 
     /// What the machine says to an event of this Attempt's, on the record as the transaction holds it.
-    pub(super) fn says(&self, event: &Event<'_>) -> Option<(Box<Change>, Decision)> {
+    pub(crate) fn says(&self, event: &Event<'_>) -> Option<(Box<Change>, Decision)> {
         match machine::decide(Some(&self.held.stored.record), event, self.held.stored.now) {
             Verdict::Write(change, decision) => Some((change, decision)),
             Verdict::Keep(_) => None,
@@ -312,7 +317,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         answer
     }
 
-    pub(super) fn begun(&self) -> Arc<Record> {
+    pub(crate) fn begun(&self) -> Arc<Record> {
         self.attempt.begun().clone()
     }
 
@@ -322,7 +327,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
 }
 
 /// What came of a commit.
-pub(super) enum Committed {
+pub(crate) enum Committed {
     Yes(Box<Stored>),
     /// No reply.
     Unsure,

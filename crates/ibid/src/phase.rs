@@ -1,0 +1,355 @@
+//! Phases: a handler's work in atomic pieces, each with a recovery point. What is committed is not run again on resume;
+//! its stored result is returned.
+//!
+//! A Phase either works in the database, in one transaction, or calls the outside, with no transaction open. Results are
+//! kept as JSON together with a digest of the Phases' names so far: after a redeploy that reordered them a record is
+//! refused, not misread. Phases after the last one committed may be added or changed freely.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use ibid_core::change::{BodyKind, Stored};
+use ibid_core::effect::downstream_key;
+use ibid_core::machine::{Decision, Event, Step};
+use ibid_core::record::RecoveryPoint;
+use ibid_core::sql::Database;
+use ibid_core::store::{Pending, StoreError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use crate::attempt::Attempt;
+use crate::engine::{Settlement, nonce};
+use crate::transaction::inside::Committed;
+use crate::transaction::{Inside, TxError};
+
+/// The key that the outside is given for one call. It is used up by the call: at most one per Phase.
+#[derive(Debug)]
+pub struct DownstreamKey(String);
+
+impl DownstreamKey {
+    /// The key, for the provider's `Idempotency-Key`.
+    pub fn into_string(self) -> String {
+        self.0
+    }
+}
+
+impl fmt::Display for DownstreamKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What makes a call to the outside safe when its result is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// The provider deduplicates by our key: the call is made again.
+    Repeatable,
+    /// Nothing: a lapse between call and record is `unknown`.
+    Once,
+}
+
+/// Why a call to the outside gave no result.
+#[derive(Debug)]
+pub enum NotDone<E> {
+    /// It certainly had no effect.
+    NotMade(E),
+    /// It may have had one.
+    Uncertain(E),
+}
+
+/// What was found out about a call that may have been made.
+#[derive(Debug)]
+pub enum Verified<R> {
+    /// It was made, with this result.
+    Made(R),
+    /// It was not made.
+    NotMade,
+    /// Nobody can tell.
+    Unsure,
+}
+
+/// Why a Phase has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum PhaseError<E> {
+    /// The work failed; its transaction is undone.
+    #[error("the work of the phase failed")]
+    Work(E),
+    /// The call certainly had no effect.
+    #[error("the phase's call was not made")]
+    NotMade(E),
+    /// The call may have had an effect.
+    #[error("the result of the phase's call is uncertain")]
+    Uncertain(E),
+    /// Nobody can tell whether an earlier call had an effect.
+    #[error("nobody can tell whether the call of an earlier attempt was made")]
+    Unsure,
+    /// An earlier Attempt committed other Phases in this place.
+    #[error(
+        "phase {point} was another than `{name}` when the record was begun: a later version of the handler must keep the order of phases"
+    )]
+    Reordered {
+        /// The name that came now.
+        name: String,
+        /// Its place.
+        point: u16,
+    },
+    /// The result can't be kept as JSON, or what is kept is none of this type.
+    #[error("the result of the phase can't be kept or read")]
+    Result(#[source] serde_json::Error),
+    /// The Record is no longer this Attempt's.
+    #[error("the lease is lost: the record is not this attempt's any more")]
+    LeaseLost,
+    /// The call was made, and its result could not be made durable in time.
+    #[error("the result of the phase's call could not be stored")]
+    NotStored,
+    /// The transaction failed.
+    #[error(transparent)]
+    Tx(TxError),
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl<E> From<TxError> for PhaseError<E> {
+    fn from(error: TxError) -> Self {
+        match error {
+            TxError::LeaseLost => PhaseError::LeaseLost,
+            error => PhaseError::Tx(error),
+        }
+    }
+}
+
+impl Attempt {
+    /// Runs one piece of work in one transaction, keeps its result, and advances the recovery point, all in one commit.
+    /// If an earlier Attempt did it already, nothing runs and its result is returned.
+    ///
+    /// The work may be run more than once, in a new transaction each time, when others are in its way.
+    pub async fn phase<D, R, E, W>(
+        &mut self,
+        name: &str,
+        database: &D,
+        mut work: W,
+    ) -> Result<R, PhaseError<E>>
+    where
+        D: Database,
+        R: Serialize + DeserializeOwned,
+        W: for<'t> FnMut(&'t mut Inside<'_, D::Tx>) -> Pending<'t, Result<R, E>>,
+    {
+        let step = match self.passed(name).await? {
+            Passed::With(result) => return Ok(result),
+            Passed::NotYet(step) => step,
+        };
+        for _ in 0..PHASE_TRIES_MAX {
+            let sent_at = Instant::now();
+            let tx = database.begin().await.map_err(TxError::from)?;
+            let mut inside = match self.inside(tx).await {
+                Err(error) if error.is_again() => continue,
+                inside => inside?,
+            };
+            let result = match work(&mut inside).await {
+                Ok(result) => result,
+                Err(error) => {
+                    inside.roll_back().await;
+                    return Err(PhaseError::Work(error));
+                }
+            };
+            let kept = kept(step, &result)?;
+            let begun = inside.begun();
+            let event = Event::Phase { begun: &begun, nonce: nonce(), step, result: &kept };
+            let Some((change, Decision::Advanced)) = inside.says(&event) else {
+                return Err(PhaseError::LeaseLost);
+            };
+            let stored = match inside.commit(&change).await {
+                Ok(Committed::Yes(stored)) => {
+                    inside.tell_worker();
+                    *stored
+                }
+                Ok(Committed::Unsure) => match self.was_committed(step).await? {
+                    Some(stored) => stored,
+                    None => continue,
+                },
+                Err(error) if error.is_again() => continue,
+                Err(error) => return Err(error.into()),
+            };
+            self.goes_on_as(stored.record, sent_at);
+            self.progress.at = step;
+            return Ok(result);
+        }
+        Err(PhaseError::LeaseLost)
+    }
+
+    /// Makes one call to the outside with no transaction open, and keeps its result. If an earlier Attempt did it
+    /// already, nothing is called and its result is returned.
+    pub async fn outside<R, E, F>(
+        &mut self,
+        name: &str,
+        care: Care,
+        call: impl FnOnce(DownstreamKey) -> F,
+    ) -> Result<R, PhaseError<E>>
+    where
+        R: Serialize + DeserializeOwned,
+        F: Future<Output = Result<R, NotDone<E>>>,
+    {
+        match self.passed(name).await? {
+            Passed::With(result) => Ok(result),
+            Passed::NotYet(step) => self.call(name, step, care, call).await,
+        }
+    }
+
+    /// As [`Attempt::outside`], for a provider that does not deduplicate but can be asked. Where an earlier Attempt may
+    /// have called, it is asked first, `settle` after this one began: so long that call may still be under way.
+    pub async fn outside_verified<R, E, V, F>(
+        &mut self,
+        name: &str,
+        settle: Duration,
+        verify: impl FnOnce(DownstreamKey) -> V,
+        call: impl FnOnce(DownstreamKey) -> F,
+    ) -> Result<R, PhaseError<E>>
+    where
+        R: Serialize + DeserializeOwned,
+        V: Future<Output = Verified<R>>,
+        F: Future<Output = Result<R, NotDone<E>>>,
+    {
+        let step = match self.passed(name).await? {
+            Passed::With(result) => return Ok(result),
+            Passed::NotYet(step) => step,
+        };
+        if self.number() > 1 {
+            tokio::time::sleep_until(self.began_at() + settle).await;
+            match verify(self.downstream_key(name)).await {
+                Verified::Made(result) => return self.record(step, result).await,
+                Verified::NotMade => {}
+                Verified::Unsure => {
+                    // From here on only a person or a reconciler can tell.
+                    self.tell(Said::Calling(Some(step.point))).await?;
+                    return Err(PhaseError::Unsure);
+                }
+            }
+        }
+        // Whoever comes after asks before it calls.
+        self.call(name, step, Care::Repeatable, call).await
+    }
+
+    async fn call<R, E, F>(
+        &mut self,
+        name: &str,
+        step: Step,
+        care: Care,
+        call: impl FnOnce(DownstreamKey) -> F,
+    ) -> Result<R, PhaseError<E>>
+    where
+        R: Serialize + DeserializeOwned,
+        F: Future<Output = Result<R, NotDone<E>>>,
+    {
+        if care == Care::Once {
+            self.tell(Said::Calling(Some(step.point))).await?;
+        }
+        if self.ready().await.is_err() {
+            return Err(PhaseError::LeaseLost);
+        }
+        if care == Care::Repeatable {
+            // Dropped half-way it leaves nothing that the next Attempt could not make good.
+            self.conceal();
+        }
+        match call(self.downstream_key(name)).await {
+            Ok(result) => self.record(step, result).await,
+            Err(NotDone::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
+            Err(NotDone::NotMade(error)) => {
+                if care == Care::Once {
+                    self.tell(Said::Calling(None)).await?;
+                }
+                self.conceal();
+                Err(PhaseError::NotMade(error))
+            }
+        }
+    }
+
+    /// The call gave a result: it becomes durable, with its recovery point.
+    async fn record<R: Serialize, E>(&mut self, step: Step, result: R) -> Result<R, PhaseError<E>> {
+        let kept = kept(step, &result)?;
+        self.tell(Said::Done(step, kept)).await?;
+        self.conceal();
+        self.progress.at = step;
+        Ok(result)
+    }
+
+    /// Writes what this Attempt has to say of its Phases, and goes on under the new Version.
+    async fn tell<E>(&mut self, said: Said) -> Result<Stored, PhaseError<E>> {
+        let (inner, begun) = (self.ibid().inner().clone(), self.begun().clone());
+        let known = Stored { record: (*begun).clone(), answer: None, now: begun.created_at };
+        let sent_at = Instant::now();
+        let written = inner.settle_patiently(Some(known), |nonce| match &said {
+            Said::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
+            Said::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
+        });
+        let Ok(Settlement { decision, stored }) = tokio::time::timeout(inner.finish_wait, written).await
+        else {
+            return Err(PhaseError::NotStored);
+        };
+        match (decision, stored) {
+            (Decision::Advanced, Some(stored)) => {
+                self.goes_on_as(stored.record.clone(), sent_at);
+                Ok(stored)
+            }
+            _ => Err(PhaseError::LeaseLost),
+        }
+    }
+
+    /// Whether a commit of `step` that got no reply has happened. A new Version makes it lose if it has not.
+    async fn was_committed<E>(&mut self, step: Step) -> Result<Option<Stored>, PhaseError<E>> {
+        let stored = self.tell(Said::Calling(None)).await?;
+        Ok(Some(stored).filter(|stored| stored.record.point == step.point))
+    }
+
+    /// The result of the Phase that is next, if an earlier Attempt left it.
+    async fn passed<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<Passed<R>, PhaseError<E>> {
+        let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
+        if step.point > self.begun().point {
+            return Ok(Passed::NotYet(step));
+        }
+        if self.progress.left.is_none() {
+            let (id, birth) = (self.begun().id, self.begun().birth);
+            let bodies = self.ibid().inner().store.bodies(id, birth).await?;
+            self.progress.left = Some(bodies.into_iter().collect());
+        }
+        let left = self.progress.left.as_ref().and_then(|left| left.get(&BodyKind::Phase(step.point).code()));
+        let Some((digest, result)) = left.and_then(|kept| kept.split_first_chunk::<8>()) else {
+            return Err(PhaseError::Reordered { name: name.to_owned(), point: step.point });
+        };
+        if u64::from_be_bytes(*digest) != step.phases {
+            return Err(PhaseError::Reordered { name: name.to_owned(), point: step.point });
+        }
+        let result = serde_json::from_slice(result).map_err(PhaseError::Result)?;
+        self.progress.at = step;
+        Ok(Passed::With(result))
+    }
+
+    fn downstream_key(&self, name: &str) -> DownstreamKey {
+        DownstreamKey(downstream_key(&self.begun().id, self.begun().birth, name))
+    }
+}
+
+/// What an Attempt has to say of its Phases.
+enum Said {
+    Calling(Option<RecoveryPoint>),
+    Done(Step, Bytes),
+}
+
+enum Passed<R> {
+    With(R),
+    NotYet(Step),
+}
+
+/// A result as it is kept: the digest of all names up to its Phase, then JSON.
+fn kept<R: Serialize, E>(step: Step, result: &R) -> Result<Bytes, PhaseError<E>> {
+    let mut kept = BytesMut::new();
+    kept.put_u64(step.phases);
+    serde_json::to_writer((&mut kept).writer(), result).map_err(PhaseError::Result)?;
+    Ok(kept.freeze())
+}
+
+/// How often a Phase's transaction is run when others are in its way. Each time one of them has gone on, so more than a
+/// few mean that something is wrong with the work.
+const PHASE_TRIES_MAX: u32 = 8;

@@ -35,6 +35,8 @@ pub struct Attempt {
     ended: bool,
     /// What came of an end that was written in the caller's own transaction.
     outcome: Option<Finished>,
+    /// Who wants to hear of that.
+    hears: Option<Box<dyn FnOnce(&Finished) + Send + Sync>>,
     /// How far this run has come in its Phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
@@ -97,6 +99,7 @@ impl Attempt {
             exposed: false,
             ended: false,
             outcome: None,
+            hears: None,
             progress: Progress::default(),
         }
     }
@@ -133,6 +136,14 @@ impl Attempt {
         self.outcome.as_ref()
     }
 
+    pub(crate) fn take_outcome(&mut self) -> Option<Finished> {
+        self.outcome.take()
+    }
+
+    pub(crate) fn is_exposed(&self) -> bool {
+        self.exposed
+    }
+
     pub(crate) fn ibid(&self) -> &Ibid {
         &self.ibid
     }
@@ -153,9 +164,17 @@ impl Attempt {
         self.ended
     }
 
+    /// Tells `hears` once it has ended in the caller's transaction.
+    pub(crate) fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
+        self.hears = Some(Box::new(hears));
+    }
+
     /// It ended in the caller's transaction, or was given up with it.
     pub(crate) fn ended_with(&mut self, outcome: Finished) -> Finished {
         self.ended = true;
+        if let Some(hears) = self.hears.take() {
+            hears(&outcome);
+        }
         self.outcome.insert(outcome).clone()
     }
 

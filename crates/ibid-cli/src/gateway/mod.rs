@@ -22,7 +22,9 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
-use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, Principals, ReplyBody, Routes, Rule, Tenants};
+use ibid::http::{
+    Begins, Guard, GuardLayer, Guarded, NoTenant, Principals, ReplyBody, Routes, Rule, Tenants,
+};
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
@@ -187,6 +189,7 @@ fn principals() -> Principals {
 
 fn routes(config: &Config) -> Result<Routes, Failure> {
     let rule = |route: &crate::config::Route| Rule {
+        begins: Begins::Guard,
         methods: route.methods.clone(),
         pattern: route.pattern.clone(),
         // Nobody asks yet in this release, so an unknown record is a person's at once, and its clients are told so.

@@ -29,6 +29,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::attempt::Attempt;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
+use crate::upkeep::Resumes;
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
@@ -179,6 +180,7 @@ impl Ibid {
             finish_wait: settings.finish_wait,
             attempts_max: settings.attempts_max,
             flights: Flights::default(),
+            resumes: Resumes::default(),
             enqueued: Notify::new(),
             loose: Loose::default(),
         };

@@ -29,6 +29,7 @@ use super::waiters::Waiters;
 use super::{Kept, Unavailable};
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
+use crate::upkeep::Resumes;
 
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -43,6 +44,8 @@ pub(crate) struct Inner {
     pub(super) attempts_max: usize,
     /// Keys that are being reserved inside callers' transactions.
     pub(crate) flights: Flights,
+    /// Who runs lapsed requests here.
+    pub(crate) resumes: Resumes,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
     /// Writes that go on without a caller: queued finishes and releases.

@@ -11,13 +11,13 @@ use http_body_util::BodyExt;
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::machine::Ask;
-use ibid_core::policy::{InFlight, KeyRule};
+use ibid_core::policy::{InFlight, KeyRule, OnLapse};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation};
 
 use super::layer::Shared;
 use super::routes::Route;
-use super::{prefer, sent};
+use super::{prefer, resume, sent};
 
 /// What came of the intake.
 pub(super) enum Intake<B> {
@@ -82,6 +82,9 @@ where
         ask = ask.bound_to(&principal);
     }
     ask.trace = trace_id(headers);
+    if policy.on_lapse == OnLapse::Resume {
+        ask.request = Some(resume::kept(&asked));
+    }
     let wait = match policy.in_flight {
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,

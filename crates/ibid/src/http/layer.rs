@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -28,8 +28,10 @@ use tracing::Instrument;
 
 use super::body::ReplyBody;
 use super::capture::{self, Captured};
+use super::held::{Slot, Told, Unbegun};
 use super::intake::{self, Intake, Taken};
-use super::routes::{Route, Routes};
+use super::resume::Resumer;
+use super::routes::{Begins, Route, Routes};
 use super::{Fate, Guarded, NoTenant, Principals, Tenants, reply, sent, status};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
@@ -92,6 +94,44 @@ impl GuardLayer {
     pub fn body_timeout(self, body_timeout: Duration) -> GuardLayer {
         GuardLayer { shared: Arc::new(Shared { body_timeout, ..Shared::clone(&self.shared) }) }
     }
+}
+
+impl GuardLayer {
+    /// Lets the sweeper of this process run lapsed requests of routes with `on_lapse = resume` on `service`, which is
+    /// what this layer is put around. Without it they wait for their client's next request.
+    pub fn resumes<S, Q, A>(self, service: S) -> GuardLayer
+    where
+        S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Clone + Send + Sync + 'static,
+        S::Future: Send,
+        Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+        A: Body<Data = Bytes> + Unpin + Send + 'static,
+    {
+        let resumer = Resumer { shared: self.shared.clone(), service, request: std::marker::PhantomData };
+        self.shared.ibid.resume_with(Arc::new(resumer));
+        self
+    }
+}
+
+/// Runs a request whose record was taken over, with nobody to answer to.
+pub(super) async fn resume<S, Q, A>(shared: &Shared, service: S, attempt: Attempt, taken: Taken)
+where
+    S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+    Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+    A: Body<Data = Bytes> + Unpin + Send + 'static,
+{
+    let path = sent(&taken.asked.head.extensions, &taken.asked.head.uri).path();
+    let pattern = shared.routes.find(&taken.asked.head.method, path).map(|route| route.pattern.clone());
+    let ask = taken.ask.clone();
+    let route = Route {
+        pattern: pattern.unwrap_or_else(|| Arc::from("*")),
+        policy: ask.policy.clone(),
+        begins: Begins::Guard,
+    };
+    telemetry::reserved(Met::FailedRetry, &route.pattern, route.policy.profile);
+    let (to_client, _) = oneshot::channel();
+    let run = Run { route: &route, policy: &route.policy, ask: &ask, to_client };
+    run.carry_out(attempt, service, taken).await;
 }
 
 impl<S> Layer<S> for GuardLayer {
@@ -162,6 +202,9 @@ where
         Intake::Refused(refusal) => return reply::refusal(refusal, profile, None),
     };
     let (ask, wait) = (taken.ask.clone(), taken.wait);
+    if route.begins == Begins::Handler {
+        return begun_by_handler(shared, inner, route, *taken).await;
+    }
     if let Some(begun) = shared.ibid.cached(&ask) {
         return answer(&begun, &route, &ask);
     }
@@ -169,13 +212,82 @@ where
     tokio::spawn(begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client));
     match from_run.await {
         Ok(Outcome::Reply(reply)) => *reply,
-        Ok(Outcome::InFlight) if !wait.is_zero() => match shared.ibid.wait(ask.clone(), wait).await {
-            Ok(begun) => answer(&begun, &route, &ask),
-            Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, profile, None),
-        },
+        Ok(Outcome::InFlight) if !wait.is_zero() => wait_for(&shared.ibid, &route, ask, wait).await,
         Ok(Outcome::InFlight) => answer(&Begun::InFlight, &route, &ask),
         // The task can only have been dropped with the whole runtime.
         Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+    }
+}
+
+/// A request whose key the handler reserves in its own transaction, apart from its client like every other.
+async fn begun_by_handler<S, Q, A>(shared: Arc<Shared>, mut inner: S, route: Route, taken: Taken) -> Reply<A>
+where
+    S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+    Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
+    A: Body<Data = Bytes> + Unpin + Send + 'static,
+{
+    let (ask, wait) = (taken.ask.clone(), taken.wait);
+    let unbegun =
+        Unbegun { ibid: shared.ibid.clone(), ask: ask.clone(), wait, told: Arc::new(Mutex::new(None)) };
+    let mut request = as_sent(&taken);
+    request.extensions_mut().insert(unbegun.clone());
+    let living = shared.ibid.inner().begins();
+    let run = tokio::spawn(async move {
+        let Ok(answer) = inner.call(request).await;
+        drop(living);
+        answer
+    });
+    let ran = run.await;
+    let Some(told) = unbegun.told() else {
+        // It began nothing: its answer is its own. A panic undid its transaction.
+        return match ran {
+            Ok(answer) => answer.map(ReplyBody::passed),
+            Err(_) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
+        };
+    };
+    match told {
+        Told::Begun(begun) => answer(&begun, &route, &ask),
+        Told::Finished(finished) => {
+            telemetry::reserved(Met::Created, &route.pattern, route.policy.profile);
+            match ended(finished, &route, &ask) {
+                Ended::Reply(reply) => reply,
+                Ended::Waits => wait_for(&shared.ibid, &route, ask, wait).await,
+                Ended::AsHandlerSays => match ran {
+                    Ok(answer) => answer.map(ReplyBody::passed),
+                    Err(_) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
+                },
+            }
+        }
+    }
+}
+
+/// What an end inside the handler's transaction means for the client.
+enum Ended<A> {
+    Reply(Reply<A>),
+    /// The answer is owed by an Effect.
+    Waits,
+    /// Nothing is stored: the handler's own answer goes out.
+    AsHandlerSays,
+}
+
+fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
+    Ended::Reply(match finished {
+        Finished::Stored(kept) => reply::stored(&kept.record, &kept.response),
+        Finished::Owed => return Ended::Waits,
+        Finished::Freed | Finished::StoredUnkept(_) => return Ended::AsHandlerSays,
+        // Whether the commit came about is not known here; the record tells the retry.
+        Finished::NotStored => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
+        Finished::Unsettled { settled_in } => answer(&Begun::Unknown { settled_in }, route, ask),
+        Finished::Superseded(begun) => answer(&begun, route, ask),
+    })
+}
+
+/// Waits for an answer that is to come, as a duplicate does.
+async fn wait_for<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Reply<A> {
+    match ibid.wait(ask.clone(), wait).await {
+        Ok(begun) => answer(&begun, route, &ask),
+        Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
     }
 }
 
@@ -256,7 +368,9 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             let finished = attempt.release(ErrorCode::NotSent).await;
             return self.send_refusal(finished, Refusal::StoreUnavailable);
         }
-        let request = for_handler(&attempt, self.ask, taken);
+        let renewal = attempt.keep_alive();
+        let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
+        let (request, slot) = for_handler(attempt, self.ask, taken);
         let limit = self.policy.max_response_body;
         let handler = async move {
             let Ok(answer) = inner.call(request).await;
@@ -265,10 +379,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 None => Ran::Captured(capture::read(answer, limit).await),
             }
         };
-        let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
-        let mut handler = std::pin::pin!(AssertUnwindSafe(handler).catch_unwind().instrument(span));
+        let mut handler = Box::pin(AssertUnwindSafe(handler).catch_unwind().instrument(span));
         let started = Instant::now();
-        let renewal = attempt.keep_alive();
         let ran = tokio::select! {
             biased;
             ran = tokio::time::timeout(self.policy.upstream_timeout, &mut handler) => ran,
@@ -276,12 +388,23 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             _ = async { renewal.await; std::future::pending::<()>().await } => unreachable!("it never ends"),
         };
         telemetry::took(telemetry::RUN_SECONDS, started.elapsed().as_secs_f64());
-        match ran {
-            Ok(ran) => {
+        match (ran, slot.take()) {
+            (Ok(ran), Some(attempt)) => {
                 let end = self.end(attempt, ran.unwrap_or(Ran::Panicked));
                 end.instrument(tracing::debug_span!(telemetry::SPAN_FINISH)).await;
             }
-            Err(_) => {
+            (Ok(_), None) => {
+                // Whoever holds it may still end it; if it is dropped, it ends by itself.
+                tracing::error!("a handler answered while something else held its attempt");
+                let failed = reply::refusal(Refusal::HandlerFailed, self.policy.profile, None);
+                self.send(failed);
+            }
+            (Err(_), None) => {
+                // It is in the handler's hands, with or without a transaction open: both end here.
+                drop(handler);
+                self.timed_out(slot.take()).await;
+            }
+            (Err(_), Some(attempt)) => {
                 let (finished, late) = attempt.unknown(ErrorCode::TimedOut).await;
                 let (policy, key) = (self.policy, self.ask.identity.key.clone());
                 self.send_refusal(finished, Refusal::UpstreamUncertain { timed_out: true });
@@ -293,9 +416,53 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         }
     }
 
+    /// The handler was stopped with its Attempt in hand. What its transaction did is undone or committed by now.
+    async fn timed_out(self, attempt: Option<Attempt>) {
+        let Some(mut attempt) = attempt else {
+            let failed = reply::refusal(Refusal::HandlerFailed, self.policy.profile, None);
+            return self.send(failed);
+        };
+        if let Some(finished) = attempt.take_outcome() {
+            return self.send_ended(finished, None);
+        }
+        let finished = if attempt.is_exposed() {
+            attempt.unknown(ErrorCode::TimedOut).await.0
+        } else {
+            attempt.release(ErrorCode::TimedOut).await
+        };
+        let refusal = match finished {
+            Finished::Freed => Refusal::UpstreamUnavailable,
+            _ => Refusal::UpstreamUncertain { timed_out: true },
+        };
+        self.send_refusal(finished, refusal);
+    }
+
+    /// The Attempt ended in the handler's own transaction: what is stored is the answer.
+    fn send_ended(self, finished: Finished, said: Option<Reply<A>>) {
+        match ended(finished, self.route, self.ask) {
+            Ended::Reply(reply) => self.send(reply),
+            Ended::Waits => drop(self.to_client.send(Outcome::InFlight)),
+            Ended::AsHandlerSays => {
+                let reply = said.unwrap_or_else(|| {
+                    reply::refusal(Refusal::UpstreamUnavailable, self.policy.profile, None)
+                });
+                self.send(reply);
+            }
+        }
+    }
+
     /// The handler has ended in time.
-    async fn end(self, attempt: Attempt, ran: Ran<A>) {
+    async fn end(self, mut attempt: Attempt, ran: Ran<A>) {
         let profile = self.policy.profile;
+        if let Some(finished) = attempt.take_outcome() {
+            let said = match ran {
+                Ran::Captured(Captured::Whole { head, body, trailers }) => {
+                    Some(Response::from_parts(head, ReplyBody::whole(body, trailers)))
+                }
+                _ => None,
+            };
+            return self.send_ended(finished, said);
+        }
         match ran {
             Ran::Told(Fate::NotExecuted) => {
                 let finished = attempt.release(ErrorCode::NotSent).await;
@@ -370,7 +537,21 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
 }
 
 /// The request as the handler sees it.
-fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Request<Q> {
+fn for_handler<Q: From<Bytes>>(attempt: Attempt, ask: &Ask, taken: Taken) -> (Request<Q>, Slot) {
+    let mut request = as_sent(&taken);
+    request.extensions_mut().insert(Guarded {
+        tenant: ask.identity.tenant.clone(),
+        key: ask.identity.key.clone(),
+        attempt: attempt.number(),
+        after: attempt.after(),
+    });
+    let slot = Slot::new(attempt);
+    request.extensions_mut().insert(slot.clone());
+    (request, slot)
+}
+
+/// The request as the client sent it, with its body whole.
+fn as_sent<Q: From<Bytes>>(taken: &Taken) -> Request<Q> {
     // Only who runs needs a copy to change; a replay is answered without one.
     let (mut head, body) = (taken.asked.head.clone(), taken.asked.body.clone());
     // What is kept must be readable by every retry, whatever codings that one takes.
@@ -379,12 +560,6 @@ fn for_handler<Q: From<Bytes>>(attempt: &Attempt, ask: &Ask, taken: Taken) -> Re
     if head.headers.remove(http::header::TRANSFER_ENCODING).is_some() {
         head.headers.insert(http::header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     }
-    head.extensions.insert(Guarded {
-        tenant: ask.identity.tenant.clone(),
-        key: ask.identity.key.clone(),
-        attempt: attempt.number(),
-        after: attempt.after(),
-    });
     Request::from_parts(head, Q::from(body))
 }
 

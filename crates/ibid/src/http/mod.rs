@@ -5,17 +5,20 @@
 
 mod body;
 mod capture;
+mod held;
 mod intake;
 mod layer;
 mod prefer;
 mod reply;
+mod resume;
 mod routes;
 mod status;
 mod tenants;
 
 pub use body::ReplyBody;
+pub use held::{Held, NotRun, Unbegun};
 pub use layer::{Guard, GuardLayer};
-pub use routes::{Route, Routes, RoutesError, Rule};
+pub use routes::{Begins, Route, Routes, RoutesError, Rule};
 pub use tenants::{NoTenant, Principals, Tenants};
 
 use ibid_core::key::Key;

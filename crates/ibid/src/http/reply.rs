@@ -47,8 +47,15 @@ pub(super) fn refusal<B>(
     response
 }
 
-/// A stored answer.
-pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
+/// An answer that was stored in the handler's own transaction.
+pub(super) fn stored<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
+    let mut response = of(kept);
+    first(response.headers_mut(), record, record.policy.profile);
+    response
+}
+
+/// An answer as it is kept.
+fn of<B>(kept: &Kept) -> Response<ReplyBody<B>> {
     let trailers = (!kept.trailers.is_empty()).then(|| header_map(&kept.trailers));
     let mut response = Response::new(ReplyBody::whole(kept.body.clone(), trailers));
     *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -59,6 +66,13 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
         let names: Vec<&str> = kept.trailers.iter().map(|(name, _)| name.as_str()).collect();
         set(headers, "trailer", &names.join(", "));
     }
+    response
+}
+
+/// A stored answer, again.
+pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
+    let mut response = of(kept);
+    let headers = response.headers_mut();
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
     expires(headers, record);
     if record.policy.profile == Profile::Stripe {

@@ -23,6 +23,19 @@ pub struct Rule {
     pub pattern: String,
     /// The policy; none exempts the route.
     pub policy: Option<Policy>,
+    /// Who reserves the key.
+    pub begins: Begins,
+}
+
+/// Who reserves a route's keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Begins {
+    /// The guard, durably and before the handler runs.
+    #[default]
+    Guard,
+    /// The handler, as the first statement of its own transaction ([`Unbegun`](super::Unbegun)): for handlers that touch
+    /// only the database.
+    Handler,
 }
 
 /// The policy that governs a request, and the pattern it was found by.
@@ -32,6 +45,8 @@ pub struct Route {
     pub pattern: Arc<str>,
     /// Its rules.
     pub policy: Arc<Policy>,
+    /// Who reserves the key.
+    pub begins: Begins,
 }
 
 /// A rule that can't be used.
@@ -55,7 +70,8 @@ pub enum RoutesError {
 
 impl Default for Routes {
     fn default() -> Self {
-        let defaults = Route { pattern: Arc::from("*"), policy: Arc::new(Policy::default()) };
+        let defaults =
+            Route { pattern: Arc::from("*"), policy: Arc::new(Policy::default()), begins: Begins::Guard };
         Routes { defaults, rules: Vec::new(), by_method: HashMap::new() }
     }
 }
@@ -65,7 +81,7 @@ impl Routes {
     pub fn new(defaults: Policy, rules: Vec<Rule>) -> Result<Routes, RoutesError> {
         defaults.check()?;
         let mut routes = Routes {
-            defaults: Route { pattern: Arc::from("*"), policy: Arc::new(defaults) },
+            defaults: Route { pattern: Arc::from("*"), policy: Arc::new(defaults), begins: Begins::Guard },
             ..Routes::default()
         };
         for rule in rules {
@@ -117,6 +133,7 @@ impl Routes {
         let route = rule.policy.as_ref().map(|policy| Route {
             pattern: Arc::from(rule.pattern.as_str()),
             policy: Arc::new(policy.clone()),
+            begins: rule.begins,
         });
         self.rules.push((rule, route));
         Ok(())
@@ -141,7 +158,7 @@ mod tests {
     use super::*;
 
     fn rule(methods: &[Method], pattern: &str, policy: Option<Policy>) -> Rule {
-        Rule { methods: methods.to_vec(), pattern: pattern.to_owned(), policy }
+        Rule { methods: methods.to_vec(), pattern: pattern.to_owned(), policy, begins: Begins::Guard }
     }
 
     fn found(routes: &Routes, method: Method, path: &str) -> Option<String> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ibid_core::change::{Change, Stored};
 use ibid_core::effect::NewEffect;
-use ibid_core::machine::{self, Answer, Decision, Event, Verdict};
+use ibid_core::machine::{self, Decision, Event, Verdict};
 use ibid_core::record::{ErrorCode, Record};
 use ibid_core::response::Response;
 use ibid_core::sql::{Fault, OwnedTx, SqlError};
@@ -68,6 +68,9 @@ pub enum TxError {
     /// An Effect owes the answer, and one was given all the same; or none does.
     #[error("who gives the answer is not clear: finish with one, or owe it with an effect that owes it")]
     WhoAnswers,
+    /// The answer is larger than the policy keeps.
+    #[error("the answer is larger than `max_response_body`: a retry could not be given it")]
+    AnswerTooLarge,
     /// The commit got no reply, and turned out not to have happened.
     #[error("the transaction was not committed: its connection was lost")]
     NotCommitted,
@@ -147,6 +150,10 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         self.held.stored.record.id
     }
 
+    pub(crate) fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
+        self.attempt.when_ended(hears);
+    }
+
     /// Puts an Effect into the outbox, to be carried out once the transaction has committed.
     pub async fn enqueue(&mut self, mut effect: NewEffect) -> Result<(), TxError> {
         let now = self.now()?;
@@ -169,14 +176,15 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if self.owes {
             return Err(TxError::WhoAnswers);
         }
+        if response.body.len() as u64 > self.held.stored.record.policy.max_response_body {
+            return Err(TxError::AnswerTooLarge);
+        }
         if response.status >= FAILURES_FROM {
             return self.undo(response).await;
         }
-        let answer = self.kept(&response);
+        let answer = kept_answer(&response, false);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
-            Some((change, Decision::Stored)) => {
-                self.write(change, answer.kept.is_some().then(|| Arc::new(response))).await
-            }
+            Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
             // Not a success to the policy: then its work does not stand.
             _ => self.undo(response).await,
         }
@@ -200,12 +208,12 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             return Ok(self.attempt.finish_undone(response).await);
         }
         all_inside::back_to_reservation(&mut *self).await?;
-        let answer = self.kept(&response);
+        let answer = kept_answer(&response, false);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => {
                 self.owes = false;
                 self.enqueued = 0;
-                self.write(change, answer.kept.is_some().then(|| Arc::new(response))).await
+                self.write(change, Some(Arc::new(response))).await
             }
             // The reservation goes with the rest, and was never seen.
             _ => {
@@ -238,8 +246,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         inner.tell(&change.id);
         let finished = match response {
             Some(response) => Finished::Stored(inner.remember(stored.record, response, sent_at, stored.now)),
-            None if self.owes => Finished::Owed,
-            None => Finished::StoredUnkept(Arc::new(stored.record)),
+            None => Finished::Owed,
         };
         Ok(self.attempt.ended_with(finished))
     }
@@ -307,14 +314,6 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             Verdict::Write(change, decision) => Some((change, decision)),
             Verdict::Keep(_) => None,
         }
-    }
-
-    fn kept(&self, response: &Response) -> Answer {
-        let mut answer = kept_answer(response, false);
-        if response.body.len() as u64 > self.held.stored.record.policy.max_response_body {
-            answer.kept = None;
-        }
-        answer
     }
 
     pub(crate) fn begun(&self) -> Arc<Record> {

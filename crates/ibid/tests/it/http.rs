@@ -638,8 +638,12 @@ async fn after_retention_a_key_is_new_and_with_a_tombstone_it_is_refused() {
 
     let refuse =
         Policy { retention: hour, tombstone: hour, after_expiry: AfterExpiry::Refuse, ..Policy::default() };
-    let rule =
-        Rule { methods: vec![axum::http::Method::POST], pattern: "/other".into(), policy: Some(refuse) };
+    let rule = Rule {
+        methods: vec![axum::http::Method::POST],
+        pattern: "/other".into(),
+        policy: Some(refuse),
+        begins: Default::default(),
+    };
     let world = world_with(Policy::default(), vec![rule], Settings::default()).await;
     let other = || post_to("/other").with("idempotency-key", "k");
     world.send(other()).await;
@@ -761,9 +765,19 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
     let method = |name: &str| vec![name.parse().unwrap()];
     let optional = Policy { key: KeyRule::Optional, ..Policy::default() };
     let rules = vec![
-        Rule { methods: method("PUT"), pattern: "/things/{id}".into(), policy: Some(Policy::default()) },
-        Rule { methods: method("POST"), pattern: "/pay".into(), policy: Some(optional) },
-        Rule { methods: method("POST"), pattern: "/other".into(), policy: None },
+        Rule {
+            methods: method("PUT"),
+            pattern: "/things/{id}".into(),
+            policy: Some(Policy::default()),
+            begins: Default::default(),
+        },
+        Rule {
+            methods: method("POST"),
+            pattern: "/pay".into(),
+            policy: Some(optional),
+            begins: Default::default(),
+        },
+        Rule { methods: method("POST"), pattern: "/other".into(), policy: None, begins: Default::default() },
     ];
     let world = world_with(Policy::default(), rules, Settings::default()).await;
     let put = || Post {

@@ -1,0 +1,222 @@
+//! The application's own tables, in the database that holds the records, too: only so can both commit together.
+//!
+//! Statements are in `sql/`, written so that PostgreSQL and SQLite take the same ones; only the tables differ.
+
+pub mod payments;
+pub mod rides;
+mod schema;
+mod url;
+
+pub use url::{BadStoreUrl, StoreUrl};
+
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+use sqlx::{Postgres, Sqlite, Transaction};
+
+/// A database. Clones share its connections.
+#[derive(Clone, Debug)]
+pub enum Db {
+    /// A server.
+    Postgres(PgPool),
+    /// A file.
+    Sqlite(SqlitePool),
+}
+
+/// A transaction that may write. Dropped without [`Tx::commit`], it leaves nothing behind.
+#[derive(Debug)]
+pub enum Tx {
+    /// On a server.
+    Postgres(Transaction<'static, Postgres>),
+    /// In a file.
+    Sqlite(Transaction<'static, Sqlite>),
+}
+
+/// A database that did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("could not {op}")]
+pub struct DbError {
+    op: &'static str,
+    source: sqlx::Error,
+}
+
+impl DbError {
+    fn of(op: &'static str) -> impl FnOnce(sqlx::Error) -> DbError {
+        move |source| DbError { op, source }
+    }
+
+    /// Whether the same work may succeed in a new transaction.
+    pub fn is_transient(&self) -> bool {
+        match &self.source {
+            sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => true,
+            sqlx::Error::Database(error) => error.code().is_some_and(|code| is_transient(&code)),
+            _ => false,
+        }
+    }
+}
+
+impl Db {
+    /// Connects, and sees that the database answers.
+    pub async fn connect(url: &StoreUrl) -> Result<Db, DbError> {
+        let db = match url {
+            StoreUrl::Postgres(url) => Db::Postgres(postgres(url).await.map_err(DbError::of("connect"))?),
+            StoreUrl::Sqlite(path) => {
+                let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
+                Db::Sqlite(sqlite(options).await.map_err(DbError::of("open the database"))?)
+            }
+        };
+        db.ping().await?;
+        Ok(db)
+    }
+
+    /// Makes the tables that are not there yet. Any number of nodes may do so at once.
+    pub async fn make_tables(&self) -> Result<(), DbError> {
+        let made = match self {
+            Db::Postgres(pool) => schema::postgres(pool).await,
+            Db::Sqlite(pool) => schema::sqlite(pool).await,
+        };
+        made.map_err(DbError::of("make the tables"))
+    }
+
+    /// Begins a transaction that may write.
+    pub async fn begin(&self) -> Result<Tx, DbError> {
+        let begun = match self {
+            Db::Postgres(pool) => pool.begin().await.map(Tx::Postgres),
+            // One that read first and wrote later would fail as soon as somebody else wrote in between.
+            Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Tx::Sqlite),
+        };
+        begun.map_err(DbError::of("begin a transaction"))
+    }
+
+    /// Does it answer?
+    pub async fn ping(&self) -> Result<(), DbError> {
+        let sql = include_str!("sql/ping.sql");
+        let answered = match self {
+            Db::Postgres(pool) => sqlx::query(sql).execute(pool).await.map(drop),
+            Db::Sqlite(pool) => sqlx::query(sql).execute(pool).await.map(drop),
+        };
+        answered.map_err(DbError::of("ask the database"))
+    }
+
+    /// Waits for what is in use and closes all connections.
+    pub async fn close(&self) {
+        match self {
+            Db::Postgres(pool) => pool.close().await,
+            Db::Sqlite(pool) => pool.close().await,
+        }
+    }
+}
+
+impl Tx {
+    /// All or nothing.
+    pub async fn commit(self) -> Result<(), DbError> {
+        let committed = match self {
+            Tx::Postgres(tx) => tx.commit().await,
+            Tx::Sqlite(tx) => tx.commit().await,
+        };
+        committed.map_err(DbError::of("commit"))
+    }
+}
+
+async fn postgres(url: &str) -> Result<PgPool, sqlx::Error> {
+    let options: PgConnectOptions = url.parse()?;
+    let options = options.application_name("payments");
+    PgPoolOptions::new()
+        .max_connections(PG_CONNECTIONS_MAX)
+        .acquire_timeout(ACQUIRE_FOR)
+        .connect_with(options)
+        .await
+}
+
+async fn sqlite(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error> {
+    let options = options
+        .journal_mode(SqliteJournalMode::Wal)
+        // With less, a payment that was answered for can be gone after a power cut.
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(BUSY_FOR);
+    let pool = SqlitePoolOptions::new().max_connections(SQLITE_CONNECTIONS_MAX).acquire_timeout(ACQUIRE_FOR);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match pool.clone().connect_with(options.clone()).await {
+            // Only the first to open a new file switches its journal, and SQLite does not wait for that one.
+            Err(sqlx::Error::Database(error))
+                if tries < OPEN_TRIES_MAX && error.code().is_some_and(|code| is_transient(&code)) =>
+            {
+                tokio::time::sleep(OPEN_AGAIN_AFTER).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// A prefix and a UUID as 32 lower-case hex digits.
+fn is_id(text: &str, prefix: &str) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.strip_prefix(prefix).is_some_and(|rest| rest.len() == 32 && rest.bytes().all(hex))
+}
+
+/// The same words to either database: the driver's types differ, the statement does not.
+macro_rules! on_db {
+    ($db:expr, $pool:ident => $ask:expr) => {
+        match $db {
+            $crate::db::Db::Postgres($pool) => $ask,
+            $crate::db::Db::Sqlite($pool) => $ask,
+        }
+    };
+}
+
+/// The same words in either transaction.
+macro_rules! on_tx {
+    ($tx:expr, $connection:ident => $ask:expr) => {
+        match $tx {
+            $crate::db::Tx::Postgres(tx) => {
+                let $connection = &mut **tx;
+                $ask
+            }
+            $crate::db::Tx::Sqlite(tx) => {
+                let $connection = &mut **tx;
+                $ask
+            }
+        }
+    };
+}
+
+use {on_db, on_tx};
+
+/// PostgreSQL: serialization failure and deadlock, connections lost or not to be had, a server that is stopping.
+/// SQLite: busy, with its extended codes.
+fn is_transient(code: &str) -> bool {
+    let postgres = ["40001", "40P01", "53300", "57P01", "57P02", "57P03"];
+    postgres.contains(&code)
+        || code.starts_with("08")
+        || code.parse::<u32>().is_ok_and(|code| code < SQLITE_CODE_END && code & 0xff == SQLITE_BUSY)
+}
+
+/// Enough to keep a small server busy; a large one is shared with other nodes.
+const PG_CONNECTIONS_MAX: u32 = 16;
+
+/// One writes at a time, the others read or wait.
+const SQLITE_CONNECTIONS_MAX: u32 = 4;
+
+/// A client waits about so long before it retries, so waiting longer serves nobody.
+const ACQUIRE_FOR: Duration = Duration::from_secs(5);
+
+/// How long a writer waits for another's transaction: those take milliseconds. Below a third of any sane lease.
+const BUSY_FOR: Duration = Duration::from_secs(5);
+
+/// With the pause below: two seconds, for a step that takes milliseconds.
+const OPEN_TRIES_MAX: u32 = 40;
+
+/// See [`OPEN_TRIES_MAX`].
+const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+const SQLITE_BUSY: u32 = 5;
+
+/// Extended codes of SQLite stay below this, and codes of PostgreSQL that are all digits above it, but for class 00 to
+/// 08, which hold no failure that ends in these bits.
+const SQLITE_CODE_END: u32 = 10_000;

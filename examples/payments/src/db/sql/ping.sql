@@ -1,0 +1,2 @@
+-- ping.sql: does the database answer?
+select 1

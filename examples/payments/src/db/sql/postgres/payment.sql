@@ -1,0 +1,12 @@
+-- payment.sql: one row per payment. It outlives the record of the request that made it.
+create table if not exists payment (
+    id           text collate "C" primary key,
+    account      text   not null,
+    customer_id  text   not null,
+    amount_cents bigint not null check (amount_cents > 0),
+    currency     text   not null,
+    status       text   not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
+    charge_id    text,
+    record_id    bytea,
+    created_at   bigint not null default (extract(epoch from statement_timestamp()) * 1000)::bigint
+)

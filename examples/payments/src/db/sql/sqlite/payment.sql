@@ -1,0 +1,12 @@
+-- payment.sql: one row per payment. It outlives the record of the request that made it.
+create table if not exists payment (
+    id           text primary key not null,
+    account      text    not null,
+    customer_id  text    not null,
+    amount_cents integer not null check (amount_cents > 0),
+    currency     text    not null,
+    status       text    not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
+    charge_id    text,
+    record_id    blob,
+    created_at   integer not null default (cast(unixepoch('subsec') * 1000 as integer))
+) strict

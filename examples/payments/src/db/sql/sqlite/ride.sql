@@ -1,0 +1,15 @@
+-- ride.sql: one row per ride, filled in phase by phase: the ride, its charge, its receipt.
+create table if not exists ride (
+    id           text primary key not null,
+    account      text    not null,
+    customer_id  text    not null,
+    origin       text    not null,
+    destination  text    not null,
+    amount_cents integer not null check (amount_cents > 0),
+    currency     text    not null,
+    status       text    not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
+    charge_id    text,
+    receipt_id   text,
+    record_id    blob,
+    created_at   integer not null default (cast(unixepoch('subsec') * 1000 as integer))
+) strict

@@ -1,0 +1,40 @@
+//! `payments`: the API (`serve`), or the simulated card processor (`provider`).
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+use payments::args::{Cli, Command};
+use payments::{provider, serve};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PAYMENTS_LOG");
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut beneath = error.source();
+            while let Some(cause) = beneath {
+                eprintln!("  cause: {cause}");
+                beneath = cause.source();
+            }
+            ExitCode::from(EXIT_WORLD)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        match command {
+            Command::Serve(args) => serve::run(args).await,
+            Command::Provider(args) => provider::run(args).await,
+        }
+    })
+}
+
+/// The question was good and the world failed. Wrong questions end in clap, with 2.
+const EXIT_WORLD: u8 = 3;

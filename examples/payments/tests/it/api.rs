@@ -1,0 +1,158 @@
+//! The API from outside: who gets in, what is turned away before it can use up a key, what an account sees.
+
+use ibid_testkit::client::{Request, Response};
+use payments::db::payments::new_payment_id;
+use payments::db::{Db, StoreUrl};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::db::{account, payment};
+use crate::harness::Program;
+
+/// The API on a file of its own.
+struct Api {
+    program: Program,
+    db: Db,
+    folder: TempDir,
+}
+
+impl Api {
+    async fn start(more: &[&str]) -> Api {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("payments.db");
+        let store = format!("sqlite:{}", path.display());
+        let args = [&["serve", "--store", &store, "--provider", "http://127.0.0.1:1"], more].concat();
+        let program = Program::start(&args);
+        Api { program, db: Db::connect(&StoreUrl::Sqlite(path)).await.unwrap(), folder }
+    }
+
+    async fn get(&self, target: &str, token: &str) -> (u16, Value) {
+        let request = Request::get(target).header("Authorization", format!("Bearer {token}"));
+        let answer = self.program.call(&request).await;
+        (answer.status, json(&answer))
+    }
+
+    async fn post(&self, target: &str, body: &str) -> Response {
+        let request = Request::post(target)
+            .header("Authorization", "Bearer ann")
+            .header("Content-Type", "application/json")
+            .key("k")
+            .body(body);
+        self.program.call(&request).await
+    }
+
+    /// One committed payment.
+    async fn paid(&self, token: &str, customer: &str) -> String {
+        let id = new_payment_id();
+        let mut tx = self.db.begin().await.unwrap();
+        tx.insert_payment(&id, &account(token), &payment(customer, 4200), None).await.unwrap();
+        tx.commit().await.unwrap();
+        id
+    }
+}
+
+fn json(answer: &Response) -> Value {
+    serde_json::from_slice(&answer.body).unwrap_or_default()
+}
+
+fn fields(answer: &Response) -> Vec<String> {
+    assert_eq!(answer.status, 422, "{}", answer.text());
+    assert_eq!(answer.header("content-type").as_deref(), Some("application/problem+json"));
+    let errors = json(answer)["errors"].as_array().expect("errors").clone();
+    errors.iter().map(|error| error["field"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn nobody_gets_in_without_a_token() {
+    let api = Api::start(&[]).await;
+    for request in [Request::get("/payments?customerId=c"), Request::post("/payments").body("{}")] {
+        let answer = api.program.call(&request).await;
+        assert_eq!(answer.status, 401);
+        assert_eq!(answer.header("www-authenticate").as_deref(), Some("Bearer"));
+        assert_eq!(answer.header("content-type").as_deref(), Some("application/problem+json"));
+    }
+    assert_eq!(api.program.look("/health").await, (200, serde_json::json!({ "status": "ok" })));
+    assert_eq!(api.program.look("/elsewhere").await.0, 404);
+}
+
+#[tokio::test]
+async fn with_a_list_only_its_tokens_get_in_and_two_may_be_one_account() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = folder.path().join("accounts");
+    std::fs::write(&list, "sk_1 = ann\nsk_2 = ann\nsk_3 = bob\n").unwrap();
+    let api = Api::start(&["--accounts", list.to_str().unwrap()]).await;
+    for (token, status) in [("sk_1", 200), ("sk_2", 200), ("sk_3", 200), ("sk_4", 401), ("ann", 401)] {
+        assert_eq!(api.get("/payments?customerId=c", token).await.0, status, "{token}");
+    }
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_with_its_fields_named() {
+    let api = Api::start(&[]).await;
+    for (body, named) in [
+        ("{}", vec!["customerId", "amountCents", "currency"]),
+        (r#"{"customerId":"c","amountCents":-5,"currency":"EUR"}"#, vec!["amountCents"]),
+        (r#"{"customerId":"c","amountCents":1.5,"currency":"EUR"}"#, vec!["amountCents"]),
+        (r#"{"customerId":"c","amountCents":9223372036854775808,"currency":"EUR"}"#, vec!["amountCents"]),
+        (r#"{"customerId":"c","amountCents":5,"currency":"XXX"}"#, vec!["currency"]),
+        (r#"{"customerId":"c","amountCents":5,"currency":"EUR","amount":5}"#, vec!["amount"]),
+    ] {
+        assert_eq!(fields(&api.post("/payments", body).await), named, "{body}");
+    }
+    let ride = r#"{"customerId":"c","amountCents":5,"currency":"EUR","origin":7}"#;
+    assert_eq!(fields(&api.post("/rides", ride).await), ["origin", "destination"]);
+    assert_eq!(api.post("/payments", "{").await.status, 400);
+    assert_eq!(api.post("/payments", &" ".repeat(20_000)).await.status, 413);
+}
+
+#[tokio::test]
+async fn an_account_sees_its_own_payments_and_nobody_elses() {
+    let api = Api::start(&[]).await;
+    let id = api.paid("ann", "c").await;
+    let (status, body) = api.get(&format!("/payments/{id}"), "ann").await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        (&body["paymentId"], &body["status"], &body["amountCents"]),
+        (&id.into(), &"pending".into(), &4200.into())
+    );
+    assert!(body["createdAt"].as_str().unwrap().ends_with('Z'));
+    let id = body["paymentId"].as_str().unwrap();
+    assert_eq!(api.get(&format!("/payments/{id}"), "bob").await.0, 404);
+    for odd in ["pay_1", "%00", "%ff", &id.to_uppercase()] {
+        assert_eq!(api.get(&format!("/payments/{odd}"), "ann").await.0, 404, "{odd}");
+    }
+    assert_eq!(api.get("/payments?customerId=c", "bob").await.1["payments"], Value::Array(vec![]));
+    assert!(api.folder.path().exists());
+}
+
+#[tokio::test]
+async fn a_list_is_read_page_by_page() {
+    let api = Api::start(&[]).await;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.insert(0, api.paid("ann", "c d").await);
+    }
+    let (mut seen, mut target) = (Vec::new(), "/payments?customerId=c%20d&limit=2".to_owned());
+    loop {
+        let (status, page) = api.get(&target, "ann").await;
+        assert_eq!(status, 200);
+        let list = page["payments"].as_array().unwrap();
+        assert!((1..=2).contains(&list.len()));
+        seen.extend(list.iter().map(|payment| payment["paymentId"].as_str().unwrap().to_owned()));
+        let Some(cursor) = page["nextCursor"].as_str() else { break };
+        target = format!("/payments?customerId=c%20d&limit=2&cursor={cursor}");
+    }
+    assert_eq!(seen, ids);
+    for (query, field) in [
+        ("", "customerId"),
+        ("?customerId=", "customerId"),
+        ("?customerId=%00", "customerId"),
+        ("?customerId=c&limit=0", "limit"),
+        ("?customerId=c&limit=201", "limit"),
+        ("?customerId=c&limit=x", "limit"),
+        ("?customerId=c&cursor=x", "cursor"),
+    ] {
+        let (status, body) = api.get(&format!("/payments{query}"), "ann").await;
+        assert_eq!((status, &body["errors"][0]["field"]), (422, &field.into()), "{query}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Starts `payments` as a process of its own and ends it with the test.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ibid_testkit::client::{Client, Request, Response};
+use serde_json::{Value, json};
+
+/// A running program.
+pub(crate) struct Program {
+    child: Child,
+    pub(crate) address: SocketAddr,
+}
+
+impl Program {
+    /// Starts it on a free port and waits until it says where.
+    pub(crate) fn start(args: &[&str]) -> Program {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_payments"))
+            .args(args)
+            .args(["--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("the program starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("a pipe was asked for");
+        BufReader::new(stdout).read_line(&mut line).expect("stdout can be read");
+        let address = line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
+        let address = address.unwrap_or_else(|| panic!("it said {line:?} and no address"));
+        Program { child, address }
+    }
+
+    pub(crate) fn provider(args: &[&str]) -> Program {
+        Program::start(&[&["provider"], args].concat())
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("a child can be killed");
+        self.child.wait().expect("a child ends");
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// One request on a connection of its own.
+    pub(crate) async fn call(&self, request: &Request) -> Response {
+        Client::connect(self.address).await.call(request).await
+    }
+
+    /// One page as JSON.
+    pub(crate) async fn look(&self, target: &str) -> (u16, Value) {
+        let answer = self.call(&Request::get(target)).await;
+        (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
+    }
+
+    /// The keys of all charges that the processor has made.
+    pub(crate) async fn charged_keys(&self) -> Vec<String> {
+        let (_, list) = self.look("/charges").await;
+        let charges = list["charges"].as_array().expect("a list");
+        charges.iter().map(|charge| charge["idempotencyKey"].as_str().expect("a key").to_owned()).collect()
+    }
+
+    /// Asks until the processor has charged this key.
+    pub(crate) async fn charged(&self, key: &str) {
+        let asked = async { while !self.charged_keys().await.iter().any(|charged| charged == key) {} };
+        tokio::time::timeout(PATIENCE, asked).await.expect("the charge is made");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A request for a charge.
+pub(crate) fn charge(key: &str, amount_cents: i64) -> Request {
+    let body = json!({ "amountCents": amount_cents, "currency": "EUR", "customerId": "ann" });
+    Request::post("/charges").header("Idempotency-Key", key).body(body.to_string())
+}
+
+/// When to give up on something that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

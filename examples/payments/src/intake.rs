@@ -7,6 +7,8 @@
 //! A retry passes here like the first request. Whoever makes these checks stricter turns away the retries of requests
 //! that were accepted before: let such a change wait for a new path or version.
 
+use std::time::Duration;
+
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::middleware::Next;
@@ -44,10 +46,12 @@ async fn read<T: Input>(head: &request::Parts, body: Body) -> Result<(T, Bytes),
     if !is_json(&head.headers) {
         return Err(Problem::media_type());
     }
-    let body = match Limited::new(body, BODY_BYTES_MAX).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return Err(Problem::too_large(BODY_BYTES_MAX)),
-        Err(_) => return Err(Problem::malformed("the body broke off")),
+    let collected = Limited::new(body, BODY_BYTES_MAX).collect();
+    let body = match tokio::time::timeout(BODY_WITHIN, collected).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(Problem::too_large(BODY_BYTES_MAX)),
+        Ok(Err(_)) => return Err(Problem::malformed("the body broke off")),
+        Err(_) => return Err(Problem::too_slow()),
     };
     match T::parse(&body) {
         Ok(parsed) => Ok((parsed, body)),
@@ -102,6 +106,9 @@ pub const RIDES: &str = "/rides";
 /// Five fields of at most 512 bytes each, with room for escapes.
 const BODY_BYTES_MAX: usize = 16 << 10;
 
+/// A few kilobytes come at once, or the line is so bad that a new connection is the better try.
+const BODY_WITHIN: Duration = Duration::from_secs(10);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +154,12 @@ mod tests {
         let (status, body) = send(PAYMENTS, "application/json", format!("{padded} ")).await;
         assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
         assert!(body.contains("16384 bytes"), "{body}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_ends_is_not_waited_for() {
+        let never = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+        assert_eq!(send(PAYMENTS, "application/json", never).await.0, StatusCode::REQUEST_TIMEOUT);
     }
 
     #[tokio::test]

@@ -75,6 +75,11 @@ impl Problem {
         problem
     }
 
+    /// A body that did not come to its end.
+    pub fn too_slow() -> Problem {
+        Problem::new(StatusCode::REQUEST_TIMEOUT, "too-slow", "The body took too long")
+    }
+
     /// Nothing there that this account may see.
     pub fn not_found() -> Problem {
         Problem::new(StatusCode::NOT_FOUND, "not-found", "There is no such thing")

@@ -11,7 +11,8 @@ pub use url::{BadStoreUrl, StoreUrl};
 
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgPool, PgPoolOptions};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
@@ -52,7 +53,7 @@ impl DbError {
     pub fn is_transient(&self) -> bool {
         match &self.source {
             sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => true,
-            sqlx::Error::Database(error) => error.code().is_some_and(|code| is_transient(&code)),
+            sqlx::Error::Database(error) => is_transient(error.as_ref()),
             _ => false,
         }
     }
@@ -144,9 +145,7 @@ async fn sqlite(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error
         tries += 1;
         match pool.clone().connect_with(options.clone()).await {
             // Only the first to open a new file switches its journal, and SQLite does not wait for that one.
-            Err(sqlx::Error::Database(error))
-                if tries < OPEN_TRIES_MAX && error.code().is_some_and(|code| is_transient(&code)) =>
-            {
+            Err(sqlx::Error::Database(error)) if tries < OPEN_TRIES_MAX && is_transient(error.as_ref()) => {
                 tokio::time::sleep(OPEN_AGAIN_AFTER).await;
             }
             opened => return opened,
@@ -190,11 +189,12 @@ use {on_db, on_tx};
 
 /// PostgreSQL: serialization failure and deadlock, connections lost or not to be had, a server that is stopping.
 /// SQLite: busy, with its extended codes.
-fn is_transient(code: &str) -> bool {
-    let postgres = ["40001", "40P01", "53300", "57P01", "57P02", "57P03"];
-    postgres.contains(&code)
-        || code.starts_with("08")
-        || code.parse::<u32>().is_ok_and(|code| code < SQLITE_CODE_END && code & 0xff == SQLITE_BUSY)
+fn is_transient(error: &dyn DatabaseError) -> bool {
+    let Some(code) = error.code() else { return false };
+    match error.try_downcast_ref::<PgDatabaseError>() {
+        Some(_) => PG_TRANSIENT.contains(&code.as_ref()) || code.starts_with("08"),
+        None => code.parse::<u32>().is_ok_and(|code| code & 0xff == SQLITE_BUSY),
+    }
 }
 
 /// Enough to keep a small server busy; a large one is shared with other nodes.
@@ -217,6 +217,4 @@ const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 const SQLITE_BUSY: u32 = 5;
 
-/// Extended codes of SQLite stay below this, and codes of PostgreSQL that are all digits above it, but for class 00 to
-/// 08, which hold no failure that ends in these bits.
-const SQLITE_CODE_END: u32 = 10_000;
+const PG_TRANSIENT: [&str; 6] = ["40001", "40P01", "53300", "57P01", "57P02", "57P03"];

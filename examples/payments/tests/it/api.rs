@@ -156,3 +156,10 @@ async fn a_list_is_read_page_by_page() {
         assert_eq!((status, &body["errors"][0]["field"]), (422, &field.into()), "{query}");
     }
 }
+
+#[tokio::test]
+async fn a_node_that_is_told_to_stop_ends_well() {
+    let api = Api::start(&[]).await;
+    assert_eq!(api.program.look("/health").await.0, 200);
+    assert!(api.program.stop());
+}

@@ -42,6 +42,13 @@ impl Program {
         self.child.wait().expect("a child ends");
     }
 
+    /// SIGTERM; says whether it ended well.
+    pub(crate) fn stop(mut self) -> bool {
+        let told = Command::new("kill").arg(self.child.id().to_string()).status();
+        assert!(told.is_ok_and(|status| status.success()), "a child can be told to stop");
+        self.child.wait().expect("a child ends").success()
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }

@@ -8,12 +8,13 @@ use tempfile::TempDir;
 
 use crate::db::{account, payment};
 use crate::harness::Program;
+use crate::postgres::Server;
 
-/// The API on a file of its own.
+/// The API on a file of its own, which goes with it.
 struct Api {
     program: Program,
     db: Db,
-    folder: TempDir,
+    _folder: TempDir,
 }
 
 impl Api {
@@ -23,13 +24,11 @@ impl Api {
         let store = format!("sqlite:{}", path.display());
         let args = [&["serve", "--store", &store, "--provider", "http://127.0.0.1:1"], more].concat();
         let program = Program::start(&args);
-        Api { program, db: Db::connect(&StoreUrl::Sqlite(path)).await.unwrap(), folder }
+        Api { program, db: Db::connect(&StoreUrl::Sqlite(path)).await.unwrap(), _folder: folder }
     }
 
     async fn get(&self, target: &str, token: &str) -> (u16, Value) {
-        let request = Request::get(target).header("Authorization", format!("Bearer {token}"));
-        let answer = self.program.call(&request).await;
-        (answer.status, json(&answer))
+        get(&self.program, target, token).await
     }
 
     async fn post(&self, target: &str, body: &str) -> Response {
@@ -43,12 +42,22 @@ impl Api {
 
     /// One committed payment.
     async fn paid(&self, token: &str, customer: &str) -> String {
-        let id = new_payment_id();
-        let mut tx = self.db.begin().await.unwrap();
-        tx.insert_payment(&id, &account(token), &payment(customer, 4200), None).await.unwrap();
-        tx.commit().await.unwrap();
-        id
+        paid(&self.db, token, customer).await
     }
+}
+
+async fn paid(db: &Db, token: &str, customer: &str) -> String {
+    let id = new_payment_id();
+    let mut tx = db.begin().await.unwrap();
+    tx.insert_payment(&id, &account(token), &payment(customer, 4200), None).await.unwrap();
+    tx.commit().await.unwrap();
+    id
+}
+
+async fn get(program: &Program, target: &str, token: &str) -> (u16, Value) {
+    let request = Request::get(target).header("Authorization", format!("Bearer {token}"));
+    let answer = program.call(&request).await;
+    (answer.status, json(&answer))
 }
 
 fn json(answer: &Response) -> Value {
@@ -122,7 +131,6 @@ async fn an_account_sees_its_own_payments_and_nobody_elses() {
         assert_eq!(api.get(&format!("/payments/{odd}"), "ann").await.0, 404, "{odd}");
     }
     assert_eq!(api.get("/payments?customerId=c", "bob").await.1["payments"], Value::Array(vec![]));
-    assert!(api.folder.path().exists());
 }
 
 #[tokio::test]
@@ -162,4 +170,30 @@ async fn a_node_that_is_told_to_stop_ends_well() {
     let api = Api::start(&[]).await;
     assert_eq!(api.program.look("/health").await.0, 200);
     assert!(api.program.stop());
+}
+
+#[tokio::test]
+async fn two_nodes_on_one_postgres_show_the_same() {
+    let server = Server::start();
+    let start = || Program::start(&["serve", "--store", &server.url(), "--provider", "http://127.0.0.1:1"]);
+    let nodes = std::thread::scope(|scope| {
+        let nodes = [scope.spawn(start), scope.spawn(start)];
+        nodes.map(|node| node.join().expect("a node starts"))
+    });
+    let db = Db::connect(&StoreUrl::parse(&server.url()).unwrap()).await.unwrap();
+    let id = paid(&db, "ann", "c").await;
+    db.close().await;
+    for node in &nodes {
+        assert_eq!(node.look("/health").await.0, 200);
+        assert_eq!(get(node, &format!("/payments/{id}"), "ann").await.1["paymentId"], *id);
+        assert_eq!(get(node, &format!("/payments/{id}"), "bob").await.0, 404);
+        let (status, page) = get(node, "/payments?customerId=c", "ann").await;
+        assert_eq!((status, &page["payments"][0]["paymentId"]), (200, &id.as_str().into()));
+        for odd in ["/payments?customerId=%00", "/payments/%00"] {
+            assert!((400..500).contains(&get(node, odd, "ann").await.0), "{odd}");
+        }
+    }
+    for node in nodes {
+        assert!(node.stop());
+    }
 }

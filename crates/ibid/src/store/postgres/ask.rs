@@ -1,0 +1,185 @@
+//! All verbs but `commit`: one statement each.
+
+use ibid_core::change::{Happened, History, Stored};
+use ibid_core::fingerprint::SecretId;
+use ibid_core::record::{Flags, State, Version};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Counts, Filter, Renewed, StoreError};
+use ibid_core::time::Timestamp;
+use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::{Error, Row};
+
+use bytes::Bytes;
+
+use super::columns::bits;
+use super::connect::{self, Param};
+use super::failure::store_error;
+use super::row::{self, Unreadable};
+use super::{KIND, PostgresStore};
+
+impl PostgresStore {
+    pub(super) async fn find(&self, ids: &[RecordId]) -> Result<Vec<Stored>, StoreError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut ids: Vec<&[u8]> = ids.iter().map(|id| &id.as_bytes()[..]).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        self.records("load", include_str!("sql/load.sql"), &[(&ids, Type::BYTEA_ARRAY)]).await
+    }
+
+    pub(super) async fn find_due(&self, state: State, limit: u32) -> Result<Vec<Stored>, StoreError> {
+        let (state, limit) = (i64::from(state.code()), i64::from(limit));
+        let params: [Param<'_>; 2] = [(&state, Type::INT8), (&limit, Type::INT8)];
+        self.records("find due records", include_str!("sql/due.sql"), &params).await
+    }
+
+    pub(super) async fn find_fitting(&self, filter: Filter) -> Result<Vec<Stored>, StoreError> {
+        let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
+        let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
+        let (low, high): (&[u8], &[u8]) = (low.as_bytes(), high.as_bytes());
+        // Nothing sorts before the empty string of bytes.
+        let after = filter.after.as_ref().map_or(&[][..], |id| id.as_bytes());
+        let (state, limit) = (filter.state.map(|state| i64::from(state.code())), i64::from(filter.limit));
+        let params: [Param<'_>; 7] = [
+            (&low, Type::BYTEA),
+            (&high, Type::BYTEA),
+            (&after, Type::BYTEA),
+            (&state, Type::INT8),
+            (&filter.tenant, Type::TEXT),
+            (&filter.key, Type::TEXT),
+            (&limit, Type::INT8),
+        ];
+        self.records("list", include_str!("sql/list.sql"), &params).await
+    }
+
+    async fn records(
+        &self,
+        op: &'static str,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Stored>, StoreError> {
+        let connection = connect::take(&self.pool, op).await?;
+        let failed = |error| store_error(op, error);
+        let rows = connection.query(sql, params).await.map_err(failed)?;
+        self.policies.learn(&connection, &rows).await.map_err(failed)?;
+        row::all(&self.policies, &rows).map_err(|error| StoreError::lasting(KIND, op, error))
+    }
+
+    pub(super) async fn renew_all(&self, leases: &[(RecordId, Version)]) -> Result<Vec<Renewed>, StoreError> {
+        if leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<&[u8]> = leases.iter().map(|(id, _)| &id.as_bytes()[..]).collect();
+        let counts: Vec<i64> = leases.iter().map(|(_, version)| version.count.into()).collect();
+        let nonces: Vec<i64> = leases.iter().map(|(_, version)| bits(version.nonce)).collect();
+        let params: [Param<'_>; 3] =
+            [(&ids, Type::BYTEA_ARRAY), (&counts, Type::INT8_ARRAY), (&nonces, Type::INT8_ARRAY)];
+        let rows = self.ask("renew", include_str!("sql/renew.sql"), &params).await?;
+        let mut fates = vec![Renewed::Lost; leases.len()];
+        for row in rows {
+            let place: i64 = get("renew", &row, 0)?;
+            let until: Option<i64> = get("renew", &row, 1)?;
+            // Places count from one, in the order in which they were sent.
+            fates[place as usize - 1] = match (until, get("renew", &row, 2)?) {
+                (Some(until), _) => Renewed::Until(Timestamp::from_micros(until)),
+                (None, true) => Renewed::Busy,
+                (None, false) => Renewed::Lost,
+            };
+        }
+        Ok(fates)
+    }
+
+    /// In slices, so that a large purge holds nobody up for long.
+    pub(super) async fn remove(&self, limit: u32) -> Result<u64, StoreError> {
+        let mut gone = 0;
+        // Each turn takes a slice off what is left, or is the last.
+        while gone < u64::from(limit) {
+            let slice = i64::from(limit - gone as u32).min(PURGE_SLICE);
+            let removed =
+                self.ask("purge", include_str!("sql/purge.sql"), &[(&slice, Type::INT8)]).await?.len();
+            gone += removed as u64;
+            if (removed as i64) < slice {
+                break;
+            }
+        }
+        Ok(gone)
+    }
+
+    pub(super) async fn find_history(&self, id: RecordId) -> Result<Vec<(Timestamp, History)>, StoreError> {
+        const OP: &str = "read the history";
+        let id: &[u8] = id.as_bytes();
+        let rows = self.ask(OP, include_str!("sql/history.sql"), &[(&id, Type::BYTEA)]).await?;
+        let line = |row: &Row| {
+            let code: i16 = get(OP, row, 1)?;
+            let what = u8::try_from(code).ok().and_then(Happened::from_code);
+            let what = what.ok_or_else(|| StoreError::lasting(KIND, OP, Unreadable("an unknown event")))?;
+            Ok((Timestamp::from_micros(get(OP, row, 0)?), History { what, detail: get(OP, row, 2)? }))
+        };
+        rows.iter().map(line).collect()
+    }
+
+    pub(super) async fn find_other_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> Result<Option<SecretId>, StoreError> {
+        const OP: &str = "look for secrets";
+        let known: Vec<Vec<u8>> = known.iter().map(|id| id.to_bytes().to_vec()).collect();
+        let rows = self.ask(OP, include_str!("sql/other_secret.sql"), &[(&known, Type::BYTEA_ARRAY)]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let id: &[u8] = get(OP, row, 0)?;
+        let id = id.try_into().map_err(|_| StoreError::lasting(KIND, OP, Unreadable("not a secret's id")))?;
+        Ok(Some(SecretId::from_bytes(id)))
+    }
+
+    pub(super) async fn count_all(&self) -> Result<Counts, StoreError> {
+        const OP: &str = "count";
+        let dead = i64::from(Flags { dead_letter: true, ..Flags::default() }.bits());
+        let rows = self.ask(OP, include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
+        let mut counts = Counts::default();
+        for row in &rows {
+            let code: i16 = get(OP, row, 0)?;
+            let place = State::ALL.iter().position(|state| i16::from(state.code()) == code);
+            let place = place.ok_or_else(|| StoreError::lasting(KIND, OP, Unreadable("an unknown state")))?;
+            counts.by_state[place] = get::<i64>(OP, row, 1)?.cast_unsigned();
+            counts.dead_letters += get::<i64>(OP, row, 2)?.cast_unsigned();
+        }
+        Ok(counts)
+    }
+
+    /// What is kept never changes, so it is written only if it is not there.
+    pub(super) async fn keep_first(&self, name: &str, value: &[u8]) -> Result<Bytes, StoreError> {
+        for _ in 0..KEEP_TRIES {
+            let kept = self.ask("keep", include_str!("sql/kept.sql"), &[(&name, Type::TEXT)]).await?;
+            let put: [Param<'_>; 2] = [(&name, Type::TEXT), (&value, Type::BYTEA)];
+            let rows = match kept.is_empty() {
+                true => self.ask("keep", include_str!("sql/keep.sql"), &put).await?,
+                false => kept,
+            };
+            if let Some(row) = rows.first() {
+                return get("keep", row, 0).map(Bytes::copy_from_slice);
+            }
+        }
+        Err(StoreError::transient(KIND, "keep", "the value comes and goes"))
+    }
+
+    async fn ask(
+        &self,
+        op: &'static str,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let connection = connect::take(&self.pool, op).await?;
+        connection.query(sql, params).await.map_err(|error| store_error(op, error))
+    }
+}
+
+fn get<'r, T: FromSql<'r>>(op: &'static str, row: &'r Row, column: usize) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error: Error| StoreError::lasting(KIND, op, error))
+}
+
+/// Rows that a purge removes in one transaction: some tens of milliseconds.
+const PURGE_SLICE: i64 = 1000;
+
+/// Read, write, read: a value that is kept is found at the latest by the second look.
+const KEEP_TRIES: u32 = 3;

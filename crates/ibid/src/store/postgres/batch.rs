@@ -1,0 +1,317 @@
+//! Changes in as few round trips as their fates allow. It compares versions and instants; what a State means is not its
+//! business.
+//!
+//! All of a batch goes together at first. If that fails because of one of them (somebody holds its row, or it can't be
+//! stored), the batch is halved again and again with the same nonces until the one is alone: its failure is its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join4;
+use ibid_core::change::{Change, Commit, Expect, Stamp, Stored};
+use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
+use tokio::time::Instant;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Error, Row};
+
+use super::KIND;
+use super::columns::{Columns, Numbers};
+use super::connect::Connection;
+use super::failure::{self, Reach};
+use super::row::{self, Policies, Unreadable};
+
+pub(super) type Fate = Result<Commit, StoreError>;
+
+/// One call of `commit`.
+pub(super) struct Batch<'a> {
+    connection: &'a Connection,
+    policies: &'a Policies,
+    changes: &'a [Arc<Change>],
+    fates: Vec<Option<Fate>>,
+    /// How often each was asked again because a row moved under it.
+    tries: Vec<u32>,
+    /// Set by the first contention: past it nothing is tried again.
+    until: Option<Instant>,
+}
+
+/// Changes, by their places, that are sent together.
+struct Unit {
+    places: Vec<usize>,
+    patience: &'static str,
+}
+
+/// What a statement said about one Change.
+enum Said {
+    Done(Timestamp),
+    Stands(Box<Stored>),
+    Nothing,
+    Unreadable(Unreadable),
+}
+
+/// Why a unit has no answer.
+enum Failed {
+    Sql(Error),
+    /// A warning came with the commit.
+    Doubt,
+}
+
+impl<'a> Batch<'a> {
+    /// What came of each Change, at its place.
+    pub(super) async fn run(
+        connection: &'a Connection,
+        policies: &'a Policies,
+        changes: &'a [Arc<Change>],
+    ) -> Vec<Fate> {
+        let fates = changes.iter().map(|change| refused(change).map(Err)).collect();
+        let mut batch =
+            Batch { connection, policies, changes, fates, tries: vec![0; changes.len()], until: None };
+        batch.work().await;
+        // Each place left the work with a fate.
+        let lost = || Err(StoreError::transient(KIND, "commit", "the store gave no answer"));
+        batch.fates.into_iter().map(|fate| fate.unwrap_or_else(lost)).collect()
+    }
+
+    async fn work(&mut self) {
+        let places = (0..self.changes.len()).filter(|place| self.fates[*place].is_none()).collect();
+        let mut units = vec![Unit { places, patience: PATIENCE }];
+        // A unit is halved or its tries are counted, so this ends.
+        while let Some(unit) = units.pop() {
+            if unit.places.is_empty() {
+                continue;
+            }
+            match self.attempt(&unit).await {
+                Ok(said) => units.extend(self.settle(&unit, said).await),
+                Err(Failed::Doubt) => {
+                    let doubt = || StoreError::transient(KIND, "commit", "the commit came with a warning");
+                    self.fail(&unit.places, doubt);
+                }
+                Err(Failed::Sql(error)) => self.stumble(unit, error, &mut units),
+            }
+        }
+    }
+
+    /// Sends a unit: begins by one statement, all others by another, and if it has both, both in one transaction.
+    async fn attempt(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
+        let is_begin = |place: &usize| {
+            let change = &self.changes[*place];
+            change.expect == Expect::Absent && change.draft.is_some()
+        };
+        let change = |place: &usize| &*self.changes[*place];
+        let (begins, others): (Vec<usize>, Vec<usize>) =
+            unit.places.iter().partition(|place| is_begin(place));
+        let numbers = Numbers::new(unit.places.iter().map(change));
+        self.ensure_policies(&numbers).await?;
+        let begin = Columns::of(begins.iter().map(change), &numbers);
+        let commit = Columns::of(others.iter().map(change), &numbers);
+        // What was warned of before has nothing to do with this.
+        self.connection.was_warned();
+        let (begun, committed) = self.send(&begin, &commit, unit.patience).await?;
+        if self.connection.was_warned() {
+            return Err(Failed::Doubt);
+        }
+        self.policies.learn(self.connection, &begun).await?;
+        self.policies.learn(self.connection, &committed).await?;
+        let mut said = Vec::with_capacity(unit.places.len());
+        for (places, rows) in [(&begins, begun), (&others, committed)] {
+            for row in rows {
+                said.push(self.read(places, &row)?);
+            }
+        }
+        Ok(said)
+    }
+
+    async fn send(
+        &self,
+        begin: &Columns<'_>,
+        commit: &Columns<'_>,
+        patience: &'static str,
+    ) -> Result<(Vec<Row>, Vec<Row>), Error> {
+        let (begin_params, commit_params) = (begin.begin(&patience), commit.commit(&patience));
+        let connection = self.connection;
+        if commit.is_empty() {
+            return Ok((connection.query(BEGIN, &begin_params).await?, Vec::new()));
+        }
+        if begin.is_empty() {
+            return Ok((Vec::new(), connection.query(COMMIT, &commit_params).await?));
+        }
+        // Prepared first, so that all four leave in one flight and the flush is shared. Should the first of them
+        // fail, the others run by themselves, which is as good; the last then warns.
+        connection.prepared(BEGIN, &begin_params).await?;
+        connection.prepared(COMMIT, &commit_params).await?;
+        let (opened, begun, committed, closed) = join4(
+            connection.run("begin isolation level read committed"),
+            connection.query(BEGIN, &begin_params),
+            connection.query(COMMIT, &commit_params),
+            connection.run("commit"),
+        )
+        .await;
+        // The first failure is the cause of those behind it.
+        opened?;
+        let both = (begun?, committed?);
+        closed?;
+        Ok(both)
+    }
+
+    /// A policy is stored before the records that name it, in a transaction of its own.
+    async fn ensure_policies(&self, numbers: &Numbers) -> Result<(), Error> {
+        let all = numbers.all();
+        let unsure = self.connection.unsure_policies(all.keys().copied());
+        if unsure.is_empty() {
+            return Ok(());
+        }
+        let data: Vec<&[u8]> = unsure.iter().map(|digest| all[digest]).collect();
+        let params = [(&unsure as _, Type::INT8_ARRAY), (&data as _, Type::BYTEA_ARRAY)];
+        self.connection.query_once(include_str!("sql/policy_put.sql"), &params).await?;
+        self.connection.trust_policies(unsure);
+        Ok(())
+    }
+
+    fn read(&self, places: &[usize], row: &Row) -> Result<(usize, Said), Error> {
+        let (now, place) = (row.try_get::<_, i64>(row::NOW)?, row.try_get::<_, i64>(row::NOW + 1)?);
+        // Places count from one, in the order in which they were sent.
+        let place = places[place as usize - 1];
+        if row.try_get(row::NOW + 2)? {
+            return Ok((place, Said::Done(Timestamp::from_micros(now))));
+        }
+        if !row::has_record(row) {
+            return Ok((place, Said::Nothing));
+        }
+        let stands = row::stored(self.policies, row).map(Box::new);
+        Ok((place, stands.map_or_else(Said::Unreadable, Said::Stands)))
+    }
+
+    /// Takes down what was said. What has to be asked again comes back.
+    async fn settle(&mut self, unit: &Unit, said: Vec<(usize, Said)>) -> Option<Unit> {
+        let mut again = Vec::new();
+        for (place, word) in said {
+            let change = &self.changes[place];
+            let has_tries = self.tries[place] < TRIES_MAX;
+            let fate = match word {
+                Said::Done(now) => Ok(Commit::Done(Stamp { now })),
+                Said::Unreadable(why) => Err(StoreError::lasting(KIND, "commit", why)),
+                // From a snapshot before somebody else's write, or passed over because somebody holds it.
+                Said::Stands(stored) if still_fits(change, &stored) && has_tries => {
+                    again.push(place);
+                    continue;
+                }
+                // Whoever holds a row that is due may yet renew or finish it: to a takeover that is a lost race,
+                // and the caller decides again on what stands.
+                Said::Stands(stored) if matches!(change.expect, Expect::Due(_)) => {
+                    Ok(Commit::Conflict(Some(stored)))
+                }
+                Said::Stands(stored) if still_fits(change, &stored) => Err(moving()),
+                Said::Stands(stored) => Ok(Commit::Conflict(Some(stored))),
+                Said::Nothing if change.expect != Expect::Absent => Ok(Commit::Conflict(None)),
+                Said::Nothing if has_tries => {
+                    again.push(place);
+                    continue;
+                }
+                Said::Nothing => Err(moving()),
+            };
+            self.fates[place] = Some(fate);
+        }
+        let tries = again.iter().map(|place| self.tries[*place]).max()?;
+        again.iter().for_each(|place| self.tries[*place] += 1);
+        if tries > 0 {
+            tokio::time::sleep(PAUSE * (1 << tries)).await;
+        }
+        Some(Unit { places: again, patience: unit.patience })
+    }
+
+    /// Halves a unit that failed because of one of them, or gives its places their error.
+    fn stumble(&mut self, unit: Unit, error: Error, units: &mut Vec<Unit>) {
+        let now = Instant::now();
+        let may_go_on = now < *self.until.get_or_insert(now + CONTENTION_MAX);
+        let reach = failure::reach(&error);
+        match (reach, unit.places.len()) {
+            (Reach::Contended | Reach::One, 2..) if may_go_on => {
+                let (low, high) = unit.places.split_at(unit.places.len() / 2);
+                let half = |places: &[usize]| Unit { places: places.to_vec(), patience: SHORT_PATIENCE };
+                units.extend([half(high), half(low)]);
+            }
+            (Reach::Contended, 1) if may_go_on && self.tries[unit.places[0]] < 1 => {
+                self.tries[unit.places[0]] += 1;
+                units.push(Unit { patience: SHORT_PATIENCE, ..unit });
+            }
+            (Reach::One, 1) => {
+                let mut error = Some(error);
+                self.fail(&unit.places, || {
+                    StoreError::lasting(KIND, "commit", error.take().expect("one place"))
+                });
+            }
+            _ => {
+                let error = Arc::new(error);
+                let shared = || match reach {
+                    Reach::Lasting => StoreError::lasting(KIND, "commit", error.clone()),
+                    _ => StoreError::transient(KIND, "commit", error.clone()),
+                };
+                self.fail(&unit.places, shared);
+                // The connection is no good for those that wait behind.
+                if matches!(reach, Reach::Moment | Reach::Lasting) {
+                    units.drain(..).for_each(|unit| self.fail(&unit.places, shared));
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, places: &[usize], mut error: impl FnMut() -> StoreError) {
+        for place in places {
+            self.fates[*place] = Some(Err(error()));
+        }
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed::Sql(error)
+    }
+}
+
+/// What can't be sent at all.
+fn refused(change: &Change) -> Option<StoreError> {
+    let why = if change.expect == Expect::Anything && change.draft.is_some() {
+        "a change of a record must say what it expects"
+    } else if change.body_bytes() > BODY_BYTES_MAX {
+        "what is kept beside a record is too large"
+    } else {
+        return None;
+    };
+    Some(StoreError::lasting(KIND, "commit", why))
+}
+
+/// Whether what stands is still what the Change expected, although it was refused.
+fn still_fits(change: &Change, stored: &Stored) -> bool {
+    match change.expect {
+        Expect::Version(version) => stored.record.version == version,
+        Expect::Due(version) => stored.record.version == version && stored.record.is_due(stored.now),
+        Expect::Absent | Expect::Anything => false,
+    }
+}
+
+fn moving() -> StoreError {
+    StoreError::transient(KIND, "commit", "the record changes too fast")
+}
+
+const BEGIN: &str = include_str!("sql/begin.sql");
+const COMMIT: &str = include_str!("sql/commit.sql");
+
+/// How long a batch waits for a row that somebody holds. Others commit within milliseconds; who takes longer has
+/// stopped in the middle, and a whole batch waits for it.
+const PATIENCE: &str = "250ms";
+
+/// The same for the halves of a batch that has waited already: nine of them in a row must not take long.
+const SHORT_PATIENCE: &str = "25ms";
+
+/// How long a batch goes on halving. A single held row takes a tenth of it; with many, whoever is left comes again.
+const CONTENTION_MAX: Duration = Duration::from_secs(1);
+
+/// How often a Change is sent again because its row moved under it: with the pauses about 30 ms, in which any commit
+/// ends but one that waits for a person or a network.
+const TRIES_MAX: u32 = 5;
+
+/// First pause, doubled each time.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Most bytes beside one record: a quarter of what the server takes in one message.
+const BODY_BYTES_MAX: usize = 256 << 20;

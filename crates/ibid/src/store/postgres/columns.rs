@@ -1,0 +1,238 @@
+//! Changes as the arrays that `begin.sql` and `commit.sql` take: one array per column, one element per Change.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::{Change, Draft, Expect, Mark};
+use ibid_core::policy::Policy;
+use ibid_core::record::Nonce;
+use tokio_postgres::types::Type;
+
+use super::connect::Param;
+use super::row;
+
+/// What both statements take.
+#[derive(Default)]
+pub(super) struct Columns<'a> {
+    id: Vec<&'a [u8]>,
+    expect: Vec<i64>,
+    was_count: Vec<i64>,
+    was_nonce: Vec<i64>,
+    count: Vec<i64>,
+    nonce: Vec<i64>,
+    birth: Vec<i64>,
+    owner: Vec<i64>,
+    attempt: Vec<i64>,
+    lease_us: Vec<i64>,
+    state: Vec<i64>,
+    flags: Vec<i64>,
+    policy: Vec<i64>,
+    point: Vec<i64>,
+    created: Vec<i64>,
+    ran: Vec<i64>,
+    completed: Vec<i64>,
+    due_us: Vec<Option<i64>>,
+    expires_us: Vec<Option<i64>>,
+    purge_us: Vec<Option<i64>>,
+    fingerprint: Vec<Option<Vec<u8>>>,
+    tenant: Vec<&'a str>,
+    method: Vec<&'a str>,
+    path: Vec<&'a str>,
+    key: Vec<&'a str>,
+    note: Vec<Vec<u8>>,
+    draft: Vec<bool>,
+    clears: Vec<bool>,
+    body_id: Vec<&'a [u8]>,
+    body_kind: Vec<i64>,
+    body_data: Vec<&'a [u8]>,
+    event_id: Vec<&'a [u8]>,
+    event_what: Vec<i64>,
+    event_detail: Vec<&'a str>,
+}
+
+impl<'a> Columns<'a> {
+    pub(super) fn of(changes: impl Iterator<Item = &'a Change>, numbers: &Numbers) -> Columns<'a> {
+        let mut columns = Columns::default();
+        changes.for_each(|change| columns.push(change, numbers));
+        columns
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.id.is_empty()
+    }
+
+    fn push(&mut self, change: &'a Change, numbers: &Numbers) {
+        let id: &[u8] = change.id.as_bytes();
+        let (expect, was) = match change.expect {
+            Expect::Absent => (0, None),
+            Expect::Version(version) => (1, Some(version)),
+            Expect::Due(version) => (2, Some(version)),
+            Expect::Anything => (3, None),
+        };
+        self.id.push(id);
+        self.expect.push(expect);
+        self.was_count.push(was.map_or(0, |version| version.count.into()));
+        self.was_nonce.push(was.map_or(0, |version| bits(version.nonce)));
+        self.count.push(change.version().count.into());
+        self.nonce.push(bits(change.nonce));
+        self.draft.push(change.draft.is_some());
+        self.clears.push(change.clears_bodies && change.draft.is_some());
+        self.push_draft(change.draft.as_ref(), numbers);
+        for body in change.bodies.iter().filter(|_| change.draft.is_some()) {
+            self.body_id.push(id);
+            self.body_kind.push(body.kind.code().into());
+            self.body_data.push(&body.data);
+        }
+        for line in &change.history {
+            self.event_id.push(id);
+            self.event_what.push(line.what.code().into());
+            self.event_detail.push(&line.detail);
+        }
+    }
+
+    /// Without a draft the columns are filled with what nobody reads.
+    fn push_draft(&mut self, draft: Option<&'a Draft>, numbers: &Numbers) {
+        let number = |value: fn(&Draft) -> i64| draft.map_or(0, value);
+        self.birth.push(number(|draft| bits(draft.birth)));
+        self.owner.push(number(|draft| bits(draft.owner)));
+        self.attempt.push(number(|draft| draft.attempt.into()));
+        self.lease_us.push(number(|draft| micros(draft.policy.lease)));
+        self.state.push(number(|draft| draft.state.code().into()));
+        self.flags.push(number(|draft| draft.flags.bits().into()));
+        self.policy.push(draft.map_or(0, |draft| numbers.of(&draft.policy)));
+        self.point.push(number(|draft| draft.point.into()));
+        self.created.push(number(|draft| mark_code(draft.created)));
+        self.ran.push(number(|draft| mark_code(draft.ran)));
+        self.completed.push(number(|draft| mark_code(draft.completed)));
+        self.due_us.push(draft.and_then(|draft| draft.due_in).map(micros));
+        self.expires_us.push(draft.and_then(|draft| draft.expires_in).map(micros));
+        self.purge_us.push(draft.and_then(|draft| draft.purge_in).map(micros));
+        let fingerprint = draft.and_then(|draft| draft.fingerprint.as_ref());
+        self.fingerprint.push(fingerprint.map(|fingerprint| fingerprint.to_bytes().to_vec()));
+        self.tenant.push(draft.map_or("", |draft| draft.identity.tenant.as_str()));
+        self.method.push(draft.map_or("", |draft| &draft.identity.operation.method));
+        self.path.push(draft.map_or("", |draft| &draft.identity.operation.path));
+        self.key.push(draft.map_or("", |draft| draft.identity.key.as_str()));
+        self.note.push(draft.map_or_else(Vec::new, |draft| draft.note.to_bytes()));
+    }
+
+    /// In the order of `begin.sql`.
+    pub(super) fn begin<'p>(&'p self, patience: &'p &'p str) -> Vec<Param<'p>> {
+        let mut params: Vec<Param<'p>> = vec![
+            (patience, Type::TEXT),
+            (&self.id, Type::BYTEA_ARRAY),
+            (&self.nonce, Type::INT8_ARRAY),
+            (&self.birth, Type::INT8_ARRAY),
+            (&self.owner, Type::INT8_ARRAY),
+            (&self.attempt, Type::INT8_ARRAY),
+            (&self.lease_us, Type::INT8_ARRAY),
+            (&self.state, Type::INT8_ARRAY),
+            (&self.flags, Type::INT8_ARRAY),
+            (&self.policy, Type::INT8_ARRAY),
+            (&self.point, Type::INT8_ARRAY),
+            (&self.ran, Type::INT8_ARRAY),
+            (&self.completed, Type::INT8_ARRAY),
+            (&self.due_us, Type::INT8_ARRAY),
+            (&self.expires_us, Type::INT8_ARRAY),
+            (&self.purge_us, Type::INT8_ARRAY),
+            (&self.fingerprint, Type::BYTEA_ARRAY),
+            (&self.tenant, Type::TEXT_ARRAY),
+            (&self.method, Type::TEXT_ARRAY),
+            (&self.path, Type::TEXT_ARRAY),
+            (&self.key, Type::TEXT_ARRAY),
+            (&self.note, Type::BYTEA_ARRAY),
+        ];
+        params.extend(self.beside());
+        params
+    }
+
+    /// In the order of `commit.sql`.
+    pub(super) fn commit<'p>(&'p self, patience: &'p &'p str) -> Vec<Param<'p>> {
+        let mut params: Vec<Param<'p>> = vec![
+            (patience, Type::TEXT),
+            (&self.id, Type::BYTEA_ARRAY),
+            (&self.expect, Type::INT8_ARRAY),
+            (&self.was_count, Type::INT8_ARRAY),
+            (&self.was_nonce, Type::INT8_ARRAY),
+            (&self.count, Type::INT8_ARRAY),
+            (&self.nonce, Type::INT8_ARRAY),
+            (&self.birth, Type::INT8_ARRAY),
+            (&self.owner, Type::INT8_ARRAY),
+            (&self.attempt, Type::INT8_ARRAY),
+            (&self.lease_us, Type::INT8_ARRAY),
+            (&self.state, Type::INT8_ARRAY),
+            (&self.flags, Type::INT8_ARRAY),
+            (&self.policy, Type::INT8_ARRAY),
+            (&self.point, Type::INT8_ARRAY),
+            (&self.created, Type::INT8_ARRAY),
+            (&self.ran, Type::INT8_ARRAY),
+            (&self.completed, Type::INT8_ARRAY),
+            (&self.due_us, Type::INT8_ARRAY),
+            (&self.expires_us, Type::INT8_ARRAY),
+            (&self.purge_us, Type::INT8_ARRAY),
+            (&self.fingerprint, Type::BYTEA_ARRAY),
+            (&self.method, Type::TEXT_ARRAY),
+            (&self.path, Type::TEXT_ARRAY),
+            (&self.note, Type::BYTEA_ARRAY),
+            (&self.draft, Type::BOOL_ARRAY),
+            (&self.clears, Type::BOOL_ARRAY),
+        ];
+        params.extend(self.beside());
+        params
+    }
+
+    fn beside<'p>(&'p self) -> [Param<'p>; 6] {
+        [
+            (&self.body_id, Type::BYTEA_ARRAY),
+            (&self.body_kind, Type::INT8_ARRAY),
+            (&self.body_data, Type::BYTEA_ARRAY),
+            (&self.event_id, Type::BYTEA_ARRAY),
+            (&self.event_what, Type::INT8_ARRAY),
+            (&self.event_detail, Type::TEXT_ARRAY),
+        ]
+    }
+}
+
+/// The policies of one batch: each encoded once, for one Arc is shared by all records of a route.
+#[derive(Default)]
+pub(super) struct Numbers(HashMap<usize, (i64, Vec<u8>)>);
+
+impl Numbers {
+    pub(super) fn new<'a>(changes: impl Iterator<Item = &'a Change>) -> Numbers {
+        let mut numbers = HashMap::new();
+        for policy in changes.filter_map(|change| change.draft.as_ref()).map(|draft| &draft.policy) {
+            // The Changes hold their policies for as long as this lives, so an address stays one policy's.
+            numbers.entry(Arc::as_ptr(policy).addr()).or_insert_with(|| row::encoded(policy));
+        }
+        Numbers(numbers)
+    }
+
+    fn of(&self, policy: &Arc<Policy>) -> i64 {
+        // Each draft's policy was numbered above.
+        self.0.get(&Arc::as_ptr(policy).addr()).map_or(0, |(digest, _)| *digest)
+    }
+
+    /// Every policy once, by its digest.
+    pub(super) fn all(&self) -> HashMap<i64, &[u8]> {
+        self.0.values().map(|(digest, data)| (*digest, &**data)).collect()
+    }
+}
+
+/// A nonce with the same bits in the type that PostgreSQL has.
+pub(super) fn bits(nonce: Nonce) -> i64 {
+    nonce.0.cast_signed()
+}
+
+/// Longer than for ever is for ever; the statements keep sums within the type.
+fn micros(interval: Duration) -> i64 {
+    i64::try_from(interval.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn mark_code(mark: Mark) -> i64 {
+    match mark {
+        Mark::Keep => 0,
+        Mark::Now => 1,
+        Mark::Clear => 2,
+    }
+}

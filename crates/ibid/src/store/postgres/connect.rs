@@ -1,0 +1,261 @@
+//! Connections: how one is made, what it remembers, and the pool that bounds their number.
+//!
+//! Nothing is set on a session, because behind a transaction pooler the next transaction may meet another one.
+
+use std::collections::{HashMap, HashSet};
+use std::future::poll_fn;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType};
+use ibid_core::store::StoreError;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::error::Severity;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{AsyncMessage, Client, Config, Error, NoTls, Row, Socket, Statement};
+
+use super::{KIND, OpenError, PostgresOptions, failure, open};
+
+/// A value for a statement, with the type that the statement takes.
+pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// Where the database is and how it is used.
+#[derive(Debug)]
+pub(super) struct Place {
+    config: Config,
+    pub(super) options: PostgresOptions,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    client: Client,
+    /// Whether statements are prepared once and named, or sent whole each time.
+    prepares: bool,
+    statements: Mutex<HashMap<usize, Statement>>,
+    /// Policies that are surely stored. They may be gone after a failover, and so is this connection.
+    policies: Mutex<HashSet<i64>>,
+    /// A warning came: a commit before it may not be as durable as it should be.
+    warned: Arc<AtomicBool>,
+    /// Set once its state is not known for sure.
+    spoilt: AtomicBool,
+}
+
+impl Place {
+    /// Where `url` leads. Nothing of the URL is in the error, for a password may be.
+    pub(super) fn new(url: &str, options: PostgresOptions) -> Result<Place, OpenError> {
+        let mut config = Config::from_str(url).map_err(|_| OpenError::BadUrl)?;
+        if config.get_hosts().is_empty() {
+            return Err(OpenError::BadUrl);
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_WITHIN);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(SILENCE_MAX);
+        }
+        config.keepalives_idle(SILENCE_MAX).keepalives_interval(SILENCE_MAX / 4).keepalives_retries(4);
+        // Of several hosts the one that takes writes, also after a failover.
+        if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("ibid");
+        }
+        Ok(Place { config, options })
+    }
+
+    /// The place as people may see it: no user, no password.
+    pub(super) fn shown(&self) -> String {
+        let ports = self.config.get_ports();
+        let host = |(place, host): (usize, &Host)| {
+            let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(name) => format!("{name}:{port}"),
+                Host::Unix(path) => format!("{}:{port}", path.display()),
+            }
+        };
+        let hosts: Vec<String> = self.config.get_hosts().iter().enumerate().map(host).collect();
+        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
+        format!("postgres://{}/{database}", hosts.join(","))
+    }
+
+    /// A connection to a server that may be written to.
+    pub(super) async fn connect(&self) -> Result<Connection, OpenError> {
+        let connection = self.dial().await.map_err(|error| open::unreachable(self, error))?;
+        open::check(self, &connection).await?;
+        Ok(connection)
+    }
+
+    async fn dial(&self) -> Result<Connection, Error> {
+        self.dial_with(NoTls).await
+    }
+
+    async fn dial_with<T>(&self, tls: T) -> Result<Connection, Error>
+    where
+        T: MakeTlsConnect<Socket>,
+        T::Stream: Send + 'static,
+    {
+        let (client, mut driver) = self.config.connect(tls).await?;
+        let warned = Arc::new(AtomicBool::new(false));
+        let told = warned.clone();
+        // It ends when the client is dropped or the connection breaks.
+        tokio::spawn(async move {
+            while let Some(Ok(message)) = poll_fn(|context| driver.poll_message(context)).await {
+                // It is seen here before the answer that it belongs to is handed on.
+                if let AsyncMessage::Notice(notice) = message
+                    && notice.parsed_severity() == Some(Severity::Warning)
+                {
+                    tracing::warn!(
+                        code = notice.code().code(),
+                        message = notice.message(),
+                        "PostgreSQL warns"
+                    );
+                    told.store(true, Ordering::SeqCst);
+                }
+            }
+        });
+        Ok(Connection {
+            client,
+            prepares: self.options.prepare,
+            statements: Mutex::default(),
+            policies: Mutex::default(),
+            warned,
+            spoilt: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Connection {
+    /// The rows of a statement that is seldom asked: one round trip, nothing prepared.
+    pub(super) async fn query_once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
+        self.client.query_typed(sql, params).await.inspect_err(|error| self.note(error))
+    }
+
+    /// The rows that a statement gives, in one round trip once it was prepared.
+    ///
+    /// The statement leaves when the future is first polled, and is never cancelled.
+    pub(super) async fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
+        let rows = match self.prepared(sql, params).await? {
+            None => self.client.query_typed(sql, params).await,
+            Some(statement) => {
+                let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+                self.client.query(&statement, &values).await
+            }
+        };
+        rows.inspect_err(|error| self.note(error))
+    }
+
+    /// Prepares a statement, so that [`Connection::query`] sends it in its first breath.
+    pub(super) async fn prepared(
+        &self,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Option<Statement>, Error> {
+        if !self.prepares {
+            return Ok(None);
+        }
+        // Each text is one constant of this crate, so its address names it.
+        let name = sql.as_ptr().addr();
+        if let Some(statement) = lock(&self.statements).get(&name) {
+            return Ok(Some(statement.clone()));
+        }
+        let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
+        let statement = self.client.prepare_typed(sql, &types).await.inspect_err(|error| self.note(error))?;
+        lock(&self.statements).insert(name, statement.clone());
+        Ok(Some(statement))
+    }
+
+    /// Statements without parameters, as they stand.
+    pub(super) async fn run(&self, sql: &str) -> Result<(), Error> {
+        self.client.batch_execute(sql).await.inspect_err(|error| self.note(error))
+    }
+
+    /// Which of these policies are not surely stored.
+    pub(super) fn unsure_policies(&self, digests: impl Iterator<Item = i64>) -> Vec<i64> {
+        let policies = lock(&self.policies);
+        digests.filter(|digest| !policies.contains(digest)).collect()
+    }
+
+    /// These policies are stored.
+    pub(super) fn trust_policies(&self, digests: impl IntoIterator<Item = i64>) {
+        lock(&self.policies).extend(digests);
+    }
+
+    /// Whether a warning came with what was just written. Then it is as if the reply were lost: a synchronous standby
+    /// may not have it.
+    pub(super) fn was_warned(&self) -> bool {
+        let warned = self.warned.swap(false, Ordering::SeqCst);
+        if warned {
+            self.spoilt.store(true, Ordering::SeqCst);
+        }
+        warned
+    }
+
+    fn note(&self, error: &Error) {
+        if failure::spoils_connection(error) {
+            self.spoilt.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Makes connections for the pool.
+#[derive(Debug)]
+pub(super) struct Manager(pub(super) Arc<Place>);
+
+impl managed::Manager for Manager {
+    type Type = Connection;
+    type Error = OpenError;
+
+    async fn create(&self) -> Result<Connection, OpenError> {
+        self.0.connect().await
+    }
+
+    async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<OpenError> {
+        if connection.client.is_closed() || connection.spoilt.load(Ordering::SeqCst) {
+            return Err(RecycleError::message("closed"));
+        }
+        Ok(())
+    }
+}
+
+pub(super) type Pool = managed::Pool<Manager>;
+
+/// Connections to `place`, as many as its options allow.
+pub(super) fn pool(place: Arc<Place>) -> Pool {
+    let options = &place.options;
+    let pool = Pool::builder(Manager(place.clone()))
+        .max_size(options.connections_max.max(1))
+        .wait_timeout(Some(options.connection_wait))
+        // Connecting has limits of its own, in the configuration.
+        .create_timeout(None)
+        .runtime(deadpool::Runtime::Tokio1);
+    // It fails only for timeouts without a runtime.
+    pool.build().expect("a runtime was named")
+}
+
+/// A connection from the pool.
+pub(super) async fn take(pool: &Pool, op: &'static str) -> Result<Object<Manager>, StoreError> {
+    pool.get().await.map_err(|error| match error {
+        PoolError::Backend(error) if error.is_lasting() => StoreError::lasting(KIND, op, error),
+        PoolError::Backend(error) => StoreError::transient(KIND, op, error),
+        PoolError::Timeout(TimeoutType::Wait) => {
+            StoreError::transient(KIND, op, "all connections are in use")
+        }
+        other => StoreError::transient(KIND, op, other.to_string()),
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in here panics half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A server that takes longer is as good as down; a begin waits no longer than 2 s in all.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// After this long without a sign of the other side a connection counts as broken.
+const SILENCE_MAX: Duration = Duration::from_secs(20);

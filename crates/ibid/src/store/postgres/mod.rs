@@ -1,0 +1,183 @@
+//! Records in a PostgreSQL database, shared by many processes.
+//!
+//! Each verb is one statement over arrays, in one round trip and one transaction, however many records it is about. The
+//! server's clock sets every instant. No session state is used, so that a transaction pooler may stand between.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::fingerprint::SecretId;
+use ibid_core::record::{State, Version};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::time::Timestamp;
+
+use self::batch::Batch;
+use self::connect::{Place, Pool};
+use self::row::Policies;
+
+mod ask;
+mod batch;
+mod columns;
+mod connect;
+mod failure;
+mod migrate;
+mod open;
+mod row;
+
+pub use self::open::OpenError;
+
+/// A store in a PostgreSQL database.
+///
+/// A commit returns after its write is durable, as far as the server is set up to be: a server that may lose commits
+/// is refused unless the options accept it.
+///
+/// ```no_run
+/// use ibid::store::postgres::{PostgresOptions, PostgresStore};
+///
+/// # async fn open() -> Result<(), Box<dyn std::error::Error>> {
+/// let url = "postgres://ibid@127.0.0.1/payments";
+/// let store = PostgresStore::open(url, PostgresOptions::default()).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct PostgresStore {
+    place: Arc<Place>,
+    pool: Pool,
+    policies: Policies,
+}
+
+/// How to open a [`PostgresStore`].
+#[derive(Clone, Debug)]
+pub struct PostgresOptions {
+    /// Whether missing tables are made and old ones upgraded; if not, opening is refused unless they are as they
+    /// should be.
+    pub migrate: bool,
+    /// Whether a server that may lose commits is used all the same.
+    pub accept_weak_durability: bool,
+    /// Whether statements are prepared once per connection. Turn it off behind a pooler that hands each transaction to
+    /// another session and does not follow prepared statements.
+    pub prepare: bool,
+    /// Connections at most.
+    pub connections_max: usize,
+    /// How long a call waits for a connection, before it fails as transient.
+    pub connection_wait: Duration,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        PostgresOptions {
+            migrate: true,
+            accept_weak_durability: false,
+            prepare: true,
+            // The engine has four batches under way; the rest is for renewals, replays and upkeep beside them. Eight
+            // processes with eight each stay below the hundred that a server allows by default.
+            connections_max: 8,
+            // A statement takes milliseconds: who waited for a second will not do better in two.
+            connection_wait: Duration::from_secs(1),
+        }
+    }
+}
+
+impl PostgresStore {
+    /// Connects, looks whether the server keeps what it commits, and makes or upgrades the tables.
+    pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, OpenError> {
+        let place = Arc::new(Place::new(url, options)?);
+        open::prepare(&place).await?;
+        let pool = connect::pool(place.clone());
+        Ok(PostgresStore { place, pool, policies: Policies::default() })
+    }
+
+    /// The statements that take a schema from step `from` (0: no tables) to the newest, for a person to run.
+    pub fn migration_sql(from: u32) -> String {
+        migrate::sql(from)
+    }
+
+    /// The newest step of the schema that this program knows.
+    pub fn newest_schema() -> u32 {
+        migrate::KNOWN
+    }
+
+    /// Where the database is, without user and password.
+    pub fn place(&self) -> String {
+        self.place.shown()
+    }
+}
+
+impl Store for PostgresStore {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+        Box::pin(async move {
+            let found = self.find(&ids).await?;
+            let mut by_id: HashMap<RecordId, Stored> =
+                found.into_iter().map(|stored| (stored.record.id, stored)).collect();
+            // An id may be asked for twice.
+            let last = |place: usize| !ids[place + 1..].contains(&ids[place]);
+            let place = |(place, id)| if last(place) { by_id.remove(id) } else { by_id.get(id).cloned() };
+            Ok(ids.iter().enumerate().map(place).collect())
+        })
+    }
+
+    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+        Box::pin(async move {
+            if changes.is_empty() {
+                return Vec::new();
+            }
+            match connect::take(&self.pool, "commit").await {
+                Ok(connection) => Batch::run(&connection, &self.policies, &changes).await,
+                Err(error) => {
+                    let transient = error.is_transient();
+                    let error = Arc::new(error);
+                    let shared = |_| match transient {
+                        true => Err(StoreError::transient(KIND, "commit", error.clone())),
+                        false => Err(StoreError::lasting(KIND, "commit", error.clone())),
+                    };
+                    changes.iter().map(shared).collect()
+                }
+            }
+        })
+    }
+
+    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+        Box::pin(async move { self.renew_all(&leases).await })
+    }
+
+    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(self.find_due(state, limit))
+    }
+
+    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        Box::pin(self.remove(limit))
+    }
+
+    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+        Box::pin(self.find_other_secret(known))
+    }
+
+    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move { self.keep_first(&name, &value).await })
+    }
+}
+
+impl Browse for PostgresStore {
+    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+        Box::pin(self.find_fitting(filter))
+    }
+
+    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        Box::pin(self.find_history(id))
+    }
+
+    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+        Box::pin(self.count_all())
+    }
+}
+
+const KIND: &str = "postgres";

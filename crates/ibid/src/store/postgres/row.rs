@@ -1,0 +1,199 @@
+//! Rows as Records. Every statement that gives records names the same columns first.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use ibid_core::change::Stored;
+use ibid_core::fingerprint::Fingerprint;
+use ibid_core::key::Key;
+use ibid_core::policy::Policy;
+use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
+use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::time::Timestamp;
+use sha2::{Digest, Sha256};
+use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::{Error, Row};
+
+use super::connect::Connection;
+
+/// The Record in a row, with its answer. Its policy must have been learnt.
+///
+/// What this program can't read is an error, never a default: a fingerprint taken for none would let another's
+/// request through.
+pub(super) fn stored(policies: &Policies, row: &Row) -> Result<Stored, Unreadable> {
+    let mut cells = Cells { row, next: 0 };
+    let id = cells.get::<&[u8]>()?.try_into().map_err(|_| Unreadable("not an id"))?;
+    let version = Version { count: cells.small()?, nonce: cells.nonce()? };
+    let (birth, owner) = (cells.nonce()?, cells.nonce()?);
+    let attempt = cells.small()?;
+    let state = u8::try_from(cells.get::<i16>()?).ok().and_then(State::from_code);
+    let flags = u8::try_from(cells.get::<i16>()?).map_err(|_| Unreadable("unknown flags"))?;
+    let policy = policies.get(cells.get()?).ok_or(Unreadable("a policy that is not there"))?;
+    let point = u16::try_from(cells.get::<i32>()?).map_err(|_| Unreadable("not a recovery point"))?;
+    let created_at = Timestamp::from_micros(cells.get()?);
+    let (ran_at, completed_at) = (cells.instant()?, cells.instant()?);
+    let (due_at, expires_at, purge_at) = (cells.instant()?, cells.instant()?, cells.instant()?);
+    let fingerprint = match cells.get::<Option<&[u8]>>()? {
+        None => None,
+        Some(bytes) => {
+            let known = Fingerprint::from_bytes(bytes);
+            Some(known.ok_or(Unreadable("a fingerprint of an unknown version"))?)
+        }
+    };
+    let tenant = Tenant::new(cells.get()?).map_err(|_| Unreadable("not a tenant"))?;
+    let operation = Operation { method: cells.get::<&str>()?.into(), path: cells.get::<&str>()?.into() };
+    let key = Key::stored(cells.get()?).map_err(|_| Unreadable("not a key"))?;
+    let note = Note::from_bytes(cells.get()?).ok_or(Unreadable("not a note"))?;
+    let answer = cells.get::<Option<&[u8]>>()?.map(Bytes::copy_from_slice);
+    let now = Timestamp::from_micros(cells.get()?);
+    let record = Record {
+        id: RecordId::from_bytes(id),
+        identity: Arc::new(Identity { tenant, operation, key }),
+        version,
+        birth,
+        owner,
+        attempt,
+        state: state.ok_or(Unreadable("an unknown state"))?,
+        flags: Flags::from_bits(flags),
+        fingerprint,
+        policy,
+        point,
+        created_at,
+        ran_at,
+        completed_at,
+        due_at,
+        expires_at,
+        purge_at,
+        note,
+    };
+    Ok(Stored { record, answer, now })
+}
+
+/// The column of `now`, behind those of the record and its answer.
+pub(super) const NOW: usize = 23;
+
+const ID: usize = 0;
+const POLICY: usize = 8;
+
+/// A row that this program can't read.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a row can't be read: {0}")]
+pub(super) struct Unreadable(pub(super) &'static str);
+
+/// Reads a row from left to right.
+struct Cells<'r> {
+    row: &'r Row,
+    next: usize,
+}
+
+impl<'r> Cells<'r> {
+    fn get<T: FromSql<'r>>(&mut self) -> Result<T, Unreadable> {
+        self.next += 1;
+        self.row.try_get(self.next - 1).map_err(|_| Unreadable("a column of another type"))
+    }
+
+    fn small(&mut self) -> Result<u32, Unreadable> {
+        u32::try_from(self.get::<i64>()?).map_err(|_| Unreadable("a number that is too large"))
+    }
+
+    fn nonce(&mut self) -> Result<Nonce, Unreadable> {
+        self.get().map(|bits: i64| Nonce(bits.cast_unsigned()))
+    }
+
+    fn instant(&mut self) -> Result<Option<Timestamp>, Unreadable> {
+        Ok(self.get::<Option<i64>>()?.map(Timestamp::from_micros))
+    }
+}
+
+/// Policies by their digests. A digest never means anything else, on any server.
+#[derive(Debug, Default)]
+pub(super) struct Policies(Mutex<HashMap<i64, Arc<Policy>>>);
+
+impl Policies {
+    /// Asks for the policies that these rows name and that are not known yet.
+    pub(super) async fn learn(&self, connection: &Connection, rows: &[Row]) -> Result<(), Error> {
+        let unknown: Vec<i64> = {
+            let known = self.known();
+            let named = rows.iter().filter_map(|row| row.try_get::<_, Option<i64>>(POLICY).ok().flatten());
+            named.filter(|digest| !known.contains_key(digest)).collect()
+        };
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let sql = include_str!("sql/policy_load.sql");
+        let found = connection.query_once(sql, &[(&unknown, Type::INT8_ARRAY)]).await?;
+        let mut known = self.known();
+        if known.len() >= POLICIES_MAX {
+            known.clear();
+        }
+        for row in found {
+            // One that can't be read is as one that is not there: whoever needs it will say so.
+            if let Ok(policy) = minicbor::decode(row.try_get(1)?) {
+                known.insert(row.try_get(0)?, Arc::new(policy));
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, digest: i64) -> Option<Arc<Policy>> {
+        self.known().get(&digest).cloned()
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<i64, Arc<Policy>>> {
+        // Nothing in here panics half-way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A policy as it is stored, and its number.
+pub(super) fn encoded(policy: &Policy) -> (i64, Vec<u8>) {
+    // Writing into a Vec has no way to fail.
+    let data = minicbor::to_vec(policy).expect("a Vec takes every byte");
+    let digest = Sha256::digest(&data);
+    let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
+    (i64::from_be_bytes(*first), data)
+}
+
+/// The records in rows that have nothing else.
+pub(super) fn all(policies: &Policies, rows: &[Row]) -> Result<Vec<Stored>, Unreadable> {
+    rows.iter().map(|row| stored(policies, row)).collect()
+}
+
+/// Whether a row of a left join has a record.
+pub(super) fn has_record(row: &Row) -> bool {
+    matches!(row.try_get::<_, Option<&[u8]>>(ID), Ok(Some(_)))
+}
+
+/// Policies come from routes, and a gateway has dozens. Past this many somebody makes them up, and asking again is the
+/// price.
+const POLICIES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ibid_core::change::BodyKind;
+
+    #[test]
+    fn all_statements_that_give_records_name_the_same_columns() {
+        let columns = |sql: &'static str| {
+            let (_, list) = sql.rsplit_once("select r.id").expect("it gives records");
+            list.split_once("r.note").map(|(before, _)| before).expect("the note is last")
+        };
+        let load = columns(include_str!("sql/load.sql"));
+        assert_eq!(load.matches(',').count() + 1, NOW - 1, "the answer follows, then now");
+        for sql in [
+            include_str!("sql/begin.sql"),
+            include_str!("sql/commit.sql"),
+            include_str!("sql/due.sql"),
+            include_str!("sql/list.sql"),
+        ] {
+            assert_eq!(columns(sql), load);
+        }
+    }
+
+    #[test]
+    fn the_answers_kind_is_the_one_that_the_sql_joins() {
+        assert_eq!(BodyKind::Answer.code(), 1);
+    }
+}

@@ -12,7 +12,7 @@ use tokio_postgres::{Error, Row};
 use bytes::Bytes;
 
 use super::columns::bits;
-use super::connect::{self, Param};
+use super::connect::{self, OPEN_HOT, Param};
 use super::failure::store_error;
 use super::row::{self, Unreadable};
 use super::{KIND, PostgresStore};
@@ -61,7 +61,7 @@ impl PostgresStore {
     ) -> Result<Vec<Stored>, StoreError> {
         let connection = connect::take(&self.pool, op).await?;
         let failed = |error| store_error(op, error);
-        let rows = connection.query(sql, params).await.map_err(failed)?;
+        let [rows] = connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(failed)?;
         self.policies.learn(&connection, &rows).await.map_err(failed)?;
         row::all(&self.policies, &rows).map_err(|error| StoreError::lasting(KIND, op, error))
     }
@@ -75,7 +75,7 @@ impl PostgresStore {
         let nonces: Vec<i64> = leases.iter().map(|(_, version)| bits(version.nonce)).collect();
         let params: [Param<'_>; 3] =
             [(&ids, Type::BYTEA_ARRAY), (&counts, Type::INT8_ARRAY), (&nonces, Type::INT8_ARRAY)];
-        let rows = self.ask("renew", include_str!("sql/renew.sql"), &params).await?;
+        let rows = self.ask_hot("renew", include_str!("sql/renew.sql"), &params).await?;
         let mut fates = vec![Renewed::Lost; leases.len()];
         for row in rows {
             let place: i64 = get("renew", &row, 0)?;
@@ -97,7 +97,7 @@ impl PostgresStore {
         while gone < u64::from(limit) {
             let slice = i64::from(limit - gone as u32).min(PURGE_SLICE);
             let removed =
-                self.ask("purge", include_str!("sql/purge.sql"), &[(&slice, Type::INT8)]).await?.len();
+                self.ask_hot("purge", include_str!("sql/purge.sql"), &[(&slice, Type::INT8)]).await?.len();
             gone += removed as u64;
             if (removed as i64) < slice {
                 break;
@@ -170,7 +170,19 @@ impl PostgresStore {
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let connection = connect::take(&self.pool, op).await?;
-        connection.query(sql, params).await.map_err(|error| store_error(op, error))
+        connection.query_once(sql, params).await.map_err(|error| store_error(op, error))
+    }
+
+    async fn ask_hot(
+        &self,
+        op: &'static str,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let connection = connect::take(&self.pool, op).await?;
+        let [rows] =
+            connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(|error| store_error(op, error))?;
+        Ok(rows)
     }
 }
 

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join4;
 use ibid_core::change::{Change, Commit, Expect, Stamp, Stored};
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
@@ -17,7 +16,7 @@ use tokio_postgres::{Error, Row};
 
 use super::KIND;
 use super::columns::{Columns, Numbers};
-use super::connect::Connection;
+use super::connect::{Connection, OPEN_HOT};
 use super::failure::{self, Reach};
 use super::row::{self, Policies, Unreadable};
 
@@ -38,7 +37,8 @@ pub(super) struct Batch<'a> {
 /// Changes, by their places, that are sent together.
 struct Unit {
     places: Vec<usize>,
-    patience: &'static str,
+    /// How its transaction is opened, and so how long it waits for a row.
+    open: &'static str,
 }
 
 /// What a statement said about one Change.
@@ -74,7 +74,7 @@ impl<'a> Batch<'a> {
 
     async fn work(&mut self) {
         let places = (0..self.changes.len()).filter(|place| self.fates[*place].is_none()).collect();
-        let mut units = vec![Unit { places, patience: PATIENCE }];
+        let mut units = vec![Unit { places, open: OPEN_HOT }];
         // A unit is halved or its tries are counted, so this ends.
         while let Some(unit) = units.pop() {
             if unit.places.is_empty() {
@@ -91,7 +91,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Sends a unit: begins by one statement, all others by another, and if it has both, both in one transaction.
+    /// Sends a unit: begins by one statement, all others by another, and if it has both, both together.
     async fn attempt(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
         let is_begin = |place: &usize| {
             let change = &self.changes[*place];
@@ -106,7 +106,7 @@ impl<'a> Batch<'a> {
         let commit = Columns::of(others.iter().map(change), &numbers);
         // What was warned of before has nothing to do with this.
         self.connection.was_warned();
-        let (begun, committed) = self.send(&begin, &commit, unit.patience).await?;
+        let (begun, committed) = self.send(&begin, &commit, unit.open).await?;
         if self.connection.was_warned() {
             return Err(Failed::Doubt);
         }
@@ -125,32 +125,21 @@ impl<'a> Batch<'a> {
         &self,
         begin: &Columns<'_>,
         commit: &Columns<'_>,
-        patience: &'static str,
+        open: &'static str,
     ) -> Result<(Vec<Row>, Vec<Row>), Error> {
-        let (begin_params, commit_params) = (begin.begin(&patience), commit.commit(&patience));
+        let (begin_params, commit_params) = (begin.begin(), commit.commit());
+        let (begins, commits) = ((BEGIN, &begin_params[..]), (COMMIT, &commit_params[..]));
         let connection = self.connection;
         if commit.is_empty() {
-            return Ok((connection.query(BEGIN, &begin_params).await?, Vec::new()));
+            let [begun] = connection.hot(open, [begins]).await?;
+            Ok((begun, Vec::new()))
+        } else if begin.is_empty() {
+            let [committed] = connection.hot(open, [commits]).await?;
+            Ok((Vec::new(), committed))
+        } else {
+            let [begun, committed] = connection.hot(open, [begins, commits]).await?;
+            Ok((begun, committed))
         }
-        if begin.is_empty() {
-            return Ok((Vec::new(), connection.query(COMMIT, &commit_params).await?));
-        }
-        // Prepared first, so that all four leave in one flight and the flush is shared. Should the first of them
-        // fail, the others run by themselves, which is as good; the last then warns.
-        connection.prepared(BEGIN, &begin_params).await?;
-        connection.prepared(COMMIT, &commit_params).await?;
-        let (opened, begun, committed, closed) = join4(
-            connection.run("begin isolation level read committed"),
-            connection.query(BEGIN, &begin_params),
-            connection.query(COMMIT, &commit_params),
-            connection.run("commit"),
-        )
-        .await;
-        // The first failure is the cause of those behind it.
-        opened?;
-        let both = (begun?, committed?);
-        closed?;
-        Ok(both)
     }
 
     /// A policy is stored before the records that name it, in a transaction of its own.
@@ -216,7 +205,7 @@ impl<'a> Batch<'a> {
         if tries > 0 {
             tokio::time::sleep(PAUSE * (1 << tries)).await;
         }
-        Some(Unit { places: again, patience: unit.patience })
+        Some(Unit { places: again, open: unit.open })
     }
 
     /// Halves a unit that failed because of one of them, or gives its places their error.
@@ -227,12 +216,12 @@ impl<'a> Batch<'a> {
         match (reach, unit.places.len()) {
             (Reach::Contended | Reach::One, 2..) if may_go_on => {
                 let (low, high) = unit.places.split_at(unit.places.len() / 2);
-                let half = |places: &[usize]| Unit { places: places.to_vec(), patience: SHORT_PATIENCE };
+                let half = |places: &[usize]| Unit { places: places.to_vec(), open: OPEN_SHORT };
                 units.extend([half(high), half(low)]);
             }
             (Reach::Contended, 1) if may_go_on && self.tries[unit.places[0]] < 1 => {
                 self.tries[unit.places[0]] += 1;
-                units.push(Unit { patience: SHORT_PATIENCE, ..unit });
+                units.push(Unit { open: OPEN_SHORT, ..unit });
             }
             (Reach::One, 1) => {
                 let mut error = Some(error);
@@ -296,12 +285,8 @@ fn moving() -> StoreError {
 const BEGIN: &str = include_str!("sql/begin.sql");
 const COMMIT: &str = include_str!("sql/commit.sql");
 
-/// How long a batch waits for a row that somebody holds. Others commit within milliseconds; who takes longer has
-/// stopped in the middle, and a whole batch waits for it.
-const PATIENCE: &str = "250ms";
-
-/// The same for the halves of a batch that has waited already: nine of them in a row must not take long.
-const SHORT_PATIENCE: &str = "25ms";
+/// Opens the transactions for the halves of a batch that has waited already: nine waits in a row must not take long.
+const OPEN_SHORT: &str = concat!(include_str!("sql/open_hot.sql"), "; set local lock_timeout = '25ms'");
 
 /// How long a batch goes on halving. A single held row takes a tenth of it; with many, whoever is left comes again.
 const CONTENTION_MAX: Duration = Duration::from_secs(1);

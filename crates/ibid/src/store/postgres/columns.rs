@@ -118,9 +118,8 @@ impl<'a> Columns<'a> {
     }
 
     /// In the order of `begin.sql`.
-    pub(super) fn begin<'p>(&'p self, patience: &'p &'p str) -> Vec<Param<'p>> {
-        let mut params: Vec<Param<'p>> = vec![
-            (patience, Type::TEXT),
+    pub(super) fn begin(&self) -> Vec<Param<'_>> {
+        let mut params: Vec<Param<'_>> = vec![
             (&self.id, Type::BYTEA_ARRAY),
             (&self.nonce, Type::INT8_ARRAY),
             (&self.birth, Type::INT8_ARRAY),
@@ -148,9 +147,8 @@ impl<'a> Columns<'a> {
     }
 
     /// In the order of `commit.sql`.
-    pub(super) fn commit<'p>(&'p self, patience: &'p &'p str) -> Vec<Param<'p>> {
-        let mut params: Vec<Param<'p>> = vec![
-            (patience, Type::TEXT),
+    pub(super) fn commit(&self) -> Vec<Param<'_>> {
+        let mut params: Vec<Param<'_>> = vec![
             (&self.id, Type::BYTEA_ARRAY),
             (&self.expect, Type::INT8_ARRAY),
             (&self.was_count, Type::INT8_ARRAY),
@@ -172,8 +170,10 @@ impl<'a> Columns<'a> {
             (&self.expires_us, Type::INT8_ARRAY),
             (&self.purge_us, Type::INT8_ARRAY),
             (&self.fingerprint, Type::BYTEA_ARRAY),
+            (&self.tenant, Type::TEXT_ARRAY),
             (&self.method, Type::TEXT_ARRAY),
             (&self.path, Type::TEXT_ARRAY),
+            (&self.key, Type::TEXT_ARRAY),
             (&self.note, Type::BYTEA_ARRAY),
             (&self.draft, Type::BOOL_ARRAY),
             (&self.clears, Type::BOOL_ARRAY),
@@ -182,7 +182,7 @@ impl<'a> Columns<'a> {
         params
     }
 
-    fn beside<'p>(&'p self) -> [Param<'p>; 6] {
+    fn beside(&self) -> [Param<'_>; 6] {
         [
             (&self.body_id, Type::BYTEA_ARRAY),
             (&self.body_kind, Type::INT8_ARRAY),

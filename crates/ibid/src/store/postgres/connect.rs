@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType};
+use futures_util::future::{join_all, join3};
 use ibid_core::store::StoreError;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::Severity;
@@ -135,26 +136,46 @@ impl Connection {
         self.client.query_typed(sql, params).await.inspect_err(|error| self.note(error))
     }
 
-    /// The rows that a statement gives, in one round trip once it was prepared.
+    /// The rows of statements of the hot path, in one transaction and one flight: one round trip once they were
+    /// prepared. What was written is durable when this returns.
     ///
-    /// The statement leaves when the future is first polled, and is never cancelled.
-    pub(super) async fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
-        let rows = match self.prepared(sql, params).await? {
-            None => self.client.query_typed(sql, params).await,
-            Some(statement) => {
-                let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
-                self.client.query(&statement, &values).await
-            }
-        };
-        rows.inspect_err(|error| self.note(error))
+    /// All leave when the future is first polled after that, and nothing is ever cancelled.
+    pub(super) async fn hot<const N: usize>(
+        &self,
+        open: &str,
+        statements: [(&'static str, &[Param<'_>]); N],
+    ) -> Result<[Vec<Row>; N], Error> {
+        for (sql, params) in &statements {
+            self.prepared(sql, params).await?;
+        }
+        // In the order in which they are polled first.
+        let (opened, results, closed) = join3(
+            self.run(open),
+            join_all(statements.map(|(sql, params)| self.query(sql, params))),
+            self.run("commit"),
+        )
+        .await;
+        // The first failure is the cause of those behind it. Should the opening have failed, the statements ran by
+        // themselves: that is as good, but it is not known which, and the caller asks again.
+        opened?;
+        let rows = results.into_iter().collect::<Result<Vec<_>, Error>>()?;
+        closed?;
+        // As many results as statements.
+        Ok(rows.try_into().expect("one result per statement"))
     }
 
-    /// Prepares a statement, so that [`Connection::query`] sends it in its first breath.
-    pub(super) async fn prepared(
-        &self,
-        sql: &'static str,
-        params: &[Param<'_>],
-    ) -> Result<Option<Statement>, Error> {
+    async fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
+        match self.prepared(sql, params).await? {
+            None => self.query_once(sql, params).await,
+            Some(statement) => {
+                let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
+                self.client.query(&statement, &values).await.inspect_err(|error| self.note(error))
+            }
+        }
+    }
+
+    /// The statement, prepared; none if statements are sent whole.
+    async fn prepared(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Option<Statement>, Error> {
         if !self.prepares {
             return Ok(None);
         }
@@ -253,6 +274,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing in here panics half-way through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Opens the transaction of [`Connection::hot`].
+pub(super) const OPEN_HOT: &str = include_str!("sql/open_hot.sql");
 
 /// A server that takes longer is as good as down; a begin waits no longer than 2 s in all.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);

@@ -1,16 +1,12 @@
 -- Begin records where no row stands; for each say whether it was begun (`done`), and else what stands there. Neither
 -- means that a row came up meanwhile which this snapshot does not show: ask again. Only ids that the snapshot does not
 -- show are inserted, because an insert waits behind any uncommitted write of its id. A replay writes nothing.
-with s as materialized (
-  select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now,
-         set_config('lock_timeout', $1, true)
-),
-w as materialized (
-  select s.now, t.*
-  from s, unnest(
-    $2::bytea[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[], $10::int8[],
-    $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[], $16::int8[], $17::bytea[], $18::text[],
-    $19::text[], $20::text[], $21::text[], $22::bytea[]
+with w as materialized (
+  select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now, t.*
+  from unnest(
+    $1::bytea[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[],
+    $10::int8[], $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[], $16::bytea[], $17::text[],
+    $18::text[], $19::text[], $20::text[], $21::bytea[]
   ) with ordinality as t (
     id, nonce, birth, owner, attempt, lease_us, state, flags, policy,
     point, ran, completed, due_us, expires_us, purge_us, fingerprint, tenant,
@@ -32,31 +28,32 @@ begun as (
          case when w.purge_us is not null then w.now + least(w.purge_us, 9223372036854775807 - w.now) end,
          w.fingerprint, w.tenant, w.method, w.path, w.key, w.note
   from w
-  where not exists (select from ibid_record x where x.id = w.id)
+  where (select true from ibid_record x where x.id = w.id) is null
   order by w.id
   on conflict (id) do nothing
-  returning id, birth
+  returning id, birth, created_at
 ),
 kept as (
   insert into ibid_body (id, birth, kind, data)
   select b.id, begun.birth, b.kind::int4, b.data
-  from unnest($23::bytea[], $24::int8[], $25::bytea[]) as b (id, kind, data)
+  from unnest($22::bytea[], $23::int8[], $24::bytea[]) as b (id, kind, data)
   join begun on begun.id = b.id
   on conflict (id, birth, kind) do update set data = excluded.data
 ),
 told as (
   insert into ibid_event (id, at, what, detail)
-  select e.id, w.now, e.what::int2, e.detail
-  from unnest($26::bytea[], $27::int8[], $28::text[]) with ordinality as e (id, what, detail, line)
+  select e.id, begun.created_at, e.what::int2, e.detail
+  from unnest($25::bytea[], $26::int8[], $27::text[]) with ordinality as e (id, what, detail, line)
   join begun on begun.id = e.id
-  join w on w.id = e.id
   order by e.line
 )
 select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
-       r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, b.data,
+       r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,
+       (select b.data from ibid_body b where b.id = r.id and b.birth = r.birth and b.kind = 1),
        w.now, w.place, begun.id is not null as done
 from w
 left join begun on begun.id = w.id
-left join ibid_record r on r.id = w.id
-left join ibid_body b on b.id = r.id and b.birth = r.birth and b.kind = 1
+left join lateral (
+  select * from ibid_record x where x.id = w.id and begun.id is null limit 1
+) r on true

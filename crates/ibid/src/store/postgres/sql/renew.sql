@@ -5,20 +5,30 @@ with w as materialized (
   from unnest($1::bytea[], $2::int8[], $3::int8[]) with ordinality as t (id, count, nonce, place)
 ),
 held as materialized (
-  select r.id, w.now
-  from w join ibid_record r on r.id = w.id and r.count = w.count and r.nonce = w.nonce
-  where r.due_at is not null
-  order by r.id
-  for no key update of r skip locked
+  select w.place, r.id
+  from w
+  cross join lateral (
+    select x.id
+    from ibid_record x
+    where x.id = w.id and x.count = w.count and x.nonce = w.nonce and x.due_at is not null
+    limit 1
+    for no key update skip locked
+  ) r
 ),
 moved as (
   update ibid_record r
-     set due_at = held.now + least(r.lease_us, 9223372036854775807 - held.now)
-    from held
-   where r.id = held.id
-  returning r.id, r.count, r.nonce, r.due_at
+     set due_at = n.now + least(r.lease_us, 9223372036854775807 - n.now)
+    from (select min(now) as now from w) n
+   where r.id = any (array(select id from held))
+  returning r.id, r.due_at
 )
-select w.place, moved.due_at, r.id is not null as ours
+select w.place, moved.due_at, r.ours is not null as ours
 from w
-left join moved on moved.id = w.id and moved.count = w.count and moved.nonce = w.nonce
-left join ibid_record r on r.id = w.id and r.count = w.count and r.nonce = w.nonce and r.due_at is not null
+left join held on held.place = w.place
+left join moved on moved.id = held.id
+left join lateral (
+  select true as ours
+  from ibid_record x
+  where x.id = w.id and x.count = w.count and x.nonce = w.nonce and x.due_at is not null
+  limit 1
+) r on true

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ibid_core::change::{BodyKind, Change, Commit, Stamp, Stored};
+use ibid_core::change::{BodyKind, Change, Commit, Expect, Stamp, Stored};
 use ibid_core::fingerprint::Secrets;
 use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
 use ibid_core::policy::Policy;
@@ -166,6 +166,13 @@ impl Inner {
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
                     self.waiters.tell(&change.id);
                     return Settlement { decision, stored: Some(*stored) };
+                }
+                // Nothing has changed, but somebody holds the row: its lock is its lease, and a takeover comes again later.
+                Commit::Conflict(Some(stored))
+                    if change.expect == Expect::Due(stored.record.version)
+                        && stored.record.is_due(stored.now) =>
+                {
+                    return Settlement { decision: Decision::Ignored, stored: Some(*stored) };
                 }
                 Commit::Conflict(newer) => known = newer.map(|stored| *stored),
             }

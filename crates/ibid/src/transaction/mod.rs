@@ -39,6 +39,9 @@ pub mod rusqlite;
 
 pub mod isolated;
 
+#[cfg(any(feature = "tokio-postgres", feature = "postgres"))]
+pub(crate) mod pg_client;
+
 #[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm"))]
 mod sqlx_failure;
 

@@ -216,6 +216,16 @@ impl Connection {
         warned
     }
 
+    /// For statements of callers, inside a transaction that [`Connection::alone`] guards.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// From here on it is not used again, unless what it was used for came to its end.
+    pub(super) fn alone(&self, ended: bool) {
+        self.spoilt.store(!ended, Ordering::SeqCst);
+    }
+
     fn note(&self, error: &Error) {
         if failure::spoils_connection(error) {
             self.spoilt.store(true, Ordering::SeqCst);

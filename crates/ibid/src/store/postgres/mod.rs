@@ -10,9 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::record::{State, Version};
+use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use self::batch::Batch;
@@ -27,6 +27,7 @@ mod failure;
 mod migrate;
 mod open;
 mod row;
+mod sql_side;
 
 pub use self::open::OpenError;
 
@@ -158,6 +159,14 @@ impl Store for PostgresStore {
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
         Box::pin(self.find_other_secret(known))
+    }
+
+    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(self.find_bodies(id, birth))
+    }
+
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        Some(self)
     }
 
     fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {

@@ -7,6 +7,7 @@ use ibid_core::sql::{Dialect, Param, Row, Statement, Type};
 
 mod ending;
 mod fault;
+mod own;
 mod place;
 mod value;
 
@@ -54,12 +55,7 @@ macro_rules! on_every_database {
     };
 }
 
-#[cfg(any(
-    feature = "tokio-postgres",
-    feature = "sqlx-postgres",
-    feature = "diesel-async",
-    feature = "sea-orm"
-))]
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sea-orm"))]
 macro_rules! on_postgres {
     ($adapter:ty) => {
         on_every_database!($adapter, super::Place::postgres());
@@ -88,7 +84,7 @@ mod sqlx_postgres {
     on_postgres!(super::place::SqlxPostgresPools);
 }
 
-#[cfg(feature = "diesel-async")]
+#[cfg(all(feature = "diesel-async", feature = "tokio-postgres"))]
 mod diesel {
     on_postgres!(super::place::DieselPools);
 }

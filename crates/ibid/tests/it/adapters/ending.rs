@@ -84,9 +84,10 @@ pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adap
     }
 }
 
-/// Drops `begin` after one look, after two, and so on until it is through.
+/// Drops `begin` after many looks, when it is through, and then ever earlier: one that is through would end what an
+/// earlier one left open on the same connection.
 async fn give_up_begins<D: Database>(pool: &D) {
-    for looks in 1..LOOKS_MAX {
+    for looks in (1..LOOKS_MAX).rev() {
         let mut begin = pin!(pool.begin());
         for _ in 0..looks {
             if poll_fn(|context| Poll::Ready(begin.as_mut().poll(context))).await.is_ready() {

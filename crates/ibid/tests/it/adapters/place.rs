@@ -129,10 +129,11 @@ mod tokio_postgres {
     }
 }
 
-#[cfg(feature = "diesel-async")]
+#[cfg(all(feature = "diesel-async", feature = "tokio-postgres"))]
 pub(super) use diesel::DieselPools;
 
-#[cfg(feature = "diesel-async")]
+/// deadpool's runtime is named by way of the other adapter.
+#[cfg(all(feature = "diesel-async", feature = "tokio-postgres"))]
 mod diesel {
     use diesel_async::pooled_connection::AsyncDieselConnectionManager;
     use diesel_async::pooled_connection::deadpool::Pool;

@@ -35,9 +35,7 @@ impl Database for SeaOrm {
         // In a task of its own: dropped between the server's BEGIN and its reply, the connection would go back to the
         // pool with a transaction open.
         match tokio::spawn(async move { pool.begin_with_options(options).await }).await {
-            Ok(begun) => {
-                begun.map(|open| SeaOrmTx { open, dialect }).map_err(|error| failure(error, dialect))
-            }
+            Ok(begun) => begun.map(|open| SeaOrmTx { open, dialect }).map_err(failure),
             Err(ended) => Err(SqlError::new(Fault::Lost, ended)),
         }
     }
@@ -87,7 +85,7 @@ impl SqlTx for SeaOrmTx {
     ) -> Pending<'a, Result<u64, SqlError>> {
         Box::pin(async move {
             let done = self.open.execute_raw(self.bound(statement, params)).await;
-            done.map(|done| done.rows_affected()).map_err(|error| failure(error, self.dialect))
+            done.map(|done| done.rows_affected()).map_err(failure)
         })
     }
 
@@ -98,7 +96,7 @@ impl SqlTx for SeaOrmTx {
     ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
         Box::pin(async move {
             let found = self.open.query_all_raw(self.bound(statement, params)).await;
-            let found = found.map_err(|error| failure(error, self.dialect))?;
+            let found = found.map_err(failure)?;
             found.iter().map(|row| read(row, statement.columns)).collect()
         })
     }
@@ -109,13 +107,13 @@ impl OwnedTx for SeaOrmTx {
         let SeaOrmTx { open, dialect } = self;
         if dialect == Dialect::Postgres {
             // Always, for SeaORM shares transactions: whether another statement came after our last one can't be known.
-            open.execute_unprepared("select 1").await.map_err(|error| failure(error, dialect))?;
+            open.execute_unprepared("select 1").await.map_err(failure)?;
         }
-        open.commit().await.map_err(|error| failure(error, dialect))
+        open.commit().await.map_err(failure)
     }
 
     async fn rollback(self) -> Result<(), SqlError> {
-        self.open.rollback().await.map_err(|error| failure(error, self.dialect))
+        self.open.rollback().await.map_err(failure)
     }
 }
 
@@ -150,14 +148,11 @@ fn read(row: &QueryResult, columns: &[Type]) -> Result<Row, SqlError> {
 }
 
 /// SeaORM wraps sqlx's error. A pool that gave no connection in time is `Lost`, although nothing was sent.
-fn failure(error: DbErr, dialect: Dialect) -> SqlError {
+fn failure(error: DbErr) -> SqlError {
     let fault = match &error {
         DbErr::Conn(RuntimeErr::SqlxError(wrapped))
         | DbErr::Exec(RuntimeErr::SqlxError(wrapped))
-        | DbErr::Query(RuntimeErr::SqlxError(wrapped)) => match dialect {
-            Dialect::Postgres => sqlx_failure::postgres_fault(wrapped),
-            Dialect::Sqlite => sqlx_failure::sqlite_fault(wrapped),
-        },
+        | DbErr::Query(RuntimeErr::SqlxError(wrapped)) => sqlx_failure::fault(wrapped),
         DbErr::Conn(_) | DbErr::ConnectionAcquire(_) => Fault::Lost,
         _ => Fault::Wrong,
     };

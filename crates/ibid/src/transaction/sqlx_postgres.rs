@@ -11,7 +11,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments, Error, PgConnection, PgPool, Postgres, Row as _, Transaction};
 
-use super::sqlx_failure::of_postgres;
+use super::sqlx_failure::fault;
 
 /// A pool of connections.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ impl Database for SqlxPostgres {
         // to the pool with a transaction open.
         let pool = self.0.clone();
         match tokio::spawn(async move { pool.begin().await }).await {
-            Ok(begun) => begun.map(SqlxPostgresTx::from).map_err(of_postgres),
+            Ok(begun) => begun.map(SqlxPostgresTx::from).map_err(failure),
             Err(ended) => Err(SqlError::new(Fault::Lost, ended)),
         }
     }
@@ -57,8 +57,8 @@ impl SqlTx for SqlxPostgresTx<'_> {
     ) -> Pending<'a, Result<u64, SqlError>> {
         Box::pin(async move {
             self.proven = false;
-            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_postgres)?);
-            let done = query.execute(&mut *self.open).await.map_err(of_postgres)?;
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
+            let done = query.execute(&mut *self.open).await.map_err(failure)?;
             self.proven = true;
             Ok(done.rows_affected())
         })
@@ -71,10 +71,10 @@ impl SqlTx for SqlxPostgresTx<'_> {
     ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
         Box::pin(async move {
             self.proven = false;
-            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_postgres)?);
-            let found = query.fetch_all(&mut *self.open).await.map_err(of_postgres)?;
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
+            let found = query.fetch_all(&mut *self.open).await.map_err(failure)?;
             self.proven = true;
-            found.iter().map(|row| read(row, statement.columns).map_err(of_postgres)).collect()
+            found.iter().map(|row| read(row, statement.columns).map_err(failure)).collect()
         })
     }
 }
@@ -82,13 +82,13 @@ impl SqlTx for SqlxPostgresTx<'_> {
 impl OwnedTx for SqlxPostgresTx<'_> {
     async fn commit(mut self) -> Result<(), SqlError> {
         if !self.proven {
-            sqlx::query("select 1").execute(&mut *self.open).await.map_err(of_postgres)?;
+            sqlx::query("select 1").execute(&mut *self.open).await.map_err(failure)?;
         }
-        self.open.commit().await.map_err(of_postgres)
+        self.open.commit().await.map_err(failure)
     }
 
     async fn rollback(self) -> Result<(), SqlError> {
-        self.open.rollback().await.map_err(of_postgres)
+        self.open.rollback().await.map_err(failure)
     }
 }
 
@@ -139,4 +139,8 @@ fn read(row: &PgRow, columns: &[Type]) -> Result<Row, Error> {
         Ok(value.unwrap_or(Value::Null))
     };
     Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
+}
+
+fn failure(error: Error) -> SqlError {
+    SqlError::new(fault(&error), error)
 }

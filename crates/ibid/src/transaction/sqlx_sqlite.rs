@@ -12,7 +12,7 @@ use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments, Error, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
-use super::sqlx_failure::of_sqlite;
+use super::sqlx_failure::fault;
 
 /// A pool of connections to one file.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Database for SqlxSqlite {
     type Tx = SqlxSqliteTx<'static>;
 
     async fn begin(&self) -> Result<SqlxSqliteTx<'static>, SqlError> {
-        self.0.begin_with("BEGIN IMMEDIATE").await.map(SqlxSqliteTx).map_err(of_sqlite)
+        self.0.begin_with("BEGIN IMMEDIATE").await.map(SqlxSqliteTx).map_err(failure)
     }
 }
 
@@ -47,8 +47,8 @@ impl SqlTx for SqlxSqliteTx<'_> {
         params: &'a [Param<'a>],
     ) -> Pending<'a, Result<u64, SqlError>> {
         Box::pin(async move {
-            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_sqlite)?);
-            query.execute(&mut *self.0).await.map(|done| done.rows_affected()).map_err(of_sqlite)
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
+            query.execute(&mut *self.0).await.map(|done| done.rows_affected()).map_err(failure)
         })
     }
 
@@ -58,20 +58,20 @@ impl SqlTx for SqlxSqliteTx<'_> {
         params: &'a [Param<'a>],
     ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
         Box::pin(async move {
-            let query = sqlx::query_with(statement.text, arguments(params).map_err(of_sqlite)?);
-            let found = query.fetch_all(&mut *self.0).await.map_err(of_sqlite)?;
-            found.iter().map(|row| read(row, statement.columns).map_err(of_sqlite)).collect()
+            let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
+            let found = query.fetch_all(&mut *self.0).await.map_err(failure)?;
+            found.iter().map(|row| read(row, statement.columns).map_err(failure)).collect()
         })
     }
 }
 
 impl OwnedTx for SqlxSqliteTx<'_> {
     async fn commit(self) -> Result<(), SqlError> {
-        self.0.commit().await.map_err(of_sqlite)
+        self.0.commit().await.map_err(failure)
     }
 
     async fn rollback(self) -> Result<(), SqlError> {
-        self.0.rollback().await.map_err(of_sqlite)
+        self.0.rollback().await.map_err(failure)
     }
 }
 
@@ -119,4 +119,8 @@ fn read(row: &SqliteRow, columns: &[Type]) -> Result<Row, Error> {
         Ok(value.unwrap_or(Value::Null))
     };
     Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
+}
+
+fn failure(error: Error) -> SqlError {
+    SqlError::new(fault(&error), error)
 }

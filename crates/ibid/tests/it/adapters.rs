@@ -55,7 +55,6 @@ macro_rules! on_every_database {
     };
 }
 
-#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sea-orm"))]
 macro_rules! on_postgres {
     ($adapter:ty) => {
         on_every_database!($adapter, super::Place::postgres());
@@ -74,32 +73,26 @@ macro_rules! on_postgres {
     };
 }
 
-#[cfg(feature = "tokio-postgres")]
 mod tokio_postgres {
     on_postgres!(super::place::TokioPostgresPools);
 }
 
-#[cfg(feature = "sqlx-postgres")]
 mod sqlx_postgres {
     on_postgres!(super::place::SqlxPostgresPools);
 }
 
-#[cfg(all(feature = "diesel-async", feature = "tokio-postgres"))]
 mod diesel {
     on_postgres!(super::place::DieselPools);
 }
 
-#[cfg(feature = "sea-orm")]
 mod sea_orm {
     on_postgres!(super::place::SeaOrmPools);
 }
 
-#[cfg(feature = "sea-orm")]
 mod sea_orm_sqlite {
     on_every_database!(super::place::SeaOrmPools, super::Place::sqlite());
 }
 
-#[cfg(feature = "sqlx-sqlite")]
 mod sqlx_sqlite {
     on_every_database!(super::place::SqlxSqlitePools, super::Place::sqlite());
 }

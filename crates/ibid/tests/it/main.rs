@@ -1,5 +1,13 @@
 //! The library as its users see it; one binary, for linking dominates with many.
 
+/// All of them at once: one build instead of five.
+#[cfg(all(
+    feature = "tokio-postgres",
+    feature = "sqlx-postgres",
+    feature = "sqlx-sqlite",
+    feature = "diesel-async",
+    feature = "sea-orm"
+))]
 mod adapters;
 mod engine;
 mod http;

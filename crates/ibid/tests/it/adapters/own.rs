@@ -53,7 +53,6 @@ fn rusqlite_does_not_undo_a_transaction_that_somebody_else_opened() {
 }
 
 /// A deferred one that has read can't write once another has: waiting would not help.
-#[cfg(feature = "sqlx-sqlite")]
 #[tokio::test]
 async fn a_snapshot_that_is_too_old_means_again() {
     use ibid::transaction::sqlx_sqlite::SqlxSqliteTx;
@@ -72,7 +71,6 @@ async fn a_snapshot_that_is_too_old_means_again() {
     ann.rollback().await.unwrap();
 }
 
-#[cfg(feature = "tokio-postgres")]
 #[tokio::test]
 async fn a_borrowed_transaction_of_tokio_postgres_keeps_the_same_promises() {
     use ibid::transaction::tokio_postgres::BorrowedTx;

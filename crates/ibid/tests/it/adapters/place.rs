@@ -7,6 +7,12 @@ use tempfile::TempDir;
 
 use super::Adapter;
 
+pub(super) use diesel::DieselPools;
+pub(super) use sea_orm::SeaOrmPools;
+pub(super) use sqlx_postgres::SqlxPostgresPools;
+pub(super) use sqlx_sqlite::SqlxSqlitePools;
+pub(super) use tokio_postgres::TokioPostgresPools;
+
 /// A database of the test's own.
 pub(super) struct Place {
     /// A URL of PostgreSQL, or the path of a file.
@@ -49,10 +55,6 @@ impl Adapter for RusqliteConnections {
     }
 }
 
-#[cfg(feature = "sqlx-sqlite")]
-pub(super) use sqlx_sqlite::SqlxSqlitePools;
-
-#[cfg(feature = "sqlx-sqlite")]
 mod sqlx_sqlite {
     use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
@@ -76,10 +78,6 @@ mod sqlx_sqlite {
     }
 }
 
-#[cfg(feature = "sqlx-postgres")]
-pub(super) use sqlx_postgres::SqlxPostgresPools;
-
-#[cfg(feature = "sqlx-postgres")]
 mod sqlx_postgres {
     use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
     use sqlx::postgres::PgPoolOptions;
@@ -102,10 +100,6 @@ mod sqlx_postgres {
     }
 }
 
-#[cfg(feature = "tokio-postgres")]
-pub(super) use tokio_postgres::TokioPostgresPools;
-
-#[cfg(feature = "tokio-postgres")]
 mod tokio_postgres {
     use ::tokio_postgres::NoTls;
     use deadpool_postgres::{Manager, Pool, Runtime};
@@ -129,11 +123,6 @@ mod tokio_postgres {
     }
 }
 
-#[cfg(all(feature = "diesel-async", feature = "tokio-postgres"))]
-pub(super) use diesel::DieselPools;
-
-/// deadpool's runtime is named by way of the other adapter.
-#[cfg(all(feature = "diesel-async", feature = "tokio-postgres"))]
 mod diesel {
     use diesel_async::pooled_connection::AsyncDieselConnectionManager;
     use diesel_async::pooled_connection::deadpool::Pool;
@@ -159,10 +148,6 @@ mod diesel {
     }
 }
 
-#[cfg(feature = "sea-orm")]
-pub(super) use sea_orm::SeaOrmPools;
-
-#[cfg(feature = "sea-orm")]
 mod sea_orm {
     use ::sea_orm::{ConnectOptions, ConnectionTrait, Database};
     use ibid::transaction::sea_orm::{SeaOrm, SeaOrmTx};

@@ -100,7 +100,7 @@ pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(place: Place) 
 
 pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapter>(place: Place) {
     let pool = with_table::<A>(&place, 1).await;
-    let operator = A::open(&place, 1, IMPATIENT).await;
+    let operator = A::open(&place, 1, super::PATIENT).await;
     for at_commit in [false, true] {
         let mut tx = pool.begin().await.unwrap();
         let backend = number(&mut tx, "select pg_backend_pid()::int8").await;

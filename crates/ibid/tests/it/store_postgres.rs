@@ -4,9 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid_core::change::{Change, Commit, Draft};
+use ibid_core::record::{Record, State};
 use ibid_core::store::{Pending, Store};
-use ibid_testkit::contract::{self, Subject};
+use ibid_testkit::contract::{self, LONG, Name, Subject, commit_all, draft, insert, load, replace};
 use ibid_testkit::postgres::Postgres;
+use tokio_postgres::{Client, NoTls};
+
+mod faults;
+mod locks;
+mod open;
+mod plans;
+mod upkeep;
 
 struct Subjected(Arc<PostgresStore>);
 
@@ -21,7 +30,11 @@ impl Subject for Subjected {
     }
 }
 
-#[allow(dead_code)]
+fn options() -> PostgresOptions {
+    // Other tests keep the machine busy; nobody should fail for that.
+    PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() }
+}
+
 async fn open(server: &Postgres, database: &str) -> Arc<PostgresStore> {
     open_with(server, database, |_| {}).await
 }
@@ -31,11 +44,55 @@ async fn open_with(
     database: &str,
     change: impl FnOnce(&mut PostgresOptions),
 ) -> Arc<PostgresStore> {
-    let mut options =
-        PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() };
+    let mut options = options();
     change(&mut options);
     let store = PostgresStore::open(&server.url_for(database), options).await;
     Arc::new(store.expect("the store opens"))
+}
+
+/// Somebody else on the same database.
+async fn stranger(server: &Postgres, database: &str) -> Client {
+    let (client, connection) =
+        tokio_postgres::connect(&server.url_for(database), NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    client
+}
+
+/// A begin under a name of its own.
+fn begin() -> Change {
+    let name = Name::fresh();
+    insert(&name, Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) })
+}
+
+/// A finish of what was read.
+fn finish(record: &Record) -> Change {
+    replace(record, Draft { purge_in: Some(LONG), ..draft(&name_of(record), State::Completed) })
+}
+
+fn name_of(record: &Record) -> Name {
+    Name { id: record.id, identity: record.identity.clone() }
+}
+
+/// Sends a Change as the engine does: again with the same nonce while its fate is unknown.
+async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit {
+    loop {
+        match store.commit(vec![change.clone()]).await.remove(0) {
+            Ok(commit) => return commit,
+            Err(error) => {
+                assert!(error.is_transient(), "an outage is no lasting error: {error:?}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+/// Whether it counted, now or in a try whose reply was lost.
+fn counted(change: &Change, commit: &Commit) -> bool {
+    match commit {
+        Commit::Done(_) => true,
+        Commit::Conflict(Some(stored)) => change.is_stored_as(stored),
+        Commit::Conflict(None) => false,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -45,5 +102,40 @@ async fn the_postgres_store_keeps_the_contract() {
         let database = server.create_database();
         let store = open_with(&server, &database, |options| options.prepare = prepare).await;
         contract::exercise(&Subjected(store)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_stores_on_one_database_never_both_win() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    // What a database is set to does not change what ibid does.
+    server.sql(
+        "postgres",
+        &format!("alter database {database} set default_transaction_isolation = serializable"),
+    );
+    let stores = [open(&server, &database).await, open(&server, &database).await];
+    let names: Arc<Vec<Name>> = Arc::new((0..300).map(|_| Name::fresh()).collect());
+    let runs = stores.clone().map(|store| {
+        let names = names.clone();
+        tokio::spawn(async move {
+            let mut won = 0;
+            for few in names.chunks(30) {
+                let begins = few.iter().map(|name| insert(name, draft(name, State::InProgress)));
+                let fates = commit_all(&*store, begins.collect()).await;
+                won += fates.values().filter(|fate| matches!(fate, Commit::Done(_))).count();
+            }
+            won
+        })
+    });
+    let mut total = 0;
+    for run in runs {
+        total += run.await.expect("a racer ends");
+    }
+    assert_eq!(total, names.len(), "each name has one winner");
+    for name in names.iter() {
+        let [left, right] = &stores;
+        let (left, right) = (load(&**left, name.id).await, load(&**right, name.id).await);
+        assert_eq!(left.map(|stored| stored.record), right.map(|stored| stored.record), "both see the same");
     }
 }

@@ -1,0 +1,121 @@
+//! Rows that somebody else holds: nobody waits for long, and only whoever wants that row is told.
+
+use ibid_core::change::{Happened, History};
+use ibid_core::record::State;
+use ibid_core::store::{Renewed, Store};
+use ibid_testkit::contract::{SHORT, TICK, put, take_over};
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_goes_through_but_for_the_id_that_a_stranger_is_inserting() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let mut batch: Vec<Arc<Change>> = (0..32).map(|_| Arc::new(begin())).collect();
+    batch.sort_by_key(|change| change.id);
+    let held = batch[11].clone();
+    let stranger = stranger(&server, &database).await;
+    stranger.batch_execute("begin").await.expect("a transaction");
+    let id = hex(held.id.as_bytes());
+    let row = format!(
+        "insert into ibid_record values (0,0,0,1,1,0,0,0,null,null,null,null,null,0,3,0,'\\x{id}',null,'t','m','p','k','\\xa0')"
+    );
+    stranger.batch_execute(&row).await.expect("a row that nobody sees yet");
+    // The stranger's transaction is open all the while, so an answer at all means that nobody waited for its end.
+    let fates = store.commit(batch.clone()).await;
+    for (change, fate) in batch.iter().zip(&fates) {
+        match fate {
+            Ok(Commit::Done(_)) => assert_ne!(change.id, held.id),
+            Err(error) if change.id == held.id => assert!(error.is_transient(), "it may go through later"),
+            other => panic!("a change beside the held one was not done: {other:?}"),
+        }
+    }
+    stranger.batch_execute("rollback").await.expect("the stranger leaves");
+    assert!(matches!(commit_patiently(&store, &held).await, Commit::Done(_)), "the way is free");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_a_stranger_holds_is_busy_and_never_taken_for_lost_or_won() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let lapsing = |name: &Name| insert(name, Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) });
+    let (name, other) = (Name::fresh(), Name::fresh());
+    let held = put(&*store, &lapsing(&name)).await.record;
+    let free = put(&*store, &lapsing(&other)).await.record;
+    tokio::time::sleep(TICK).await;
+    let stranger = stranger(&server, &database).await;
+    let lock =
+        format!("begin; select from ibid_record where id = '\\x{}' for update", hex(held.id.as_bytes()));
+    stranger.batch_execute(&lock).await.expect("the row is held");
+
+    let renewed = store.renew(vec![(held.id, held.version)]).await.expect("a renewal succeeds");
+    assert_eq!(renewed, [Renewed::Busy], "it may still be ours");
+    let take = |record: &Record| {
+        let next = Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) };
+        Arc::new(take_over(record, next))
+    };
+    let mut takeovers = vec![take(&held), take(&free)];
+    takeovers.sort_by_key(|change| change.id);
+    for (change, fate) in takeovers.iter().zip(store.commit(takeovers.clone()).await) {
+        match fate.expect("a takeover waits for nobody") {
+            Commit::Done(_) => assert_eq!(change.id, free.id, "what is free is taken"),
+            Commit::Conflict(stands) => {
+                assert_eq!(change.id, held.id);
+                assert_eq!(stands.expect("it stands").record, held, "and what is held stands as it was");
+            }
+        }
+    }
+    let late = Arc::new(finish(&held));
+    let fate = store.commit(vec![late.clone()]).await.remove(0);
+    assert!(fate.expect_err("the row is held").is_transient(), "a finish may go through later");
+    stranger.batch_execute("rollback").await.expect("the stranger leaves");
+    assert!(matches!(commit_patiently(&store, &late).await, Commit::Done(_)), "the way is free");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_can_not_be_stored_fails_alone() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let mut batch: Vec<Change> = (0..16).map(|_| begin()).collect();
+    batch.sort_by_key(|change| change.id);
+    // PostgreSQL's text holds no NUL.
+    batch[5].history.push(History { what: Happened::Operator, detail: "\0".to_owned() });
+    let batch: Vec<Arc<Change>> = batch.into_iter().map(Arc::new).collect();
+    for (place, fate) in store.commit(batch.clone()).await.into_iter().enumerate() {
+        match fate {
+            Ok(Commit::Done(_)) => assert_ne!(place, 5),
+            Err(error) if place == 5 => assert!(!error.is_transient(), "no repetition mends it"),
+            other => panic!("a change beside the unfit one was not done: {other:?}"),
+        }
+    }
+    assert!(load(&*store, batch[5].id).await.is_none(), "nothing of it is stored");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
+    let server = Postgres::start();
+    for code in ["40001", "40P01", "55P03"] {
+        let database = server.create_database();
+        let store = open(&server, &database).await;
+        // Fails once: what a sequence gave out is not taken back with the transaction.
+        let trouble = format!(
+            "create sequence troubles;
+             create function trouble() returns trigger language plpgsql as $$ begin
+               if nextval('troubles') = 5 then raise exception using errcode = '{code}'; end if;
+               return new;
+             end $$;
+             create trigger trouble before insert on ibid_record for each row execute function trouble()"
+        );
+        server.sql(&database, &trouble);
+        let fates = commit_all(&*store, (0..16).map(|_| begin()).collect()).await;
+        assert!(fates.values().all(|fate| matches!(fate, Commit::Done(_))), "{code} is tried again");
+        assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "16");
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

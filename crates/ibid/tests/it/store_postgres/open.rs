@@ -1,0 +1,163 @@
+//! Opening: the schema, and servers that are turned down.
+
+use ibid::store::postgres::OpenError;
+
+use super::*;
+
+/// All that makes a schema, as the catalogs tell it.
+fn catalog(server: &Postgres, database: &str) -> String {
+    let columns =
+        "select c.relname, c.relkind, c.reloptions, a.attname, format_type(a.atttypid, a.atttypmod),
+                          a.attnotnull, a.attstorage, a.attidentity
+                   from pg_class c join pg_attribute a on a.attrelid = c.oid
+                   where c.relname like 'ibid%' and a.attnum > 0 and not a.attisdropped
+                   order by c.relname, a.attnum";
+    let constraints = "select conname, pg_get_constraintdef(oid) from pg_constraint
+                       where conname like 'ibid%' order by conname";
+    let indices =
+        "select indexname, indexdef from pg_indexes where indexname like 'ibid%' order by indexname";
+    let steps = "select * from ibid_migration order by number";
+    [columns, constraints, indices, steps].map(|sql| server.sql(database, sql)).join("\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes() {
+    let server = Postgres::start();
+    let (ours, theirs, both) = (server.create_database(), server.create_database(), server.create_database());
+    open(&server, &ours).await;
+    server.sql(&theirs, &PostgresStore::migration_sql(0));
+    let made = catalog(&server, &ours);
+    assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_purge"), "{made}");
+    assert_eq!(made, catalog(&server, &theirs));
+    open_with(&server, &theirs, |options| options.migrate = false).await;
+    // Many at once: one makes it, the others find it made.
+    let opened = futures_util::future::join_all((0..8).map(|_| open(&server, &both))).await;
+    assert_eq!(opened.len(), 8);
+    assert_eq!(made, catalog(&server, &both));
+    let newest = PostgresStore::newest_schema();
+    assert!(!PostgresStore::migration_sql(newest).contains("create"), "nothing is left to do");
+}
+
+#[tokio::test]
+async fn the_tables_are_made_in_the_first_schema_of_the_search_path() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    server.sql(&database, "create schema guard");
+    server.sql("postgres", &format!("alter database {database} set search_path = guard, public"));
+    open(&server, &database).await;
+    let schemas = "select distinct schemaname from pg_tables where tablename like 'ibid%'";
+    assert_eq!(server.sql(&database, schemas), "guard");
+}
+
+async fn refusal(url: &str, options: PostgresOptions) -> OpenError {
+    match PostgresStore::open(url, options).await {
+        Err(error) => error,
+        Ok(store) => panic!("{} was opened", store.place()),
+    }
+}
+
+#[tokio::test]
+async fn a_schema_that_is_not_ours_to_use_is_refused() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let url = server.url_for(&database);
+    let no_migration = || PostgresOptions { migrate: false, ..options() };
+    let missing = refusal(&url, no_migration()).await;
+    assert!(matches!(missing, OpenError::NotMigrated { found: 0, .. }), "{missing:?}");
+    open(&server, &database).await;
+    let newest = PostgresStore::newest_schema();
+    server.sql(&database, &format!("insert into ibid_migration values ({}, '')", newest + 1));
+    for options in [options(), no_migration()] {
+        let future = refusal(&url, options).await;
+        assert!(
+            matches!(future, OpenError::FromTheFuture { found, .. } if found == newest + 1),
+            "{future:?}"
+        );
+    }
+    server.sql(
+        &database,
+        "delete from ibid_migration where digest = ''; update ibid_migration set digest = '\\x00'",
+    );
+    let altered = refusal(&url, options()).await;
+    assert!(matches!(altered, OpenError::Altered { number: 1, .. }), "{altered:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_may_lose_a_commit_is_refused_unless_that_is_accepted() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let url = server.url_for(&database);
+    let set = |value: &str| {
+        server.sql("postgres", &format!("alter database {database} set synchronous_commit = {value}"));
+    };
+    set("off");
+    let weak = refusal(&url, options()).await;
+    let said = weak.to_string();
+    assert!(matches!(weak, OpenError::WeakDurability { setting: "synchronous_commit", .. }), "{weak:?}");
+    assert!(said.contains("synchronous_commit = off"), "it says what to change: {said}");
+    open_with(&server, &database, |options| options.accept_weak_durability = true).await;
+    // Without standbys nothing is weaker than the disk.
+    for as_good in ["local", "remote_write", "remote_apply", "on"] {
+        set(as_good);
+        open(&server, &database).await;
+    }
+    server.sql("postgres", "alter system set synchronous_standby_names = 'second'");
+    server.sql("postgres", "select pg_reload_conf()");
+    for weaker in ["local", "remote_write"] {
+        // The setting itself must not wait for a standby that is not there.
+        server.sql(
+            "postgres",
+            &format!(
+                "set synchronous_commit = local; alter database {database} set synchronous_commit = {weaker}"
+            ),
+        );
+        let weak = refusal(&url, options()).await;
+        assert!(matches!(weak, OpenError::WeakDurability { .. }), "{weak:?}");
+    }
+    let unflushed = Postgres::start_with(&[("fsync", "off")]);
+    let weak = refusal(&unflushed.url(), options()).await;
+    assert!(matches!(weak, OpenError::WeakDurability { setting: "fsync", .. }), "{weak:?}");
+}
+
+#[tokio::test]
+async fn a_replica_is_refused_until_it_is_promoted() {
+    let mut primary = Postgres::start();
+    open(&primary, "postgres").await;
+    let standby = primary.standby("second", &[]);
+    let replica = refusal(&standby.url(), options()).await;
+    assert!(matches!(replica, OpenError::ReadOnly { .. }), "{replica:?}");
+    primary.stop_immediate();
+    standby.promote();
+    let store = open(&standby, "postgres").await;
+    assert!(matches!(commit_patiently(&store, &Arc::new(begin())).await, Commit::Done(_)));
+}
+
+#[tokio::test]
+async fn no_message_holds_the_password() {
+    let server = Postgres::start();
+    let told = |error: &OpenError| {
+        let mut text = format!("{error} {error:?}");
+        let mut cause = std::error::Error::source(error);
+        while let Some(error) = cause {
+            text.push_str(&format!(" {error} {error:?}"));
+            cause = error.source();
+        }
+        assert!(!text.contains("hunter2"), "{text}");
+    };
+    let port = server.port();
+    let nobody = refusal(&format!("postgres://nobody:hunter2@127.0.0.1:{port}/postgres"), options()).await;
+    assert!(matches!(nobody, OpenError::Refused { .. }), "{nobody:?}");
+    told(&nobody);
+    let nowhere = refusal("postgres://postgres:hunter2@127.0.0.1:1/postgres", options()).await;
+    assert!(matches!(nowhere, OpenError::Unreachable { .. }), "{nowhere:?}");
+    assert!(nowhere.to_string().contains("127.0.0.1:1/postgres"), "{nowhere}");
+    told(&nowhere);
+    for unreadable in ["postgres://postgres:hunter2@127.0.0.1:x/", "hunter2"] {
+        let bad = refusal(unreadable, options()).await;
+        assert!(matches!(bad, OpenError::BadUrl), "{bad:?}");
+        told(&bad);
+    }
+    let url = format!("postgres://postgres:hunter2@127.0.0.1:{port}/postgres");
+    let store = PostgresStore::open(&url, options()).await.expect("the store opens");
+    assert!(!format!("{store:?}").contains("hunter2"), "nor the store itself");
+}

@@ -1,0 +1,106 @@
+//! What the server makes of the statements: its plans, and which updates stay within their page.
+
+use ibid_core::record::{Note, Record, State};
+use ibid_core::scope::RecordId;
+use ibid_core::store::Store;
+use ibid_testkit::contract::{answering, commit_all, draft, replace, take_over};
+use ibid_testkit::postgres::Postgres;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_asked() {
+    let server = Postgres::start_with(&[
+        // It logs the plan of every statement as it was run.
+        ("session_preload_libraries", "auto_explain"),
+        ("auto_explain.log_min_duration", "0"),
+        // Nobody comes by to refresh what the planner believes.
+        ("autovacuum", "off"),
+    ]);
+    let database = server.create_database();
+    for prepare in [true, false] {
+        let store = open_with(&server, &database, |options| {
+            options.prepare = prepare;
+            options.connections_max = 1;
+        })
+        .await;
+        use_every_verb(&store).await;
+        if prepare {
+            server.sql(&database, include_str!("fill.sql"));
+        }
+        let before = server.log().len();
+        use_every_verb(&store).await;
+        let log = server.log();
+        let log = &log[before..];
+        for index in ["ibid_record_pkey", "ibid_record_due", "ibid_record_purge", "ibid_body_pkey"] {
+            assert!(log.contains(&format!("Index Scan using {index}")), "{index} is used");
+        }
+        for table in ["ibid_record", "ibid_body", "ibid_effect"] {
+            let scan = log.find(&format!("Seq Scan on {table}"));
+            let plan = scan.map(|at| &log[log[..at].rfind("Query Text").unwrap_or(at)..at]);
+            assert_eq!(plan, None, "{table} is scanned (prepare: {prepare})");
+        }
+    }
+}
+
+/// Often enough that the server settles on a plan.
+async fn use_every_verb(store: &PostgresStore) {
+    for _ in 0..10 {
+        let begins: Vec<Change> = (0..64).map(|_| begin()).collect();
+        let ids: Vec<RecordId> = begins.iter().map(|change| change.id).collect();
+        commit_all(store, begins).await;
+        let found = store.load(ids).await.expect("a load succeeds");
+        let records: Vec<Record> = found.into_iter().flatten().map(|stored| stored.record).collect();
+        let leases = records.iter().map(|record| (record.id, record.version)).collect();
+        store.renew(leases).await.expect("a renewal succeeds");
+        let take = |record: &Record| take_over(record, draft(&name_of(record), State::Completed));
+        commit_all(store, records.iter().map(take).collect()).await;
+        commit_all(store, records.iter().map(|record| answering(finish(record), b"done")).collect()).await;
+        store.due(State::InProgress, 100).await.expect("due is answered");
+        store.purge(10).await.expect("a purge succeeds");
+    }
+}
+
+/// Written down because it is asked: a finish leaves the due order and enters the purge order, so it can't be a
+/// heap-only update; whatever moves in neither is one, as long as its page has room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_update_that_moves_in_no_index_stays_in_its_page() {
+    let server = Postgres::start_with(&[("autovacuum", "off")]);
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let begins: Vec<Change> = (0..200).map(|_| begin()).collect();
+    let ids: Vec<RecordId> = begins.iter().map(|change| change.id).collect();
+    commit_all(&*store, begins).await;
+    commit_all(&*store, records(&store, &ids).await.iter().map(finish).collect()).await;
+    drop(store);
+    assert_eq!(updates(&server, &database), (200, 0), "a finish moves in both orders");
+
+    let store = open(&server, &database).await;
+    let noted = |record: &Record| {
+        let note = Note { provider_id: Some("pi_1".to_owned()), ..record.note.clone() };
+        replace(record, Draft { note, ..draft(&name_of(record), record.state) })
+    };
+    // The first time it leaves the purge order; after that it moves nowhere.
+    for _ in 0..2 {
+        commit_all(&*store, records(&store, &ids).await.iter().map(noted).collect()).await;
+    }
+    drop(store);
+    let (all, hot) = updates(&server, &database);
+    assert_eq!(all, 600);
+    assert!(hot > 100, "most of 200 find room in their page: {hot}");
+}
+
+async fn records(store: &PostgresStore, ids: &[RecordId]) -> Vec<Record> {
+    let found = store.load(ids.to_vec()).await.expect("a load succeeds");
+    found.into_iter().flatten().map(|stored| stored.record).collect()
+}
+
+/// How many updates there were, and how many of them touched no index. A backend tells at the latest when it ends.
+fn updates(server: &Postgres, database: &str) -> (u64, u64) {
+    let there = "select count(*) from pg_stat_activity where application_name = 'ibid'";
+    while server.sql(database, there) != "0" {}
+    let counts = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'ibid_record'";
+    let row = server.sql(database, counts);
+    let (all, hot) = row.split_once('|').expect("two columns");
+    (all.parse().expect("a number"), hot.parse().expect("a number"))
+}

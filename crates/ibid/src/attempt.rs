@@ -36,12 +36,15 @@ pub struct Attempt {
     /// What came of an end that was written in the caller's own transaction.
     outcome: Option<Finished>,
     /// Who wants to hear of that.
-    hears: Option<Box<dyn FnOnce(&Finished) + Send + Sync>>,
+    hears: Option<Hears>,
     /// How far this run has come in its Phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
     _living: Living,
 }
+
+/// Told of an end.
+type Hears = Box<dyn FnOnce(&Finished) + Send + Sync>;
 
 /// How far a run has come in its Phases.
 #[derive(Debug, Default)]

@@ -251,7 +251,7 @@ where
         Told::Finished(finished) => {
             telemetry::reserved(Met::Created, &route.pattern, route.policy.profile);
             match ended(finished, &route, &ask) {
-                Ended::Reply(reply) => reply,
+                Ended::Reply(reply) => *reply,
                 Ended::Waits => wait_for(&shared.ibid, &route, ask, wait).await,
                 Ended::AsHandlerSays => match ran {
                     Ok(answer) => answer.map(ReplyBody::passed),
@@ -264,7 +264,7 @@ where
 
 /// What an end inside the handler's transaction means for the client.
 enum Ended<A> {
-    Reply(Reply<A>),
+    Reply(Box<Reply<A>>),
     /// The answer is owed by an Effect.
     Waits,
     /// Nothing is stored: the handler's own answer goes out.
@@ -272,7 +272,7 @@ enum Ended<A> {
 }
 
 fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
-    Ended::Reply(match finished {
+    Ended::Reply(Box::new(match finished {
         Finished::Stored(kept) => reply::stored(&kept.record, &kept.response),
         Finished::Owed => return Ended::Waits,
         Finished::Freed | Finished::StoredUnkept(_) => return Ended::AsHandlerSays,
@@ -280,7 +280,7 @@ fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
         Finished::NotStored => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
         Finished::Unsettled { settled_in } => answer(&Begun::Unknown { settled_in }, route, ask),
         Finished::Superseded(begun) => answer(&begun, route, ask),
-    })
+    }))
 }
 
 /// Waits for an answer that is to come, as a duplicate does.
@@ -440,7 +440,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     /// The Attempt ended in the handler's own transaction: what is stored is the answer.
     fn send_ended(self, finished: Finished, said: Option<Reply<A>>) {
         match ended(finished, self.route, self.ask) {
-            Ended::Reply(reply) => self.send(reply),
+            Ended::Reply(reply) => self.send(*reply),
             Ended::Waits => drop(self.to_client.send(Outcome::InFlight)),
             Ended::AsHandlerSays => {
                 let reply = said.unwrap_or_else(|| {

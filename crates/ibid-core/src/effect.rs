@@ -6,6 +6,7 @@ use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use sha2::{Digest, Sha256};
 
+use crate::change::Mark;
 use crate::machine::{Doubt, Effect, EffectState};
 use crate::record::{Nonce, Version};
 use crate::scope::RecordId;
@@ -169,7 +170,7 @@ pub struct StoredEffect {
     pub version: Version,
     /// Where it stands.
     pub state: EffectState,
-    /// How often it was claimed.
+    /// How often it was claimed or asked about since it was enqueued, or since an operator wanted it made.
     pub tries: u32,
     /// Not before, lease end, or next verification, by state.
     pub due_at: Option<Timestamp>,
@@ -225,6 +226,13 @@ impl StoredEffect {
         let window = Duration::from_millis(self.rules.key_window_ms);
         self.called_at.is_some_and(|at| at.after(window) <= self.now)
     }
+
+    /// Whether calling now may do it a second time. Only what is repeated on the strength of the provider's memory is
+    /// in that danger: anything else is queued again only once it is certain that no call was made.
+    pub fn may_be_second(&self) -> bool {
+        let repeats = matches!(self.rules.safety, Safety::Repeatable | Safety::RepeatableAndVerified);
+        repeats && self.is_past_key_window()
+    }
 }
 
 /// A write to one Effect, at the Version that was read.
@@ -242,8 +250,8 @@ pub struct EffectChange {
     pub tries: u32,
     /// From now to when it is due there.
     pub due_in: Option<Duration>,
-    /// The first call is about to be made: that instant is kept.
-    pub calls: bool,
+    /// What happens to the instant of the first call: it goes when no call was made, so that the next is the first.
+    pub called: Mark,
     /// What came of it; none leaves what is kept.
     pub result: Option<Bytes>,
     /// The provider's own id; none leaves what is kept.
@@ -263,7 +271,8 @@ pub struct Take {
     pub to: EffectState,
     /// Of this write, for each.
     pub nonce: Nonce,
-    /// Whether the take counts as a try.
+    /// Whether the take counts as a try. The first that does is the instant of the first call: it is durable before
+    /// the first outside byte.
     pub counts: bool,
     /// How many at most.
     pub limit: u32,

@@ -54,6 +54,8 @@ pub mod engine;
 
 pub mod attempt;
 
+pub mod outbox;
+
 pub mod upkeep;
 
 pub mod store;

@@ -57,6 +57,8 @@ pub const SPAN_BEGIN: &str = "ibid.begin";
 pub const SPAN_RUN: &str = "ibid.run";
 /// Span of stop 5: the end of the Attempt and its reply.
 pub const SPAN_FINISH: &str = "ibid.finish";
+/// Span of one try of an Effect by a worker.
+pub const SPAN_EFFECT: &str = "ibid.effect";
 
 /// A new key ran.
 pub const RESERVE_CREATED: &str = "ibid_reserve_created_total";
@@ -90,6 +92,8 @@ pub const EFFECTS_DONE: &str = "ibid_effects_done_total";
 pub const EFFECTS_RETRIED: &str = "ibid_effects_retried_total";
 /// Effects that a person must look at.
 pub const EFFECTS_DEAD: &str = "ibid_effects_dead_total";
+/// Claims on Effects that were lost to another worker.
+pub const EFFECTS_LOST: &str = "ibid_effects_lost_total";
 /// Records by state.
 pub const RECORDS: &str = "ibid_records";
 /// Records that a person must look at.
@@ -108,7 +112,7 @@ pub const WAIT_SECONDS: &str = "ibid_wait_seconds";
 pub const RUN_SECONDS: &str = "ibid_run_seconds";
 
 /// Name, kind and meaning of every metric, for the reference page and the exporter.
-pub const METRICS: [(&str, &str, &str); 24] = [
+pub const METRICS: [(&str, &str, &str); 25] = [
     (RESERVE_CREATED, "counter", "new keys that were run"),
     (RESERVE_REPLAY, "counter", "retries answered with the stored answer"),
     (RESERVE_IN_PROGRESS, "counter", "duplicates of a running request that were refused"),
@@ -125,6 +129,11 @@ pub const METRICS: [(&str, &str, &str); 24] = [
     (EFFECTS_DONE, "counter", "effects carried out"),
     (EFFECTS_RETRIED, "counter", "tries of an effect that did not carry it out and are followed by another"),
     (EFFECTS_DEAD, "counter", "effects that ended dead, or unknown with nobody left to ask"),
+    (
+        EFFECTS_LOST,
+        "counter",
+        "claims on an effect that were lost to another worker, with all that was to be written",
+    ),
     (RECORDS, "gauge", "records, by state"),
     (DEAD_LETTERS, "gauge", "records that a person must look at"),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),

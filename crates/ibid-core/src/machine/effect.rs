@@ -33,6 +33,21 @@ impl EffectState {
         EffectState::Discarded,
     ];
 
+    /// The code that stores keep.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The state with this code.
+    pub fn from_code(code: u8) -> Option<EffectState> {
+        EffectState::ALL.into_iter().find(|state| state.code() == code)
+    }
+
+    /// Whether it is over: neither made any more nor a person's to look at.
+    pub fn is_final(self) -> bool {
+        matches!(self, EffectState::Done | EffectState::Discarded)
+    }
+
     /// The word for it, as in the contract.
     pub fn name(self) -> &'static str {
         match self {

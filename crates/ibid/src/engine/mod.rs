@@ -37,8 +37,8 @@ use clock_watch::ClockWatch;
 use waiters::{Place, Waiters};
 
 pub use batch::Counts;
-pub(crate) use writes::{Inner, Living, Settlement, after, nonce, random, still_owns};
-use writes::{Loose, jitter};
+use writes::Loose;
+pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, random, still_owns};
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
 #[derive(Clone)]

@@ -368,7 +368,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 }
 
 /// A number from 0 to 1, so that those who wait do not come back all at once.
-pub(super) fn jitter() -> f64 {
+pub(crate) fn jitter() -> f64 {
     f64::from(u16::from_be_bytes(random())) / f64::from(u16::MAX)
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Change, Draft, Expect, Mark, Stamp, Stored};
+use ibid_core::change::{Change, Draft, Expect, History, Mark, Stamp, Stored};
 use ibid_core::effect::{NewEffect, downstream_key};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::key::Key;
@@ -78,11 +78,22 @@ pub(crate) async fn apply(
         tx.execute(statement, &[id, bits(draft.birth), kind, Param::Bytes(&body.data)]).await?;
     }
     for line in &change.history {
-        let statement = of(tx, &EVENT_ADD);
-        let what = Param::I64(i64::from(line.what.code()));
-        tx.execute(statement, &[id, instant(now), what, Param::Text(&line.detail)]).await?;
+        note(tx, &change.id, line, now).await?;
     }
     Ok(Some(Stamp { now: at }))
+}
+
+/// Adds a line to a record's history.
+pub(crate) async fn note(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    line: &History,
+    now: Option<Timestamp>,
+) -> Result<(), SqlError> {
+    let statement = of(tx, &EVENT_ADD);
+    let what = Param::I64(i64::from(line.what.code()));
+    let params = [Param::Bytes(id.as_bytes()), instant(now), what, Param::Text(&line.detail)];
+    tx.execute(statement, &params).await.map(drop)
 }
 
 /// Puts an Effect of `record` into the outbox; whether there was none of that name yet.
@@ -284,8 +295,8 @@ pub(crate) fn micros(interval: Duration) -> i64 {
     i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).min(INTERVAL_MAX_US)
 }
 
-/// The codes of `update.sql`.
-fn mark(mark: Mark) -> Param<'static> {
+/// The codes of `update.sql` and `effect_commit.sql`.
+pub(crate) fn mark(mark: Mark) -> Param<'static> {
     Param::I64(match mark {
         Mark::Keep => 0,
         Mark::Now => 1,
@@ -329,6 +340,8 @@ macro_rules! both {
         )
     };
 }
+
+pub(crate) use both;
 
 /// As `locked` reads them.
 const RECORD: &[Type] = &[

@@ -1,0 +1,140 @@
+//! What a worker does with one Effect that it holds: the call, the look at the provider, and the end of both.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ibid_core::effect::StoredEffect;
+use ibid_core::machine::{EffectEvent, EffectState};
+use ibid_core::sql::Database;
+use metrics::counter;
+use tokio::time::Instant;
+
+use super::ending::{Ended, Ending, Happened};
+use super::handler::{Call, Handler, Made, Outcome, Verified};
+use crate::engine::Ibid;
+use crate::telemetry;
+
+/// What a worker holds an Effect for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Errand {
+    /// To make its call.
+    Call,
+    /// Another worker held it and went silent.
+    Lapsed,
+    /// To ask whether its call was made.
+    Verify,
+    /// The claim's commit got no reply: nothing is begun on it, and it is given back.
+    GiveBack,
+}
+
+/// An Effect in hand.
+pub(super) struct Held<D: Database> {
+    pub(super) ibid: Ibid,
+    pub(super) database: Arc<D>,
+    pub(super) handler: Arc<dyn Handler<D::Tx>>,
+    pub(super) timeout: Duration,
+    pub(super) effect: StoredEffect,
+    pub(super) errand: Errand,
+    /// From before it was taken.
+    pub(super) at: Instant,
+}
+
+impl<D: Database> Held<D> {
+    /// Carries it out as far as it goes now.
+    pub(super) async fn carry_out(self) -> Ended {
+        // The store's clock began the lease later than this one, never sooner.
+        let until = self.at + self.effect.rules.lease();
+        let call = Call::new(&self.effect, (Instant::now() + self.timeout).min(until));
+        let happened = match self.errand {
+            Errand::Call => self.call(&call, until).await,
+            Errand::Verify => self.verify(&call, until).await,
+            Errand::Lapsed => self.lapsed(),
+            Errand::GiveBack => not_made("the claim got no reply", None),
+        };
+        let ending = Ending {
+            ibid: &self.ibid,
+            database: &*self.database,
+            handler: &*self.handler,
+            call: &call,
+            effect: &self.effect,
+            timeout: self.timeout,
+            until,
+        };
+        let ended = ending.write(happened).await;
+        self.count(ended);
+        ended
+    }
+
+    async fn call(&self, call: &Call, until: Instant) -> Happened {
+        if Instant::now() >= until {
+            return not_made("the lease was over before the call began", None);
+        }
+        if self.effect.may_be_second() {
+            let why = "the provider may have forgotten the key of the first call";
+            return Happened::because(EffectEvent::Uncertain, why);
+        }
+        let outcome = AssertUnwindSafe(async { self.handler.call(call).await }).catch_unwind();
+        match tokio::time::timeout_at(call.deadline, outcome).await {
+            Ok(Ok(Outcome::Made(made))) => Happened::made(EffectEvent::Made, made),
+            Ok(Ok(Outcome::NotMade { why, after })) => not_made(why, after),
+            Ok(Ok(Outcome::Refused { why })) => Happened::because(EffectEvent::Refused, why),
+            Ok(Ok(Outcome::Uncertain { why })) => Happened::because(EffectEvent::Uncertain, why),
+            Ok(Err(_)) => Happened::because(EffectEvent::Uncertain, "the handler panicked"),
+            Err(_) => Happened::because(EffectEvent::Uncertain, "the call took too long"),
+        }
+    }
+
+    async fn verify(&self, call: &Call, until: Instant) -> Happened {
+        let unsure = |why| Happened::because(EffectEvent::Verified(None), why);
+        if Instant::now() >= until {
+            return unsure("the lease was over before the provider was asked");
+        }
+        let verified = AssertUnwindSafe(async { self.handler.verify(call).await }).catch_unwind();
+        match tokio::time::timeout_at(call.deadline, verified).await {
+            Ok(Ok(Verified::Made(made))) => Happened::made(EffectEvent::Verified(Some(true)), made),
+            Ok(Ok(Verified::NotMade)) => {
+                Happened::because(EffectEvent::Verified(Some(false)), "the provider was asked: not made")
+            }
+            Ok(Ok(Verified::Unsure)) => unsure("the provider was asked, and could not tell"),
+            Ok(Err(_)) => unsure("the handler panicked while it asked the provider"),
+            Err(_) => unsure("asking the provider took too long"),
+        }
+    }
+
+    fn lapsed(&self) -> Happened {
+        match &self.effect.result {
+            // It was made, and its end could not be written. An owed answer is not kept with it, so then the call or
+            // the look must give it again.
+            Some(result) if !self.effect.owes => {
+                let provider_id = self.effect.provider_id.clone();
+                Happened::made(EffectEvent::Made, Made { result: result.clone(), provider_id, answer: None })
+            }
+            _ => Happened::because(EffectEvent::Lapsed, "the worker that held it went silent"),
+        }
+    }
+
+    fn count(&self, ended: Ended) {
+        let (seq, kind) = (self.effect.seq, &*self.effect.kind);
+        match ended {
+            Ended::Moved { to: EffectState::Done, .. } => counter!(telemetry::EFFECTS_DONE).increment(1),
+            Ended::Moved { due: true, .. } => counter!(telemetry::EFFECTS_RETRIED).increment(1),
+            Ended::Moved { to, .. } => {
+                tracing::error!(effect = seq, kind, state = to.name(), "an effect is a person's now");
+                counter!(telemetry::EFFECTS_DEAD).increment(1);
+            }
+            // Nothing was begun, so nothing is lost.
+            Ended::Lost if self.errand == Errand::GiveBack => {}
+            Ended::Lost => {
+                tracing::warn!(effect = seq, kind, "a claim was lost to another worker; nothing was written");
+                counter!(telemetry::EFFECTS_LOST).increment(1);
+            }
+            Ended::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
+        }
+    }
+}
+
+fn not_made(why: impl Into<String>, after: Option<Duration>) -> Happened {
+    Happened::because(EffectEvent::NotMade { after }, why)
+}

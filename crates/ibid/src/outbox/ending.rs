@@ -1,0 +1,277 @@
+//! How what happened to an Effect is written: its new state, the Record that it owes an answer and the handler's own
+//! rows, in one transaction. It never chooses a state: `ibid_core::machine` does.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ibid_core::change::{Change, Mark, Stored};
+use ibid_core::effect::{EffectChange, StoredEffect};
+use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, decide_effect};
+use ibid_core::response::Response;
+use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
+use ibid_core::time::Timestamp;
+use tokio::time::Instant;
+
+use super::handler::{BoxError, Call, Handler, Made, Settled};
+use super::statements::{self, version_after};
+use crate::attempt::kept_answer;
+use crate::engine::{Ibid, after, jitter, nonce};
+use crate::transaction::inside::sql;
+use crate::transaction::statements as records;
+
+/// What happened to an Effect, with all that is to be kept of it.
+pub(super) struct Happened {
+    pub(super) event: EffectEvent,
+    pub(super) made: Option<Made>,
+    pub(super) why: Option<String>,
+}
+
+impl Happened {
+    pub(super) fn made(event: EffectEvent, made: Made) -> Happened {
+        Happened { event, made: Some(made), why: None }
+    }
+
+    pub(super) fn because(event: EffectEvent, why: impl Into<String>) -> Happened {
+        Happened { event, made: None, why: Some(bounded(why.into())) }
+    }
+
+    /// What the machine makes of it; none leaves the Effect alone.
+    pub(super) fn change(&self, effect: &StoredEffect) -> Option<EffectChange> {
+        let (state, pause) = decide_effect(&effect.to_decide(), self.event)?;
+        let wanted = match self.event {
+            EffectEvent::NotMade { after } => after.unwrap_or_default(),
+            // A call may be under way for the whole of this pause, so it is never shortened.
+            EffectEvent::Uncertain | EffectEvent::Lapsed if state == EffectState::Unknown => {
+                pause.unwrap_or_default()
+            }
+            _ => Duration::ZERO,
+        };
+        let called = match self.event {
+            // No call was made, or a person answers for it: the provider's memory counts from the next.
+            EffectEvent::Verified(Some(false)) | EffectEvent::Retry => Mark::Clear,
+            _ => Mark::Keep,
+        };
+        Some(EffectChange {
+            seq: effect.seq,
+            expect: effect.version,
+            nonce: nonce(),
+            state,
+            tries: if self.event == EffectEvent::Retry { 0 } else { effect.tries },
+            due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter()).max(wanted)),
+            called,
+            result: self.made.as_ref().map(|made| made.result.clone()),
+            provider_id: self.made.as_ref().and_then(|made| made.provider_id.clone()),
+            last_error: self.why.clone(),
+        })
+    }
+}
+
+/// What came of writing it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The Effect stands there now, due again or not.
+    Moved { to: EffectState, due: bool },
+    /// Somebody else has it.
+    Lost,
+    /// It could not be written while the lease lasted; the claim lapses and the Effect is looked at again.
+    Unwritten,
+}
+
+/// Where an Effect's end is written.
+pub(super) struct Ending<'a, D: Database> {
+    pub(super) ibid: &'a Ibid,
+    pub(super) database: &'a D,
+    pub(super) handler: &'a dyn Handler<D::Tx>,
+    pub(super) call: &'a Call,
+    pub(super) effect: &'a StoredEffect,
+    /// How long the handler's rows may take.
+    pub(super) timeout: Duration,
+    /// When the lease is over.
+    pub(super) until: Instant,
+}
+
+impl<D: Database> Ending<'_, D> {
+    /// Writes it, again while something is in the way and the lease lasts.
+    ///
+    /// The same change with the same nonce each time: a commit whose reply was lost is recognised, and one that never
+    /// came is made up for. Past the lease it is left alone. Then the claim lapses, and what that means was declared with
+    /// the Effect: made again under the same key, asked about, or `unknown`. Whoever comes too late is refused by the
+    /// version, rows and all.
+    pub(super) async fn write(&self, happened: Happened) -> Ended {
+        let Some(change) = happened.change(self.effect) else { return Ended::Lost };
+        let settled = settled(&change, &happened);
+        let mut pause = PAUSE_MIN;
+        loop {
+            let error = match self.once(&change, settled.as_ref()).await {
+                Ok(true) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
+                Ok(false) => return Ended::Lost,
+                Err(error) => error,
+            };
+            let next = Instant::now() + pause.mul_f64(0.75 + 0.5 * jitter());
+            tracing::warn!(effect = self.effect.seq, %error, "the end of an effect could not be written");
+            if next >= self.until {
+                self.keep(&happened, &error).await;
+                return Ended::Unwritten;
+            }
+            tokio::time::sleep_until(next).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// One transaction. False: the Effect is somebody else's, and nothing was committed.
+    async fn once(&self, change: &EffectChange, settled: Option<&Settled>) -> Result<bool, BoxError> {
+        let sent_at = Instant::now();
+        let mut tx = self.database.begin().await?;
+        let now = sql(self.ibid)?.now();
+        // First, so that a lost claim is refused before any work; then the Record, an order that all keep.
+        if statements::commit(&mut tx, change, now).await?.is_none() {
+            let stored = statements::load(&mut tx, change.seq, now).await?;
+            let _ = tx.rollback().await;
+            return Ok(stored.is_some_and(|stored| stored.version == version_after(change)));
+        }
+        let answered = match settled {
+            Some(settled) if self.effect.owes => answer(&mut tx, self.effect, settled, now).await?,
+            _ => None,
+        };
+        if let Some(settled) = settled {
+            self.record(settled, &mut tx).await?;
+        }
+        tx.commit().await?;
+        if let Some(answered) = answered {
+            answered.tell(self.ibid, sent_at);
+        }
+        Ok(true)
+    }
+
+    async fn record(&self, settled: &Settled, tx: &mut D::Tx) -> Result<(), BoxError> {
+        let rows = AssertUnwindSafe(async { self.handler.record(self.call, settled, tx).await });
+        match tokio::time::timeout(self.timeout, rows.catch_unwind()).await {
+            Ok(Ok(recorded)) => recorded,
+            Ok(Err(_)) => Err("the handler panicked while it recorded".into()),
+            Err(_) => Err("the handler took too long to record".into()),
+        }
+    }
+
+    /// Keeps what is known of an end that could not be written, in the state that the Effect is in: its result is used
+    /// once the claim has lapsed, and its error seen. If this fails too, nothing is worse than before.
+    async fn keep(&self, happened: &Happened, error: &BoxError) {
+        let change = EffectChange {
+            seq: self.effect.seq,
+            expect: self.effect.version,
+            nonce: nonce(),
+            state: self.effect.state,
+            tries: self.effect.tries,
+            due_in: Some(self.effect.rules.lease()),
+            called: Mark::Keep,
+            result: happened.made.as_ref().map(|made| made.result.clone()),
+            provider_id: happened.made.as_ref().and_then(|made| made.provider_id.clone()),
+            last_error: Some(bounded(format!("its end could not be written: {error}"))),
+        };
+        let keep = async {
+            let mut tx = self.database.begin().await?;
+            let now = sql(self.ibid)?.now();
+            match statements::commit(&mut tx, &change, now).await? {
+                Some(_) => tx.commit().await?,
+                None => tx.rollback().await?,
+            }
+            Ok::<_, BoxError>(())
+        };
+        if let Err(error) = keep.await {
+            tracing::warn!(effect = change.seq, %error, "what came of an effect could not be kept");
+        }
+    }
+}
+
+/// A Record that was given its answer, or none.
+pub(super) struct Answered {
+    change: Box<Change>,
+    stored: Option<Stored>,
+    response: Option<Arc<Response>>,
+}
+
+impl Answered {
+    /// Wakes those who wait for it.
+    pub(super) fn tell(self, ibid: &Ibid, sent_at: Instant) {
+        let inner = ibid.inner();
+        if let (Some(stored), Some(response)) = (self.stored, self.response) {
+            inner.remember(stored.record, response, sent_at, stored.now);
+        }
+        inner.tell(&self.change.id);
+    }
+}
+
+/// Gives the Record its answer, or says that none will come by itself.
+pub(super) async fn answer(
+    tx: &mut dyn SqlTx,
+    effect: &StoredEffect,
+    settled: &Settled,
+    now: Option<Timestamp>,
+) -> Result<Option<Answered>, SqlError> {
+    let held = records::lock(tx, &effect.record, now, effect.rules.lease()).await?;
+    // Another generation is none of this Effect's business.
+    let Some(held) = held.filter(|held| held.stored.record.birth == effect.birth) else { return Ok(None) };
+    let response = match settled {
+        Settled::Done(Made { answer: Some(response), .. }) => Some(response),
+        Settled::Done(_) => {
+            tracing::error!(effect = effect.seq, "an effect that owes an answer was done without one");
+            None
+        }
+        Settled::Dead { .. } | Settled::Unknown { .. } => None,
+    };
+    let answer = response.map(|response| {
+        let mut answer = kept_answer(response, false);
+        if response.body.len() as u64 > held.stored.record.policy.max_response_body {
+            answer.kept = None;
+        }
+        answer
+    });
+    let event = match &answer {
+        Some(answer) => Event::EffectDone { nonce: nonce(), answer },
+        None => Event::EffectDead { nonce: nonce() },
+    };
+    let Verdict::Write(change, _) = machine::decide(Some(&held.stored.record), &event, held.stored.now)
+    else {
+        return Ok(None);
+    };
+    let Some(stamp) = records::apply(tx, &change, held.policy, now).await? else {
+        // It is locked, so this can't be; whatever it was is gone with another transaction.
+        return Err(SqlError::new(Fault::Again, "a locked record has changed"));
+    };
+    let kept = answer.is_some_and(|answer| answer.kept.is_some());
+    Ok(Some(Answered {
+        stored: after(&change, stamp, Some(&held.stored)),
+        response: response.filter(|_| kept).cloned().map(Arc::new),
+        change,
+    }))
+}
+
+/// What the handler and the Record are told; none while the Effect goes on.
+fn settled(change: &EffectChange, happened: &Happened) -> Option<Settled> {
+    let why = happened.why.clone().unwrap_or_default();
+    match (change.state, change.due_in) {
+        (EffectState::Done, _) => Some(Settled::Done(happened.made.clone().unwrap_or_default())),
+        (EffectState::Dead, _) => Some(Settled::Dead { why }),
+        (EffectState::Unknown, None) => Some(Settled::Unknown { why }),
+        _ => None,
+    }
+}
+
+/// Cuts a text to what is kept of it.
+pub(super) fn bounded(mut text: String) -> String {
+    if text.len() > ERROR_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
+        text.push('…');
+    }
+    text
+}
+
+/// First pause before an end is written again: about one commit of a healthy disk.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+
+/// Longest pause: the end of an outage is noticed well within a lease.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What is kept of a handler's words: a provider's message fits, a page of HTML does not.
+const ERROR_BYTES_MAX: usize = 1024;

@@ -1,0 +1,164 @@
+//! What carries out one kind of Effect, and what it is told and tells.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::effect::StoredEffect;
+use ibid_core::response::Response;
+use ibid_core::scope::RecordId;
+use ibid_core::store::Pending;
+use tokio::time::Instant;
+
+/// Carries out Effects of one kind. `T` is the transaction of the worker's [`Database`](ibid_core::sql::Database).
+pub trait Handler<T>: Send + Sync {
+    /// Makes the outside call, with no transaction open. What is not certain is [`Outcome::Uncertain`]; running out of
+    /// time or panicking means the same.
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome>;
+
+    /// Whether an earlier call, whose outcome nobody saw, was made. Asked only of Effects declared `verified`.
+    fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
+        let _ = call;
+        Box::pin(async { Verified::Unsure })
+    }
+
+    /// Writes the business rows that follow from it, in the transaction that ends the Effect: a payment succeeded, failed
+    /// or is for a person to look at. It may run more than once; only one of its transactions commits.
+    ///
+    /// On an error the transaction is undone and run again. If that does not help, the call counts as uncertain with its
+    /// result kept; an end that is no success is taken up again once the claim has lapsed.
+    fn record<'a>(
+        &'a self,
+        call: &'a Call,
+        settled: &'a Settled,
+        tx: &'a mut T,
+    ) -> Pending<'a, Result<(), BoxError>> {
+        let _ = (call, settled, tx);
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// Any error.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// One call to be made.
+#[derive(Clone)]
+pub struct Call {
+    /// The key for the provider: the same over every try.
+    pub downstream_key: String,
+    /// What was enqueued.
+    pub payload: Bytes,
+    /// Which try it is, from 1.
+    pub tries: u32,
+    /// Whose it is.
+    pub tenant: String,
+    /// The Record that asked for it.
+    pub record: RecordId,
+    /// The W3C `traceparent` of the request that caused it, to be sent on.
+    pub trace: Option<String>,
+    /// The Effect's name within the Record.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// What it is kept in order with.
+    pub aggregate: Option<String>,
+    /// The provider's id from an earlier call whose result could not be recorded.
+    pub provider_id: Option<String>,
+    /// When it is broken off.
+    pub deadline: Instant,
+}
+
+impl Call {
+    pub(super) fn new(effect: &StoredEffect, deadline: Instant) -> Call {
+        Call {
+            downstream_key: effect.downstream_key.clone(),
+            payload: effect.payload.clone(),
+            tries: effect.tries,
+            tenant: effect.tenant.clone(),
+            record: effect.record,
+            trace: effect.trace.clone(),
+            name: effect.name.clone(),
+            kind: effect.kind.clone(),
+            aggregate: effect.aggregate.clone(),
+            provider_id: effect.provider_id.clone(),
+            deadline,
+        }
+    }
+}
+
+/// Without payload and key: they are nobody's but the provider's.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("record", &self.record.short())
+            .field("name", &self.name)
+            .field("kind", &self.kind)
+            .field("tries", &self.tries)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What came of a call. The reasons are kept with the Effect and shown to operators, cut to a length: never put
+/// credentials or the payload into them.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It was made.
+    Made(Made),
+    /// It certainly had no effect, and may have one later.
+    NotMade {
+        /// What stood in its way.
+        why: String,
+        /// The provider's `Retry-After`.
+        after: Option<Duration>,
+    },
+    /// The provider refused for good.
+    Refused {
+        /// What it said.
+        why: String,
+    },
+    /// It may have been made: a time-out, a reset, an ambiguous status.
+    Uncertain {
+        /// What hid the result.
+        why: String,
+    },
+}
+
+/// What a call gave.
+#[derive(Clone, Debug, Default)]
+pub struct Made {
+    /// Kept with the Effect.
+    pub result: Bytes,
+    /// The provider's own id of what was done.
+    pub provider_id: Option<String>,
+    /// The Record's final answer, where the Effect owes it. If it is missing there, the Record becomes `unknown`, for a
+    /// person to answer: a made-up answer could never be taken back.
+    pub answer: Option<Response>,
+}
+
+/// What a look at the provider gave.
+#[derive(Clone, Debug)]
+pub enum Verified {
+    /// The call was made.
+    Made(Made),
+    /// It was not.
+    NotMade,
+    /// Nobody can tell yet.
+    Unsure,
+}
+
+/// How an Effect ended, for now or for good.
+#[derive(Clone, Debug)]
+pub enum Settled {
+    /// It is done.
+    Done(Made),
+    /// The provider refused, or the tries are used up. An operator may have it made after all.
+    Dead {
+        /// Why.
+        why: String,
+    },
+    /// Nobody knows whether it was made, and only a person can find out.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+}

@@ -1,0 +1,122 @@
+//! What an operator does about Effects: sees them, has a dead one made after all, or lets it go.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ibid_core::change::{Happened as Line, History};
+use ibid_core::effect::{EffectFilter, StoredEffect};
+use ibid_core::machine::{EffectEvent, EffectState};
+use ibid_core::sql::{SqlError, SqlTx};
+use ibid_core::store::{Pending, SqlStore, StoreError, Work};
+use ibid_core::time::Timestamp;
+use tokio::time::Instant;
+
+use super::ending::{Answered, Happened, answer, bounded};
+use super::handler::Settled;
+use super::statements;
+use crate::engine::Ibid;
+use crate::transaction::statements as records;
+
+/// Why an operator's wish was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    /// The store has no outbox.
+    #[error("the store has no outbox: it is no SQL store")]
+    NoSql,
+    /// There is no such Effect.
+    #[error("there is no effect {0}")]
+    NoSuchEffect(i64),
+    /// Only what is dead or unknown is a person's to decide.
+    #[error("the effect is {}: only one that is dead or unknown can be retried or discarded", .0.name())]
+    NotNow(EffectState),
+    /// It changed at this very moment: look again.
+    #[error("the effect has just changed: look again")]
+    Moved,
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The Effects that fit, in the order of their places in the outbox.
+pub async fn list(ibid: &Ibid, filter: EffectFilter) -> Result<Vec<StoredEffect>, OperatorError> {
+    let store = sql(ibid)?;
+    let now = store.now();
+    work(store, move |tx| Box::pin(async move { statements::list(tx, &filter, now).await })).await
+}
+
+/// Has an Effect made that is dead or unknown: the operator's word that making it (again) is right. Its tries count anew.
+pub async fn retry(ibid: &Ibid, seq: i64, reason: &str) -> Result<(), OperatorError> {
+    decide(ibid, seq, EffectEvent::Retry, format!("retried: {reason}")).await?;
+    ibid.inner().enqueued.notify_waiters();
+    Ok(())
+}
+
+/// Lets an Effect go that is dead or unknown: it will not be made. A Record that it owes its answer is `unknown`, and
+/// others of its aggregate go on.
+pub async fn discard(ibid: &Ibid, seq: i64, reason: &str) -> Result<(), OperatorError> {
+    decide(ibid, seq, EffectEvent::Discard, format!("discarded: {reason}")).await?;
+    // What waited behind it in its aggregate may go now.
+    ibid.inner().enqueued.notify_waiters();
+    Ok(())
+}
+
+async fn decide(ibid: &Ibid, seq: i64, event: EffectEvent, detail: String) -> Result<(), OperatorError> {
+    let store = sql(ibid)?;
+    let (now, sent_at) = (store.now(), Instant::now());
+    let done = work(store, move |tx| Box::pin(done(tx, seq, event, detail, now))).await?;
+    if let Some(answered) = done? {
+        answered.tell(ibid, sent_at);
+    }
+    Ok(())
+}
+
+/// In one transaction: the Effect, the Record that waits for it, and a line of history.
+async fn done(
+    tx: &mut dyn SqlTx,
+    seq: i64,
+    event: EffectEvent,
+    detail: String,
+    now: Option<Timestamp>,
+) -> Result<Result<Option<Answered>, OperatorError>, SqlError> {
+    let Some(effect) = statements::load(tx, seq, now).await? else {
+        return Ok(Err(OperatorError::NoSuchEffect(seq)));
+    };
+    let Some(change) = (Happened { event, made: None, why: None }).change(&effect) else {
+        return Ok(Err(OperatorError::NotNow(effect.state)));
+    };
+    if statements::commit(tx, &change, now).await?.is_none() {
+        return Ok(Err(OperatorError::Moved));
+    }
+    let answered = match change.state {
+        // It may still have been asked about, and its Record waited.
+        EffectState::Discarded if effect.owes => {
+            answer(tx, &effect, &Settled::Dead { why: detail.clone() }, now).await?
+        }
+        _ => None,
+    };
+    let detail = bounded(format!("effect `{}` {detail}", effect.name));
+    records::note(tx, &effect.record, &History { what: Line::Operator, detail }, now).await?;
+    Ok(Ok(answered))
+}
+
+/// Does a piece of work in a transaction of the store's own, and hands out what it found.
+async fn work<T: Send + 'static>(
+    store: &dyn SqlStore,
+    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> Pending<'a, Result<T, SqlError>> + Send + 'static,
+) -> Result<T, OperatorError> {
+    let found = Arc::new(Mutex::new(None));
+    let place = found.clone();
+    let work: Work = Box::new(move |tx| {
+        Box::pin(async move {
+            let value = work(tx).await?;
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+            Ok(())
+        })
+    });
+    store.work(work).await?;
+    let value = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+    value.ok_or_else(|| StoreError::lasting("sql", "work", "the store did not do the work").into())
+}
+
+fn sql(ibid: &Ibid) -> Result<&dyn SqlStore, OperatorError> {
+    ibid.inner().store.sql().ok_or(OperatorError::NoSql)
+}

@@ -1,0 +1,192 @@
+//! The outbox's own statements, in the dialect of the transaction that runs them.
+//!
+//! Like a store they compare versions and instants and hold no opinion on states. They must not know any driver.
+
+use ibid_core::effect::{EffectChange, EffectFilter, Rules, StoredEffect, Take};
+use ibid_core::machine::EffectState;
+use ibid_core::record::Version;
+use ibid_core::scope::RecordId;
+use ibid_core::sql::Type::{Bool, Bytes as Blob, I64, Text};
+use ibid_core::sql::{Param, Row, SqlError, SqlTx, Type};
+use ibid_core::time::Timestamp;
+
+use crate::transaction::statements::{Both, bits, both, instant, interval, mark, nonce, number, of};
+
+/// Takes what is due. The rows are as they stand after the take.
+pub(crate) async fn take(
+    tx: &mut dyn SqlTx,
+    take: &Take,
+    now: Option<Timestamp>,
+) -> Result<Vec<StoredEffect>, SqlError> {
+    let statement = of(tx, &TAKE);
+    let kinds = json(&take.kinds);
+    let params = [
+        instant(now),
+        code(take.from),
+        code(take.to),
+        bits(take.nonce),
+        Param::I64(i64::from(take.counts)),
+        Param::Text(&kinds),
+        Param::I64(i64::from(take.limit)),
+    ];
+    let mut taken = read(tx.query(statement, &params).await?)?;
+    taken.sort_by_key(|effect| effect.seq);
+    Ok(taken)
+}
+
+/// Writes a change; none if the Effect is at another Version by now.
+pub(crate) async fn commit(
+    tx: &mut dyn SqlTx,
+    change: &EffectChange,
+    now: Option<Timestamp>,
+) -> Result<Option<Timestamp>, SqlError> {
+    let statement = of(tx, &COMMIT);
+    let version = version_after(change);
+    let params = [
+        instant(now),
+        Param::I64(change.seq),
+        Param::I64(i64::from(change.expect.count)),
+        bits(change.expect.nonce),
+        Param::I64(i64::from(version.count)),
+        bits(version.nonce),
+        code(change.state),
+        Param::Bool(!change.state.is_final()),
+        Param::I64(i64::from(change.tries)),
+        interval(change.due_in),
+        mark(change.called),
+        Param::Bool(change.state == EffectState::Done),
+        Param::maybe_bytes(change.result.as_deref()),
+        Param::maybe_text(change.provider_id.as_deref()),
+        Param::maybe_text(change.last_error.as_deref()),
+    ];
+    let written = tx.query(statement, &params).await?;
+    written.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()
+}
+
+/// One Effect as the transaction sees it.
+pub(crate) async fn load(
+    tx: &mut dyn SqlTx,
+    seq: i64,
+    now: Option<Timestamp>,
+) -> Result<Option<StoredEffect>, SqlError> {
+    let statement = of(tx, &LOAD);
+    let found = read(tx.query(statement, &[instant(now), Param::I64(seq)]).await?)?;
+    Ok(found.into_iter().next())
+}
+
+/// The Effects that fit, in the order of their places.
+pub(crate) async fn list(
+    tx: &mut dyn SqlTx,
+    filter: &EffectFilter,
+    now: Option<Timestamp>,
+) -> Result<Vec<StoredEffect>, SqlError> {
+    let page = [instant(now), Param::I64(filter.after), Param::I64(i64::from(filter.limit))];
+    let [at, after, limit] = page;
+    let state = filter.state.map_or(Param::Null(I64), code);
+    let found = match (&filter.record, filter.state) {
+        (Some(record), _) => {
+            let params = [at, after, limit, Param::Bytes(record.as_bytes()), state];
+            tx.query(of(tx, &LIST_OF_RECORD), &params).await?
+        }
+        (None, Some(_)) => tx.query(of(tx, &LIST_OF_STATE), &[at, after, limit, state]).await?,
+        (None, None) => tx.query(of(tx, &LIST), &page).await?,
+    };
+    read(found)
+}
+
+/// The Version that the Effect has once this change is in.
+pub(crate) fn version_after(change: &EffectChange) -> Version {
+    Version { count: change.expect.count.wrapping_add(1), nonce: change.nonce }
+}
+
+fn read(rows: Vec<Row>) -> Result<Vec<StoredEffect>, SqlError> {
+    rows.into_iter().map(effect).collect()
+}
+
+/// The Effect in a row. What this program can't read is an error, never a default.
+fn effect(mut row: Row) -> Result<StoredEffect, SqlError> {
+    let row = &mut row;
+    let seq = row.i64()?;
+    let id: [u8; RecordId::LEN] =
+        row.bytes()?.as_ref().try_into().map_err(|_| SqlError::wrong("a record's id"))?;
+    let (birth, tenant, name, kind) = (nonce(row)?, row.text()?, row.text()?, row.text()?);
+    let version = Version { count: number(row)?, nonce: nonce(row)? };
+    let state = EffectState::from_code(number(row)?).ok_or_else(|| SqlError::wrong("a known state"))?;
+    let tries = number(row)?;
+    let mut at = || Ok::<_, SqlError>(row.maybe_i64()?.map(Timestamp::from_micros));
+    let due_at = at()?;
+    let created_at = at()?.ok_or_else(|| SqlError::wrong("an instant"))?;
+    let (called_at, done_at) = (at()?, at()?);
+    let (aggregate, downstream_key) = (row.maybe_text()?, row.text()?);
+    let rules = Rules::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("readable rules"))?;
+    let (owes, trace, payload) = (row.bool()?, row.maybe_text()?, row.bytes()?);
+    let (result, provider_id, last_error) = (row.maybe_bytes()?, row.maybe_text()?, row.maybe_text()?);
+    Ok(StoredEffect {
+        seq,
+        record: RecordId::from_bytes(id),
+        birth,
+        tenant,
+        name,
+        kind,
+        version,
+        state,
+        tries,
+        due_at,
+        created_at,
+        called_at,
+        done_at,
+        aggregate,
+        downstream_key,
+        rules,
+        owes,
+        trace,
+        payload,
+        result,
+        provider_id,
+        last_error,
+        now: Timestamp::from_micros(row.i64()?),
+    })
+}
+
+fn code(state: EffectState) -> Param<'static> {
+    Param::I64(i64::from(state.code()))
+}
+
+/// Parameters know no arrays, so kinds go as one JSON array.
+fn json(kinds: &[String]) -> String {
+    let quoted = |kind: &String| {
+        let escaped = kind.chars().fold(String::new(), |text, char| match char {
+            '"' | '\\' => text + "\\" + char.encode_utf8(&mut [0; 4]),
+            char if char.is_control() => text + &format!("\\u{:04x}", u32::from(char)),
+            char => text + char.encode_utf8(&mut [0; 4]),
+        });
+        format!("\"{escaped}\"")
+    };
+    format!("[{}]", kinds.iter().map(quoted).collect::<Vec<_>>().join(","))
+}
+
+/// As `effect` reads them.
+const EFFECT: &[Type] = &[
+    I64, Blob, I64, Text, Text, Text, I64, I64, I64, I64, I64, I64, I64, I64, Text, Text, Blob, Bool, Text,
+    Blob, Blob, Text, Text, I64,
+];
+
+static TAKE: Both = both!("take.sql", EFFECT);
+static COMMIT: Both = both!("commit.sql", &[I64]);
+static LOAD: Both = both!("load.sql", EFFECT);
+static LIST: Both = both!("list.sql", EFFECT);
+static LIST_OF_RECORD: Both = both!("list_of_record.sql", EFFECT);
+static LIST_OF_STATE: Both = both!("list_of_state.sql", EFFECT);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_quoted_whatever_they_hold() {
+        let kinds = ["charge".to_owned(), "a\"b\\c\n€".to_owned()];
+        let json = json(&kinds);
+        assert_eq!(json, "[\"charge\",\"a\\\"b\\\\c\\u000a€\"]");
+        assert_eq!(serde_json::from_str::<Vec<String>>(&json).unwrap(), kinds);
+    }
+}

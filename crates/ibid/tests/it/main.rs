@@ -11,6 +11,7 @@
 mod adapters;
 mod engine;
 mod http;
+mod outbox;
 mod reference;
 mod store_memory;
 #[cfg(feature = "postgres")]

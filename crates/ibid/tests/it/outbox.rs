@@ -1,0 +1,473 @@
+//! The outbox and its worker on SQLite with a clock that the test moves: what is enqueued with business rows is carried
+//! out once, or ends where a person sees it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::Ibid;
+use ibid::engine::Begun;
+use ibid::outbox::{self, OperatorError, Outcome, Round, Verified, WorkerError};
+use ibid::store::clock::Clock;
+use ibid::store::memory::MemoryStore;
+use ibid_core::change::Happened;
+use ibid_core::effect::{EffectFilter, NewEffect, Rules};
+use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
+use ibid_core::record::State;
+use ibid_core::store::Browse;
+
+mod world;
+
+use world::{Gate, Provider, World, made, not_made};
+
+#[tokio::test]
+async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
+    let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
+    world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
+    let worker = world.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+    assert!(worker.run_once().await.unwrap().is_idle());
+
+    let effect = world.only().await;
+    assert_eq!((effect.state, effect.tries, effect.due_at), (Done, 1, None));
+    assert_eq!(effect.result.as_deref(), Some(&b"receipt"[..]));
+    assert_eq!(effect.provider_id.as_deref(), Some("ch_1"));
+    assert!(effect.done_at.is_some() && effect.called_at.is_some());
+    let calls = provider.calls();
+    assert_eq!(calls.len(), 1);
+    assert_eq!((&calls[0].payload[..], calls[0].tries), (&b"42"[..], 1));
+    assert_eq!(calls[0].downstream_key, effect.downstream_key);
+    assert_eq!(calls[0].record, effect.record);
+    assert_eq!(world.ledger(), ["w charge done"]);
+}
+
+#[tokio::test]
+async fn what_is_rolled_back_enqueues_nothing() {
+    let world = World::new().await;
+    let mut attempt = world.begin("k").await;
+    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    inside.enqueue(NewEffect::new("charge", "charge", "")).await.unwrap();
+    drop(inside);
+    assert!(world.effects().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_replay_enqueues_nothing() {
+    let world = World::new().await;
+    world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Replay(_)));
+    assert_eq!(world.effects().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_carry_out_five_hundred_effects_once_each() {
+    let world = World::new().await;
+    for key in 0..50 {
+        let names = (0..10).map(|n| NewEffect::new(format!("e{n}"), "charge", ""));
+        world.pay(&format!("k{key}"), names).await;
+    }
+    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    tokio::join!(world.drain(&ann), world.drain(&bob));
+
+    let mut keys: Vec<_> = ann.calls().into_iter().chain(bob.calls()).map(|c| c.downstream_key).collect();
+    assert_eq!(keys.len(), 500);
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 500, "each under a key of its own");
+    assert_eq!(world.ledger().len(), 500);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
+    let world = World::new().await;
+    for n in 0..20 {
+        let effect = |who: &str| NewEffect::new(who, "charge", n.to_string()).ordered_by(who);
+        world.pay(&format!("k{n}"), [effect("x"), effect("y")]).await;
+    }
+    let (ann, bob) = (Provider::new("w", |_| made()), Provider::new("w", |_| made()));
+    tokio::join!(world.drain(&ann), world.drain(&bob));
+    for who in ["x", "y"] {
+        let rows = world.payloads(who);
+        assert_eq!(rows, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "aggregate {who}");
+    }
+}
+
+#[tokio::test]
+async fn one_that_a_person_must_look_at_holds_up_its_aggregate_until_it_is_discarded() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match call.name.as_str() {
+        "first" => Outcome::Refused { why: "card expired".into() },
+        _ => made(),
+    });
+    let ordered = |name: &str| NewEffect::new(name, "charge", "").ordered_by("account 7");
+    world.pay("k", [ordered("first"), ordered("second")]).await;
+    let worker = world.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap().dead, 1);
+    assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
+    outbox::discard(&world.ibid, world.effects().await[0].seq, "settled by phone").await.unwrap();
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    let states: Vec<_> = world.effects().await.iter().map(|effect| effect.state).collect();
+    assert_eq!(states, [Discarded, Done]);
+}
+
+#[tokio::test]
+async fn a_lapsed_claim_of_a_repeatable_effect_is_called_again_under_the_same_key() {
+    let world = World::new().await;
+    world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
+    let (gate, silent) = world.silent_worker().await;
+    world.pass(61);
+    let provider = Provider::new("bob", |_| made());
+    let worker = world.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap().again, 1, "noticed, and queued again");
+    assert_eq!(world.only().await.state, Queued);
+    world.pass(10);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!(provider.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
+    silent.abort();
+}
+
+#[tokio::test]
+async fn a_lapsed_claim_of_an_effect_that_is_not_repeatable_is_unknown_and_never_called_again() {
+    let world = World::new().await;
+    world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+    let (_gate, silent) = world.silent_worker().await;
+    world.pass(61);
+    let provider = Provider::new("bob", |_| made());
+    let worker = world.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap().dead, 1);
+    world.pass(1_000_000);
+    assert!(worker.run_once().await.unwrap().is_idle());
+    let effect = world.only().await;
+    assert_eq!((effect.state, effect.due_at), (Unknown, None));
+    assert!(provider.calls().is_empty());
+    assert_eq!(world.ledger(), ["bob charge unknown: the worker that held it went silent"]);
+    silent.abort();
+}
+
+#[tokio::test]
+async fn what_verify_says_decides_about_an_uncertain_call() {
+    let uncertain = || Outcome::Uncertain { why: "reset by peer".into() };
+    for (says, state) in [(Verified::Made(world::a_charge()), Done), (Verified::NotMade, Queued)] {
+        let world = World::new().await;
+        let provider = Provider::new("w", move |_| uncertain());
+        provider.will_verify([says]);
+        world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
+        let worker = world.worker(&provider);
+        assert_eq!(worker.run_once().await.unwrap().again, 1);
+        let effect = world.only().await;
+        assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some("reset by peer")));
+        world.pass(59);
+        assert!(worker.run_once().await.unwrap().is_idle(), "not asked before it can have settled");
+        world.pass(17);
+        worker.run_once().await.unwrap();
+        assert_eq!(world.only().await.state, state);
+        assert_eq!(provider.calls().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_verify_found_not_made_is_called_again_as_if_for_the_first_time() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match call.tries {
+        1 => Outcome::Uncertain { why: "time-out".into() },
+        _ => made(),
+    });
+    provider.will_verify([Verified::NotMade]);
+    world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
+    let worker = world.worker(&provider);
+    worker.run_once().await.unwrap();
+    // The key's window is over when it is asked; no call was made under it.
+    world.pass(25 * 3600);
+    assert_eq!(worker.run_once().await.unwrap().again, 1);
+    assert_eq!(world.only().await.called_at, None);
+    world.pass(60);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!(provider.calls().len(), 2);
+}
+
+#[tokio::test]
+async fn a_verification_that_never_tells_ends_with_a_person() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| Outcome::Uncertain { why: "time-out".into() });
+    let rules = Rules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
+    world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
+    let worker = world.worker(&provider);
+    worker.run_once().await.unwrap();
+    for _ in 0..2 {
+        world.pass(1000);
+        assert_eq!(worker.run_once().await.unwrap().again, 1);
+    }
+    world.pass(1000);
+    assert_eq!(worker.run_once().await.unwrap().dead, 1);
+    assert_eq!((world.only().await.state, world.only().await.due_at), (Unknown, None));
+    assert_eq!((provider.calls().len(), provider.asked()), (1, 3));
+    assert_eq!(world.ledger(), ["w charge unknown: the provider was asked, and could not tell"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
+    let world = World::new().await;
+    world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
+    let (gate, zombie) = world.silent_worker().await;
+    world.pass(61);
+    let worker = world.worker(&Provider::new("bob", |_| made()));
+    worker.run_once().await.unwrap();
+    world.pass(10);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    let before = world.only().await;
+
+    gate.open();
+    assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
+    assert_eq!(world.ledger(), ["bob charge done"]);
+    let after = world.only().await;
+    assert_eq!((after.version, after.result), (before.version, before.result));
+}
+
+#[tokio::test]
+async fn a_claim_that_is_over_before_the_call_began_is_given_back_uncalled() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| made());
+    let rules = Rules { lease_ms: 0, ..Rules::default() };
+    world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
+    assert_eq!(world.worker(&provider).run_once().await.unwrap().again, 1);
+    assert!(provider.calls().is_empty());
+    assert_eq!(world.only().await.last_error.as_deref(), Some("the lease was over before the call began"));
+}
+
+#[tokio::test]
+async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match call.tries {
+        4 => Outcome::NotMade { why: "503".into(), after: Some(Duration::from_secs(900)) },
+        _ => not_made("503"),
+    });
+    world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+    let worker = world.worker(&provider);
+    for (tries, pause) in [(1, 2.0), (2, 4.0), (3, 8.0)] {
+        assert_eq!(worker.run_once().await.unwrap().again, 1);
+        let effect = world.only().await;
+        assert_eq!((effect.tries, effect.state), (tries, Queued));
+        let due_in = effect.due_at.unwrap().since(effect.now).as_secs_f64();
+        assert!((0.75 * pause..=1.25 * pause).contains(&due_in), "try {tries}: {due_in}");
+        world.pass(10);
+    }
+    worker.run_once().await.unwrap();
+    let effect = world.only().await;
+    let due_in = effect.due_at.unwrap().since(effect.now).as_secs_f64();
+    assert!((900.0..=1.25 * 900.0).contains(&due_in), "{due_in}");
+    world.pass(899);
+    assert!(worker.run_once().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn tries_end_in_a_dead_letter_with_the_last_error() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| not_made(&format!("{}: {}", call.tries, "x".repeat(5000))));
+    let rules = Rules { tries_max: 3, ..Rules::default() };
+    world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
+    let worker = world.worker(&provider);
+    for _ in 0..2 {
+        assert_eq!(worker.run_once().await.unwrap().again, 1);
+        world.pass(1000);
+    }
+    assert_eq!(worker.run_once().await.unwrap().dead, 1);
+    let effect = world.only().await;
+    assert_eq!((effect.state, effect.due_at, effect.tries), (Dead, None, 3));
+    let said = effect.last_error.unwrap();
+    assert!(said.starts_with("3: xxx") && said.len() < 1100, "{}", said.len());
+    assert_eq!(world.ledger().len(), 1);
+    world.pass(1_000_000);
+    assert!(worker.run_once().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn past_the_key_window_a_repeatable_effect_is_not_called() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| not_made("down"));
+    world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
+    let worker = world.worker(&provider);
+    worker.run_once().await.unwrap();
+    world.pass(24 * 3600);
+    assert_eq!(worker.run_once().await.unwrap().dead, 1);
+    assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 1));
+    // An operator who confirms has it called all the same.
+    outbox::retry(&world.ibid, world.only().await.seq, "the provider has no such charge").await.unwrap();
+    worker.run_once().await.unwrap();
+    assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 2));
+}
+
+#[tokio::test]
+async fn panics_and_time_outs_of_a_handler_are_uncertain_calls() {
+    let panics = Provider::new("w", |_| panic!("a bug in the handler"));
+    let hangs = Gate::closed("w").provider;
+    for (provider, said) in [(panics, "the handler panicked"), (hangs, "the call took too long")] {
+        let world = World::new().await;
+        world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+        let worker = world.building(&provider).timeout(Duration::from_millis(100)).build().unwrap();
+        assert_eq!(worker.run_once().await.unwrap().dead, 1);
+        let effect = world.only().await;
+        assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some(said)));
+    }
+}
+
+#[tokio::test]
+async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
+    let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
+    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
+    assert_eq!(world.record("k").await.state, State::Pending);
+    let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
+    let waiter = tokio::spawn(async move { ibid.wait(ask, Duration::from_secs(60)).await });
+    assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
+    match waiter.await.unwrap().unwrap() {
+        Begun::Replay(kept) => {
+            assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"paid"[..]))
+        }
+        other => panic!("not answered: {other:?}"),
+    }
+    assert_eq!(world.record("k").await.state, State::Completed);
+}
+
+#[tokio::test]
+async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after_all() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match call.tries {
+        1 if call.provider_id.is_none() => Outcome::Refused { why: "card declined".into() },
+        _ => made(),
+    });
+    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
+    assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 1);
+    assert_eq!(world.record("k").await.state, State::Unknown);
+    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Unknown { .. }));
+    assert_eq!(world.ledger(), ["w charge dead: card declined"]);
+
+    let seq = world.only().await.seq;
+    outbox::retry(&world.ibid, seq, "another card").await.unwrap();
+    assert_eq!(world.only().await.tries, 0);
+    let other = Provider::new("w", |_| made());
+    assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
+    assert_eq!(world.record("k").await.state, State::Completed);
+    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Replay(_)));
+}
+
+#[tokio::test]
+async fn an_owed_answer_that_is_missing_is_for_a_person_to_give() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| Outcome::Made(outbox::Made::default()));
+    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
+    assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
+    assert_eq!((world.only().await.state, world.record("k").await.state), (Done, State::Unknown));
+}
+
+#[tokio::test]
+async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_history() {
+    let world = World::new().await;
+    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
+    let seq = world.only().await.seq;
+    let refused = outbox::retry(&world.ibid, seq, "why not").await;
+    assert!(matches!(refused, Err(OperatorError::NotNow(Queued))), "{refused:?}");
+    let absent = outbox::discard(&world.ibid, seq + 1, "").await;
+    assert!(matches!(absent, Err(OperatorError::NoSuchEffect(_))), "{absent:?}");
+
+    let provider = Provider::new("w", |_| Outcome::Refused { why: "no".into() });
+    world.worker(&provider).run_once().await.unwrap();
+    outbox::discard(&world.ibid, seq, "refunded by hand").await.unwrap();
+    assert_eq!(world.only().await.state, Discarded);
+    let history = world.ibid.store().history(world.record("k").await.id).await.unwrap();
+    let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
+    assert!(
+        lines.contains(&(Happened::Operator, "effect `charge` discarded: refunded by hand")),
+        "{lines:?}"
+    );
+    assert!(matches!(outbox::retry(&world.ibid, seq, "").await, Err(OperatorError::NotNow(Discarded))));
+}
+
+#[tokio::test]
+async fn an_effect_discarded_while_it_is_asked_about_leaves_its_record_unknown() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| Outcome::Uncertain { why: "reset".into() });
+    world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
+    world.worker(&provider).run_once().await.unwrap();
+    assert_eq!(world.record("k").await.state, State::Pending);
+    outbox::discard(&world.ibid, world.only().await.seq, "give up").await.unwrap();
+    assert_eq!(world.record("k").await.state, State::Unknown);
+}
+
+#[tokio::test]
+async fn effects_are_listed_by_state_by_record_and_by_page() {
+    let world = World::new().await;
+    world.pay("a", [NewEffect::new("x", "charge", ""), NewEffect::new("y", "mail", "")]).await;
+    world.pay("b", [NewEffect::new("x", "charge", "")]).await;
+    let provider = Provider::new("w", |_| made());
+    world.worker(&provider).run_once().await.unwrap();
+    let list = |filter| async { outbox::list(&world.ibid, filter).await.unwrap() };
+    let usual = EffectFilter::default;
+    assert_eq!(list(usual()).await.len(), 3);
+    assert_eq!(list(EffectFilter { state: Some(Done), ..usual() }).await.len(), 2);
+    let record = world.record("a").await.id;
+    assert_eq!(list(EffectFilter { record: Some(record), ..usual() }).await.len(), 2);
+    let queued = list(EffectFilter { record: Some(record), state: Some(Queued), ..usual() }).await;
+    assert_eq!(queued.iter().map(|effect| &*effect.kind).collect::<Vec<_>>(), ["mail"]);
+    let first = list(EffectFilter { limit: 1, ..usual() }).await;
+    let rest = list(EffectFilter { after: first[0].seq, ..usual() }).await;
+    assert_eq!((first.len(), rest.len()), (1, 2));
+}
+
+#[tokio::test]
+async fn a_result_that_could_not_be_recorded_is_kept_and_recorded_later_without_a_second_call() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| made());
+    let rules = Rules { lease_ms: 300, ..Rules::default() };
+    world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
+    world.sql("alter table ledger rename to elsewhere");
+    let worker = world.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap().lost, 1);
+    let effect = world.only().await;
+    assert_eq!((effect.state, effect.provider_id.as_deref()), (Claimed, Some("ch_1")));
+    assert!(effect.last_error.unwrap().contains("no such table"));
+
+    world.sql("alter table elsewhere rename to ledger");
+    world.pass(61);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!((provider.calls().len(), world.ledger()), (1, vec!["w charge done".to_owned()]));
+}
+
+#[tokio::test]
+async fn what_this_process_enqueues_is_seen_at_once_and_a_stopping_worker_finishes_it() {
+    let world = World::new().await;
+    let gate = Gate::closed("w");
+    let hour = Duration::from_secs(3600);
+    let worker = world.building(&gate.provider).poll_every(hour).build().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(async move { worker.run_until(async { drop(stopped.await) }).await });
+    world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+    gate.reached().await;
+    stop.send(()).unwrap();
+    gate.open();
+    running.await.unwrap();
+    assert_eq!(world.only().await.state, Done);
+}
+
+#[tokio::test]
+async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| made());
+    let long = world.building(&provider).timeout(Duration::from_secs(60)).build();
+    assert!(matches!(long, Err(WorkerError::OutlastsLease { .. })), "{long:?}");
+    assert_eq!(world.building(&provider).concurrency(0).build().unwrap_err(), WorkerError::Idle);
+    let memory = Ibid::start(Arc::new(MemoryStore::new(Clock::system())), ibid::Settings::default()).await;
+    let none =
+        ibid::outbox::Worker::builder(memory.unwrap(), world.database()).on("charge", provider).build();
+    assert_eq!(none.unwrap_err(), WorkerError::NoSql);
+}
+
+#[tokio::test]
+async fn takes_go_by_their_indexes() {
+    let world = World::new().await;
+    let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/take.sql"));
+    assert!(plan.contains("ibid_effect_due (state=? AND due_at<?)"), "{plan}");
+    assert!(plan.contains("ibid_effect_aggregate (aggregate=? AND seq<?)"), "{plan}");
+    assert!(!plan.contains("TEMP B-TREE") && !plan.contains("SCAN ibid_effect"), "{plan}");
+    let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/list_of_record.sql"));
+    assert!(plan.contains("(record=?)"), "{plan}");
+    let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/commit.sql"));
+    assert!(plan.contains("INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
+}

@@ -1,0 +1,327 @@
+//! A SQLite file with a store and an application's own tables, and providers that say what the test wants.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ibid::attempt::{Attempt, Finished};
+use ibid::engine::Begun;
+use ibid::outbox::{self, BoxError, Builder, Call, Handler, Made, Outcome, Round, Settled, Verified, Worker};
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::transaction::Database;
+use ibid::transaction::rusqlite::{Rusqlite, RusqliteTx};
+use ibid::{Ibid, Settings};
+use ibid_core::effect::{EffectFilter, NewEffect, StoredEffect};
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::Policy;
+use ibid_core::record::Record;
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::store::Pending;
+use ibid_core::time::Timestamp;
+use rusqlite::Connection;
+use tempfile::TempDir;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+pub(super) struct World {
+    pub(super) ibid: Ibid,
+    hands: Hands,
+    policy: Arc<Policy>,
+    directory: TempDir,
+}
+
+impl World {
+    pub(super) async fn new() -> World {
+        let directory = tempfile::tempdir().unwrap();
+        let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
+        let options =
+            SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
+        let store = SqliteStore::open(&directory.path().join("app.db"), options).unwrap();
+        let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+        let world = World { ibid, hands, policy: Arc::new(Policy::default()), directory };
+        world.sql("create table payment (key text primary key)");
+        world.sql("create table ledger (line text not null, name text not null, payload blob not null)");
+        world
+    }
+
+    pub(super) fn ask(&self, key: &str) -> Ask {
+        let identity = Identity {
+            tenant: Tenant::only(),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).unwrap(),
+        };
+        self.ibid.ask(identity, self.policy.clone(), Arc::new(Nothing))
+    }
+
+    pub(super) async fn begin(&self, key: &str) -> Attempt {
+        match self.ibid.begin(self.ask(key)).await.unwrap() {
+            Begun::Run(attempt) => *attempt,
+            other => panic!("not to be run: {other:?}"),
+        }
+    }
+
+    /// A payment with its effects and its answer, in one transaction.
+    pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
+        let mut attempt = self.begin(key).await;
+        let mut inside = attempt.inside(self.tx().await).await.unwrap();
+        inside.execute("insert into payment values (?1)", [key]).unwrap();
+        for effect in effects {
+            inside.enqueue(effect).await.unwrap();
+        }
+        let answer = Response::plain(201, "text/plain", "accepted".to_owned());
+        assert!(matches!(inside.finish(answer).await.unwrap(), Finished::Stored(_)));
+    }
+
+    /// The same, with the answer owed by the effect.
+    pub(super) async fn owe(&self, key: &str, effect: NewEffect) {
+        let mut attempt = self.begin(key).await;
+        let mut inside = attempt.inside(self.tx().await).await.unwrap();
+        inside.enqueue(effect).await.unwrap();
+        assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+    }
+
+    pub(super) fn building(&self, provider: &Provider) -> Builder<Rusqlite> {
+        Worker::builder(self.ibid.clone(), self.database()).on("charge", provider.clone())
+    }
+
+    pub(super) fn worker(&self, provider: &Provider) -> Worker<Rusqlite> {
+        self.building(provider).build().unwrap()
+    }
+
+    /// Works until every effect is done.
+    pub(super) async fn drain(&self, provider: &Provider) {
+        let worker = self.building(provider).concurrency(7).build().unwrap();
+        loop {
+            let idle = worker.run_once().await.unwrap().is_idle();
+            let open: i64 = self
+                .connection()
+                .query_row("select count(*) from ibid_effect where open = 1", [], |row| row.get(0))
+                .unwrap();
+            if idle && open == 0 {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// A worker that has begun the call of the only effect and does not come back from it until the gate is opened.
+    pub(super) async fn silent_worker(&self) -> (Gate, JoinHandle<Round>) {
+        let gate = Gate::closed("zombie");
+        let worker = self.worker(&gate.provider);
+        let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
+        gate.reached().await;
+        (gate, running)
+    }
+
+    pub(super) fn pass(&self, seconds: u64) {
+        self.hands.advance(Duration::from_secs(seconds));
+    }
+
+    pub(super) async fn effects(&self) -> Vec<StoredEffect> {
+        outbox::list(&self.ibid, EffectFilter::default()).await.unwrap()
+    }
+
+    pub(super) async fn only(&self) -> StoredEffect {
+        let mut effects = self.effects().await;
+        assert_eq!(effects.len(), 1);
+        effects.remove(0)
+    }
+
+    pub(super) async fn record(&self, key: &str) -> Record {
+        self.ibid.store().load(vec![self.ask(key).id]).await.unwrap().remove(0).unwrap().record
+    }
+
+    pub(super) async fn tx(&self) -> RusqliteTx<'static> {
+        self.database().begin().await.unwrap()
+    }
+
+    pub(super) fn database(&self) -> Rusqlite {
+        Rusqlite::new(self.connection())
+    }
+
+    fn connection(&self) -> Connection {
+        let connection = Connection::open(self.directory.path().join("app.db")).unwrap();
+        connection.busy_timeout(Duration::from_secs(30)).unwrap();
+        connection
+    }
+
+    pub(super) fn sql(&self, sql: &str) {
+        self.connection().execute_batch(sql).unwrap();
+    }
+
+    /// What handlers wrote.
+    pub(super) fn ledger(&self) -> Vec<String> {
+        self.texts("select line from ledger order by rowid", [])
+    }
+
+    /// The payloads of the effects of this name, in the order of their recording.
+    pub(super) fn payloads(&self, name: &str) -> Vec<String> {
+        self.texts("select cast(payload as text) from ledger where name = ?1 order by rowid", [name])
+    }
+
+    /// How a statement is carried out.
+    pub(super) fn plan(&self, sql: &str) -> String {
+        let connection = self.connection();
+        let mut explain = connection.prepare(&format!("explain query plan {sql}")).unwrap();
+        let mut rows = explain.raw_query();
+        let mut plan = String::new();
+        while let Some(row) = rows.next().unwrap() {
+            plan += &(row.get::<_, String>(3).unwrap() + "\n");
+        }
+        plan
+    }
+
+    fn texts<P: rusqlite::Params>(&self, sql: &str, params: P) -> Vec<String> {
+        let connection = self.connection();
+        let mut query = connection.prepare(sql).unwrap();
+        query.query_map(params, |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+}
+
+/// A provider that says what the test wants, and remembers what it was asked.
+#[derive(Clone)]
+pub(super) struct Provider(Arc<Inner>);
+
+struct Inner {
+    name: &'static str,
+    says: Box<dyn Fn(&Call) -> Outcome + Send + Sync>,
+    calls: Mutex<Vec<Call>>,
+    verifies: Mutex<VecDeque<Verified>>,
+    asked: Mutex<u32>,
+    /// Calls wait for a permit before they are answered.
+    gate: Option<Semaphore>,
+    reached: Semaphore,
+}
+
+impl Provider {
+    pub(super) fn new(
+        name: &'static str,
+        says: impl Fn(&Call) -> Outcome + Send + Sync + 'static,
+    ) -> Provider {
+        Provider::with(name, says, None)
+    }
+
+    fn with(
+        name: &'static str,
+        says: impl Fn(&Call) -> Outcome + Send + Sync + 'static,
+        gate: Option<Semaphore>,
+    ) -> Provider {
+        Provider(Arc::new(Inner {
+            name,
+            says: Box::new(says),
+            calls: Mutex::default(),
+            verifies: Mutex::default(),
+            asked: Mutex::default(),
+            gate,
+            reached: Semaphore::new(0),
+        }))
+    }
+
+    pub(super) fn will_verify(&self, says: impl IntoIterator<Item = Verified>) {
+        self.0.verifies.lock().unwrap().extend(says);
+    }
+
+    pub(super) fn calls(&self) -> Vec<Call> {
+        self.0.calls.lock().unwrap().clone()
+    }
+
+    /// How often it was asked about a call.
+    pub(super) fn asked(&self) -> u32 {
+        *self.0.asked.lock().unwrap()
+    }
+}
+
+impl Handler<RusqliteTx<'static>> for Provider {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+        Box::pin(async move {
+            self.0.calls.lock().unwrap().push(call.clone());
+            self.0.reached.add_permits(1);
+            if let Some(gate) = &self.0.gate {
+                gate.acquire().await.unwrap().forget();
+            }
+            (self.0.says)(call)
+        })
+    }
+
+    fn verify<'a>(&'a self, _: &'a Call) -> Pending<'a, Verified> {
+        *self.0.asked.lock().unwrap() += 1;
+        let said = self.0.verifies.lock().unwrap().pop_front().unwrap_or(Verified::Unsure);
+        Box::pin(async move { said })
+    }
+
+    fn record<'a>(
+        &'a self,
+        call: &'a Call,
+        settled: &'a Settled,
+        tx: &'a mut RusqliteTx<'static>,
+    ) -> Pending<'a, Result<(), BoxError>> {
+        Box::pin(async move {
+            let what = match settled {
+                Settled::Done(_) => "done".to_owned(),
+                Settled::Dead { why } => format!("dead: {why}"),
+                Settled::Unknown { why } => format!("unknown: {why}"),
+            };
+            let line = format!("{} {} {what}", self.0.name, call.name);
+            tx.execute("insert into ledger values (?1, ?2, ?3)", (line, &call.name, &call.payload[..]))?;
+            Ok(())
+        })
+    }
+}
+
+/// A provider that does not answer until the gate is opened.
+pub(super) struct Gate {
+    pub(super) provider: Provider,
+}
+
+impl Gate {
+    pub(super) fn closed(name: &'static str) -> Gate {
+        Gate { provider: Provider::with(name, |_| made(), Some(Semaphore::new(0))) }
+    }
+
+    /// A call is at the gate.
+    pub(super) async fn reached(&self) {
+        self.provider.0.reached.acquire().await.unwrap().forget();
+    }
+
+    pub(super) fn open(&self) {
+        self.provider.0.gate.as_ref().unwrap().add_permits(1);
+    }
+}
+
+pub(super) fn a_charge() -> Made {
+    Made {
+        result: "receipt".into(),
+        provider_id: Some("ch_1".into()),
+        answer: Some(Response::plain(201, "text/plain", "paid".to_owned())),
+    }
+}
+
+pub(super) fn made() -> Outcome {
+    Outcome::Made(a_charge())
+}
+
+pub(super) fn not_made(why: &str) -> Outcome {
+    Outcome::NotMade { why: why.into(), after: None }
+}
+
+struct Nothing;
+
+impl Asked for Nothing {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        b"{}"
+    }
+}

@@ -1,6 +1,100 @@
-//! The outbox: calls to the outside, enqueued in the transaction that needs them and carried out by a worker after it
-//! has committed.
-pub(crate) mod statements;
+//! The outbox: calls to the outside, enqueued in the transaction that needs them and carried out by a [`Worker`] after
+//! it has committed.
+//!
+//! A call in the middle of a transaction is made although the transaction may roll back, and one after it is forgotten
+//! when the process dies. An Effect is a row: it exists exactly if the business rows do, and it stays until its call was
+//! made and the result recorded, or a person has looked at it. The provider is given the same key at every try.
+//!
+//! A call may have been made although nobody saw its answer. What then happens is declared with the Effect:
+//!
+//! | declared | after an uncertain call, or a worker that went silent |
+//! | --- | --- |
+//! | nothing | `unknown`: a person finds out, nobody calls again |
+//! | [`repeatable`](NewEffect::repeatable) | called again, while the provider remembers the key |
+//! | [`verified`](NewEffect::verified) | [`Handler::verify`] is asked, once the call must have settled |
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use ibid::{Ibid, Settings, engine::Begun};
+//! # use ibid::core::{fingerprint::Asked, key::Key, policy::Policy, response::Response, store::Pending};
+//! # use ibid::core::scope::{Identity, Operation, Tenant};
+//! # use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+//! # use ibid::transaction::{Database, rusqlite::{Rusqlite, RusqliteTx}};
+//! # struct Body;
+//! # impl Asked for Body {
+//! #     fn method(&self) -> &str { "POST" }
+//! #     fn path(&self) -> &str { "/payments" }
+//! #     fn query(&self) -> Option<&str> { None }
+//! #     fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+//! #     fn body(&self) -> &[u8] { b"{}" }
+//! # }
+//! use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, Outcome, Settled, Worker};
+//!
+//! struct Charge;
+//!
+//! impl Handler<RusqliteTx<'static>> for Charge {
+//!     fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+//!         Box::pin(async move {
+//!             // Here the provider is called, under `call.downstream_key` and before `call.deadline`.
+//!             let provider_id = Some(format!("ch_{}", call.downstream_key));
+//!             Outcome::Made(Made { provider_id, ..Made::default() })
+//!         })
+//!     }
+//!
+//!     fn record<'a>(
+//!         &'a self,
+//!         call: &'a Call,
+//!         settled: &'a Settled,
+//!         tx: &'a mut RusqliteTx<'static>,
+//!     ) -> Pending<'a, Result<(), BoxError>> {
+//!         Box::pin(async move {
+//!             let state = match settled {
+//!                 Settled::Done(_) => "succeeded",
+//!                 Settled::Dead { .. } => "failed",
+//!                 Settled::Unknown { .. } => "in review",
+//!             };
+//!             let id = std::str::from_utf8(&call.payload)?;
+//!             tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;
+//!             Ok(())
+//!         })
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! # let directory = tempfile::tempdir()?;
+//! # let file = directory.path().join("app.db");
+//! # let store = Arc::new(SqliteStore::open(&file, SqliteOptions::default())?);
+//! # let ibid = Ibid::start(store, Settings::default()).await?;
+//! # let identity = Identity {
+//! #     tenant: Tenant::only(),
+//! #     operation: Operation { method: "POST".into(), path: "/payments".into() },
+//! #     key: Key::stored("order-7")?,
+//! # };
+//! # let ask = ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Body));
+//! # let connection = rusqlite::Connection::open(&file)?;
+//! # connection.execute_batch("create table payment (id text, state text)")?;
+//! let database = Rusqlite::new(connection);
+//! # let Begun::Run(mut attempt) = ibid.begin(ask).await? else { unreachable!() };
+//! let mut inside = attempt.inside(database.begin().await?).await?;
+//! inside.execute("insert into payment values ('p1', 'pending')", [])?;
+//! inside.enqueue(NewEffect::new("charge", "charge", "p1").repeatable()).await?;
+//! inside.finish(Response::plain(201, "text/plain", "p1".to_owned())).await?;
+//!
+//! let worker = Worker::builder(ibid.clone(), database.clone()).on("charge", Charge).build()?;
+//! assert_eq!(worker.run_once().await?.done, 1); // a service spawns `worker.run_until(stop)`
+//! # let tx = database.begin().await?;
+//! # let state: String = tx.query_row("select state from payment", [], |row| row.get(0))?;
+//! # assert_eq!(state, "succeeded");
+//! # Ok(()) }
+//! ```
+//!
+//! Workers look for what is due every second or so, and at once for what their own process enqueued; a worker of another
+//! process notices at its next look. Effects of one [aggregate](NewEffect::ordered_by) are carried out one after the
+//! other, and one that needs a person holds up those behind it until it is [retried](retry) or [discarded](discard).
+
+pub use ibid_core::effect::{EffectFilter, NewEffect, Rules, Safety, StoredEffect};
+pub use ibid_core::machine::EffectState;
 
 mod handler;
 
@@ -11,6 +105,8 @@ mod carry;
 mod ending;
 
 mod operator;
+
+pub(crate) mod statements;
 
 pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
 pub use operator::{OperatorError, discard, list, retry};

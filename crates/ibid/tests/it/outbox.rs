@@ -15,8 +15,10 @@ use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Un
 use ibid_core::record::State;
 use ibid_core::store::Browse;
 
+mod lossy;
 mod world;
 
+use lossy::Reply;
 use world::{Gate, Provider, World, made, not_made};
 
 #[tokio::test]
@@ -428,6 +430,37 @@ async fn a_result_that_could_not_be_recorded_is_kept_and_recorded_later_without_
     world.pass(61);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!((provider.calls().len(), world.ledger()), (1, vec!["w charge done".to_owned()]));
+}
+
+#[tokio::test]
+async fn an_end_whose_commit_got_no_reply_is_written_once_whether_it_came_or_not() {
+    for reply in [Reply::Lost, Reply::NeverSent] {
+        let world = World::new().await;
+        let provider = Provider::new("w", |_| made());
+        // Not repeatable: what is known to be made must not end as unknown.
+        world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+        let worker = world.lossy_worker(&provider, &[Reply::Comes, reply]);
+        assert_eq!(worker.run_once().await.unwrap().done, 1, "{reply:?}");
+        assert_eq!(world.only().await.state, Done);
+        assert_eq!((provider.calls().len(), world.ledger().len()), (1, 1), "{reply:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
+    for (reply, round) in [
+        (Reply::Lost, Round { again: 1, ..Round::default() }),
+        (Reply::NeverSent, Round { lost: 1, ..Round::default() }),
+    ] {
+        let world = World::new().await;
+        let provider = Provider::new("w", |_| made());
+        world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+        let worker = world.lossy_worker(&provider, &[reply]);
+        assert_eq!(worker.run_once().await.unwrap(), round, "{reply:?}");
+        assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 0), "{reply:?}");
+        world.pass(10);
+        assert_eq!(worker.run_once().await.unwrap().done, 1);
+    }
 }
 
 #[tokio::test]

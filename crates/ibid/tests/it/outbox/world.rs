@@ -1,9 +1,11 @@
 //! A SQLite file with a store and an application's own tables, and providers that say what the test wants.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::lossy::{Lossy, Reply};
 use ibid::attempt::{Attempt, Finished};
 use ibid::engine::Begun;
 use ibid::outbox::{self, BoxError, Builder, Call, Handler, Made, Outcome, Round, Settled, Verified, Worker};
@@ -86,6 +88,12 @@ impl World {
 
     pub(super) fn building(&self, provider: &Provider) -> Builder<Rusqlite> {
         Worker::builder(self.ibid.clone(), self.database()).on("charge", provider.clone())
+    }
+
+    /// A worker whose commits get these replies.
+    pub(super) fn lossy_worker(&self, provider: &Provider, replies: &[Reply]) -> Worker<Lossy> {
+        let database = Lossy::new(self.database(), replies);
+        Worker::builder(self.ibid.clone(), database).on("charge", provider.clone()).build().unwrap()
     }
 
     pub(super) fn worker(&self, provider: &Provider) -> Worker<Rusqlite> {
@@ -235,7 +243,7 @@ impl Provider {
     }
 }
 
-impl Handler<RusqliteTx<'static>> for Provider {
+impl<T: Deref<Target = Connection> + Send> Handler<T> for Provider {
     fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
         Box::pin(async move {
             self.0.calls.lock().unwrap().push(call.clone());
@@ -257,7 +265,7 @@ impl Handler<RusqliteTx<'static>> for Provider {
         &'a self,
         call: &'a Call,
         settled: &'a Settled,
-        tx: &'a mut RusqliteTx<'static>,
+        tx: &'a mut T,
     ) -> Pending<'a, Result<(), BoxError>> {
         Box::pin(async move {
             let what = match settled {

@@ -66,6 +66,13 @@ pub mod phase;
 
 pub mod telemetry;
 
+#[cfg(feature = "failpoints")]
+mod failpoint;
+
+#[cfg(not(feature = "failpoints"))]
+#[path = "failpoint_off.rs"]
+mod failpoint;
+
 pub use attempt::Attempt;
 pub use engine::{Ibid, Settings};
 pub use ibid_core as core;

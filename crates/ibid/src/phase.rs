@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{Settlement, nonce};
+use crate::failpoint;
 use crate::transaction::inside::Committed;
 use crate::transaction::{Inside, TxError};
 
@@ -253,7 +254,9 @@ impl Attempt {
             // Dropped half-way it leaves nothing that the next Attempt could not make good.
             self.conceal();
         }
-        match call(self.downstream_key(name)).await {
+        let called = call(self.downstream_key(name)).await;
+        failpoint::at("outside.after").await;
+        match called {
             Ok(result) => self.record(step, result).await,
             Err(NotDone::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
             Err(NotDone::NotMade(error)) => {

@@ -27,6 +27,7 @@ use super::cache::Cache;
 use super::clock_watch::ClockWatch;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
+use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
 use crate::upkeep::Resumes;
@@ -83,8 +84,17 @@ impl Inner {
         let mut sent = false;
         loop {
             let at = Instant::now();
-            let fate = tokio::time::timeout_at(deadline, self.batcher.commit(change.clone(), Some(deadline)));
-            match fate.await {
+            let sending = async {
+                if failpoint::at("begin.before").await == Hit::Error {
+                    return Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint")));
+                }
+                let fate = self.batcher.commit(change.clone(), Some(deadline)).await;
+                match failpoint::at("begin.after").await {
+                    Hit::Lost => Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint"))),
+                    Hit::Go | Hit::Error => fate,
+                }
+            };
+            match tokio::time::timeout_at(deadline, sending).await {
                 Ok(Ok(commit)) => {
                     self.observe(at, &commit);
                     return Ok(commit);

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, Handler, Made, Outcome, Verified};
 use crate::engine::Ibid;
+use crate::failpoint::{self, Hit};
 use crate::telemetry;
 
 /// What a worker holds an Effect for.
@@ -76,7 +77,11 @@ impl<D: Database> Held<D> {
             return Happened::because(EffectEvent::Uncertain, why);
         }
         let outcome = AssertUnwindSafe(async { self.handler.call(call).await }).catch_unwind();
-        match tokio::time::timeout_at(call.deadline, outcome).await {
+        let called = tokio::time::timeout_at(call.deadline, outcome).await;
+        if failpoint::at("call.after").await != Hit::Go {
+            return Happened::because(EffectEvent::Uncertain, "a failpoint");
+        }
+        match called {
             Ok(Ok(Outcome::Made(made))) => Happened::made(EffectEvent::Made, made),
             Ok(Ok(Outcome::NotMade { why, after })) => not_made(why, after),
             Ok(Ok(Outcome::Refused { why })) => Happened::because(EffectEvent::Refused, why),

@@ -18,6 +18,7 @@ use super::handler::{BoxError, Call, Handler, Made, Settled};
 use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
 use crate::engine::{Ibid, after, jitter, nonce};
+use crate::failpoint::{self, Hit};
 use crate::transaction::inside::sql;
 use crate::transaction::statements as records;
 
@@ -138,7 +139,13 @@ impl<D: Database> Ending<'_, D> {
         if let Some(settled) = settled {
             self.record(settled, &mut tx).await?;
         }
+        if failpoint::at("record.before").await == Hit::Error {
+            return Err("a failpoint".into());
+        }
         tx.commit().await?;
+        if failpoint::at("done.after").await == Hit::Lost {
+            return Err("a failpoint".into());
+        }
         if let Some(answered) = answered {
             answered.tell(self.ibid, sent_at);
         }

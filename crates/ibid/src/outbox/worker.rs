@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ibid_core::effect::{Rules, StoredEffect, Take};
 use ibid_core::machine::EffectState;
-use ibid_core::sql::{Database, Fault, OwnedTx, SqlTx};
+use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use metrics::counter;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -19,6 +19,7 @@ use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
 use crate::engine::{Ibid, jitter, nonce};
+use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::inside::sql;
@@ -305,7 +306,13 @@ impl<D: Database + 'static> Worker<D> {
             let _ = tx.rollback().await;
             return Ok(taken);
         }
-        match tx.commit().await {
+        let committed = match tx.commit().await {
+            Ok(()) if failpoint::at("claim.after").await == Hit::Lost => {
+                Err(SqlError::new(Fault::Lost, "a failpoint"))
+            }
+            committed => committed,
+        };
+        match committed {
             Ok(()) => Ok(taken),
             Err(error) if error.fault() == Fault::Lost => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a claim got no reply");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ibid_core::change::{Change, Stored};
 use ibid_core::effect::NewEffect;
 use ibid_core::machine::{self, Decision, Event, Verdict};
-use ibid_core::record::{ErrorCode, Record};
+use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
 use ibid_core::sql::{Fault, OwnedTx, SqlError};
 use ibid_core::store::{SqlStore, StoreError};
@@ -21,6 +21,7 @@ use super::all_inside::{self, Flight};
 use super::statements::{self, Locked};
 use crate::attempt::{Attempt, Finished, kept_answer};
 use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};
+use crate::failpoint::{self, Hit};
 use crate::telemetry;
 
 /// An Attempt and the caller's transaction, which holds its Record locked.
@@ -165,6 +166,9 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if !statements::enqueue(tx, record, &effect, nonce(), now).await? {
             return Err(TxError::EffectExists(effect.name));
         }
+        if failpoint::at("enqueue.after").await == Hit::Error {
+            return Err(SqlError::new(Fault::Again, "a failpoint").into());
+        }
         self.enqueued += 1;
         self.owes |= effect.owes;
         Ok(())
@@ -266,8 +270,15 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         let Some(stamp) = statements::apply(tx, change, self.held.policy, now).await? else {
             return Err(TxError::LeaseLost);
         };
+        let goes_on = change.draft.as_ref().is_some_and(|draft| draft.state == State::InProgress);
+        let (before, done) =
+            if goes_on { ("phase.before", "phase.after") } else { ("finish.before", "finish.after") };
+        if failpoint::at(before).await == Hit::Error {
+            return Err(SqlError::new(Fault::Again, "a failpoint").into());
+        }
         let tx = self.tx.take().ok_or(TxError::Ended)?;
         match tx.commit().await {
+            Ok(()) if failpoint::at(done).await == Hit::Lost => Ok(Committed::Unsure),
             Ok(()) => {
                 let stored = after(change, stamp, Some(&self.held.stored));
                 Ok(Committed::Yes(Box::new(stored.ok_or(TxError::LeaseLost)?)))

@@ -13,7 +13,6 @@ use ibid_core::change::Happened;
 use ibid_core::effect::{EffectFilter, NewEffect, Rules};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
 use ibid_core::record::State;
-use ibid_core::store::Browse;
 
 mod lossy;
 mod world;

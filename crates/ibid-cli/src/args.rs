@@ -27,6 +27,10 @@ pub(crate) enum Command {
     /// Run the gateway before an example payments API, with a store that goes when it ends
     #[command(after_help = LOG_VARIABLES)]
     Demo(DemoArgs),
+    /// Make or upgrade the tables of a store
+    ///
+    /// The gateway does so itself when it starts; this is for those who give it a user that may not.
+    Migrate(MigrateArgs),
     /// Look at records
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -65,7 +69,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]
     pub(crate) admin_listen: Option<String>,
 
-    /// Where records live: `sqlite:PATH` or `memory:`
+    /// Where records live: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:`
     ///
     /// In the file: `store.url`. [default: sqlite:ibid.db]
     #[arg(long, value_name = "URL", env = "IBID_STORE", hide_env_values = true)]
@@ -100,6 +104,17 @@ pub(crate) struct DemoArgs {
     /// [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]
     pub(crate) admin_listen: Option<String>,
+}
+
+/// What to migrate.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct MigrateArgs {
+    /// Print the statements that are missing instead of running them [default: run them]
+    #[arg(long)]
+    pub(crate) print: bool,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
 }
 
 /// What may be asked about records.
@@ -161,7 +176,7 @@ pub(crate) struct KeysShowArgs {
 /// Which store to open.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct StoreArgs {
-    /// Where records live: `sqlite:PATH` or `memory:` [default: `store.url` of the file, else sqlite:ibid.db]
+    /// Where records live: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:` [default: `store.url` of the file, else sqlite:ibid.db]
     #[arg(long, value_name = "URL", env = "IBID_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
 

@@ -9,11 +9,9 @@ mod output;
 
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use ibid_core::store::Store;
 
 use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand};
 use config::{Config, Variables};
@@ -50,16 +48,26 @@ fn run(command: Command) -> Result<(), Failures> {
     match command {
         Command::Gateway(args) => gateway(&args),
         Command::Demo(args) => commands::demo::run(&args, &mut stdout()),
+        Command::Migrate(args) => {
+            let url = config::store_of(&args.place)?;
+            wait_for(commands::migrate::run(&url, args.print, &mut stdout()))
+        }
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }
         Command::Keys(KeysCommand::List(args)) => {
-            let store = open_store(&config::store_of(&args.place)?, false)?;
-            wait_for(commands::keys::list(&*store, &args, &mut stdout(), &mut stderr()))
+            let url = config::store_of(&args.place)?;
+            wait_for(async {
+                let store = open_store(&url, false).await?;
+                commands::keys::list(&*store, &args, &mut stdout(), &mut stderr()).await
+            })
         }
         Command::Keys(KeysCommand::Show(args)) => {
-            let store = open_store(&config::store_of(&args.place)?, false)?;
-            wait_for(commands::keys::show(&*store, &args, &mut stdout()))
+            let url = config::store_of(&args.place)?;
+            wait_for(async {
+                let store = open_store(&url, false).await?;
+                commands::keys::show(&*store, &args, &mut stdout()).await
+            })
         }
     }
 }
@@ -71,15 +79,15 @@ fn gateway(args: &GatewayArgs) -> Result<(), Failures> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let store = open_store(&config.store, true)?;
-    serve(&config, store)
+    serve(&config)
 }
 
 /// Runs a gateway until the process is told to stop.
-fn serve(config: &Config, store: Arc<dyn Store>) -> Result<(), Failures> {
+fn serve(config: &Config) -> Result<(), Failures> {
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
     runtime.block_on(async {
+        let store = open_store(&config.store, true).await?;
         let gateway = Gateway::start(config, store).await?;
         let (public, admin) = gateway.addresses()?;
         announce(config, public, admin);

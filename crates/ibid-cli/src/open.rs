@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
+use ibid::store::postgres::{OpenError as PostgresError, PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
 use ibid_core::store::Store;
 
@@ -12,7 +13,7 @@ use crate::output::Failure;
 
 /// Opens a store; with `create`, a database that is not there yet is made, and so are the tables of ibid in one that has
 /// none. Without it a name that was mistyped changes nothing.
-pub(crate) fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>, Failure> {
+pub(crate) async fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>, Failure> {
     match url {
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new(Clock::system()))),
         StoreUrl::Sqlite(path) => {
@@ -23,7 +24,30 @@ pub(crate) fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>,
             })?;
             Ok(Arc::new(store))
         }
+        StoreUrl::Postgres(address) => {
+            let options = PostgresOptions { migrate: create, ..PostgresOptions::default() };
+            let store = PostgresStore::open(address.reveal(), options).await;
+            Ok(Arc::new(store.map_err(|error| cannot_open_postgres(url, &error))?))
+        }
     }
+}
+
+/// Why a PostgreSQL store can't be opened, and what to do.
+pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Failure {
+    let hint = match error {
+        PostgresError::Unreachable { .. } => "check host, port, TLS and that the server runs",
+        PostgresError::Refused { .. } => "check user, password and the name of the database",
+        PostgresError::ReadOnly { .. } => "name the primary, or all hosts: `postgres://USER@A,B/DATABASE`",
+        PostgresError::WeakDurability { .. } => {
+            "change the setting, or accept the loss with `?accept_weak_durability=true` in the URL"
+        }
+        PostgresError::TooOld { .. } => "use a PostgreSQL that its makers still mend",
+        PostgresError::FromTheFuture { .. } => "use the ibid that upgraded it, or a newer one",
+        PostgresError::NotMigrated { .. } => "run `ibid migrate`, or start the gateway once",
+        PostgresError::Altered { .. } => "compare with `ibid migrate --print` against an empty database",
+        _ => "check that this user may make tables, or let another run what `ibid migrate --print` prints",
+    };
+    Failure::world(format!("cannot open the store at `{url}`")).because_of(error).hint(hint)
 }
 
 fn hint(error: &OpenError) -> &'static str {

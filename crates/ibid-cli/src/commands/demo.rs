@@ -34,7 +34,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
         let (api, api_address) = listener().await?;
         tokio::spawn(api::serve(api));
         let config = gateway_config(&listen, &admin, api_address, &store)?;
-        let gateway = Gateway::start(&config, open_store(&config.store, true)?).await?;
+        let gateway = Gateway::start(&config, open_store(&config.store, true).await?).await?;
         let (public_address, admin_address) = gateway.addresses()?;
         let stop = crate::stop_signal()?;
         let scene = Scene {

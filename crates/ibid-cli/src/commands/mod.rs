@@ -3,3 +3,4 @@
 pub(crate) mod config_check;
 pub(crate) mod demo;
 pub(crate) mod keys;
+pub(crate) mod migrate;

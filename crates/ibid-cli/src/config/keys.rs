@@ -88,9 +88,9 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "store",
         "url",
-        "`sqlite:PATH`, `memory:`",
+        "`sqlite:PATH`, `postgres://USER@HOST/DATABASE`, `memory:`",
         "\"sqlite:ibid.db\"",
-        "Where records live. A file needs no server and survives a crash; `memory:` is for tests. Also `--store`, `IBID_STORE`.",
+        "Where records live. A file needs no server and survives a crash; PostgreSQL is for gateways on several machines; `memory:` is for tests. A PostgreSQL URL takes the parameters `connections_max=8`, `prepare=false` (for a pooler that hands each transaction to another session) and `accept_weak_durability=true` besides those of libpq. Also `--store`, `IBID_STORE`.",
     ),
     key(
         "store",

@@ -167,7 +167,7 @@ const CONFIGURATION_TAIL: &str = "
 ## Not in this release
 
 `[limits]`, `answer = \"async\"`, `in_flight = \"accepted\"`, `on_lapse = \"resume\"`, the tenant sources `jwt` and `forward-auth:`, an
-`https` upstream, and stores other than `sqlite:` and `memory:`. Each is refused with a message of its own, never taken and
+`https` upstream, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message of its own, never taken and
 ignored.
 ";
 

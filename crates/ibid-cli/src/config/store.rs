@@ -1,7 +1,9 @@
-//! Where records live, by URL.
+//! Where records live, by URL. A URL with a password is never shown: not by a message, a log line or `{:?}`.
 
 use std::fmt;
 use std::path::PathBuf;
+
+use ibid::store::postgres::PostgresStore;
 
 use crate::output::Failure;
 
@@ -10,6 +12,8 @@ use crate::output::Failure;
 pub(crate) enum StoreUrl {
     /// In one file.
     Sqlite(PathBuf),
+    /// In a PostgreSQL database.
+    Postgres(PostgresUrl),
     /// Until the process ends.
     Memory,
 }
@@ -17,7 +21,7 @@ pub(crate) enum StoreUrl {
 impl StoreUrl {
     /// The store that this URL names. Messages never repeat the URL: it may hold a password.
     pub(crate) fn parse(text: &str) -> Result<StoreUrl, Failure> {
-        let form = "use `sqlite:PATH`, or `memory:` for tests";
+        let form = "use `sqlite:PATH`, `postgres://USER@HOST/DATABASE`, or `memory:` for tests";
         let Some((scheme, rest)) = text.split_once(':') else {
             return Err(Failure::usage("is not the URL of a store").hint(form));
         };
@@ -36,12 +40,38 @@ impl StoreUrl {
                 }
             }
             "memory" if rest.is_empty() => Ok(StoreUrl::Memory),
-            "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "dynamodb" => {
+            "postgres" | "postgresql" => {
+                let shown = PostgresStore::place_of(text).map_err(|error| {
+                    Failure::usage("is not the URL of a PostgreSQL database").because_of(&error)
+                })?;
+                Ok(StoreUrl::Postgres(PostgresUrl { full: text.to_owned(), shown }))
+            }
+            "mysql" | "redis" | "rediss" | "dynamodb" => {
                 Err(Failure::usage(format!("names a `{scheme}` store, which is not in this release"))
                     .hint(form))
             }
             _ => Err(Failure::usage("is not the URL of a store").hint(form)),
         }
+    }
+}
+
+/// The URL of a PostgreSQL database, which may hold a password.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct PostgresUrl {
+    full: String,
+    shown: String,
+}
+
+impl PostgresUrl {
+    /// All of it, for the store alone.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.full
+    }
+}
+
+impl fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
     }
 }
 
@@ -55,6 +85,7 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            StoreUrl::Postgres(url) => f.write_str(&url.shown),
             StoreUrl::Memory => f.write_str("memory:"),
         }
     }

@@ -221,8 +221,8 @@ fn every_error_names_file_line_and_key() {
         ),
         ("[limits]\nlive_keys = 1", "ibid.toml:4: `[limits]` is not available in this release"),
         (
-            "[store]\nurl = \"postgres://ibid:hunter2@db/ibid\"",
-            "ibid.toml:5: `url` names a `postgres` store, which is not in this release",
+            "[store]\nurl = \"mysql://ibid:hunter2@db/ibid\"",
+            "ibid.toml:5: `url` names a `mysql` store, which is not in this release",
         ),
         (
             "[server]\nmax_connections = 0",
@@ -344,7 +344,7 @@ fn stores_are_named_by_url() {
         "sqlite::memory:",
         "sqlite:x?mode=ro",
         "memory:x",
-        "postgresql://x",
+        "postgres://u:p@h:x/d",
         "redis://x",
     ] {
         assert!(StoreUrl::parse(text).is_err(), "{text}");
@@ -352,6 +352,13 @@ fn stores_are_named_by_url() {
     for text in ["sqlite:ibid.db", "memory:"] {
         assert_eq!(StoreUrl::parse(text).unwrap().to_string(), text);
     }
+    for scheme in ["postgres", "postgresql"] {
+        let url = StoreUrl::parse(&format!("{scheme}://ibid:hunter2@db:5433/pay?connect_timeout=5")).unwrap();
+        assert_eq!(url.to_string(), "postgres://db:5433/pay");
+        assert!(!format!("{url:?}").contains("hunter2"), "{url:?}");
+    }
+    let refused = StoreUrl::parse("postgres://ibid:hunter2@db/pay?hunter2=x").unwrap_err();
+    assert!(!refused.to_string().contains("hunter2"), "{refused}");
 }
 
 #[test]

@@ -5,11 +5,15 @@ use ibid_testkit::client::{Request, Response};
 use ibid_testkit::upstream::Upstream;
 
 use crate::h2_client::H2Client;
-use crate::harness::{Gateway, Setup, assert_problem, is_replay, until_async};
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
 async fn world() -> (Upstream, Setup, Gateway) {
+    world_on(On::Sqlite).await
+}
+
+async fn world_on(on: On) -> (Upstream, Setup, Gateway) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url());
+    let setup = Setup::before(&upstream.url()).on(on);
     let gateway = setup.start();
     (upstream, setup, gateway)
 }
@@ -28,9 +32,9 @@ fn assert_equal(answers: &[Response], body: &str) {
     assert_eq!(answers.iter().filter(|answer| !is_replay(answer)).count(), 1);
 }
 
-#[tokio::test]
-async fn forty_connections_with_one_request_are_executed_once_and_answered_alike() {
-    let (upstream, _setup, gateway) = world().await;
+on_every_store!(forty_connections_with_one_request_are_executed_once_and_answered_alike);
+async fn forty_connections_with_one_request_are_executed_once_and_answered_alike(on: On) {
+    let (upstream, _setup, gateway) = world_on(on).await;
     let request = pay("forty").fixture("gate;status=201;body=paid");
     let mut clients = Vec::new();
     for _ in 0..40 {
@@ -48,9 +52,9 @@ async fn forty_connections_with_one_request_are_executed_once_and_answered_alike
     assert_eq!(gateway.metric("ibid_reserve_replay_total", "").await, 39.0);
 }
 
-#[tokio::test]
-async fn duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look() {
-    let (upstream, _setup, gateway) = world().await;
+on_every_store!(duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look);
+async fn duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look(on: On) {
+    let (upstream, _setup, gateway) = world_on(on).await;
     let request = pay("impatient").fixture("gate;status=201;body=paid").header("Prefer", "wait=0");
     let mut first = gateway.client().await;
     first.send(&request).await;
@@ -107,9 +111,9 @@ async fn forty_streams_of_one_http2_connection_are_executed_once_or_refused_whil
     assert_eq!((upstream.executions("streams"), upstream.deliveries_begun()), (1, 1));
 }
 
-#[tokio::test]
-async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs() {
-    let (upstream, _setup, gateway) = world().await;
+on_every_store!(a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs);
+async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs(on: On) {
+    let (upstream, _setup, gateway) = world_on(on).await;
     let mut first = gateway.client().await;
     first.send(&pay("mine").fixture("gate")).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -124,9 +128,9 @@ async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_
     assert_eq!(upstream.total(), 1);
 }
 
-#[tokio::test]
-async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry() {
-    let (upstream, _setup, gateway) = world().await;
+on_every_store!(a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry);
+async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry(on: On) {
+    let (upstream, _setup, gateway) = world_on(on).await;
     for (n, how) in ["fin", "rst"].into_iter().enumerate() {
         let request = pay(how).fixture(&format!("gate;status=201;body=paid by {how}"));
         let mut client = gateway.client().await;
@@ -172,9 +176,9 @@ async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind(
     assert_eq!(upstream.executions("fin-early"), 1);
 }
 
-#[tokio::test]
-async fn the_status_page_follows_a_key_and_the_policy_is_published() {
-    let (upstream, _setup, gateway) = world().await;
+on_every_store!(the_status_page_follows_a_key_and_the_policy_is_published);
+async fn the_status_page_follows_a_key_and_the_policy_is_published(on: On) {
+    let (upstream, _setup, gateway) = world_on(on).await;
     let page = "/.ibid/keys/watched?method=POST&path=/payments";
     assert_eq!(gateway.call(&Request::get(page)).await.status, 404);
     let mut client = gateway.client().await;
@@ -203,9 +207,9 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published() {
     assert_eq!(upstream.total(), 1, "ibid's own pages are not forwarded");
 }
 
-#[tokio::test]
-async fn keys_are_listed_and_shown_beside_the_running_gateway() {
-    let (upstream, setup, gateway) = world().await;
+on_every_store!(keys_are_listed_and_shown_beside_the_running_gateway);
+async fn keys_are_listed_and_shown_beside_the_running_gateway(on: On) {
+    let (upstream, setup, gateway) = world_on(on).await;
     let mut busy = gateway.client().await;
     busy.send(&pay("running").fixture("gate")).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -237,9 +241,9 @@ async fn keys_are_listed_and_shown_beside_the_running_gateway() {
     assert!(is_replay(&gateway.call(&pay("done")).await));
 }
 
-#[tokio::test]
-async fn a_restart_and_a_second_gateway_without_a_configured_secret_recognise_every_retry() {
-    let (upstream, setup, mut first) = world().await;
+on_every_store!(a_restart_and_a_second_gateway_without_a_configured_secret_recognise_every_retry);
+async fn a_restart_and_a_second_gateway_without_a_configured_secret_recognise_every_retry(on: On) {
+    let (upstream, setup, mut first) = world_on(on).await;
     let asked = pay("kept").fixture("status=201;body=paid");
     let answer = first.call(&asked).await;
     let second = setup.start();
@@ -257,9 +261,9 @@ async fn a_restart_and_a_second_gateway_without_a_configured_secret_recognise_ev
     assert_eq!(upstream.total(), 1);
 }
 
-#[tokio::test]
-async fn duplicates_at_two_gateways_at_once_are_delivered_once() {
-    let (upstream, setup, first) = world().await;
+on_every_store!(duplicates_at_two_gateways_at_once_are_delivered_once);
+async fn duplicates_at_two_gateways_at_once_are_delivered_once(on: On) {
+    let (upstream, setup, first) = world_on(on).await;
     let second = setup.start();
     for round in 0..5 {
         let key = format!("both-{round}");

@@ -12,6 +12,32 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ibid_testkit::client::{Client, Request, Response};
+use ibid_testkit::postgres::Postgres;
+
+/// Which kind of store a test runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    Sqlite,
+    Postgres,
+}
+
+/// Makes a test on every kind of store of an `async fn(On)`.
+macro_rules! on_every_store {
+    ($name:ident) => {
+        mod $name {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_sqlite() {
+                super::$name(crate::harness::On::Sqlite).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_postgres() {
+                super::$name(crate::harness::On::Postgres).await;
+            }
+        }
+    };
+}
+pub(crate) use on_every_store;
 
 /// How a gateway is to be started. Starting it twice gives two gateways on one store.
 #[derive(Clone)]
@@ -21,6 +47,9 @@ pub(crate) struct Setup {
     tenant: String,
     config: String,
     database: PathBuf,
+    /// A server instead of the database, and where its store is.
+    server: Option<Arc<Postgres>>,
+    url: Option<String>,
     variables: Vec<(String, String)>,
     flags: Vec<String>,
 }
@@ -33,11 +62,31 @@ impl Setup {
             database: folder.path().join("ibid.db"),
             folder: Arc::new(folder),
             upstream: upstream.to_owned(),
+            server: None,
+            url: None,
             tenant: "none".to_owned(),
             config: String::new(),
             variables: Vec::new(),
             flags: Vec::new(),
         }
+    }
+
+    /// On another kind of store.
+    pub(crate) fn on(mut self, on: On) -> Setup {
+        self.server = (on == On::Postgres).then(|| Arc::new(Postgres::start()));
+        self.url = self.server.as_ref().map(|server| server.url());
+        self
+    }
+
+    /// On a store by its URL.
+    pub(crate) fn store_at(mut self, url: &str) -> Setup {
+        self.url = Some(url.to_owned());
+        self
+    }
+
+    /// The server that the store is on, if it is on one.
+    pub(crate) fn server(&self) -> Option<&Postgres> {
+        self.server.as_deref()
     }
 
     /// The text of `ibid.toml`.
@@ -75,9 +124,9 @@ impl Setup {
         &self.database
     }
 
-    /// `sqlite:PATH`.
+    /// `sqlite:PATH`, or where the server is.
     pub(crate) fn store(&self) -> String {
-        format!("sqlite:{}", self.database.display())
+        self.url.clone().unwrap_or_else(|| format!("sqlite:{}", self.database.display()))
     }
 
     /// Its folder, gone with the last clone.

@@ -12,6 +12,7 @@ mod gateway_crash;
 mod gateway_drain;
 mod gateway_http;
 mod gateway_load;
+mod gateway_postgres;
 mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;

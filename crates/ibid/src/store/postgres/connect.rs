@@ -47,8 +47,9 @@ pub(super) struct Connection {
 
 impl Place {
     /// Where `url` leads. Nothing of the URL is in the error, for a password may be.
-    pub(super) fn new(url: &str, options: PostgresOptions) -> Result<Place, OpenError> {
-        let mut config = Config::from_str(url).map_err(|_| OpenError::BadUrl)?;
+    pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<Place, OpenError> {
+        let url = take_ours(url, &mut options)?;
+        let mut config = Config::from_str(&url).map_err(|_| OpenError::BadUrl)?;
         if config.get_hosts().is_empty() {
             return Err(OpenError::BadUrl);
         }
@@ -233,6 +234,26 @@ impl Connection {
     }
 }
 
+/// Takes the parameters that are ours out of a URL; the driver refuses what it does not know.
+fn take_ours(url: &str, options: &mut PostgresOptions) -> Result<String, OpenError> {
+    let Some((base, query)) = url.split_once('?') else { return Ok(url.to_owned()) };
+    let mut theirs = Vec::new();
+    for parameter in query.split('&') {
+        let bad = |_| OpenError::BadUrl;
+        match parameter.split_once('=') {
+            Some(("prepare", value)) => options.prepare = value.parse().map_err(bad)?,
+            Some(("accept_weak_durability", value)) => {
+                options.accept_weak_durability = value.parse().map_err(bad)?;
+            }
+            Some(("connections_max", value)) => {
+                options.connections_max = value.parse().map_err(|_| OpenError::BadUrl)?;
+            }
+            _ => theirs.push(parameter),
+        }
+    }
+    Ok(if theirs.is_empty() { base.to_owned() } else { format!("{base}?{}", theirs.join("&")) })
+}
+
 /// Makes connections for the pool.
 #[derive(Debug)]
 pub(super) struct Manager(pub(super) Arc<Place>);
@@ -293,3 +314,37 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// After this long without a sign of the other side a connection counts as broken.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(url: &str) -> Result<Place, OpenError> {
+        Place::new(url, PostgresOptions::default())
+    }
+
+    #[test]
+    fn parameters_that_are_ours_are_taken_and_others_are_the_drivers() {
+        let url = "postgres://u:p@h/d?prepare=false&connect_timeout=3&connections_max=3&accept_weak_durability=true";
+        let place = place(url).expect("a URL");
+        let options = &place.options;
+        assert_eq!(
+            (options.prepare, options.connections_max, options.accept_weak_durability),
+            (false, 3, true)
+        );
+        assert_eq!(place.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        for wrong in
+            ["postgres://h/d?prepare=perhaps", "postgres://h/d?connections_max=-1", "postgres://h/d?x=y"]
+        {
+            assert!(matches!(self::place(wrong), Err(OpenError::BadUrl)), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_shown_without_user_and_password() {
+        let shown = |url: &str| place(url).expect("a URL").shown();
+        assert_eq!(shown("postgres://u:p%40ss@db.example:6432/pay"), "postgres://db.example:6432/pay");
+        assert_eq!(shown("postgresql://u:p@a,b:5433/pay"), "postgres://a:5432,b:5433/pay");
+        assert!(!format!("{:?}", place("postgres://u:hunter2@h/d")).contains("hunter2"));
+    }
+}

@@ -51,18 +51,18 @@ pub struct PostgresStore {
     policies: Policies,
 }
 
-/// How to open a [`PostgresStore`].
+/// How to open a [`PostgresStore`]. Those that a URL may set stand there as parameters and win over these.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
     /// Whether missing tables are made and old ones upgraded; if not, opening is refused unless they are as they
     /// should be.
     pub migrate: bool,
-    /// Whether a server that may lose commits is used all the same.
+    /// Whether a server that may lose commits is used all the same. In a URL: `accept_weak_durability=true`.
     pub accept_weak_durability: bool,
     /// Whether statements are prepared once per connection. Turn it off behind a pooler that hands each transaction to
-    /// another session and does not follow prepared statements.
+    /// another session and does not follow prepared statements. In a URL: `prepare=false`.
     pub prepare: bool,
-    /// Connections at most.
+    /// Connections at most. In a URL: `connections_max=16`.
     pub connections_max: usize,
     /// How long a call waits for a connection, before it fails as transient.
     pub connection_wait: Duration,
@@ -90,6 +90,24 @@ impl PostgresStore {
         open::prepare(&place).await?;
         let pool = connect::pool(place.clone());
         Ok(PostgresStore { place, pool, policies: Policies::default() })
+    }
+
+    /// Makes or upgrades the tables: the step that they were at (0: none), and the step that they are at now.
+    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<(u32, u32), OpenError> {
+        let place = Place::new(url, PostgresOptions { migrate: true, ..options })?;
+        let before = open::schema(&place).await?;
+        open::prepare(&place).await?;
+        Ok((before, migrate::KNOWN))
+    }
+
+    /// The step that the tables at `url` are at (0: none).
+    pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, OpenError> {
+        open::schema(&Place::new(url, options)?).await
+    }
+
+    /// Where `url` leads, without user and password: the form that may be shown and logged.
+    pub fn place_of(url: &str) -> Result<String, OpenError> {
+        Ok(Place::new(url, PostgresOptions::default())?.shown())
     }
 
     /// The statements that take a schema from step `from` (0: no tables) to the newest, for a person to run.

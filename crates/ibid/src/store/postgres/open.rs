@@ -146,6 +146,12 @@ pub(super) async fn prepare(place: &Place) -> Result<(), OpenError> {
     migrate::run(place, &connection).await
 }
 
+/// The step that the tables are at; zero if there are none.
+pub(super) async fn schema(place: &Place) -> Result<u32, OpenError> {
+    let connection = place.connect().await?;
+    migrate::applied(place, &connection).await
+}
+
 /// Why no connection came about.
 pub(super) fn unreachable(place: &Place, error: Error) -> OpenError {
     let shown = place.shown();

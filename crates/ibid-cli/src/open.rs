@@ -36,6 +36,9 @@ pub(crate) async fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn S
 pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Failure {
     let hint = match error {
         PostgresError::Unreachable { .. } => "check host, port, TLS and that the server runs",
+        PostgresError::Tls { .. } => {
+            "name a file of certificates to trust with `sslrootcert=PATH` in the URL"
+        }
         PostgresError::Refused { .. } => "check user, password and the name of the database",
         PostgresError::ReadOnly { .. } => "name the primary, or all hosts: `postgres://USER@A,B/DATABASE`",
         PostgresError::WeakDurability { .. } => {

@@ -44,9 +44,17 @@ impl Postgres {
 
     /// The same, with settings of `postgresql.conf` besides.
     pub fn start_with(settings: &[(&str, &str)]) -> Postgres {
+        Postgres::start_with_files(settings, &[])
+    }
+
+    /// The same, with files in its data directory that it alone may read: keys, certificates.
+    pub fn start_with_files(settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
         let install = Install::find();
         let directory = install.new_directory();
         install.copy_template(&directory);
+        for (name, text) in files {
+            install.put(&data(&directory).join(name), text);
+        }
         Postgres::run(install, directory, settings)
     }
 

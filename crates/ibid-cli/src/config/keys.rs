@@ -90,7 +90,7 @@ pub(crate) const KEYS: &[Key] = &[
         "url",
         "`sqlite:PATH`, `postgres://USER@HOST/DATABASE`, `memory:`",
         "\"sqlite:ibid.db\"",
-        "Where records live. A file needs no server and survives a crash; PostgreSQL is for gateways on several machines; `memory:` is for tests. A PostgreSQL URL takes the parameters `connections_max=8`, `prepare=false` (for a pooler that hands each transaction to another session) and `accept_weak_durability=true` besides those of libpq. Also `--store`, `IBID_STORE`.",
+        "Where records live. A file needs no server and survives a crash; PostgreSQL is for gateways on several machines; `memory:` is for tests. A PostgreSQL URL takes the parameters `connections_max=8`, `prepare=false` (for a pooler that hands each transaction to another session) and `accept_weak_durability=true` besides those of libpq; with `sslmode=require` or stricter, certificate and name are checked, against `sslrootcert=PATH` or the system's, and without it there is no TLS. Also `--store`, `IBID_STORE`.",
     ),
     key(
         "store",

@@ -86,12 +86,22 @@ impl Install {
         directory
     }
 
+    /// Writes a file that the server alone may read.
+    pub(super) fn put(&self, file: &Path, text: &str) {
+        fs::write(file, text).expect("a file in our own directory");
+        self.give(file, 0o600);
+    }
+
     /// Gives a directory the owner and the mode that PostgreSQL asks for.
     fn hand_over(&self, data: &Path) {
+        self.give(data, 0o700);
+    }
+
+    fn give(&self, place: &Path, mode: u32) {
         if let Some(Owner { uid, gid }) = self.owner {
-            chown(data, Some(uid), Some(gid)).expect("root may give a directory away");
+            chown(place, Some(uid), Some(gid)).expect("root may give away what is its own");
         }
-        fs::set_permissions(data, fs::Permissions::from_mode(0o700)).expect("our own directory");
+        fs::set_permissions(place, fs::Permissions::from_mode(mode)).expect("what is our own");
     }
 
     fn sweep(&self) {

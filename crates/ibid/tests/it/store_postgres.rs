@@ -15,6 +15,8 @@ mod faults;
 mod locks;
 mod open;
 mod plans;
+#[cfg(feature = "postgres-tls")]
+mod tls;
 mod upkeep;
 
 struct Subjected(Arc<PostgresStore>);

@@ -18,6 +18,7 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Error, NoTls, Row, Socket, Statement};
 
+use super::tls::{Tls, Wish};
 use super::{KIND, OpenError, PostgresOptions, failure, open};
 
 /// A value for a statement, with the type that the statement takes.
@@ -27,6 +28,7 @@ pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 #[derive(Debug)]
 pub(super) struct Place {
     config: Config,
+    tls: Tls,
     pub(super) options: PostgresOptions,
 }
 
@@ -48,11 +50,7 @@ pub(super) struct Connection {
 impl Place {
     /// Where `url` leads. Nothing of the URL is in the error, for a password may be.
     pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<Place, OpenError> {
-        let url = take_ours(url, &mut options)?;
-        let mut config = Config::from_str(&url).map_err(|_| OpenError::BadUrl)?;
-        if config.get_hosts().is_empty() {
-            return Err(OpenError::BadUrl);
-        }
+        let (mut config, wish) = parsed(url, &mut options)?;
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_WITHIN);
         }
@@ -67,22 +65,13 @@ impl Place {
         if config.get_application_name().is_none() {
             config.application_name("ibid");
         }
-        Ok(Place { config, options })
+        let tls = wish.fulfil(&mut config)?;
+        Ok(Place { config, tls, options })
     }
 
     /// The place as people may see it: no user, no password.
     pub(super) fn shown(&self) -> String {
-        let ports = self.config.get_ports();
-        let host = |(place, host): (usize, &Host)| {
-            let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
-            match host {
-                Host::Tcp(name) => format!("{name}:{port}"),
-                Host::Unix(path) => format!("{}:{port}", path.display()),
-            }
-        };
-        let hosts: Vec<String> = self.config.get_hosts().iter().enumerate().map(host).collect();
-        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        format!("postgres://{}/{database}", hosts.join(","))
+        shown(&self.config)
     }
 
     /// A connection to a server that may be written to.
@@ -93,7 +82,11 @@ impl Place {
     }
 
     async fn dial(&self) -> Result<Connection, Error> {
-        self.dial_with(NoTls).await
+        match &self.tls {
+            Tls::Off => self.dial_with(NoTls).await,
+            #[cfg(feature = "postgres-tls")]
+            Tls::On(connector) => self.dial_with(connector.clone()).await,
+        }
     }
 
     async fn dial_with<T>(&self, tls: T) -> Result<Connection, Error>
@@ -234,8 +227,38 @@ impl Connection {
     }
 }
 
+/// Where `url` leads, as people may see it. It touches nothing but the text.
+pub(super) fn shown_url(url: &str) -> Result<String, OpenError> {
+    let (config, _) = parsed(url, &mut PostgresOptions::default())?;
+    Ok(shown(&config))
+}
+
+fn shown(config: &Config) -> String {
+    let ports = config.get_ports();
+    let host = |(place, host): (usize, &Host)| {
+        let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
+        match host {
+            Host::Tcp(name) => format!("{name}:{port}"),
+            Host::Unix(path) => format!("{}:{port}", path.display()),
+        }
+    };
+    let hosts: Vec<String> = config.get_hosts().iter().enumerate().map(host).collect();
+    let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
+    format!("postgres://{}/{database}", hosts.join(","))
+}
+
+fn parsed(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish), OpenError> {
+    let mut wish = Wish::default();
+    let url = take_ours(url, options, &mut wish)?;
+    let config = Config::from_str(&url).map_err(|_| OpenError::BadUrl)?;
+    match config.get_hosts().is_empty() {
+        true => Err(OpenError::BadUrl),
+        false => Ok((config, wish)),
+    }
+}
+
 /// Takes the parameters that are ours out of a URL; the driver refuses what it does not know.
-fn take_ours(url: &str, options: &mut PostgresOptions) -> Result<String, OpenError> {
+fn take_ours(url: &str, options: &mut PostgresOptions, tls: &mut Wish) -> Result<String, OpenError> {
     let Some((base, query)) = url.split_once('?') else { return Ok(url.to_owned()) };
     let mut theirs = Vec::new();
     for parameter in query.split('&') {
@@ -248,6 +271,7 @@ fn take_ours(url: &str, options: &mut PostgresOptions) -> Result<String, OpenErr
             Some(("connections_max", value)) => {
                 options.connections_max = value.parse().map_err(|_| OpenError::BadUrl)?;
             }
+            Some((name, value)) if tls.take(name, value)? => {}
             _ => theirs.push(parameter),
         }
     }

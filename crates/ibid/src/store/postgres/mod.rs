@@ -28,6 +28,7 @@ mod migrate;
 mod open;
 mod row;
 mod sql_side;
+mod tls;
 
 pub use self::open::OpenError;
 
@@ -107,7 +108,7 @@ impl PostgresStore {
 
     /// Where `url` leads, without user and password: the form that may be shown and logged.
     pub fn place_of(url: &str) -> Result<String, OpenError> {
-        Ok(Place::new(url, PostgresOptions::default())?.shown())
+        connect::shown_url(url)
     }
 
     /// The statements that take a schema from step `from` (0: no tables) to the newest, for a person to run.

@@ -15,6 +15,13 @@ pub enum OpenError {
          password are written as `%40` and the like"
     )]
     BadUrl,
+    /// TLS was asked for and can't be had.
+    #[error("cannot set up TLS to PostgreSQL")]
+    Tls {
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Nobody answers there, or not yet.
     #[error("cannot reach PostgreSQL at `{place}`")]
     Unreachable {

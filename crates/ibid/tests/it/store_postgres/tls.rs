@@ -1,0 +1,49 @@
+//! TLS by URL: the certificate is checked, and so is the name in it.
+
+use ibid::store::postgres::OpenError;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use super::*;
+
+/// A server with a certificate for `name`, and a file with the authority behind it.
+fn server_named(name: &str) -> (Postgres, tempfile::TempDir) {
+    let mut authority = CertificateParams::new(vec![]).expect("parameters");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority =
+        CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key")).expect("an authority");
+    let key = KeyPair::generate().expect("a key");
+    let certificate = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+    let certificate = certificate.signed_by(&key, &authority).expect("a certificate");
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("ca.pem"), authority.pem()).expect("a file");
+    let files = [("server.crt", &*certificate.pem()), ("server.key", &*key.serialize_pem())];
+    (Postgres::start_with_files(&[("ssl", "on")], &files), folder)
+}
+
+async fn opened(server: &Postgres, parameters: &str) -> Result<PostgresStore, OpenError> {
+    PostgresStore::open(&format!("{}?{parameters}", server.url()), options()).await
+}
+
+#[tokio::test]
+async fn a_trusted_certificate_for_this_host_is_taken_and_no_other() {
+    let (server, folder) = server_named("127.0.0.1");
+    let roots = format!("sslrootcert={}", folder.path().join("ca.pem").display());
+    for mode in ["require", "verify-ca", "verify-full"] {
+        let store = opened(&server, &format!("sslmode={mode}&{roots}")).await.expect("the store opens");
+        let encrypted = "select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid)
+                         where application_name = 'ibid'";
+        assert!(store.load(vec![Name::fresh().id]).await.is_ok());
+        assert_eq!(server.sql("postgres", encrypted), "t", "{mode}");
+    }
+    let unknown = opened(&server, "sslmode=require").await;
+    assert!(matches!(unknown, Err(OpenError::Unreachable { .. } | OpenError::Tls { .. })), "{unknown:?}");
+    let missing = opened(&server, "sslmode=verify-full&sslrootcert=/nowhere.pem").await;
+    assert!(matches!(missing, Err(OpenError::Tls { .. })), "{missing:?}");
+    let (elsewhere, folder) = server_named("db.example");
+    let roots = format!("sslrootcert={}", folder.path().join("ca.pem").display());
+    let other = opened(&elsewhere, &format!("sslmode=require&{roots}")).await;
+    assert!(matches!(other, Err(OpenError::Unreachable { .. })), "another name: {other:?}");
+    let plain = Postgres::start();
+    let refused = opened(&plain, &format!("sslmode=require&{roots}")).await;
+    assert!(matches!(refused, Err(OpenError::Unreachable { .. })), "a server without TLS: {refused:?}");
+}

@@ -6,6 +6,7 @@ mod bare;
 mod connections;
 mod fill;
 mod payment;
+mod postgres;
 mod rows;
 mod store;
 mod upstream;
@@ -35,6 +36,8 @@ enum Command {
     Store(StoreArgs),
     /// The store's statements in batches on one bare connection: what the disk and SQLite alone can do
     Bare(BareArgs),
+    /// The engine on PostgreSQL beside the textbook's way, on a server of its own
+    Postgres(PostgresArgs),
     /// Fill a store with completed keys
     Fill(FillArgs),
     /// A fast API for a gateway to stand before
@@ -45,7 +48,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct StoreArgs {
-    /// `sqlite:PATH` or `memory:`
+    /// `sqlite:PATH`, `postgres://…` or `memory:`
     #[arg(long)]
     store: String,
     /// How many begin and finish at once
@@ -70,6 +73,19 @@ struct BareArgs {
     /// For how long
     #[arg(long, default_value_t = 5)]
     seconds: u64,
+}
+
+#[derive(Debug, Args)]
+struct PostgresArgs {
+    /// For how long each
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// How often each, in turn; the best counts
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Stored keys of the large table
+    #[arg(long, default_value_t = 5_000_000)]
+    keys: u64,
 }
 
 #[derive(Debug, Args)]
@@ -113,6 +129,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Store(args) => runtime.block_on(store::run(&args)),
         Command::Bare(args) => bare::run(&args, &runtime),
+        Command::Postgres(args) => runtime.block_on(postgres::run(&args)),
         Command::Fill(args) => fill::run(&args, &runtime),
         Command::Upstream(args) => runtime.block_on(upstream::run(&args)),
         Command::Connections(args) => runtime.block_on(connections::run(&args)),

@@ -8,6 +8,7 @@ use hdrhistogram::Histogram;
 use ibid::Ibid;
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid_core::policy::Policy;
 use ibid_core::store::Store;
@@ -17,22 +18,8 @@ use tokio::task::JoinSet;
 use crate::{Failed, StoreArgs, payment};
 
 pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
-    let ibid = payment::engine(open(&args.store)?).await?;
-    let policy = Arc::new(Policy::default());
-    // Nobody used it before: keys of two runs on one file never meet.
-    let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos();
-    let started = Instant::now();
-    let until = started + Duration::from_secs(args.seconds);
-    let mut callers = JoinSet::new();
-    for caller in 0..args.callers.get() {
-        let prefix = format!("{run:020x}-{caller:04x}");
-        callers.spawn(call(ibid.clone(), policy.clone(), prefix, until));
-    }
-    let mut took = histogram()?;
-    while let Some(called) = callers.join_next().await {
-        took.add(called??)?;
-    }
-    let seconds = started.elapsed().as_secs_f64();
+    let ibid = payment::engine(open(&args.store).await?).await?;
+    let (took, per_second) = measured(&ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?;
     let counts = ibid.counts();
     let mean_batch = counts.changes as f64 / counts.batches.max(1) as f64;
     let figures = json!({
@@ -40,21 +27,40 @@ pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
         "store": ibid.store().kind(),
         "callers": args.callers,
         "keys": took.len(),
-        "keys_per_second": (took.len() as f64 / seconds).round(),
+        "keys_per_second": per_second.round(),
         "p50": took.value_at_quantile(0.5),
         "p99": took.value_at_quantile(0.99),
         "commits": counts.batches,
         "mean_batch": (mean_batch * 10.0).round() / 10.0,
     });
     if !args.json {
-        eprintln!(
-            "{} callers, {} keys in {seconds:.1} s; p50 and p99 are microseconds",
-            args.callers,
-            took.len()
-        );
+        eprintln!("{} callers, {} keys; p50 and p99 are microseconds", args.callers, took.len());
     }
     println!("{figures}");
     Ok(())
+}
+
+/// How long each fresh key took of so many callers, and how many they came to in a second.
+pub(crate) async fn measured(
+    ibid: &Ibid,
+    callers: u32,
+    seconds: Duration,
+) -> Result<(Histogram<u64>, f64), Failed> {
+    let policy = Arc::new(Policy::default());
+    // Nobody used it before: keys of two runs on one store never meet.
+    let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos();
+    let started = Instant::now();
+    let mut running = JoinSet::new();
+    for caller in 0..callers {
+        let prefix = format!("{run:020x}-{caller:04x}");
+        running.spawn(call(ibid.clone(), policy.clone(), prefix, started + seconds));
+    }
+    let mut took = histogram()?;
+    while let Some(called) = running.join_next().await {
+        took.add(called??)?;
+    }
+    let per_second = took.len() as f64 / started.elapsed().as_secs_f64();
+    Ok((took, per_second))
 }
 
 /// One caller: key after key until the time is over.
@@ -77,17 +83,20 @@ async fn call(
 }
 
 /// The store that a URL names.
-fn open(url: &str) -> Result<Arc<dyn Store>, Failed> {
+async fn open(url: &str) -> Result<Arc<dyn Store>, Failed> {
     match url.split_once(':') {
         Some(("sqlite", path)) if !path.is_empty() => {
             Ok(Arc::new(SqliteStore::open(Path::new(path), SqliteOptions::default())?))
         }
+        Some(("postgres" | "postgresql", _)) => {
+            Ok(Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?))
+        }
         Some(("memory", "")) => Ok(Arc::new(MemoryStore::new(Clock::system()))),
-        _ => Err(format!("`{url}` is neither `sqlite:PATH` nor `memory:`").into()),
+        _ => Err("the store is neither `sqlite:PATH` nor `postgres://…` nor `memory:`".into()),
     }
 }
 
 /// Microseconds up to a minute, to three digits.
-fn histogram() -> Result<Histogram<u64>, Failed> {
+pub(crate) fn histogram() -> Result<Histogram<u64>, Failed> {
     Ok(Histogram::new_with_max(60_000_000, 3)?)
 }

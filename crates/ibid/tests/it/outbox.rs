@@ -15,6 +15,8 @@ use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Un
 use ibid_core::record::State;
 
 mod lossy;
+#[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
+mod postgres;
 mod world;
 
 use lossy::Reply;

@@ -32,7 +32,6 @@ use tokio::task::JoinHandle;
 pub(super) struct World {
     pub(super) ibid: Ibid,
     hands: Hands,
-    policy: Arc<Policy>,
     directory: TempDir,
 }
 
@@ -44,26 +43,18 @@ impl World {
             SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
         let store = SqliteStore::open(&directory.path().join("app.db"), options).unwrap();
         let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
-        let world = World { ibid, hands, policy: Arc::new(Policy::default()), directory };
+        let world = World { ibid, hands, directory };
         world.sql("create table payment (key text primary key)");
         world.sql("create table ledger (line text not null, name text not null, payload blob not null)");
         world
     }
 
     pub(super) fn ask(&self, key: &str) -> Ask {
-        let identity = Identity {
-            tenant: Tenant::only(),
-            operation: Operation { method: "POST".into(), path: "/pay".into() },
-            key: Key::stored(key).unwrap(),
-        };
-        self.ibid.ask(identity, self.policy.clone(), Arc::new(Nothing))
+        ask(&self.ibid, key)
     }
 
     pub(super) async fn begin(&self, key: &str) -> Attempt {
-        match self.ibid.begin(self.ask(key)).await.unwrap() {
-            Begun::Run(attempt) => *attempt,
-            other => panic!("not to be run: {other:?}"),
-        }
+        begin(&self.ibid, key).await
     }
 
     /// A payment with its effects and its answer, in one transaction.
@@ -233,6 +224,16 @@ impl Provider {
         self.0.verifies.lock().unwrap().extend(says);
     }
 
+    /// What it writes about an end.
+    pub(super) fn line(&self, call: &Call, settled: &Settled) -> String {
+        let what = match settled {
+            Settled::Done(_) => "done".to_owned(),
+            Settled::Dead { why } => format!("dead: {why}"),
+            Settled::Unknown { why } => format!("unknown: {why}"),
+        };
+        format!("{} {} {what}", self.0.name, call.name)
+    }
+
     pub(super) fn calls(&self) -> Vec<Call> {
         self.0.calls.lock().unwrap().clone()
     }
@@ -268,12 +269,7 @@ impl<T: Deref<Target = Connection> + Send> Handler<T> for Provider {
         tx: &'a mut T,
     ) -> Pending<'a, Result<(), BoxError>> {
         Box::pin(async move {
-            let what = match settled {
-                Settled::Done(_) => "done".to_owned(),
-                Settled::Dead { why } => format!("dead: {why}"),
-                Settled::Unknown { why } => format!("unknown: {why}"),
-            };
-            let line = format!("{} {} {what}", self.0.name, call.name);
+            let line = self.line(call, settled);
             tx.execute("insert into ledger values (?1, ?2, ?3)", (line, &call.name, &call.payload[..]))?;
             Ok(())
         })
@@ -297,6 +293,22 @@ impl Gate {
 
     pub(super) fn open(&self) {
         self.provider.0.gate.as_ref().unwrap().add_permits(1);
+    }
+}
+
+pub(super) fn ask(ibid: &Ibid, key: &str) -> Ask {
+    let identity = Identity {
+        tenant: Tenant::only(),
+        operation: Operation { method: "POST".into(), path: "/pay".into() },
+        key: Key::stored(key).unwrap(),
+    };
+    ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Nothing))
+}
+
+pub(super) async fn begin(ibid: &Ibid, key: &str) -> Attempt {
+    match ibid.begin(ask(ibid, key)).await.unwrap() {
+        Begun::Run(attempt) => *attempt,
+        other => panic!("not to be run: {other:?}"),
     }
 }
 

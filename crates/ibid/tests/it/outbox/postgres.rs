@@ -1,0 +1,328 @@
+//! The same worker on PostgreSQL: what many sessions at once, locks, isolation levels and a crashing server do to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::attempt::Finished;
+use ibid::engine::Begun;
+use ibid::outbox::{
+    self, BoxError, Builder, Call, EffectFilter, Handler, NewEffect, Outcome, Round, Settled, StoredEffect,
+    Verified, Worker,
+};
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
+use ibid::transaction::{Database, Isolated, Isolation};
+use ibid::{Ibid, Settings};
+use ibid_core::machine::EffectState::{Done, Queued, Unknown};
+use ibid_core::response::Response;
+use ibid_core::store::Pending;
+use ibid_testkit::postgres::Postgres;
+use sqlx::postgres::PgPoolOptions;
+
+use super::world::{Gate, Provider, ask, begin, made};
+
+/// One node of an application.
+struct Node {
+    ibid: Ibid,
+    database: SqlxPostgres,
+}
+
+impl Node {
+    async fn new(server: &Postgres) -> Node {
+        let options =
+            PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() };
+        let store = PostgresStore::open(&server.url(), options).await.unwrap();
+        let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+        let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(30));
+        let database = SqlxPostgres(pool.connect(&server.url()).await.unwrap());
+        let tables = "create table if not exists payment (key text primary key);
+             create table if not exists ledger (id bigserial primary key, line text, name text, payload bytea)";
+        sqlx::raw_sql(tables).execute(&database.0).await.unwrap();
+        Node { ibid, database }
+    }
+
+    async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
+        let mut attempt = begin(&self.ibid, key).await;
+        let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
+        sqlx::query("insert into payment values ($1)").bind(key).execute(&mut **inside).await.unwrap();
+        for effect in effects {
+            inside.enqueue(effect).await.unwrap();
+        }
+        let answer = Response::plain(201, "text/plain", "accepted".to_owned());
+        assert!(matches!(inside.finish(answer).await.unwrap(), Finished::Stored(_)));
+    }
+
+    fn building(&self, provider: &Provider) -> Builder<SqlxPostgres> {
+        Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", Recording(provider.clone()))
+    }
+
+    fn worker(&self, provider: &Provider) -> Worker<SqlxPostgres> {
+        self.building(provider).build().unwrap()
+    }
+
+    async fn effects(&self) -> Vec<StoredEffect> {
+        outbox::list(&self.ibid, EffectFilter { limit: 1000, ..EffectFilter::default() }).await.unwrap()
+    }
+
+    /// What handlers wrote, in the order of their statements.
+    async fn ledger(&self, column: &str) -> Vec<String> {
+        let sql = format!("select convert_from({column}::bytea, 'utf8') from ledger order by id");
+        sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&self.database.0).await.unwrap()
+    }
+}
+
+/// Works until nothing is left to do.
+async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
+    loop {
+        let idle = match worker.run_once().await {
+            Ok(round) => round.is_idle(),
+            // At stricter levels a look may fail for as long as others are at work.
+            Err(error) if error.is_again() => false,
+            Err(error) => panic!("{error}"),
+        };
+        if idle && node.effects().await.iter().all(|effect| effect.state == Done) {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+struct Recording(Provider);
+
+impl Handler<SqlxPostgresTx<'static>> for Recording {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+        Handler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call)
+    }
+
+    fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
+        Handler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::verify(&self.0, call)
+    }
+
+    fn record<'a>(
+        &'a self,
+        call: &'a Call,
+        settled: &'a Settled,
+        tx: &'a mut SqlxPostgresTx<'static>,
+    ) -> Pending<'a, Result<(), BoxError>> {
+        Box::pin(async move {
+            sqlx::query("insert into ledger (line, name, payload) values ($1, $2, $3)")
+                .bind(self.0.line(call, settled))
+                .bind(&call.name)
+                .bind(&call.payload[..])
+                .execute(&mut **tx)
+                .await?;
+            Ok(())
+        })
+    }
+}
+
+fn charge(name: &str) -> NewEffect {
+    NewEffect::new(name, "charge", "42")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_effect_enqueued_with_a_business_row_is_carried_out_once_and_what_is_rolled_back_never() {
+    let server = Postgres::start();
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let mut attempt = begin(&node.ibid, "undone").await;
+    let mut inside = attempt.inside(node.database.begin().await.unwrap()).await.unwrap();
+    inside.enqueue(charge("undone")).await.unwrap();
+    drop(inside);
+    node.pay("k", [charge("kept")]).await;
+    let worker = node.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+    assert!(worker.run_once().await.unwrap().is_idle());
+    let effects = node.effects().await;
+    assert_eq!(effects.len(), 1);
+    assert_eq!((effects[0].state, effects[0].provider_id.as_deref()), (Done, Some("ch_1")));
+    assert_eq!(effects[0].result.as_deref(), Some(&b"receipt"[..]));
+    assert_eq!(provider.calls().len(), 1);
+    assert_eq!(node.ledger("line").await, ["w kept done"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_carry_out_five_hundred_effects_once_each() {
+    let server = Postgres::start();
+    let (one, two) = (Node::new(&server).await, Node::new(&server).await);
+    for key in 0..50 {
+        one.pay(&format!("k{key}"), (0..10).map(|n| charge(&format!("e{n}")))).await;
+    }
+    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let ours = one.building(&ann).concurrency(7).build().unwrap();
+    let theirs = two.building(&bob).concurrency(7).build().unwrap();
+    tokio::join!(drain(&one, ours), drain(&two, theirs));
+    let mut keys: Vec<_> = ann.calls().into_iter().chain(bob.calls()).map(|c| c.downstream_key).collect();
+    assert_eq!(keys.len(), 500);
+    keys.sort();
+    keys.dedup();
+    assert_eq!((keys.len(), one.ledger("line").await.len()), (500, 500));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stricter_isolation_costs_tries_and_changes_nothing() {
+    let server = Postgres::start();
+    for level in [Isolation::RepeatableRead, Isolation::Serializable] {
+        let node = Node::new(&server).await;
+        node.pay(&format!("{level:?}"), (0..40).map(|n| charge(&format!("e{n}")))).await;
+        let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+        let worker = |provider: &Provider| {
+            let database = Isolated::new(node.database.clone(), level);
+            let worker =
+                Worker::builder(node.ibid.clone(), database).on("charge", Recording(provider.clone()));
+            worker.concurrency(5).build().unwrap()
+        };
+        tokio::join!(drain(&node, worker(&ann)), drain(&node, worker(&bob)));
+        assert_eq!(ann.calls().len() + bob.calls().len(), 40, "{level:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_effect_that_somebody_holds_is_passed_over() {
+    let server = Postgres::start();
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    node.pay("k", [charge("held"), charge("free")]).await;
+    let mut holder = node.database.0.begin().await.unwrap();
+    let lock = "select seq from ibid_effect where name = 'held' for update";
+    sqlx::query(lock).execute(&mut *holder).await.unwrap();
+    let worker = node.worker(&provider);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!(provider.calls()[0].name, "free");
+    holder.rollback().await.unwrap();
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
+    let server = Postgres::start();
+    let (one, two) = (Node::new(&server).await, Node::new(&server).await);
+    let in_order = |n: u32| NewEffect::new("x", "charge", n.to_string()).ordered_by("account 7");
+    for n in 0..20 {
+        one.pay(&format!("k{n}"), [in_order(n)]).await;
+    }
+    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    tokio::join!(drain(&one, one.worker(&ann)), drain(&two, two.worker(&bob)));
+    let expected: Vec<_> = (0..20).map(|n| n.to_string()).collect();
+    assert_eq!(one.ledger("payload").await, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
+    let server = Postgres::start();
+    let (one, two) = (Node::new(&server).await, Node::new(&server).await);
+    one.pay("k", [charge("charge").repeatable()]).await;
+    let gate = Gate::closed("zombie");
+    let worker = one.worker(&gate.provider);
+    let zombie = tokio::spawn(async move { worker.run_once().await.unwrap() });
+    gate.reached().await;
+
+    let lapse = "update ibid_effect set due_at = 0";
+    server.sql("postgres", lapse);
+    let bob = Provider::new("bob", |_| made());
+    let worker = two.worker(&bob);
+    assert_eq!(worker.run_once().await.unwrap().again, 1);
+    server.sql("postgres", lapse);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    gate.open();
+    assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
+    assert_eq!(one.ledger("line").await, ["bob charge done"]);
+    assert_eq!(bob.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_outlasts_a_server_that_crashes_before_it_is_recorded() {
+    let mut server = Postgres::start();
+    let node = Node::new(&server).await;
+    node.pay("k", [charge("charge")]).await;
+    let gate = Gate::closed("w");
+    let worker = node.worker(&gate.provider);
+    let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
+    gate.reached().await;
+    server.stop_immediate();
+    gate.open();
+    server.start_again();
+    assert_eq!(running.await.unwrap(), Round { done: 1, ..Round::default() });
+    assert_eq!(node.effects().await[0].state, Done);
+    assert_eq!((gate.provider.calls().len(), node.ledger("line").await.len()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owed_answer_reaches_a_client_of_another_node() {
+    let server = Postgres::start();
+    let (one, two) = (Node::new(&server).await, Node::new(&server).await);
+    let mut attempt = begin(&one.ibid, "k").await;
+    let mut inside = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
+    inside.enqueue(charge("charge").owing()).await.unwrap();
+    assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+    let (ibid, asked) = (two.ibid.clone(), ask(&two.ibid, "k"));
+    let waiter = tokio::spawn(async move { ibid.wait(asked, Duration::from_secs(60)).await });
+    let provider = Provider::new("w", |_| made());
+    assert_eq!(one.worker(&provider).run_once().await.unwrap().done, 1);
+    match waiter.await.unwrap().unwrap() {
+        Begun::Replay(kept) => assert_eq!(&kept.response.body[..], b"paid"),
+        other => panic!("not answered: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_retries_and_discards() {
+    let server = Postgres::start();
+    let node = Node::new(&server).await;
+    let provider = Provider::new("w", |call| match call.name.as_str() {
+        "refused" => Outcome::Refused { why: "no".into() },
+        _ => Outcome::Uncertain { why: "reset".into() },
+    });
+    node.pay("k", [charge("refused"), charge("unsure")]).await;
+    assert_eq!(node.worker(&provider).run_once().await.unwrap().dead, 2);
+    let effects = node.effects().await;
+    assert_eq!(effects[1].state, Unknown);
+    outbox::discard(&node.ibid, effects[0].seq, "paid in cash").await.unwrap();
+    outbox::retry(&node.ibid, effects[1].seq, "asked them").await.unwrap();
+    let effects = node.effects().await;
+    assert_eq!((effects[1].state, effects[1].tries, effects[1].called_at), (Queued, 0, None));
+    let queued = EffectFilter { state: Some(Queued), ..EffectFilter::default() };
+    let queued = outbox::list(&node.ibid, queued).await.unwrap();
+    assert_eq!(queued.iter().map(|effect| &*effect.name).collect::<Vec<_>>(), ["unsure"]);
+    let of_record = EffectFilter { record: Some(effects[0].record), ..EffectFilter::default() };
+    assert_eq!(outbox::list(&node.ibid, of_record).await.unwrap().len(), 2);
+    let history = node.ibid.store().history(effects[0].record).await.unwrap();
+    assert_eq!(history.len(), 2, "{history:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn takes_go_by_their_indexes_on_a_full_outbox() {
+    let server = Postgres::start_with(&[
+        ("session_preload_libraries", "auto_explain"),
+        ("auto_explain.log_min_duration", "0"),
+        ("autovacuum", "off"),
+    ]);
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let in_order = |n: u32| charge(&format!("e{n}")).ordered_by("account 7");
+    // Often enough that the server settles on a plan while the table is small.
+    for n in 0..10 {
+        node.pay(&format!("before {n}"), [in_order(n)]).await;
+        assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
+    }
+    // Done, waiting for their time, and waiting behind another of their aggregate.
+    let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, due_at, \
+        lease_us, created_at, aggregate, downstream_key, rules, owes, tenant, payload) \
+        select e.record, n, 'fill', 1, 1, e.kind, s.state, s.open, 0, s.due_at, e.lease_us, 0, s.aggregate, \
+        'fill ' || n, e.rules, false, e.tenant, '' \
+        from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n, \
+        lateral (select case n % 3 when 0 then 3 else 1 end, n % 3 <> 0, \
+          case n % 3 when 1 then 9000000000000000 + n end, 'account ' || n) s(state, open, due_at, aggregate)";
+    server.sql("postgres", fill);
+    for analyzed in [false, true] {
+        if analyzed {
+            server.sql("postgres", "analyze");
+        }
+        let before = server.log().len();
+        node.pay(&format!("after {analyzed}"), [in_order(1)]).await;
+        assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
+        let log = server.log();
+        let log = &log[before..];
+        for index in ["ibid_effect_due", "ibid_effect_order", "ibid_effect_pkey"] {
+            assert!(log.contains(&format!("using {index}")), "{index} is used (analyzed: {analyzed}): {log}");
+        }
+        assert!(!log.contains("Seq Scan on ibid_effect"), "analyzed: {analyzed}: {log}");
+    }
+}

@@ -107,7 +107,18 @@ impl<D: Database> Ending<'_, D> {
         loop {
             let error = match self.once(&change, settled.as_ref()).await {
                 Ok(true) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
-                Ok(false) => return Ended::Lost,
+                Ok(false) => {
+                    if let Some(made) = &happened.made {
+                        // Whoever looks at what became of the Effect will want to know.
+                        let provider_id = made.provider_id.as_deref();
+                        tracing::error!(
+                            effect = change.seq,
+                            provider_id,
+                            "a call was made, and came too late"
+                        );
+                    }
+                    return Ended::Lost;
+                }
                 Err(error) => error,
             };
             let next = Instant::now() + pause.mul_f64(0.75 + 0.5 * jitter());

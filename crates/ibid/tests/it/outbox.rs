@@ -480,6 +480,54 @@ async fn what_this_process_enqueues_is_seen_at_once_and_a_stopping_worker_finish
     assert_eq!(world.only().await.state, Done);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_process_enqueues_is_seen_at_the_next_look() {
+    let world = World::new().await;
+    let gate = Gate::closed("w");
+    let worker = world.building(&gate.provider).poll_every(Duration::from_millis(20)).build().unwrap();
+    let running = tokio::spawn(async move { worker.run().await });
+    let other = world.another_process().await;
+    other.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+    gate.reached().await;
+    // Broken off, it leaves a claim that lapses.
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    assert_eq!(world.only().await.state, Claimed);
+}
+
+#[cfg(feature = "sqlx-sqlite")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_goes_through_any_driver() {
+    use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
+
+    struct Charge;
+    impl outbox::Handler<SqlxSqliteTx<'static>> for Charge {
+        fn call<'a>(&'a self, _: &'a outbox::Call) -> ibid_core::store::Pending<'a, Outcome> {
+            Box::pin(async { made() })
+        }
+        fn record<'a>(
+            &'a self,
+            call: &'a outbox::Call,
+            _: &'a outbox::Settled,
+            tx: &'a mut SqlxSqliteTx<'static>,
+        ) -> ibid_core::store::Pending<'a, Result<(), outbox::BoxError>> {
+            Box::pin(async move {
+                let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
+                add.bind(&call.payload[..]).execute(&mut **tx).await?;
+                Ok(())
+            })
+        }
+    }
+
+    let world = World::new().await;
+    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
+    let file = sqlx::sqlite::SqliteConnectOptions::new().filename(world.file());
+    let pool = sqlx::SqlitePool::connect_with(file.busy_timeout(Duration::from_secs(30))).await.unwrap();
+    let builder = outbox::Worker::builder(world.ibid.clone(), SqlxSqlite(pool)).on("charge", Charge);
+    assert_eq!(builder.build().unwrap().run_once().await.unwrap().done, 1);
+    assert_eq!((world.record("k").await.state, world.ledger()), (State::Completed, vec!["sqlx".to_owned()]));
+}
+
 #[tokio::test]
 async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
     let world = World::new().await;

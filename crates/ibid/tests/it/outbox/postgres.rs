@@ -302,14 +302,14 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         node.pay(&format!("before {n}"), [in_order(n)]).await;
         assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
     }
-    // Done, waiting for their time, and waiting behind another of their aggregate.
+    // Done, waiting for their time, and dead.
     let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, due_at, \
         lease_us, created_at, aggregate, downstream_key, rules, owes, tenant, payload) \
         select e.record, n, 'fill', 1, 1, e.kind, s.state, s.open, 0, s.due_at, e.lease_us, 0, s.aggregate, \
         'fill ' || n, e.rules, false, e.tenant, '' \
         from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n, \
-        lateral (select case n % 3 when 0 then 3 else 1 end, n % 3 <> 0, \
-          case n % 3 when 1 then 9000000000000000 + n end, 'account ' || n) s(state, open, due_at, aggregate)";
+        lateral (select case n % 3 when 0 then 3 when 1 then 1 else 5 end, n % 3 <> 0, \
+          case n % 3 when 1 then 9000000000000000 + n end, 'filled ' || n) s(state, open, due_at, aggregate)";
     server.sql("postgres", fill);
     for analyzed in [false, true] {
         if analyzed {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,22 +32,35 @@ use tokio::task::JoinHandle;
 
 pub(super) struct World {
     pub(super) ibid: Ibid,
+    clock: Clock,
     hands: Hands,
-    directory: TempDir,
+    directory: Arc<TempDir>,
 }
 
 impl World {
     pub(super) async fn new() -> World {
-        let directory = tempfile::tempdir().unwrap();
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
-        let options =
-            SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
-        let store = SqliteStore::open(&directory.path().join("app.db"), options).unwrap();
-        let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
-        let world = World { ibid, hands, directory };
+        let world = World::open(Arc::new(tempfile::tempdir().unwrap()), clock, hands).await;
         world.sql("create table payment (key text primary key)");
         world.sql("create table ledger (line text not null, name text not null, payload blob not null)");
         world
+    }
+
+    /// Another store and engine on the same file.
+    pub(super) async fn another_process(&self) -> World {
+        World::open(self.directory.clone(), self.clock.clone(), self.hands.clone()).await
+    }
+
+    async fn open(directory: Arc<TempDir>, clock: Clock, hands: Hands) -> World {
+        let busy_timeout = Duration::from_secs(30);
+        let options = SqliteOptions { clock: clock.clone(), busy_timeout, ..SqliteOptions::default() };
+        let store = SqliteStore::open(&directory.path().join("app.db"), options).unwrap();
+        let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+        World { ibid, clock, hands, directory }
+    }
+
+    pub(super) fn file(&self) -> PathBuf {
+        self.directory.path().join("app.db")
     }
 
     pub(super) fn ask(&self, key: &str) -> Ask {
@@ -143,7 +157,7 @@ impl World {
     }
 
     fn connection(&self) -> Connection {
-        let connection = Connection::open(self.directory.path().join("app.db")).unwrap();
+        let connection = Connection::open(self.file()).unwrap();
         connection.busy_timeout(Duration::from_secs(30)).unwrap();
         connection
     }

@@ -85,3 +85,14 @@ mod pages {
     #[doc = include_str!("../../../docs/guides/axum.md")]
     struct AxumGuide;
 }
+
+/// Those whose examples need a driver.
+#[cfg(all(doctest, feature = "axum", feature = "sqlite", feature = "sqlx-sqlite"))]
+mod pages_with_sqlx {
+    #[doc = include_str!("../../../docs/guides/one-transaction.md")]
+    struct OneTransactionGuide;
+    #[doc = include_str!("../../../docs/guides/recovery-points.md")]
+    struct RecoveryPointsGuide;
+    #[doc = include_str!("../../../docs/guides/outbox.md")]
+    struct OutboxGuide;
+}

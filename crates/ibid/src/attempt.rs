@@ -53,6 +53,8 @@ pub(crate) struct Progress {
     pub(crate) at: Step,
     /// What earlier runs left, once it was looked for.
     pub(crate) left: Option<HashMap<u32, Bytes>>,
+    /// The Phase whose call this run has made without knowing what came of it.
+    pub(crate) in_doubt: Option<RecoveryPoint>,
 }
 
 /// The lease ran out before the first outside byte: nothing may be sent.
@@ -187,6 +189,11 @@ impl Attempt {
         self.leased_at = leased_at;
     }
 
+    /// Something of it may have been seen outside: dropped, it says that nobody knows.
+    pub(crate) fn expose(&mut self) {
+        self.exposed = true;
+    }
+
     /// Nothing of what it does from here on is seen outside, until it is [`Attempt::ready`] again: for a handler that
     /// works in the store's own database.
     pub(crate) fn conceal(&mut self) {
@@ -195,12 +202,13 @@ impl Attempt {
 
     /// The end of a caller's transaction that undid all work, but has an answer.
     pub(crate) async fn finish_undone(&mut self, response: Response) -> Finished {
-        let class = self.begun.policy.classify(response.status, false);
+        let retry_after = says_when(&response);
+        let class = self.begun.policy.classify(response.status, retry_after);
         let finished = if class == Class::Ambiguous && !self.exposed {
             // The rollback is the proof.
             self.end(End::NotExecuted(ErrorCode::ServerError), None).await
         } else {
-            let answer = kept_answer(&response, false);
+            let answer = kept_answer(&response, retry_after);
             self.end(End::Answered(answer), Some(Arc::new(response))).await
         };
         self.ended_with(finished)
@@ -320,6 +328,11 @@ impl Late {
 
 pub(crate) fn kept_answer(response: &Response, retry_after: bool) -> Answer {
     Answer { status: response.status, retry_after, kept: Some(response.to_bytes()), provider_id: None }
+}
+
+/// Whether an answer of the handler's own says when to come again.
+pub(crate) fn says_when(response: &Response) -> bool {
+    response.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("retry-after"))
 }
 
 enum End {

@@ -182,7 +182,8 @@ impl Attempt {
     }
 
     /// Makes one call to the outside with no transaction open, and keeps its result. If an earlier Attempt did it
-    /// already, nothing is called and its result is returned.
+    /// already, nothing is called and its result is returned. What must be called only once is not called again after
+    /// an uncertain result.
     pub async fn outside<R, E, F>(
         &mut self,
         name: &str,
@@ -195,12 +196,16 @@ impl Attempt {
     {
         match self.passed(name).await? {
             Passed::With(result) => Ok(result),
+            Passed::NotYet(step) if care == Care::Once && self.progress.in_doubt == Some(step.point) => {
+                Err(PhaseError::Unsure)
+            }
             Passed::NotYet(step) => self.call(name, step, care, call).await,
         }
     }
 
     /// As [`Attempt::outside`], for a provider that does not deduplicate but can be asked. Where an earlier Attempt may
-    /// have called, it is asked first, `settle` after this one began: so long that call may still be under way.
+    /// have called, it is asked first, `settle` after this one began: so long that call may still be under way. So it is
+    /// if this one called and does not know what came of it, `settle` from now.
     pub async fn outside_verified<R, E, V, F>(
         &mut self,
         name: &str,
@@ -217,13 +222,16 @@ impl Attempt {
             Passed::With(result) => return Ok(result),
             Passed::NotYet(step) => step,
         };
-        if self.number() > 1 {
-            tokio::time::sleep_until(self.began_at() + settle).await;
+        let in_doubt = self.progress.in_doubt == Some(step.point);
+        if in_doubt || self.number() > 1 {
+            let since = if in_doubt { Instant::now() } else { self.began_at() };
+            tokio::time::sleep_until(since + settle).await;
             match verify(self.downstream_key(name)).await {
                 Verified::Made(result) => return self.record(step, result).await,
                 Verified::NotMade => {}
                 Verified::Unsure => {
-                    // From here on only a person or a reconciler can tell.
+                    // From here on only a person or a reconciler can tell, also if this Attempt is dropped.
+                    self.expose();
                     self.tell(Said::Calling(Some(step.point))).await?;
                     return Err(PhaseError::Unsure);
                 }
@@ -254,12 +262,14 @@ impl Attempt {
             // Dropped half-way it leaves nothing that the next Attempt could not make good.
             self.conceal();
         }
+        self.progress.in_doubt = Some(step.point);
         let called = call(self.downstream_key(name)).await;
         failpoint::at("outside.after").await;
         match called {
             Ok(result) => self.record(step, result).await,
             Err(NotDone::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
             Err(NotDone::NotMade(error)) => {
+                self.progress.in_doubt = None;
                 if care == Care::Once {
                     self.tell(Said::Calling(None)).await?;
                 }

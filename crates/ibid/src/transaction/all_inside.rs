@@ -22,7 +22,6 @@ use crate::attempt::Attempt;
 use crate::engine::{Begun, Ibid, Unavailable, after, nonce};
 
 /// What became of a request that is begun in the caller's transaction.
-#[derive(Debug)]
 pub enum BegunInside<T: OwnedTx> {
     /// It is yours to run, in this transaction.
     Run(Box<Inside<'static, T>>),
@@ -148,6 +147,15 @@ impl Ibid {
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
         let attempt = Attempt::unwritten(self.clone(), ask.clone(), stored.record.clone(), at);
         Ok(Reserved::Run(Box::new((attempt, tx, Locked { stored, policy }))))
+    }
+}
+
+impl<T: OwnedTx> std::fmt::Debug for BegunInside<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BegunInside::Run(inside) => f.debug_tuple("Run").field(inside).finish(),
+            BegunInside::Already(begun) => f.debug_tuple("Already").field(begun).finish(),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::all_inside::{self, Flight};
 use super::statements::{self, Locked};
-use crate::attempt::{Attempt, Finished, kept_answer};
+use crate::attempt::{Attempt, Finished, kept_answer, says_when};
 use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -186,7 +186,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if response.status >= FAILURES_FROM {
             return self.undo(response).await;
         }
-        let answer = kept_answer(&response, false);
+        let answer = kept_answer(&response, says_when(&response));
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
             // Not a success to the policy: then its work does not stand.
@@ -212,7 +212,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             return Ok(self.attempt.finish_undone(response).await);
         }
         all_inside::back_to_reservation(&mut *self).await?;
-        let answer = kept_answer(&response, false);
+        let answer = kept_answer(&response, says_when(&response));
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => {
                 self.owes = false;

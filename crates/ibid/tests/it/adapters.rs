@@ -8,13 +8,13 @@ use ibid_core::sql::{Dialect, Param, Row, Statement, Type};
 mod ending;
 mod fault;
 mod own;
-mod place;
+pub(crate) mod place;
 mod value;
 
 use place::Place;
 
 /// One driver.
-trait Adapter {
+pub(crate) trait Adapter: 'static {
     type Db: Database;
 
     /// A pool of so many connections that waits so long, for one of them or for a lock.
@@ -25,7 +25,7 @@ trait Adapter {
 }
 
 /// Longer than anything takes on a busy machine.
-const PATIENT: Duration = Duration::from_secs(30);
+pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 
 macro_rules! on_every_database {
     ($adapter:ty, $place:expr) => {
@@ -110,12 +110,12 @@ fn sql(tx: &impl SqlTx, text: &str, columns: &'static [Type]) -> &'static Statem
     Box::leak(Box::new(Statement { text: text.leak(), columns }))
 }
 
-async fn execute(tx: &mut impl SqlTx, text: &str, params: &[Param<'_>]) -> Result<u64, SqlError> {
+pub(crate) async fn execute(tx: &mut impl SqlTx, text: &str, params: &[Param<'_>]) -> Result<u64, SqlError> {
     let statement = sql(tx, text, &[]);
     tx.execute(statement, params).await
 }
 
-async fn query(
+pub(crate) async fn query(
     tx: &mut impl SqlTx,
     text: &str,
     columns: &'static [Type],
@@ -125,7 +125,7 @@ async fn query(
     tx.query(statement, params).await
 }
 
-async fn number(tx: &mut impl SqlTx, text: &str) -> i64 {
+pub(crate) async fn number(tx: &mut impl SqlTx, text: &str) -> i64 {
     let mut rows = query(tx, text, &[Type::I64], &[]).await.unwrap();
     rows.remove(0).i64().unwrap()
 }

@@ -11,7 +11,17 @@
 mod adapters;
 mod engine;
 mod http;
+mod lossy;
 mod outbox;
+#[cfg(all(
+    feature = "postgres",
+    feature = "tokio-postgres",
+    feature = "sqlx-postgres",
+    feature = "sqlx-sqlite",
+    feature = "diesel-async",
+    feature = "sea-orm"
+))]
+mod phases;
 mod reference;
 mod store_memory;
 #[cfg(feature = "postgres")]
@@ -19,3 +29,12 @@ mod store_postgres;
 mod store_sqlite;
 mod store_sqlite_run;
 mod store_sqlite_shared;
+#[cfg(all(
+    feature = "postgres",
+    feature = "tokio-postgres",
+    feature = "sqlx-postgres",
+    feature = "sqlx-sqlite",
+    feature = "diesel-async",
+    feature = "sea-orm"
+))]
+mod transaction;

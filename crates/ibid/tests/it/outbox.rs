@@ -14,12 +14,11 @@ use ibid_core::effect::{EffectFilter, NewEffect, Rules};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
 use ibid_core::record::State;
 
-mod lossy;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
 mod world;
 
-use lossy::Reply;
+use crate::lossy::Reply;
 use world::{Gate, Provider, World, made, not_made};
 
 #[tokio::test]

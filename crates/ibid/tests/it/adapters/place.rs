@@ -7,39 +7,43 @@ use tempfile::TempDir;
 
 use super::Adapter;
 
-pub(super) use diesel::DieselPools;
-pub(super) use sea_orm::SeaOrmPools;
-pub(super) use sqlx_postgres::SqlxPostgresPools;
-pub(super) use sqlx_sqlite::SqlxSqlitePools;
-pub(super) use tokio_postgres::TokioPostgresPools;
+pub(crate) use diesel::DieselPools;
+pub(crate) use sea_orm::SeaOrmPools;
+pub(crate) use sqlx_postgres::SqlxPostgresPools;
+pub(crate) use sqlx_sqlite::SqlxSqlitePools;
+pub(crate) use tokio_postgres::TokioPostgresPools;
 
 /// A database of the test's own.
-pub(super) struct Place {
+pub(crate) struct Place {
     /// A URL of PostgreSQL, or the path of a file.
-    pub(super) at: String,
+    pub(crate) at: String,
     server: Option<Postgres>,
     _directory: Option<TempDir>,
 }
 
 impl Place {
-    pub(super) fn postgres() -> Place {
+    pub(crate) fn postgres() -> Place {
         // A deadlock is looked for after a second otherwise.
-        let server = Postgres::start_with(&[("deadlock_timeout", "20ms")]);
+        Place::on(Postgres::start_with(&[("deadlock_timeout", "20ms")]))
+    }
+
+    /// The same on a server with settings of its own.
+    pub(crate) fn on(server: Postgres) -> Place {
         Place { at: server.url(), server: Some(server), _directory: None }
     }
 
-    pub(super) fn sqlite() -> Place {
+    pub(crate) fn sqlite() -> Place {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path().join("app.db").to_str().unwrap().to_owned();
         Place { at, server: None, _directory: Some(directory) }
     }
 
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.server.take().expect("a server").stop_immediate();
     }
 }
 
-pub(super) struct RusqliteConnections;
+pub(crate) struct RusqliteConnections;
 
 impl Adapter for RusqliteConnections {
     type Db = ibid::transaction::rusqlite::Rusqlite;
@@ -61,7 +65,7 @@ mod sqlx_sqlite {
 
     use super::*;
 
-    pub(in crate::adapters) struct SqlxSqlitePools;
+    pub(crate) struct SqlxSqlitePools;
 
     impl Adapter for SqlxSqlitePools {
         type Db = SqlxSqlite;
@@ -84,7 +88,7 @@ mod sqlx_postgres {
 
     use super::*;
 
-    pub(in crate::adapters) struct SqlxPostgresPools;
+    pub(crate) struct SqlxPostgresPools;
 
     impl Adapter for SqlxPostgresPools {
         type Db = SqlxPostgres;
@@ -107,7 +111,7 @@ mod tokio_postgres {
 
     use super::*;
 
-    pub(in crate::adapters) struct TokioPostgresPools;
+    pub(crate) struct TokioPostgresPools;
 
     impl Adapter for TokioPostgresPools {
         type Db = TokioPostgres;
@@ -131,7 +135,7 @@ mod diesel {
 
     use super::*;
 
-    pub(in crate::adapters) struct DieselPools;
+    pub(crate) struct DieselPools;
 
     impl Adapter for DieselPools {
         type Db = Diesel;
@@ -154,7 +158,7 @@ mod sea_orm {
 
     use super::*;
 
-    pub(in crate::adapters) struct SeaOrmPools;
+    pub(crate) struct SeaOrmPools;
 
     impl Adapter for SeaOrmPools {
         type Db = SeaOrm;

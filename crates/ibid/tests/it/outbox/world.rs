@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::lossy::{Lossy, Reply};
+use crate::lossy::{Lossy, Reply};
 use ibid::attempt::{Attempt, Finished};
 use ibid::engine::Begun;
 use ibid::outbox::{self, BoxError, Builder, Call, Handler, Made, Outcome, Round, Settled, Verified, Worker};
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// A worker whose commits get these replies.
-    pub(super) fn lossy_worker(&self, provider: &Provider, replies: &[Reply]) -> Worker<Lossy> {
+    pub(super) fn lossy_worker(&self, provider: &Provider, replies: &[Reply]) -> Worker<Lossy<Rusqlite>> {
         let database = Lossy::new(self.database(), replies);
         Worker::builder(self.ibid.clone(), database).on("charge", provider.clone()).build().unwrap()
     }

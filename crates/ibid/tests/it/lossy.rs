@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use ibid::transaction::rusqlite::{Rusqlite, RusqliteTx};
 use ibid::transaction::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use ibid_core::sql::{Dialect, Param, Row, Statement};
 use ibid_core::store::Pending;
 
 /// What becomes of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(crate) enum Reply {
     Comes,
     /// It was committed, and nobody says so.
     Lost,
@@ -20,31 +19,31 @@ pub(super) enum Reply {
 }
 
 /// Commits go as the replies say, in turn; then all is well.
-pub(super) struct Lossy {
-    inner: Rusqlite,
+pub(crate) struct Lossy<D> {
+    inner: D,
     replies: Arc<Mutex<VecDeque<Reply>>>,
 }
 
-impl Lossy {
-    pub(super) fn new(inner: Rusqlite, replies: &[Reply]) -> Lossy {
+impl<D> Lossy<D> {
+    pub(crate) fn new(inner: D, replies: &[Reply]) -> Lossy<D> {
         Lossy { inner, replies: Arc::new(Mutex::new(replies.iter().copied().collect())) }
     }
 }
 
-impl Database for Lossy {
-    type Tx = LossyTx;
+impl<D: Database> Database for Lossy<D> {
+    type Tx = LossyTx<D::Tx>;
 
-    async fn begin(&self) -> Result<LossyTx, SqlError> {
+    async fn begin(&self) -> Result<LossyTx<D::Tx>, SqlError> {
         Ok(LossyTx { inner: self.inner.begin().await?, replies: self.replies.clone() })
     }
 }
 
-pub(super) struct LossyTx {
-    inner: RusqliteTx<'static>,
+pub(crate) struct LossyTx<T> {
+    inner: T,
     replies: Arc<Mutex<VecDeque<Reply>>>,
 }
 
-impl SqlTx for LossyTx {
+impl<T: SqlTx> SqlTx for LossyTx<T> {
     fn dialect(&self) -> Dialect {
         self.inner.dialect()
     }
@@ -62,11 +61,11 @@ impl SqlTx for LossyTx {
         statement: &'static Statement,
         params: &'a [Param<'a>],
     ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
-        SqlTx::query(&mut self.inner, statement, params)
+        self.inner.query(statement, params)
     }
 }
 
-impl OwnedTx for LossyTx {
+impl<T: OwnedTx> OwnedTx for LossyTx<T> {
     async fn commit(self) -> Result<(), SqlError> {
         let reply = self.replies.lock().unwrap().pop_front().unwrap_or(Reply::Comes);
         match reply {
@@ -82,10 +81,10 @@ impl OwnedTx for LossyTx {
     }
 }
 
-impl Deref for LossyTx {
-    type Target = rusqlite::Connection;
+impl<T: Deref> Deref for LossyTx<T> {
+    type Target = T::Target;
 
-    fn deref(&self) -> &rusqlite::Connection {
+    fn deref(&self) -> &T::Target {
         &self.inner
     }
 }

@@ -1,0 +1,42 @@
+//! One transaction with the caller's rows, by every driver on a real database: key, business rows and outbox rows commit
+//! together or not at all.
+
+mod all_inside;
+mod inside;
+pub(crate) mod world;
+
+use crate::adapters::place::{
+    DieselPools, Place, RusqliteConnections, SeaOrmPools, SqlxPostgresPools, SqlxSqlitePools,
+    TokioPostgresPools,
+};
+
+/// Every rule in one database, under keys of its own: a server per rule and driver would cost minutes.
+macro_rules! every_rule {
+    ($($driver:ident: $adapter:ty, $place:expr;)*) => {
+        $(mod $driver {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn an_attempt_ends_inside_the_callers_transaction() {
+                let world = world::World::<$adapter>::new($place).await;
+                inside::every_rule(&world).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn a_key_is_reserved_and_completed_by_one_commit() {
+                let world = world::World::<$adapter>::new($place).await;
+                all_inside::every_rule(&world).await;
+            }
+        })*
+    };
+}
+
+every_rule! {
+    rusqlite: RusqliteConnections, Place::sqlite();
+    sqlx_sqlite: SqlxSqlitePools, Place::sqlite();
+    sea_orm_sqlite: SeaOrmPools, Place::sqlite();
+    sqlx_postgres: SqlxPostgresPools, Place::postgres();
+    tokio_postgres: TokioPostgresPools, Place::postgres();
+    diesel: DieselPools, Place::postgres();
+    sea_orm: SeaOrmPools, Place::postgres();
+}

@@ -1,0 +1,207 @@
+//! A real database that holds both the store's tables and an application's, by any driver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::attempt::{Attempt, Finished};
+use ibid::engine::Begun;
+use ibid::outbox;
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::transaction::{BegunInside, Database, Inside, OwnedTx, SqlError, SqlTx, TxError};
+use ibid::{Ibid, Settings};
+use ibid_core::effect::{EffectFilter, NewEffect, StoredEffect};
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::Policy;
+use ibid_core::record::Record;
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::sql::Param;
+use ibid_core::store::Store;
+
+use crate::adapters::place::Place;
+use crate::adapters::{Adapter, PATIENT, execute, number};
+
+pub(crate) struct World<A: Adapter> {
+    pub(crate) ibid: Ibid,
+    /// The application's pool.
+    pub(crate) db: A::Db,
+    /// Somebody beside the application. On SQLite never while a transaction is open: there is one writer.
+    beside: A::Db,
+    policy: Arc<Policy>,
+    pub(crate) place: Place,
+}
+
+impl<A: Adapter> World<A> {
+    pub(crate) async fn new(place: Place) -> World<A> {
+        World::under(Policy::one_transaction(), place).await
+    }
+
+    pub(crate) async fn under(policy: Policy, place: Place) -> World<A> {
+        let ibid = node(&place).await;
+        let (db, beside) = (A::open(&place, 4, PATIENT).await, A::open(&place, 1, PATIENT).await);
+        let world = World { ibid, db, beside, policy: Arc::new(policy), place };
+        world.sql("create table payment (key text not null, by_whom text not null)").await;
+        world
+    }
+
+    /// Another process's engine on the same database.
+    pub(crate) async fn other_node(&self) -> Ibid {
+        node(&self.place).await
+    }
+
+    pub(crate) fn ask(&self, key: &str) -> Ask {
+        self.ask_for(key, b"{}")
+    }
+
+    /// What is asked for with another body, under the same key.
+    pub(crate) fn ask_for(&self, key: &str, body: &'static [u8]) -> Ask {
+        let identity = Identity {
+            tenant: Tenant::only(),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).unwrap(),
+        };
+        self.ibid.ask(identity, self.policy.clone(), Arc::new(Body(body)))
+    }
+
+    pub(crate) async fn begin(&self, key: &str) -> Attempt {
+        self.begin_on(&self.ibid, key).await
+    }
+
+    pub(crate) async fn begin_on(&self, ibid: &Ibid, key: &str) -> Attempt {
+        match ibid.begin(self.ask(key)).await.unwrap() {
+            Begun::Run(attempt) => *attempt,
+            other => panic!("`{key}` is not to be run: {other:?}"),
+        }
+    }
+
+    /// Begins inside a transaction; it must be this request's to run.
+    pub(crate) async fn begin_inside(&self, key: &str) -> Box<Inside<'static, <A::Db as Database>::Tx>> {
+        match self.ibid.begin_inside(self.ask(key), &self.db, PATIENT).await.unwrap() {
+            BegunInside::Run(inside) => inside,
+            BegunInside::Already(begun) => panic!("`{key}` is not to be run: {begun:?}"),
+        }
+    }
+
+    pub(crate) async fn tx(&self) -> <A::Db as Database>::Tx {
+        self.db.begin().await.unwrap()
+    }
+
+    /// A statement of somebody else's.
+    pub(crate) async fn sql(&self, sql: &str) {
+        let mut tx = self.beside.begin().await.unwrap();
+        execute(&mut tx, sql, &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// What somebody else sees.
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        let mut tx = self.beside.begin().await.unwrap();
+        let number = number(&mut tx, sql).await;
+        tx.rollback().await.unwrap();
+        number
+    }
+
+    pub(crate) async fn payments(&self, key: &str) -> i64 {
+        self.number(&format!("select count(*) from payment where key = '{key}'")).await
+    }
+
+    /// Who paid.
+    pub(crate) async fn paid_by(&self, key: &str, whom: &str) -> bool {
+        let sql = format!("select count(*) from payment where key = '{key}' and by_whom = '{whom}'");
+        self.number(&sql).await == 1
+    }
+
+    pub(crate) async fn effects(&self, key: &str) -> Vec<StoredEffect> {
+        let filter = EffectFilter { record: Some(self.ask(key).id), ..EffectFilter::default() };
+        outbox::list(&self.ibid, filter).await.unwrap()
+    }
+
+    pub(crate) async fn record(&self, key: &str) -> Option<Record> {
+        let id = self.ask(key).id;
+        self.ibid.store().load(vec![id]).await.unwrap().remove(0).map(|stored| stored.record)
+    }
+
+    /// The lease of whoever runs it is over. The clock is not moved: engines would notice and take nothing over.
+    pub(crate) async fn lapse(&self, key: &str) {
+        self.sql(&format!("update ibid_record set due_at = 1 where key = '{key}'")).await;
+    }
+
+    /// Nothing at all is left of a transaction.
+    pub(crate) async fn nothing_of(&self, key: &str) {
+        assert_eq!(self.payments(key).await, 0, "no payment of `{key}`");
+        assert!(self.effects(key).await.is_empty(), "no effect of `{key}`");
+    }
+
+    /// What a retry gets.
+    pub(crate) async fn replayed(&self, key: &str) -> Response {
+        // A node that has nothing in its memory.
+        match self.other_node().await.begin(self.ask(key)).await.unwrap() {
+            Begun::Replay(kept) => (*kept.response).clone(),
+            other => panic!("`{key}` is not replayed: {other:?}"),
+        }
+    }
+}
+
+async fn node(place: &Place) -> Ibid {
+    let store: Arc<dyn Store> = if place.at.starts_with("postgres:") {
+        let options = PostgresOptions { connection_wait: PATIENT, ..PostgresOptions::default() };
+        Arc::new(PostgresStore::open(&place.at, options).await.unwrap())
+    } else {
+        let options = SqliteOptions { busy_timeout: PATIENT, ..SqliteOptions::default() };
+        Arc::new(SqliteStore::open(place.at.as_ref(), options).unwrap())
+    };
+    let patient = Settings { begin_timeout: PATIENT, finish_wait: PATIENT, ..Settings::default() };
+    Ibid::start(store, patient).await.unwrap()
+}
+
+/// A business row, in the caller's own transaction.
+pub(crate) async fn pay<T: SqlTx>(tx: &mut T, key: &str, whom: &str) -> Result<(), SqlError> {
+    let sql = "insert into payment (key, by_whom) values ($1, $2)";
+    execute(tx, sql, &[Param::Text(key), Param::Text(whom)]).await.map(drop)
+}
+
+/// A business row and an effect.
+pub(crate) async fn pay_and_charge<T: OwnedTx>(
+    inside: &mut Inside<'_, T>,
+    key: &str,
+    whom: &str,
+) -> Result<(), TxError> {
+    pay(&mut **inside, key, whom).await?;
+    inside.enqueue(NewEffect::new("charge", "charge", "42")).await
+}
+
+pub(crate) fn answer(status: u16) -> Response {
+    Response::plain(status, "text/plain", format!("answer {status}"))
+}
+
+pub(crate) fn is_stored(finished: &Finished, status: u16) -> bool {
+    matches!(finished, Finished::Stored(kept) if kept.response.status == status)
+}
+
+/// Comes back once `true`; a test that waits in vain is ended by its runner.
+pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
+    while !is_so().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+struct Body(&'static [u8]);
+
+impl Asked for Body {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        self.0
+    }
+}

@@ -176,6 +176,18 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
 
     /// The work has an answer: it is stored in the same commit as the work. An answer that is no success undoes the work
     /// and is stored, or leaves the key free, as the policy says.
+    ///
+    /// There is one end: nobody can commit after it, or twice.
+    ///
+    /// ```compile_fail,E0382
+    /// # use ibid::core::response::Response;
+    /// # use ibid::transaction::{Inside, OwnedTx, TxError};
+    /// async fn twice<T: OwnedTx>(inside: Inside<'_, T>, answer: Response) -> Result<(), TxError> {
+    ///     inside.finish(answer.clone()).await?;
+    ///     inside.finish(answer).await?; // it is used up
+    ///     Ok(())
+    /// }
+    /// ```
     pub async fn finish(self, response: Response) -> Result<Finished, TxError> {
         if self.owes {
             return Err(TxError::WhoAnswers);

@@ -1,8 +1,12 @@
 //! One transaction with the caller's rows, by every driver on a real database: key, business rows and outbox rows commit
 //! together or not at all.
 
+mod again;
 mod all_inside;
+mod counted;
 mod inside;
+mod locks;
+mod waiting;
 pub(crate) mod world;
 
 use crate::adapters::place::{

@@ -32,6 +32,11 @@ impl Place {
         Place { at: server.url(), server: Some(server), _directory: None }
     }
 
+    /// A database of somebody else's server.
+    pub(crate) fn at(url: String) -> Place {
+        Place { at: url, server: None, _directory: None }
+    }
+
     pub(crate) fn sqlite() -> Place {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path().join("app.db").to_str().unwrap().to_owned();

@@ -3,12 +3,14 @@
 use ibid::attempt::Finished;
 use ibid::engine::Begun;
 use ibid::transaction::{Database, TxError};
+use ibid::upkeep;
 use ibid_core::effect::NewEffect;
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
+use ibid_core::sql::Param;
 
 use super::world::{World, answer, is_stored, pay, pay_and_charge};
-use crate::adapters::{Adapter, PATIENT};
+use crate::adapters::{Adapter, PATIENT, execute};
 use crate::lossy::{Lossy, Reply};
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
@@ -22,6 +24,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     an_effect_has_its_name_alone(world).await;
     an_answer_too_large_to_repeat_is_refused(world).await;
     an_attempt_that_has_ended_goes_nowhere(world).await;
+    reaping_a_record_keeps_the_row_that_refers_to_it(world).await;
 }
 
 async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &World<A>) {
@@ -188,4 +191,28 @@ async fn an_attempt_that_has_ended_goes_nowhere<A: Adapter>(world: &World<A>) {
     let inside = attempt.inside(world.tx().await).await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(matches!(attempt.inside(world.tx().await).await, Err(TxError::Ended)));
+}
+
+async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &World<A>) {
+    world
+        .sql("create table ride (key text, record bytea references ibid_record (id) on delete set null)")
+        .await;
+    let ride = "insert into ride (key, record) values ($1, $2)";
+    let mut attempt = world.begin("ride").await;
+    let id = attempt.record_id();
+    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    execute(&mut *inside, ride, &[Param::Text("ride"), Param::Bytes(id.as_bytes())]).await.unwrap();
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    let mut inside = world.begin_inside("all inside").await;
+    let id = inside.record_id();
+    execute(&mut **inside, ride, &[Param::Text("all inside"), Param::Bytes(id.as_bytes())]).await.unwrap();
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+
+    world
+        .sql("update ibid_record set expires_at = 1, purge_at = 1 where key in ('ride', 'all inside')")
+        .await;
+    assert_eq!(upkeep::reap_once(&world.ibid).await.unwrap(), 2);
+    assert!(world.record("ride").await.is_none());
+    assert_eq!(world.number("select count(*) from ride where record is null").await, 2);
+    world.sql("drop table ride").await;
 }

@@ -18,11 +18,11 @@ use ibid_core::policy::Policy;
 use ibid_core::record::Record;
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
-use ibid_core::sql::Param;
+use ibid_core::sql::{Param, Type};
 use ibid_core::store::Store;
 
 use crate::adapters::place::Place;
-use crate::adapters::{Adapter, PATIENT, execute, number};
+use crate::adapters::{Adapter, PATIENT, execute, number, query};
 
 pub(crate) struct World<A: Adapter> {
     pub(crate) ibid: Ibid,
@@ -102,6 +102,11 @@ impl<A: Adapter> World<A> {
         let number = number(&mut tx, sql).await;
         tx.rollback().await.unwrap();
         number
+    }
+
+    /// What is said within a transaction.
+    pub(crate) async fn text<T: SqlTx>(tx: &mut T, sql: &str) -> String {
+        query(tx, sql, &[Type::Text], &[]).await.unwrap().remove(0).text().unwrap()
     }
 
     pub(crate) async fn payments(&self, key: &str) -> i64 {

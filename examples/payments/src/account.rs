@@ -11,6 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, request};
+use ibid::core::scope::Tenant;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
@@ -21,6 +22,11 @@ use crate::problem::Problem;
 pub struct Account(Arc<str>);
 
 impl Account {
+    /// The account that a guarded request was made for: also when the sweeper runs it, without its credential.
+    pub fn of_tenant(tenant: &Tenant) -> Account {
+        Account(tenant.as_str().into())
+    }
+
     /// Its name, which is no secret.
     pub fn name(&self) -> &str {
         &self.0

@@ -1,38 +1,87 @@
-//! The API: in which order a request meets its stops, and the pages that only read.
+//! The API: in which order a request meets its stops.
 //!
-//! From the outside in: who is it ([`crate::account`]), can it be carried out as written ([`crate::intake`]), and only
-//! then what writes. `GET` needs no key and changes nothing.
+//! From the outside in: who is it ([`crate::account`]), can it be carried out as written ([`crate::intake`]), was it here
+//! before (`guard`), and only then what writes. `GET` needs no key and changes nothing.
 
+mod guard;
+mod payments;
+mod rides;
 mod show;
 
-use axum::extract::State;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRef, State};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{MethodRouter, get};
+use axum::routing::{any, get, post};
 use axum::{Json, Router};
-use serde_json::json;
+use bytes::Bytes;
+use ibid::Ibid;
+use ibid::core::response::Response as KeptResponse;
+use ibid::http::RoutesError;
+use serde_json::{Value, json};
 
 use crate::account::{Authentication, authenticate};
-use crate::db::{Db, DbError};
+use crate::db::{Backend, Db, DbError};
 use crate::intake::{PAYMENTS, RIDES, check_input};
 use crate::problem::Problem;
+use crate::provider_client::ProviderClient;
+
+/// What the handlers work with.
+#[derive(Clone, Debug)]
+pub struct App<D> {
+    /// To read from.
+    pub db: Db,
+    /// To write to, together with the record.
+    pub database: D,
+    /// The processor, for attempts that are kept alive while they wait for it.
+    pub patient_provider: ProviderClient,
+    /// How long a holder may be silent.
+    pub lease: Duration,
+}
 
 /// All pages.
-pub fn router(db: Db, authentication: Authentication) -> Router {
+pub fn router<D: Backend>(
+    app: App<D>,
+    ibid: Ibid,
+    authentication: Authentication,
+) -> Result<Router, RoutesError> {
+    let guard = guard::guard(ibid, app.lease)?;
     let pages = Router::new()
-        .route(PAYMENTS, get(show::payments))
+        .route(PAYMENTS, get(show::payments).post(payments::create))
         .route("/payments/{id}", get(show::payment))
-        .route(RIDES, MethodRouter::new())
+        .route(RIDES, post(rides::create))
         .route("/rides/{id}", get(show::ride))
-        // The last layer is the first that a request meets. The guard of keys belongs above these two lines: inside
-        // of both, so that nobody unknown and nothing malformed uses up a key.
+        // The guard's own pages: what became of a key. It answers them before anybody gets here.
+        .route("/.ibid/{*page}", any(async || Problem::not_found()))
+        .with_state(app.clone());
+    // The sweeper runs lapsed rides on the pages themselves: it has no credential to show, and a key already.
+    let guard = guard.resumes::<_, Body, _>(pages.clone());
+    // The last layer is the first that a request meets. The guard is inside of both others, so that nobody unknown and
+    // nothing malformed uses up a key.
+    let pages = pages
+        .layer(guard)
         .layer(from_fn(check_input))
         .layer(from_fn_with_state(authentication, authenticate));
-    Router::new()
+    Ok(Router::new()
         .route("/health", get(health))
+        .with_state(app.db)
         .merge(pages)
-        .fallback(async || Problem::not_found())
-        .with_state(db)
+        .fallback(async || Problem::not_found()))
+}
+
+/// An answer as the record keeps it, for every retry.
+fn kept_answer(status: u16, location: &str, body: &Value) -> KeptResponse {
+    let mut answer = KeptResponse::plain(status, "application/json", body.to_string());
+    answer.headers.push(("location".to_owned(), Bytes::copy_from_slice(location.as_bytes())));
+    answer
+}
+
+impl<D> FromRef<App<D>> for Db {
+    fn from_ref(app: &App<D>) -> Db {
+        app.db.clone()
+    }
 }
 
 /// For whoever restarts nodes and balances load: it says that the database answers, and nothing more.

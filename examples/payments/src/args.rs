@@ -48,6 +48,14 @@ pub struct ServeArgs {
     /// Whose token is whose account, one `token = account` a line. Without it each token is an account of its own.
     #[arg(long, value_name = "FILE", value_parser = Accounts::read)]
     pub accounts: Option<Accounts>,
+    /// From one look for lapsed requests to the next. Hidden: the default suits everybody but tests, which do not want
+    /// to wait for it, or want it never to come.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration, hide = true)]
+    pub sweep_every: Duration,
+    /// From one look at the outbox to the next, for effects of other nodes and those that are due again. Hidden for the
+    /// same reason.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration, hide = true)]
+    pub poll_every: Duration,
 }
 
 /// Of `payments provider`.

@@ -8,6 +8,7 @@
 pub mod account;
 pub mod api;
 pub mod args;
+pub mod charge;
 pub mod currency;
 pub mod db;
 pub mod input;
@@ -18,3 +19,4 @@ pub mod problem;
 pub mod provider;
 pub mod provider_client;
 pub mod serve;
+pub mod store;

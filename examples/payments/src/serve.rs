@@ -1,49 +1,113 @@
-//! `payments serve`: the API on one database, until the process is told to stop.
+//! `payments serve`: API, worker and upkeep on one database, until the process is told to stop.
 
 use std::error::Error;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use ibid::outbox::Worker;
+use ibid::transaction::sqlx_postgres::SqlxPostgres;
+use ibid::transaction::sqlx_sqlite::SqlxSqlite;
+use ibid::upkeep::{self, Schedule};
+use ibid::{Ibid, Settings};
 
 use crate::account::Authentication;
+use crate::api::App;
 use crate::args::ServeArgs;
-use crate::db::Db;
-use crate::{api, listen};
+use crate::charge::{ChargePayment, Charger};
+use crate::db::{Backend, Db};
+use crate::provider_client::{ANSWER_WITHIN, ProviderClient};
+use crate::{api, listen, store};
 
-/// Runs until the process is told to stop; requests that are under way then are answered first.
-pub async fn run(args: ServeArgs) -> Result<(), Box<dyn Error + Send + Sync>> {
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Runs until the process is told to stop.
+pub async fn run(args: ServeArgs) -> Result<(), Failure> {
     let stop = listen::stop_signal()?;
-    let authentication = match args.accounts {
-        Some(accounts) => Authentication::Listed(accounts),
-        None => {
-            tracing::warn!("no --accounts: each token is an account of its own, which is for trying out");
-            Authentication::AnyToken
-        }
-    };
-    // On SQLite the store of the records must have opened the file before: it takes a new file or its own, and would
-    // refuse one that holds our tables only.
+    // In this order: our tables refer to the store's.
+    let store = store::open(&args.store).await?;
     let db = Db::connect(&args.store).await?;
     db.make_tables().await?;
+    let identity = "the account of the bearer token".to_owned();
+    let ibid = Ibid::start(store, Settings { identity, ..Settings::default() }).await?;
     tracing::info!(store = ?args.store, provider = %args.provider.uri(), lease = ?args.lease, "ready");
+    // An application with one database has one of these lines.
+    match &db {
+        Db::Postgres(pool) => on(SqlxPostgres(pool.clone()), db.clone(), ibid, args, stop).await,
+        Db::Sqlite(pool) => on(SqlxSqlite(pool.clone()), db.clone(), ibid, args, stop).await,
+    }
+}
+
+async fn on<D: Backend>(
+    database: D,
+    db: Db,
+    ibid: Ibid,
+    args: ServeArgs,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Failure> {
+    let stop = stop.boxed().shared();
+    // A claim is renewed by nobody, so all that is done under it must fit: two calls and the writing of their end.
+    let call_within = ANSWER_WITHIN.min(args.lease / 3);
+    let charger = Charger { provider: ProviderClient::new(args.provider.clone(), call_within) };
+    let worker = Worker::builder(ibid.clone(), database.clone())
+        .on(ChargePayment::KIND, charger)
+        .timeout(args.lease * 3 / 4)
+        .lease(args.lease)
+        .poll_every(args.poll_every)
+        .stop_within(STOP_WITHIN)
+        .build()?;
+    let app = App {
+        db: db.clone(),
+        database,
+        patient_provider: ProviderClient::new(args.provider, ANSWER_WITHIN),
+        lease: args.lease,
+    };
+    let router = api::router(app, ibid.clone(), authentication(args.accounts))?;
     let listener = listen::bind(args.listen).await?;
-    let stop = stop.shared();
-    let server =
-        axum::serve(listener, api::router(db.clone(), authentication)).with_graceful_shutdown(stop.clone());
-    let drained = async {
-        stop.await;
-        tokio::time::sleep(DRAIN_FOR).await;
+
+    let until = stop.clone();
+    let worker = tokio::spawn(async move { worker.run_until(until).await });
+    let schedule = Schedule { sweep_every: args.sweep_every, ..Schedule::default() };
+    let (chores, until) = (upkeep::run(ibid.clone(), schedule), stop.clone());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = chores => {}
+            () = until => {}
+        }
+    });
+    let served = async {
+        // Takes nothing more, and answers what it has.
+        axum::serve(listener, router).with_graceful_shutdown(stop.clone()).await?;
+        // Attempts go on without their clients; those that the sweeper runs never had one.
+        ibid.settled().await;
+        worker.await.map_err(Failure::from)
+    };
+    let late = async {
+        stop.clone().await;
+        tokio::time::sleep(STOP_WITHIN).await;
     };
     tokio::select! {
-        served = server => served?,
-        () = drained => tracing::warn!("some requests did not end in time and are cut off"),
+        served = served => served?,
+        // What is cut off lapses, and goes on elsewhere or here after the next start.
+        () = late => tracing::warn!("some work did not end in time and is cut off"),
     }
     // What still holds a connection was cut off above, and must not hold us.
     let _ = tokio::time::timeout(CLOSE_FOR, db.close()).await;
     Ok(())
 }
 
-/// Requests here take milliseconds; whoever stops nodes waits 30 seconds and more before it kills them.
-const DRAIN_FOR: Duration = Duration::from_secs(10);
+fn authentication(accounts: Option<crate::account::Accounts>) -> Authentication {
+    match accounts {
+        Some(accounts) => Authentication::Listed(accounts),
+        None => {
+            tracing::warn!("no --accounts: each token is an account of its own, which is for trying out");
+            Authentication::AnyToken
+        }
+    }
+}
+
+/// A charge that has just begun may take [`ANSWER_WITHIN`], and its end some more; whoever stops nodes waits 30 seconds
+/// before it kills them.
+const STOP_WITHIN: Duration = Duration::from_secs(25);
 
 /// Saying goodbye to a database that is gone is not worth more.
 const CLOSE_FOR: Duration = Duration::from_secs(2);

@@ -6,19 +6,24 @@ pub mod payments;
 pub mod rides;
 mod schema;
 mod url;
+mod writes;
 
 pub use url::{BadStoreUrl, StoreUrl};
+pub use writes::Writes;
 
+use std::ops::DerefMut;
 use std::time::Duration;
 
+use ibid::transaction::Database;
+use ibid::transaction::sqlx_postgres::SqlxPostgres;
+use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgPool, PgPoolOptions};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Postgres, Sqlite, Transaction};
 
-/// A database. Clones share its connections.
+/// A database, to read from. Clones share its connections.
 #[derive(Clone, Debug)]
 pub enum Db {
     /// A server.
@@ -27,14 +32,13 @@ pub enum Db {
     Sqlite(SqlitePool),
 }
 
-/// A transaction that may write. Dropped without [`Tx::commit`], it leaves nothing behind.
-#[derive(Debug)]
-pub enum Tx {
-    /// On a server.
-    Postgres(Transaction<'static, Postgres>),
-    /// In a file.
-    Sqlite(Transaction<'static, Sqlite>),
-}
+/// The same database, to write to: ibid opens the transactions, and our statements run in them.
+///
+/// An application with one database needs neither this trait nor its generics: `SqlxPostgres` itself takes their place.
+pub trait Backend: Database<Tx: DerefMut<Target: Writes> + 'static> + Clone + 'static {}
+
+impl Backend for SqlxPostgres {}
+impl Backend for SqlxSqlite {}
 
 /// A database that did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -82,16 +86,6 @@ impl Db {
         made.map_err(DbError::of("make the tables"))
     }
 
-    /// Begins a transaction that may write.
-    pub async fn begin(&self) -> Result<Tx, DbError> {
-        let begun = match self {
-            Db::Postgres(pool) => pool.begin().await.map(Tx::Postgres),
-            // One that read first and wrote later would fail as soon as somebody else wrote in between.
-            Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Tx::Sqlite),
-        };
-        begun.map_err(DbError::of("begin a transaction"))
-    }
-
     /// Does it answer?
     pub async fn ping(&self) -> Result<(), DbError> {
         let sql = include_str!("sql/ping.sql");
@@ -108,17 +102,6 @@ impl Db {
             Db::Postgres(pool) => pool.close().await,
             Db::Sqlite(pool) => pool.close().await,
         }
-    }
-}
-
-impl Tx {
-    /// All or nothing.
-    pub async fn commit(self) -> Result<(), DbError> {
-        let committed = match self {
-            Tx::Postgres(tx) => tx.commit().await,
-            Tx::Sqlite(tx) => tx.commit().await,
-        };
-        committed.map_err(DbError::of("commit"))
     }
 }
 
@@ -169,23 +152,7 @@ macro_rules! on_db {
     };
 }
 
-/// The same words in either transaction.
-macro_rules! on_tx {
-    ($tx:expr, $connection:ident => $ask:expr) => {
-        match $tx {
-            $crate::db::Tx::Postgres(tx) => {
-                let $connection = &mut **tx;
-                $ask
-            }
-            $crate::db::Tx::Sqlite(tx) => {
-                let $connection = &mut **tx;
-                $ask
-            }
-        }
-    };
-}
-
-use {on_db, on_tx};
+use on_db;
 
 /// PostgreSQL: serialization failure and deadlock, connections lost or not to be had, a server that is stopping.
 /// SQLite: busy, with its extended codes.

@@ -1,11 +1,10 @@
-//! Payments: made in the transaction of the request, settled by the worker, shown to their account.
+//! Payments as their account sees them. How they are made and settled is in `writes`.
 
 use sqlx::{ColumnIndex, Decode, FromRow, Row, Type};
 use uuid::Uuid;
 
-use super::{Db, DbError, Tx};
+use super::{Db, DbError};
 use crate::account::Account;
-use crate::input::NewPayment;
 
 /// A payment as its account sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,48 +63,6 @@ pub fn new_payment_id() -> String {
 /// Whether this could be an id of a payment. What could not is not asked of the database.
 pub fn is_payment_id(text: &str) -> bool {
     super::is_id(text, PAYMENT_PREFIX)
-}
-
-impl Tx {
-    /// A payment that is still to be charged, for the record of the request that made it.
-    pub async fn insert_payment(
-        &mut self,
-        id: &str,
-        account: &Account,
-        payment: &NewPayment,
-        record_id: Option<&[u8]>,
-    ) -> Result<(), DbError> {
-        let sql = include_str!("sql/payment_insert.sql");
-        let inserted = super::on_tx!(self, connection => sqlx::query(sql)
-            .bind(id)
-            .bind(account.name())
-            .bind(&payment.customer_id)
-            .bind(payment.amount_cents)
-            .bind(&payment.currency)
-            .bind(record_id)
-            .execute(connection)
-            .await
-            .map(drop));
-        inserted.map_err(DbError::of("insert a payment"))
-    }
-
-    /// How a payment ended; `false` if it had ended before, and then nothing changes.
-    pub async fn settle_payment(
-        &mut self,
-        id: &str,
-        settled: Settled,
-        charge_id: Option<&str>,
-    ) -> Result<bool, DbError> {
-        let sql = include_str!("sql/payment_settle.sql");
-        let changed = super::on_tx!(self, connection => sqlx::query(sql)
-            .bind(id)
-            .bind(settled.word())
-            .bind(charge_id)
-            .execute(connection)
-            .await
-            .map(|done| done.rows_affected()));
-        changed.map(|rows| rows > 0).map_err(DbError::of("settle a payment"))
-    }
 }
 
 impl Db {

@@ -1,12 +1,10 @@
-//! Rides: a row that is filled in phase by phase.
+//! Rides as their account sees them. The row is filled in phase by phase, by `writes`.
 
 use sqlx::{ColumnIndex, Decode, FromRow, Row, Type};
 use uuid::Uuid;
 
-use super::payments::Settled;
-use super::{Db, DbError, Tx};
+use super::{Db, DbError};
 use crate::account::Account;
-use crate::input::NewRide;
 
 /// A ride as its account sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,62 +44,6 @@ pub fn is_ride_id(text: &str) -> bool {
 /// An id of a receipt.
 pub fn new_receipt_id() -> String {
     format!("rcpt_{}", Uuid::now_v7().simple())
-}
-
-impl Tx {
-    /// A ride that is still to be charged, for the record of the request that booked it.
-    pub async fn insert_ride(
-        &mut self,
-        id: &str,
-        account: &Account,
-        ride: &NewRide,
-        record_id: Option<&[u8]>,
-    ) -> Result<(), DbError> {
-        let sql = include_str!("sql/ride_insert.sql");
-        let inserted = super::on_tx!(self, connection => sqlx::query(sql)
-            .bind(id)
-            .bind(account.name())
-            .bind(&ride.payment.customer_id)
-            .bind(&ride.origin)
-            .bind(&ride.destination)
-            .bind(ride.payment.amount_cents)
-            .bind(&ride.payment.currency)
-            .bind(record_id)
-            .execute(connection)
-            .await
-            .map(drop));
-        inserted.map_err(DbError::of("insert a ride"))
-    }
-
-    /// How the charge of a ride ended; `false` if it had ended before, and then nothing changes.
-    pub async fn settle_ride(
-        &mut self,
-        id: &str,
-        settled: Settled,
-        charge_id: Option<&str>,
-    ) -> Result<bool, DbError> {
-        let sql = include_str!("sql/ride_settle.sql");
-        let changed = super::on_tx!(self, connection => sqlx::query(sql)
-            .bind(id)
-            .bind(settled.word())
-            .bind(charge_id)
-            .execute(connection)
-            .await
-            .map(|done| done.rows_affected()));
-        changed.map(|rows| rows > 0).map_err(DbError::of("settle a ride"))
-    }
-
-    /// The receipt of a ride that is paid; `false` if it has one already or is not paid.
-    pub async fn receipt_ride(&mut self, id: &str, receipt_id: &str) -> Result<bool, DbError> {
-        let sql = include_str!("sql/ride_receipt.sql");
-        let changed = super::on_tx!(self, connection => sqlx::query(sql)
-            .bind(id)
-            .bind(receipt_id)
-            .execute(connection)
-            .await
-            .map(|done| done.rows_affected()));
-        changed.map(|rows| rows > 0).map_err(DbError::of("write a receipt"))
-    }
 }
 
 impl Db {

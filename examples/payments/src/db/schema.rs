@@ -1,4 +1,5 @@
-//! Makes the tables that are not there yet, in one transaction, one node at a time.
+//! Makes the tables that are not there yet, in one transaction, one node at a time. They refer to ibid's records, so its
+//! store must have been opened before.
 
 use sqlx::postgres::PgPool;
 use sqlx::sqlite::SqlitePool;
@@ -10,7 +11,9 @@ pub(super) async fn postgres(pool: &PgPool) -> Result<(), sqlx::Error> {
     for statement in [
         include_str!("sql/postgres/payment.sql"),
         include_str!("sql/payment_by_customer.sql"),
+        include_str!("sql/payment_by_record.sql"),
         include_str!("sql/postgres/ride.sql"),
+        include_str!("sql/ride_by_record.sql"),
     ] {
         sqlx::query(statement).execute(&mut *tx).await?;
     }
@@ -23,7 +26,9 @@ pub(super) async fn sqlite(pool: &SqlitePool) -> Result<(), sqlx::Error> {
     for statement in [
         include_str!("sql/sqlite/payment.sql"),
         include_str!("sql/payment_by_customer.sql"),
+        include_str!("sql/payment_by_record.sql"),
         include_str!("sql/sqlite/ride.sql"),
+        include_str!("sql/ride_by_record.sql"),
     ] {
         sqlx::query(statement).execute(&mut *tx).await?;
     }

@@ -10,6 +10,6 @@ create table if not exists ride (
     status       text   not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
     charge_id    text,
     receipt_id   text,
-    record_id    bytea,
+    record_id    bytea references ibid_record (id) on delete set null,
     created_at   bigint not null default (extract(epoch from statement_timestamp()) * 1000)::bigint
 )

@@ -10,6 +10,6 @@ create table if not exists ride (
     status       text    not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
     charge_id    text,
     receipt_id   text,
-    record_id    blob,
+    record_id    blob references ibid_record (id) on delete set null,
     created_at   integer not null default (cast(unixepoch('subsec') * 1000 as integer))
 ) strict

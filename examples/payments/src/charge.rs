@@ -1,0 +1,141 @@
+//! Charges: what a call to the processor proves, and the worker's part in a payment.
+//!
+//! A payment is `succeeded` or `failed` only when that is certain. An effect that ends without an answer (dead or
+//! unknown) leaves its payment `pending`: the money may be taken, and a person has to look. `ibid effects` shows such
+//! effects; retried there, they end the payment like any other.
+
+use std::ops::DerefMut;
+use std::time::Duration;
+
+use ibid::core::store::Pending;
+use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, Outcome, Rules, Safety, Settled as Ended};
+use serde::{Deserialize, Serialize};
+
+use crate::db::Writes;
+use crate::db::payments::Settled;
+use crate::provider_client::{ChargeOutcome, ChargeRequest, ProviderClient};
+
+/// How a charge ended, as it is kept with an effect or a phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Charge {
+    /// Whether the money is taken.
+    pub succeeded: bool,
+    /// The processor's name for it, if it made one.
+    pub charge_id: Option<String>,
+}
+
+impl Charge {
+    /// What it means for whatever was to be paid.
+    pub fn settled(&self) -> Settled {
+        if self.succeeded { Settled::Succeeded } else { Settled::Failed }
+    }
+}
+
+/// What came of asking for a charge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// It has ended, and how is certain.
+    Ended(Charge),
+    /// The processor does not take it, and does not say what became of an earlier call.
+    Refused(String),
+    /// Certainly nothing was charged by this call; it may be made again, after the pause that the processor wants.
+    NotMade(String, Option<Duration>),
+    /// Something may have been charged.
+    Uncertain(String),
+}
+
+/// Asks for a charge once. `is_first` says that nobody has asked under this key before.
+pub async fn ask(provider: &ProviderClient, key: &str, asked: &ChargeRequest, is_first: bool) -> Asked {
+    match provider.charge(key, asked).await {
+        ChargeOutcome::Charged { charge_id } => {
+            Asked::Ended(Charge { succeeded: true, charge_id: Some(charge_id) })
+        }
+        ChargeOutcome::Declined { charge_id } => {
+            Asked::Ended(Charge { succeeded: false, charge_id: Some(charge_id) })
+        }
+        ChargeOutcome::NotMade { retry_after, why } => Asked::NotMade(why, retry_after),
+        ChargeOutcome::Uncertain { why } => Asked::Uncertain(why),
+        // It is proof for this call only. An earlier one may have charged, and then the refusal is about something else:
+        // a credential that was changed, say.
+        ChargeOutcome::Refused { status } => match provider.find(key).await {
+            Ok(None) if is_first => Asked::Ended(Charge { succeeded: false, charge_id: None }),
+            _ => Asked::Refused(format!("the processor refused: {status}")),
+        },
+    }
+}
+
+/// The effect of a payment: it is to be charged.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChargePayment {
+    /// Which payment.
+    pub payment_id: String,
+    /// What the processor is asked for.
+    pub asked: ChargeRequest,
+}
+
+impl ChargePayment {
+    /// Which handler carries it out.
+    pub const KIND: &str = "charge";
+
+    /// For the outbox. The processor deduplicates by our key, so an uncertain call is made again.
+    pub fn effect(&self, lease: Duration) -> Result<NewEffect, serde_json::Error> {
+        let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        let rules = Rules { safety: Safety::Repeatable, lease_ms, ..Rules::default() };
+        Ok(NewEffect::new("charge", Self::KIND, serde_json::to_vec(self)?).rules(rules))
+    }
+}
+
+/// Carries out [`ChargePayment`].
+#[derive(Clone, Debug)]
+pub struct Charger {
+    /// Whom to ask. Its patience, twice, must be within the worker's.
+    pub provider: ProviderClient,
+}
+
+impl<T: DerefMut<Target: Writes> + Send> Handler<T> for Charger {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+        Box::pin(async move {
+            let payment: ChargePayment = match serde_json::from_slice(&call.payload) {
+                Ok(payment) => payment,
+                Err(error) => return Outcome::Refused { why: format!("unreadable: {error}") },
+            };
+            match ask(&self.provider, &call.downstream_key, &payment.asked, call.tries == 1).await {
+                Asked::Ended(charge) => match serde_json::to_vec(&charge) {
+                    Ok(result) => Outcome::Made(Made {
+                        result: result.into(),
+                        provider_id: charge.charge_id,
+                        answer: None,
+                    }),
+                    Err(error) => Outcome::Uncertain { why: error.to_string() },
+                },
+                Asked::Refused(why) => Outcome::Refused { why },
+                Asked::NotMade(why, after) => Outcome::NotMade { why, after },
+                Asked::Uncertain(why) => Outcome::Uncertain { why },
+            }
+        })
+    }
+
+    fn record<'a>(
+        &'a self,
+        call: &'a Call,
+        settled: &'a Ended,
+        tx: &'a mut T,
+    ) -> Pending<'a, Result<(), BoxError>> {
+        Box::pin(async move {
+            match settled {
+                Ended::Done(made) => {
+                    let payment: ChargePayment = serde_json::from_slice(&call.payload)?;
+                    let charge: Charge = serde_json::from_slice(&made.result)?;
+                    let charge_id = charge.charge_id.as_deref();
+                    tx.settle_payment(&payment.payment_id, charge.settled(), charge_id).await?;
+                }
+                Ended::Dead { why } | Ended::Unknown { why } => {
+                    tracing::error!(record = %call.record.short(), why, "a payment stays pending: a person must look");
+                }
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,34 +1,27 @@
 //! The API from outside: who gets in, what is turned away before it can use up a key, what an account sees.
 
 use ibid_testkit::client::{Request, Response};
-use payments::db::payments::new_payment_id;
-use payments::db::{Db, StoreUrl};
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::db::{account, payment};
 use crate::harness::Program;
-use crate::postgres::Server;
+use crate::world::{Node, Place, json, payment};
 
-/// The API on a file of its own, which goes with it.
+/// The API on a file of its own, which goes with it. Nobody listens where it thinks the processor is.
 struct Api {
-    program: Program,
-    db: Db,
-    _folder: TempDir,
+    program: Node,
+    _place: Place,
 }
 
 impl Api {
-    async fn start(more: &[&str]) -> Api {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("payments.db");
-        let store = format!("sqlite:{}", path.display());
+    fn start(more: &[&str]) -> Api {
+        let place = Place::sqlite();
+        let store = place.url();
         let args = [&["serve", "--store", &store, "--provider", "http://127.0.0.1:1"], more].concat();
-        let program = Program::start(&args);
-        Api { program, db: Db::connect(&StoreUrl::Sqlite(path)).await.unwrap(), _folder: folder }
+        Api { program: Node(Program::start(&args)), _place: place }
     }
 
     async fn get(&self, target: &str, token: &str) -> (u16, Value) {
-        get(&self.program, target, token).await
+        self.program.get(target, token).await
     }
 
     async fn post(&self, target: &str, body: &str) -> Response {
@@ -37,31 +30,15 @@ impl Api {
             .header("Content-Type", "application/json")
             .key("k")
             .body(body);
-        self.program.call(&request).await
+        self.program.0.call(&request).await
     }
 
-    /// One committed payment.
-    async fn paid(&self, token: &str, customer: &str) -> String {
-        paid(&self.db, token, customer).await
+    /// One payment, which nobody charges.
+    async fn paid(&self, token: &str, customer: &str, key: &str) -> String {
+        let made = self.program.post("/payments", token, key, &payment(customer, 4200)).await;
+        assert_eq!(made.status, 201, "{}", made.text());
+        json(&made)["paymentId"].as_str().expect("an id").to_owned()
     }
-}
-
-async fn paid(db: &Db, token: &str, customer: &str) -> String {
-    let id = new_payment_id();
-    let mut tx = db.begin().await.unwrap();
-    tx.insert_payment(&id, &account(token), &payment(customer, 4200), None).await.unwrap();
-    tx.commit().await.unwrap();
-    id
-}
-
-async fn get(program: &Program, target: &str, token: &str) -> (u16, Value) {
-    let request = Request::get(target).header("Authorization", format!("Bearer {token}"));
-    let answer = program.call(&request).await;
-    (answer.status, json(&answer))
-}
-
-fn json(answer: &Response) -> Value {
-    serde_json::from_slice(&answer.body).unwrap_or_default()
 }
 
 fn fields(answer: &Response) -> Vec<String> {
@@ -73,15 +50,15 @@ fn fields(answer: &Response) -> Vec<String> {
 
 #[tokio::test]
 async fn nobody_gets_in_without_a_token() {
-    let api = Api::start(&[]).await;
+    let api = Api::start(&[]);
     for request in [Request::get("/payments?customerId=c"), Request::post("/payments").body("{}")] {
-        let answer = api.program.call(&request).await;
+        let answer = api.program.0.call(&request).await;
         assert_eq!(answer.status, 401);
         assert_eq!(answer.header("www-authenticate").as_deref(), Some("Bearer"));
         assert_eq!(answer.header("content-type").as_deref(), Some("application/problem+json"));
     }
-    assert_eq!(api.program.look("/health").await, (200, serde_json::json!({ "status": "ok" })));
-    assert_eq!(api.program.look("/elsewhere").await.0, 404);
+    assert_eq!(api.program.0.look("/health").await, (200, serde_json::json!({ "status": "ok" })));
+    assert_eq!(api.program.0.look("/elsewhere").await.0, 404);
 }
 
 #[tokio::test]
@@ -89,7 +66,7 @@ async fn with_a_list_only_its_tokens_get_in_and_two_may_be_one_account() {
     let folder = tempfile::tempdir().unwrap();
     let list = folder.path().join("accounts");
     std::fs::write(&list, "sk_1 = ann\nsk_2 = ann\nsk_3 = bob\n").unwrap();
-    let api = Api::start(&["--accounts", list.to_str().unwrap()]).await;
+    let api = Api::start(&["--accounts", list.to_str().unwrap()]);
     for (token, status) in [("sk_1", 200), ("sk_2", 200), ("sk_3", 200), ("sk_4", 401), ("ann", 401)] {
         assert_eq!(api.get("/payments?customerId=c", token).await.0, status, "{token}");
     }
@@ -97,7 +74,7 @@ async fn with_a_list_only_its_tokens_get_in_and_two_may_be_one_account() {
 
 #[tokio::test]
 async fn bad_input_is_refused_with_its_fields_named() {
-    let api = Api::start(&[]).await;
+    let api = Api::start(&[]);
     for (body, named) in [
         ("{}", vec!["customerId", "amountCents", "currency"]),
         (r#"{"customerId":"c","amountCents":-5,"currency":"EUR"}"#, vec!["amountCents"]),
@@ -116,8 +93,8 @@ async fn bad_input_is_refused_with_its_fields_named() {
 
 #[tokio::test]
 async fn an_account_sees_its_own_payments_and_nobody_elses() {
-    let api = Api::start(&[]).await;
-    let id = api.paid("ann", "c").await;
+    let api = Api::start(&[]);
+    let id = api.paid("ann", "c", "k").await;
     let (status, body) = api.get(&format!("/payments/{id}"), "ann").await;
     assert_eq!(status, 200);
     assert_eq!(
@@ -135,10 +112,10 @@ async fn an_account_sees_its_own_payments_and_nobody_elses() {
 
 #[tokio::test]
 async fn a_list_is_read_page_by_page() {
-    let api = Api::start(&[]).await;
+    let api = Api::start(&[]);
     let mut ids = Vec::new();
-    for _ in 0..5 {
-        ids.insert(0, api.paid("ann", "c d").await);
+    for n in 0..5 {
+        ids.insert(0, api.paid("ann", "c d", &format!("k{n}")).await);
     }
     let (mut seen, mut target) = (Vec::new(), "/payments?customerId=c%20d&limit=2".to_owned());
     loop {
@@ -167,33 +144,32 @@ async fn a_list_is_read_page_by_page() {
 
 #[tokio::test]
 async fn a_node_that_is_told_to_stop_ends_well() {
-    let api = Api::start(&[]).await;
-    assert_eq!(api.program.look("/health").await.0, 200);
-    assert!(api.program.stop());
+    let api = Api::start(&[]);
+    assert_eq!(api.program.0.look("/health").await.0, 200);
+    assert!(api.program.0.stop());
 }
 
 #[tokio::test]
-async fn two_nodes_on_one_postgres_show_the_same() {
-    let server = Server::start();
-    let start = || Program::start(&["serve", "--store", &server.url(), "--provider", "http://127.0.0.1:1"]);
+async fn two_nodes_that_start_at_once_on_one_postgres_show_the_same() {
+    let place = Place::postgres();
+    let store = place.url();
+    let start = || Program::start(&["serve", "--store", &store, "--provider", "http://127.0.0.1:1"]);
     let nodes = std::thread::scope(|scope| {
         let nodes = [scope.spawn(start), scope.spawn(start)];
-        nodes.map(|node| node.join().expect("a node starts"))
+        nodes.map(|node| Node(node.join().expect("a node starts")))
     });
-    let db = Db::connect(&StoreUrl::parse(&server.url()).unwrap()).await.unwrap();
-    let id = paid(&db, "ann", "c").await;
-    db.close().await;
+    let made = nodes[0].post("/payments", "ann", "k", &payment("c", 4200)).await;
+    let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
     for node in &nodes {
-        assert_eq!(node.look("/health").await.0, 200);
-        assert_eq!(get(node, &format!("/payments/{id}"), "ann").await.1["paymentId"], *id);
-        assert_eq!(get(node, &format!("/payments/{id}"), "bob").await.0, 404);
-        let (status, page) = get(node, "/payments?customerId=c", "ann").await;
-        assert_eq!((status, &page["payments"][0]["paymentId"]), (200, &id.as_str().into()));
+        assert_eq!(node.0.look("/health").await.0, 200);
+        assert_eq!(node.get(&format!("/payments/{id}"), "ann").await.1["paymentId"], *id);
+        assert_eq!(node.get(&format!("/payments/{id}"), "bob").await.0, 404);
+        assert_eq!(node.payments("ann", "c").await.len(), 1);
         for odd in ["/payments?customerId=%00", "/payments/%00"] {
-            assert!((400..500).contains(&get(node, odd, "ann").await.0), "{odd}");
+            assert!((400..500).contains(&node.get(odd, "ann").await.0), "{odd}");
         }
     }
     for node in nodes {
-        assert!(node.stop());
+        assert!(node.0.stop());
     }
 }

@@ -2,13 +2,16 @@
 
 use futures_util::future::join_all;
 use http::HeaderMap;
+use ibid::transaction::OwnedTx as _;
+use ibid::transaction::sqlx_postgres::SqlxPostgres;
+use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use payments::account::{Account, Authentication};
 use payments::db::payments::{Page, Settled, new_payment_id};
 use payments::db::rides::{new_receipt_id, new_ride_id};
-use payments::db::{Db, StoreUrl};
+use payments::db::{Backend, Db, Writes as _};
 use payments::input::{NewPayment, NewRide};
 
-use crate::postgres::Server;
+use crate::world::Place;
 
 pub(crate) fn account(token: &str) -> Account {
     let headers: HeaderMap =
@@ -22,28 +25,34 @@ pub(crate) fn payment(customer_id: &str, amount_cents: i64) -> NewPayment {
 
 #[tokio::test]
 async fn tables_on_postgres() {
-    let server = Server::start();
-    story(&StoreUrl::parse(&server.url()).unwrap()).await;
+    story(&Place::postgres()).await;
 }
 
 #[tokio::test]
 async fn tables_on_sqlite() {
-    let folder = tempfile::tempdir().unwrap();
-    story(&StoreUrl::Sqlite(folder.path().join("payments.db"))).await;
+    story(&Place::sqlite()).await;
 }
 
-async fn story(url: &StoreUrl) {
-    let db = nodes_that_start_at_once_find_the_same_tables(url).await;
-    a_payment_is_there_when_its_transaction_commits_and_ends_once(&db).await;
-    a_ride_is_filled_in_phase_by_phase(&db).await;
-    pages_follow_each_other_without_gap(&db).await;
-    writers_wait_for_each_other(&db).await;
+async fn story(place: &Place) {
+    let db = nodes_that_start_at_once_find_the_same_tables(place).await;
+    match &db {
+        Db::Postgres(pool) => rows(&db, &SqlxPostgres(pool.clone())).await,
+        Db::Sqlite(pool) => rows(&db, &SqlxSqlite(pool.clone())).await,
+    }
     db.close().await;
 }
 
-async fn nodes_that_start_at_once_find_the_same_tables(url: &StoreUrl) -> Db {
+async fn rows<D: Backend>(db: &Db, database: &D) {
+    a_payment_is_there_when_its_transaction_commits_and_ends_once(db, database).await;
+    a_ride_is_filled_in_phase_by_phase(db, database).await;
+    pages_follow_each_other_without_gap(db, database).await;
+    writers_wait_for_each_other(db, database).await;
+}
+
+async fn nodes_that_start_at_once_find_the_same_tables(place: &Place) -> Db {
     let nodes = join_all((0..6).map(|_| async {
-        let db = Db::connect(url).await.unwrap();
+        payments::store::open(&place.store_url()).await.unwrap();
+        let db = Db::connect(&place.store_url()).await.unwrap();
         db.make_tables().await.unwrap();
         db
     }));
@@ -56,15 +65,15 @@ async fn nodes_that_start_at_once_find_the_same_tables(url: &StoreUrl) -> Db {
     db
 }
 
-async fn a_payment_is_there_when_its_transaction_commits_and_ends_once(db: &Db) {
+async fn a_payment_is_there_when_its_transaction_commits_and_ends_once<D: Backend>(db: &Db, database: &D) {
     let (ann, bob) = (account("ann"), account("bob"));
     let id = new_payment_id();
-    let mut tx = db.begin().await.unwrap();
-    tx.insert_payment(&id, &ann, &payment("c", i64::MAX), Some(&[7; 16])).await.unwrap();
+    let mut tx = database.begin().await.unwrap();
+    tx.insert_payment(&id, &ann, &payment("c", i64::MAX), None).await.unwrap();
     drop(tx);
     assert_eq!(db.payment(&ann, &id).await.unwrap(), None);
 
-    let mut tx = db.begin().await.unwrap();
+    let mut tx = database.begin().await.unwrap();
     tx.insert_payment(&id, &ann, &payment("c", i64::MAX), None).await.unwrap();
     tx.commit().await.unwrap();
     let found = db.payment(&ann, &id).await.unwrap().unwrap();
@@ -74,7 +83,7 @@ async fn a_payment_is_there_when_its_transaction_commits_and_ends_once(db: &Db) 
     assert_eq!(db.payment(&bob, &id).await.unwrap(), None);
 
     for (settled, charge, changed) in [(Settled::Succeeded, "ch_1", true), (Settled::Failed, "ch_2", false)] {
-        let mut tx = db.begin().await.unwrap();
+        let mut tx = database.begin().await.unwrap();
         assert_eq!(tx.settle_payment(&id, settled, Some(charge)).await.unwrap(), changed);
         tx.commit().await.unwrap();
     }
@@ -82,12 +91,12 @@ async fn a_payment_is_there_when_its_transaction_commits_and_ends_once(db: &Db) 
     assert_eq!((found.status.as_str(), found.charge_id.as_deref()), ("succeeded", Some("ch_1")));
 }
 
-async fn a_ride_is_filled_in_phase_by_phase(db: &Db) {
+async fn a_ride_is_filled_in_phase_by_phase<D: Backend>(db: &Db, database: &D) {
     let ann = account("ann");
     let (id, receipt) = (new_ride_id(), new_receipt_id());
     let ride = NewRide { payment: payment("c", 900), origin: "a".into(), destination: "b".into() };
-    let mut tx = db.begin().await.unwrap();
-    tx.insert_ride(&id, &ann, &ride, Some(&[7; 16])).await.unwrap();
+    let mut tx = database.begin().await.unwrap();
+    tx.insert_ride(&id, &ann, &ride, None).await.unwrap();
     assert!(!tx.receipt_ride(&id, &receipt).await.unwrap(), "a receipt for a ride that is not paid");
     assert!(tx.settle_ride(&id, Settled::Succeeded, Some("ch_1")).await.unwrap());
     assert!(!tx.settle_ride(&id, Settled::Failed, None).await.unwrap());
@@ -99,10 +108,10 @@ async fn a_ride_is_filled_in_phase_by_phase(db: &Db) {
     assert_eq!(db.ride(&account("bob"), &id).await.unwrap(), None);
 }
 
-async fn pages_follow_each_other_without_gap(db: &Db) {
+async fn pages_follow_each_other_without_gap<D: Backend>(db: &Db, database: &D) {
     let ann = account("ann");
     let mut ids = Vec::new();
-    let mut tx = db.begin().await.unwrap();
+    let mut tx = database.begin().await.unwrap();
     for n in 1..=5 {
         ids.insert(0, new_payment_id());
         tx.insert_payment(&ids[0], &ann, &payment("pages", n), None).await.unwrap();
@@ -122,12 +131,12 @@ async fn pages_follow_each_other_without_gap(db: &Db) {
     assert_eq!(seen, ids);
 }
 
-async fn writers_wait_for_each_other(db: &Db) {
+async fn writers_wait_for_each_other<D: Backend>(db: &Db, database: &D) {
     let ann = account("ann");
     let writers = join_all((0..24).map(|n| {
         let ann = ann.clone();
         async move {
-            let mut tx = db.begin().await.unwrap();
+            let mut tx = database.begin().await.unwrap();
             tx.insert_payment(&new_payment_id(), &ann, &payment("writers", n + 1), None).await.unwrap();
             tx.commit().await.unwrap();
         }

@@ -91,5 +91,5 @@ pub(crate) fn charge(key: &str, amount_cents: i64) -> Request {
     Request::post("/charges").header("Idempotency-Key", key).body(body.to_string())
 }
 
-/// When to give up on something that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// When to give up on something that must happen. An effect that meets three faults in a row pauses for 14 seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -2,8 +2,11 @@
 
 mod api;
 mod client;
+mod crash;
 mod db;
 mod harness;
-mod postgres;
+mod payments;
 mod provider;
 mod provider_webhook;
+mod rides;
+mod world;

@@ -1,0 +1,121 @@
+//! Nodes that are killed and nodes that share a database: every key is one payment, every payment settles, and the
+//! processor charges exactly once for each.
+
+use std::collections::HashMap;
+
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use serde_json::Value;
+
+use crate::world::{Node, Place, World, json, on_both_databases, payment};
+
+on_both_databases!(
+    a_node_is_killed_with_fifty_payments_in_flight,
+    two_nodes_make_one_payment_of_one_key,
+    a_node_carries_on_what_its_killed_neighbour_left,
+);
+
+const FAULTS: &str = "timeout=0.05,reset=0.05,error=0.05,busy=0.05";
+
+async fn a_node_is_killed_with_fifty_payments_in_flight(place: Place) {
+    let world = World::new(place, FAULTS);
+    let node = world.node("2s");
+    let answered = killed_after(10, 50, node).await;
+    let node = world.node("2s");
+    all_are_one_payment_each(&world, &node, 50, &answered).await;
+}
+
+async fn a_node_carries_on_what_its_killed_neighbour_left(place: Place) {
+    let world = World::new(place, FAULTS);
+    let (killed, node) = (world.node("2s"), world.node("2s"));
+    let answered = killed_after(5, 20, killed).await;
+    all_are_one_payment_each(&world, &node, 20, &answered).await;
+}
+
+async fn two_nodes_make_one_payment_of_one_key(place: Place) {
+    let world = World::new(place, "");
+    let nodes = [world.node("10s"), world.node("10s")];
+    let keys: Vec<String> = (0..10).map(key).collect();
+    let body = payment("c", 500);
+    let (nodes, body) = (&nodes, &body);
+    let posts = keys.iter().flat_map(|key| {
+        nodes
+            .iter()
+            .map(move |node| async move { (key.clone(), node.post("/payments", "ann", key, body).await) })
+    });
+    let mut answered: HashMap<String, Value> = HashMap::new();
+    for (key, answer) in join_all(posts).await {
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        let said = json(&answer);
+        assert_eq!(answered.entry(key).or_insert_with(|| said.clone()), &said);
+    }
+    all_are_one_payment_each(&world, &nodes[1], 10, &answered).await;
+}
+
+/// Sends so many payments at once and kills the node after so many answers. What was answered.
+async fn killed_after(answers: usize, payments: usize, node: Node) -> HashMap<String, Value> {
+    let mut answered = HashMap::new();
+    let mut node = Some(node);
+    let address = node.as_ref().map(|node| node.0.address).expect("it runs");
+    let body = &payment("c", 500);
+    let mut posts: FuturesUnordered<_> = (0..payments)
+        .map(|n| async move {
+            (key(n), crate::world::try_post_to(address, "/payments", "ann", &key(n), body).await)
+        })
+        .collect();
+    while let Some((key, answer)) = posts.next().await {
+        let Some(answer) = answer else { continue };
+        // A node that is being overrun may say "later", never anything else.
+        assert!(matches!(answer.status, 201 | 409 | 503), "{}", answer.text());
+        if answer.status == 201 {
+            answered.insert(key, json(&answer));
+        }
+        if answered.len() >= answers
+            && let Some(node) = node.take()
+        {
+            node.0.kill();
+        }
+    }
+    assert!(node.is_none(), "it was killed");
+    answered
+}
+
+/// Sends every key again: the answers of before are given again, and each key is one payment and one charge.
+async fn all_are_one_payment_each(
+    world: &World,
+    node: &Node,
+    payments: usize,
+    answered: &HashMap<String, Value>,
+) {
+    let keys: Vec<String> = (0..payments).map(key).collect();
+    let body = payment("c", 500);
+    let again = join_all(keys.iter().map(|key| node.post_until_done("/payments", "ann", key, &body))).await;
+    let mut ids = Vec::new();
+    for (key, answer) in keys.iter().zip(again) {
+        assert_eq!(answer.status, 201, "{key}: {}", answer.text());
+        let answer = json(&answer);
+        assert!(
+            answered.get(key).is_none_or(|before| *before == answer),
+            "{key} was answered otherwise before"
+        );
+        ids.push(answer["paymentId"].as_str().expect("an id").to_owned());
+    }
+    for id in &ids {
+        assert_eq!(node.settled("ann", id).await["status"], "succeeded");
+    }
+    ids.sort();
+    let mut listed: Vec<String> = node
+        .payments("ann", "c")
+        .await
+        .iter()
+        .map(|payment| payment["paymentId"].as_str().expect("an id").to_owned())
+        .collect();
+    listed.sort();
+    assert_eq!(listed, ids);
+    assert_eq!(world.charged().await, ids);
+}
+
+fn key(n: usize) -> String {
+    format!("k{n}")
+}

@@ -1,0 +1,187 @@
+//! `POST /payments` from outside: one key is one payment and one charge, whatever the processor does.
+
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::harness::Program;
+use crate::world::{Node, Place, World, json, on_both_databases, payment};
+
+on_both_databases!(
+    a_payment_is_made_once_and_every_retry_gets_its_answer,
+    twenty_at_once_are_one_payment,
+    bad_input_uses_up_no_key_and_other_accounts_have_their_own,
+    a_declined_card_fails_the_payment,
+    whatever_the_processor_does_it_charges_once_and_the_payment_succeeds,
+    a_payment_outlives_its_record,
+);
+
+async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    let first = node.post("/payments", "ann", "k", &payment("c", 4200)).await;
+    assert_eq!(first.status, 201, "{}", first.text());
+    assert_eq!(first.header("idempotent-replayed"), None);
+    let made = json(&first);
+    let id = made["paymentId"].as_str().expect("an id");
+    assert_eq!(made, serde_json::json!({ "paymentId": id, "status": "pending" }));
+    assert_eq!(first.header("location"), Some(format!("/payments/{id}")));
+
+    let paid = node.settled("ann", id).await;
+    assert_eq!((&paid["status"], &paid["amountCents"]), (&"succeeded".into(), &4200.into()));
+    assert!(paid["chargeId"].as_str().is_some_and(|charge| !charge.is_empty()), "{paid}");
+
+    let again = node.post("/payments", "ann", "k", &payment("c", 4200)).await;
+    assert_eq!((again.status, &again.body), (201, &first.body));
+    assert_eq!(again.header("idempotent-replayed").as_deref(), Some("true"));
+    assert_eq!(again.header("location"), first.header("location"));
+    assert_eq!(again.header("idempotency-expires"), first.header("idempotency-expires"));
+
+    let other = node.post("/payments", "ann", "k", &payment("c", 4201)).await;
+    assert_eq!(other.status, 422, "{}", other.text());
+    let none = node.0.call(&keyless()).await;
+    assert_eq!(none.status, 400, "{}", none.text());
+    assert_eq!(node.get("/.ibid/keys/k?method=POST&path=/payments", "ann").await.1["state"], "completed");
+    assert_eq!(node.get("/.ibid/keys/k?method=POST&path=/payments", "bob").await.0, 404);
+
+    // After a restart, too: nothing of it is in the process.
+    assert!(node.0.stop());
+    let node = world.node("10s");
+    assert_eq!(node.post("/payments", "ann", "k", &payment("c", 4200)).await.body, first.body);
+    assert_eq!(node.payments("ann", "c").await.len(), 1);
+    assert_eq!(world.charged().await, [id]);
+}
+
+fn keyless() -> ibid_testkit::client::Request {
+    ibid_testkit::client::Request::post("/payments")
+        .header("Authorization", "Bearer ann")
+        .header("Content-Type", "application/json")
+        .body(payment("c", 1).to_string())
+}
+
+async fn twenty_at_once_are_one_payment(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    let body = payment("c", 500);
+    let answers = join_all((0..20).map(|_| node.post("/payments", "ann", "k", &body))).await;
+    for answer in &answers {
+        assert_eq!((answer.status, &answer.body), (201, &answers[0].body), "{}", answer.text());
+    }
+    let replays = answers.iter().filter(|answer| answer.header("idempotent-replayed").is_some()).count();
+    assert_eq!(replays, 19);
+    let id = json(&answers[0])["paymentId"].as_str().expect("an id").to_owned();
+    node.settled("ann", &id).await;
+    assert_eq!(node.payments("ann", "c").await.len(), 1);
+    assert_eq!(world.charged().await, [id]);
+}
+
+async fn bad_input_uses_up_no_key_and_other_accounts_have_their_own(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    assert_eq!(node.post("/payments", "ann", "k", &payment("c", -1)).await.status, 422);
+    let anns = node.post("/payments", "ann", "k", &payment("c", 500)).await;
+    assert_eq!(anns.status, 201, "{}", anns.text());
+    let bobs = node.post("/payments", "bob", "k", &payment("d", 700)).await;
+    assert_eq!((bobs.status, bobs.header("idempotent-replayed")), (201, None), "{}", bobs.text());
+    let mut ids = Vec::new();
+    for (token, answer) in [("ann", anns), ("bob", bobs)] {
+        let id = json(&answer)["paymentId"].as_str().expect("an id").to_owned();
+        assert_eq!(node.settled(token, &id).await["status"], "succeeded");
+        ids.push(id);
+    }
+    assert_eq!(node.get(&format!("/payments/{}", ids[0]), "bob").await.0, 404);
+    ids.sort();
+    assert_eq!(world.charged().await, ids);
+}
+
+async fn a_declined_card_fails_the_payment(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    let made = node.post("/payments", "ann", "k", &payment("c", 1013)).await;
+    assert_eq!(made.status, 201);
+    let failed = node.settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
+    assert_eq!(failed["status"], "failed");
+    assert!(failed["chargeId"].is_string(), "{failed}");
+    // What was promised to the client stays what it was: it looks at the payment.
+    assert_eq!(node.post("/payments", "ann", "k", &payment("c", 1013)).await.body, made.body);
+}
+
+async fn whatever_the_processor_does_it_charges_once_and_the_payment_succeeds(place: Place) {
+    let mut place = place;
+    for fault in
+        ["timeout=first", "reset=first", "error=first", "late=first:300ms", "busy=first", "refuse=first"]
+    {
+        let world = World::new(place, fault);
+        // A call is given up after a third of it.
+        let node = world.node("3s");
+        let made = node.post("/payments", "ann", fault, &payment("c", 500)).await;
+        assert_eq!(made.status, 201, "{fault}: {}", made.text());
+        let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
+        assert_eq!(node.settled("ann", &id).await["status"], "succeeded", "{fault}");
+        assert_eq!(world.charged().await, [id], "{fault}");
+        assert!(node.0.stop(), "{fault}");
+        place = world.place;
+    }
+}
+
+async fn a_payment_outlives_its_record(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
+    let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
+    node.settled("ann", &id).await;
+    assert_eq!(
+        world.texts("select 'kept' from payment join ibid_record r on r.id = record_id").await,
+        ["kept"]
+    );
+    assert!(node.0.stop());
+    // As if its retention and its tombstone were over. The effect is done, and does not hold it back.
+    world.texts("update ibid_record set expires_at = 1, purge_at = 1 returning 'aged'").await;
+    let node = world.node("10s");
+    world.comes_to("select 'record' from ibid_record", &[]).await;
+    assert_eq!(world.texts("select 'payment' from payment where record_id is null").await, ["payment"]);
+    assert_eq!(node.settled("ann", &id).await["status"], "succeeded");
+}
+
+/// A processor that answers every charge and every question with these heads.
+async fn processor_saying(charge: &'static str, question: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).await.unwrap_or_default();
+            let says = if request[..read].starts_with(b"POST") { charge } else { question };
+            let answer = format!("HTTP/1.1 {says}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}");
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    url
+}
+
+async fn paid_through(world: &World, provider: &str) -> (Node, String) {
+    let store = world.place.url();
+    let node = Node(Program::start(&["serve", "--store", &store, "--provider", provider]));
+    let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
+    let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
+    (node, id)
+}
+
+#[tokio::test]
+async fn a_charge_that_is_certainly_refused_fails_its_payment() {
+    let world = World::new(Place::sqlite(), "");
+    let provider = processor_saying("400 Bad Request", "404 Not Found").await;
+    let (node, id) = paid_through(&world, &provider).await;
+    let failed = node.settled("ann", &id).await;
+    assert_eq!((&failed["status"], &failed["chargeId"]), (&"failed".into(), &serde_json::Value::Null));
+}
+
+#[tokio::test]
+async fn a_payment_that_nobody_can_tell_the_end_of_stays_pending_for_a_person() {
+    let world = World::new(Place::sqlite(), "");
+    let provider = processor_saying("401 Unauthorized", "401 Unauthorized").await;
+    let (node, id) = paid_through(&world, &provider).await;
+    // 5 is `dead`.
+    world.comes_to("select cast(state as text) from ibid_effect", &["5"]).await;
+    assert_eq!(node.get(&format!("/payments/{id}"), "ann").await.1["status"], "pending");
+}

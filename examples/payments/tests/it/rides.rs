@@ -1,0 +1,99 @@
+//! `POST /rides` from outside: three phases, resumed by whoever comes after a crash.
+
+use crate::world::{Node, Place, World, eventually, json, on_both_databases, ride};
+
+on_both_databases!(
+    a_ride_is_booked_charged_and_receipted_once,
+    a_declined_card_is_the_answer_and_stays_it,
+    a_retry_goes_on_after_a_charge_that_got_no_answer,
+    the_next_request_resumes_a_ride_whose_node_was_killed,
+    the_sweeper_resumes_a_ride_whose_client_has_gone,
+);
+
+async fn a_ride_is_booked_charged_and_receipted_once(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    let first = node.post("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(first.status, 201, "{}", first.text());
+    is_done_once(&world, &node, &json(&first)).await;
+    let again = node.post("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!((again.status, &again.body), (201, &first.body));
+    assert_eq!(again.header("idempotent-replayed").as_deref(), Some("true"));
+    assert_eq!(again.header("location"), first.header("location"));
+    assert_eq!(node.post("/rides", "ann", "k", &ride(901)).await.status, 422);
+    is_done_once(&world, &node, &json(&first)).await;
+}
+
+async fn a_declined_card_is_the_answer_and_stays_it(place: Place) {
+    let world = World::new(place, "");
+    let node = world.node("10s");
+    let first = node.post("/rides", "ann", "k", &ride(1013)).await;
+    assert_eq!(first.status, 402, "{}", first.text());
+    let again = node.post("/rides", "ann", "k", &ride(1013)).await;
+    assert_eq!((again.status, &again.body), (402, &first.body));
+    assert_eq!(again.header("idempotent-replayed").as_deref(), Some("true"));
+    let (_, failed) = node.get(&first.header("location").expect("a place"), "ann").await;
+    assert_eq!((&failed["status"], &failed["receiptId"]), (&"failed".into(), &serde_json::Value::Null));
+}
+
+async fn a_retry_goes_on_after_a_charge_that_got_no_answer(place: Place) {
+    let world = World::new(place, "error=first");
+    let node = world.node("10s");
+    let first = node.post("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(first.status, 503, "{}", first.text());
+    assert!(first.header("retry-after").is_some());
+    assert_eq!(world.texts("select status from ride").await, ["pending"]);
+    let again = node.post("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(again.status, 201, "{}", again.text());
+    is_done_once(&world, &node, &json(&again)).await;
+}
+
+/// A node that is killed while it waits for the processor, which has charged: after the first phase, before the
+/// second is recorded.
+async fn killed_in_the_middle(world: &World, lease: &str) {
+    let node = world.node(lease);
+    let body = ride(900);
+    let asking = node.try_post("/rides", "ann", "k", &body);
+    let charged =
+        eventually("the processor charges", async || (!world.charged().await.is_empty()).then_some(()));
+    tokio::select! {
+        answer = asking => panic!("the processor does not answer, but the node does: {answer:?}"),
+        () = charged => {}
+    }
+    node.0.kill();
+    assert_eq!(world.texts("select status from ride").await, ["pending"]);
+}
+
+async fn the_next_request_resumes_a_ride_whose_node_was_killed(place: Place) {
+    let world = World::new(place, "timeout=first");
+    killed_in_the_middle(&world, "5s").await;
+    // It sweeps when it starts, before the lease has lapsed, and not again.
+    let node = world.node_with("5s", "1h");
+    let done = node.post_until_done("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(done.status, 201, "{}", done.text());
+    is_done_once(&world, &node, &json(&done)).await;
+    let events = world.texts("select detail from ibid_event where detail like '%taken over%'").await;
+    assert_eq!(events, ["attempt 1 lapsed; taken over by the next request"]);
+}
+
+async fn the_sweeper_resumes_a_ride_whose_client_has_gone(place: Place) {
+    let world = World::new(place, "timeout=first");
+    killed_in_the_middle(&world, "1s").await;
+    let node = world.node("1s");
+    world.comes_to("select status from ride", &["succeeded"]).await;
+    let done = node.post_until_done("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(done.status, 201, "{}", done.text());
+    assert_eq!(done.header("idempotent-replayed").as_deref(), Some("true"));
+    is_done_once(&world, &node, &json(&done)).await;
+}
+
+/// One ride, one charge, one receipt, and all three belong together.
+async fn is_done_once(world: &World, node: &Node, answer: &serde_json::Value) {
+    let id = answer["rideId"].as_str().expect("an id");
+    assert_eq!(answer["status"], "succeeded");
+    let (_, ride) = node.get(&format!("/rides/{id}"), "ann").await;
+    assert_eq!((&ride["status"], &ride["receiptId"]), (&"succeeded".into(), &answer["receiptId"]));
+    assert!(ride["chargeId"].is_string() && ride["receiptId"].is_string(), "{ride}");
+    assert_eq!(world.texts("select id from ride").await, [id]);
+    assert_eq!(world.charged().await, [id]);
+}

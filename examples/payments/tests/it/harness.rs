@@ -44,9 +44,23 @@ impl Program {
 
     /// SIGTERM; says whether it ended well.
     pub(crate) fn stop(mut self) -> bool {
-        let told = Command::new("kill").arg(self.child.id().to_string()).status();
-        assert!(told.is_ok_and(|status| status.success()), "a child can be told to stop");
+        self.signal("TERM");
         self.child.wait().expect("a child ends").success()
+    }
+
+    /// SIGSTOP: it holds what it holds and does nothing.
+    pub(crate) fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// SIGCONT.
+    pub(crate) fn wake(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let told = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(told.is_ok_and(|status| status.success()), "a child takes a signal");
     }
 
     pub(crate) fn url(&self) -> String {
@@ -91,5 +105,5 @@ pub(crate) fn charge(key: &str, amount_cents: i64) -> Request {
     Request::post("/charges").header("Idempotency-Key", key).body(body.to_string())
 }
 
-/// When to give up on something that must happen. An effect that meets three faults in a row pauses for 14 seconds.
+/// When to give up on something that must happen. A lapsed claim and a fault after it cost an effect ten seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

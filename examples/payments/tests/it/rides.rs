@@ -87,6 +87,30 @@ async fn the_sweeper_resumes_a_ride_whose_client_has_gone(place: Place) {
     is_done_once(&world, &node, &json(&done)).await;
 }
 
+/// On PostgreSQL only: a process that is paused in the middle of a write holds the whole of an SQLite file.
+#[tokio::test]
+async fn a_node_that_wakes_up_after_its_lease_changes_nothing() {
+    let world = World::new(Place::postgres(), "late=first:2s");
+    let zombie = world.node("1s");
+    let body = ride(900);
+    let asking = zombie.try_post("/rides", "ann", "k", &body);
+    let meanwhile = async {
+        eventually("the processor charges", async || (!world.charged().await.is_empty()).then_some(())).await;
+        zombie.0.pause();
+        let node = world.node("1s");
+        world.comes_to("select status from ride", &["succeeded"]).await;
+        zombie.0.wake();
+        node
+    };
+    let (answer, node) = futures_util::future::join(asking, meanwhile).await;
+    // Its own client is given what the other node has stored.
+    let answer = answer.expect("it answers");
+    let kept = node.post("/rides", "ann", "k", &body).await;
+    assert_eq!((answer.status, &answer.body), (201, &kept.body), "{}", answer.text());
+    assert_eq!(kept.header("idempotent-replayed").as_deref(), Some("true"));
+    is_done_once(&world, &node, &json(&kept)).await;
+}
+
 /// One ride, one charge, one receipt, and all three belong together.
 async fn is_done_once(world: &World, node: &Node, answer: &serde_json::Value) {
     let id = answer["rideId"].as_str().expect("an id");

@@ -116,6 +116,12 @@ impl Attempt {
         attempt
     }
 
+    /// Knows what this one knows, and ends nothing.
+    pub(crate) fn stand_in(&self) -> Attempt {
+        let begun = (*self.begun).clone();
+        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), begun, self.leased_at)
+    }
+
     /// Which run of this request it is, from 1.
     pub fn number(&self) -> u32 {
         self.begun.attempt

@@ -127,7 +127,28 @@ impl Attempt {
     /// If an earlier Attempt did it already, nothing runs and its result is returned.
     ///
     /// The work may be run more than once, in a new transaction each time, when others are in its way.
-    pub async fn phase<D, R, E, W>(
+    ///
+    /// It may use what lives longer than the call:
+    ///
+    /// ```
+    /// # use ibid::Attempt;
+    /// # use ibid::phase::PhaseError;
+    /// # use ibid::transaction::{Database, TxError};
+    /// # use ibid::core::effect::NewEffect;
+    /// # async fn ride<D: Database>(attempt: &mut Attempt, pool: &D, to: &str) -> Result<u64, PhaseError<TxError>> {
+    /// attempt
+    ///     .phase("ride", pool, |inside| {
+    ///         Box::pin(async move {
+    ///             inside.enqueue(NewEffect::new("mail", "mail", to.to_owned())).await?;
+    ///             Ok(7)
+    ///         })
+    ///     })
+    ///     .await
+    /// # }
+    /// ```
+    // An async closure would read better, but its future is not known to be `Send` where a handler needs that. That
+    // `'w` outlives `'t` is implied by the argument, so the work may borrow from around it.
+    pub async fn phase<'w, D, R, E, W>(
         &mut self,
         name: &str,
         database: &D,
@@ -135,8 +156,9 @@ impl Attempt {
     ) -> Result<R, PhaseError<E>>
     where
         D: Database,
+        D::Tx: 'w,
         R: Serialize + DeserializeOwned,
-        W: for<'t> FnMut(&'t mut Inside<'_, D::Tx>) -> Pending<'t, Result<R, E>>,
+        W: for<'t> FnMut(&'t mut Inside<'w, D::Tx>) -> Pending<'t, Result<R, E>>,
     {
         let step = match self.passed(name).await? {
             Passed::With(result) => return Ok(result),
@@ -145,7 +167,7 @@ impl Attempt {
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
-            let mut inside = match self.inside(tx).await {
+            let mut inside = match self.inside_for_phase(tx).await {
                 Err(error) if error.is_again() => continue,
                 inside => inside?,
             };

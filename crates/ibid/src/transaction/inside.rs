@@ -100,45 +100,50 @@ impl Attempt {
     /// Goes into the caller's transaction. It locks the Record first: a lost lease is refused before any work, and while
     /// the transaction is open nobody takes over.
     pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<Inside<'_, T>, TxError> {
+        match self.lock(&mut tx).await {
+            Ok(held) => Ok(Inside::holding(Holder::Lent(self), tx, held)),
+            Err(error) => Err(give_back(tx, error).await),
+        }
+    }
+
+    /// The same for one Phase: this Attempt goes on when the transaction has ended, and is not borrowed meanwhile.
+    pub(crate) async fn inside_for_phase<'w, T: OwnedTx>(&self, mut tx: T) -> Result<Inside<'w, T>, TxError> {
+        match self.lock(&mut tx).await {
+            Ok(held) => Ok(Inside::holding(Holder::Own(Box::new(self.stand_in())), tx, held)),
+            Err(error) => Err(give_back(tx, error).await),
+        }
+    }
+
+    /// Locks the Record if it is still this Attempt's.
+    async fn lock<T: OwnedTx>(&self, tx: &mut T) -> Result<Locked, TxError> {
         if self.has_ended() {
             return Err(TxError::Ended);
         }
-        let begun = self.begun().clone();
         let store = sql(self.ibid())?;
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
-        let held = statements::lock(&mut tx, &begun.id, store.now(), begun.policy.lease).await?;
-        match held {
-            Some(held) if still_owns(&held.stored, &begun) => Ok(Inside {
-                attempt: Holder::Lent(self),
-                tx: Some(tx),
-                held,
-                reserves: false,
-                enqueued: 0,
-                owes: false,
-                _flight: None,
-            }),
-            _ => {
-                // Undone with the connection if this fails.
-                let _ = tx.rollback().await;
-                Err(TxError::LeaseLost)
-            }
-        }
+        let begun = self.begun();
+        let held = statements::lock(tx, &begun.id, store.now(), begun.policy.lease).await?;
+        held.filter(|held| still_owns(&held.stored, begun)).ok_or(TxError::LeaseLost)
     }
 }
 
+/// Undoes a transaction that found its way barred.
+async fn give_back<T: OwnedTx>(tx: T, why: TxError) -> TxError {
+    // Undone with the connection if this fails.
+    let _ = tx.rollback().await;
+    why
+}
+
 impl<'a, T: OwnedTx> Inside<'a, T> {
+    fn holding(attempt: Holder<'a>, tx: T, held: Locked) -> Inside<'a, T> {
+        Inside { attempt, tx: Some(tx), held, reserves: false, enqueued: 0, owes: false, _flight: None }
+    }
+
     pub(super) fn reserving(attempt: Box<Attempt>, tx: T, held: Locked, flight: Flight) -> Inside<'a, T> {
-        Inside {
-            attempt: Holder::Own(attempt),
-            tx: Some(tx),
-            held,
-            reserves: true,
-            enqueued: 0,
-            owes: false,
-            _flight: Some(flight),
-        }
+        let inside = Inside::holding(Holder::Own(attempt), tx, held);
+        Inside { reserves: true, _flight: Some(flight), ..inside }
     }
 
     /// Which run of this request it is, from 1.

@@ -1,1 +1,46 @@
-//! x
+//! Phases on a real database: what is committed is not run again, whoever goes on; a call to the outside is made again,
+//! asked about or left to a person, as it was declared.
+
+mod outside;
+mod resumed;
+mod within;
+
+use ibid_core::policy::{OnLapse, Policy};
+
+use crate::adapters::place::{
+    Place, RusqliteConnections, SqlxPostgresPools, SqlxSqlitePools, TokioPostgresPools,
+};
+use crate::transaction::world::World;
+
+/// What a handler that works in Phases is begun with.
+fn policy() -> Policy {
+    Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() }
+}
+
+macro_rules! every_rule {
+    ($($driver:ident: $adapter:ty, $place:expr;)*) => {
+        $(mod $driver {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn phases_keep_their_rules() {
+                let world = World::<$adapter>::under(policy(), $place).await;
+                within::every_rule(&world).await;
+                outside::every_rule(&world).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn a_lapsed_request_goes_on_behind_the_guard() {
+                let world = World::<$adapter>::under(policy(), $place).await;
+                resumed::every_rule(world).await;
+            }
+        })*
+    };
+}
+
+every_rule! {
+    rusqlite: RusqliteConnections, Place::sqlite();
+    sqlx_sqlite: SqlxSqlitePools, Place::sqlite();
+    sqlx_postgres: SqlxPostgresPools, Place::postgres();
+    tokio_postgres: TokioPostgresPools, Place::postgres();
+}

@@ -77,3 +77,8 @@ impl IntoResponse for NotRun {
 pub(crate) fn sent<'a>(extensions: &'a Extensions, uri: &'a Uri) -> &'a Uri {
     extensions.get::<OriginalUri>().map_or(uri, |OriginalUri(uri)| uri)
 }
+
+/// Says how the client sent an address.
+pub(crate) fn was_sent(extensions: &mut Extensions, uri: Uri) {
+    extensions.insert(OriginalUri(uri));
+}

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::Extensions;
+use ibid_core::key::Key;
 use ibid_core::machine::Ask;
+use ibid_core::scope::Tenant;
 use ibid_core::sql::Database;
 
 use crate::attempt::{Attempt, Finished};
@@ -106,6 +108,16 @@ pub enum NotRun {
 }
 
 impl Unbegun {
+    /// Whose request it is.
+    pub fn tenant(&self) -> &Tenant {
+        &self.ask.identity.tenant
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &Key {
+        &self.ask.identity.key
+    }
+
     /// Reserves the key as the first statement of a transaction, to be finished in it. The guard waits for it to end.
     pub async fn begin<D: Database>(&self, database: &D) -> Result<Box<Inside<'static, D::Tx>>, NotRun> {
         match self.ibid.begin_inside(self.ask.clone(), database, self.wait).await? {

@@ -232,18 +232,26 @@ where
         Unbegun { ibid: shared.ibid.clone(), ask: ask.clone(), wait, told: Arc::new(Mutex::new(None)) };
     let mut request = as_sent(&taken);
     request.extensions_mut().insert(unbegun.clone());
-    let living = shared.ibid.inner().begins();
+    let (living, up_to) = (shared.ibid.inner().begins(), route.policy.upstream_timeout);
     let run = tokio::spawn(async move {
-        let Ok(answer) = inner.call(request).await;
+        // Past its time it is dropped, and its transaction with it.
+        let ran = tokio::time::timeout(up_to, inner.call(request)).await;
         drop(living);
-        answer
+        ran.map(|answered| answered.unwrap_or_else(|never| match never {}))
     });
-    let ran = run.await;
+    let ran = match run.await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(_)) if unbegun.told().is_none() => {
+            // A commit that was under way may have come about: the record tells.
+            return wait_for(&shared.ibid, &route, ask, Duration::ZERO).await;
+        }
+        Ok(Err(_)) | Err(_) => Err(()),
+    };
     let Some(told) = unbegun.told() else {
         // It began nothing: its answer is its own. A panic undid its transaction.
         return match ran {
             Ok(answer) => answer.map(ReplyBody::passed),
-            Err(_) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
+            Err(()) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
         };
     };
     match told {
@@ -255,7 +263,7 @@ where
                 Ended::Waits => wait_for(&shared.ibid, &route, ask, wait).await,
                 Ended::AsHandlerSays => match ran {
                     Ok(answer) => answer.map(ReplyBody::passed),
-                    Err(_) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
+                    Err(()) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
                 },
             }
         }
@@ -404,6 +412,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 drop(handler);
                 self.timed_out(slot.take()).await;
             }
+            // It ended in the handler's transaction; what the handler does after that changes nothing.
+            (Err(_), Some(attempt)) if attempt.outcome().is_some() => self.timed_out(Some(attempt)).await,
             (Err(_), Some(attempt)) => {
                 let (finished, late) = attempt.unknown(ErrorCode::TimedOut).await;
                 let (policy, key) = (self.policy, self.ask.identity.key.clone());

@@ -49,9 +49,12 @@ pub enum Fate {
 
 /// The address as the client sent it.
 #[cfg(feature = "axum")]
-use crate::axum::sent;
+use crate::axum::{sent, was_sent};
 
 #[cfg(not(feature = "axum"))]
 fn sent<'a>(_: &'a http::Extensions, uri: &'a http::Uri) -> &'a http::Uri {
     uri
 }
+
+#[cfg(not(feature = "axum"))]
+fn was_sent(_: &mut http::Extensions, _: http::Uri) {}

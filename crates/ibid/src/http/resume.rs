@@ -56,7 +56,8 @@ pub(super) fn kept(asked: &HttpAsked) -> Bytes {
     let headers = head.headers.iter().filter(|(name, _)| !NOT_KEPT.contains(name));
     let kept = Kept {
         method: head.method.as_str().to_owned(),
-        uri: super::sent(&head.extensions, &head.uri).to_string(),
+        uri: head.uri.to_string(),
+        sent: super::sent(&head.extensions, &head.uri).to_string(),
         headers: headers
             .map(|(name, value)| Line { name: name.as_str().to_owned(), value: value.as_bytes().to_vec() })
             .collect(),
@@ -78,6 +79,7 @@ fn read(kept: &Bytes) -> Option<HttpAsked> {
     let (mut head, ()) = Request::new(()).into_parts();
     head.method = Method::from_bytes(kept.method.as_bytes()).ok()?;
     head.uri = kept.uri.parse::<Uri>().ok()?;
+    super::was_sent(&mut head.extensions, kept.sent.parse::<Uri>().ok()?);
     head.headers = headers;
     Some(HttpAsked { head, body: Bytes::from(kept.body) })
 }
@@ -86,8 +88,12 @@ fn read(kept: &Bytes) -> Option<HttpAsked> {
 struct Kept {
     #[n(0)]
     method: String,
+    /// As the guarded service sees it: a nested router sees only the rest of the path.
     #[n(1)]
     uri: String,
+    /// As the client sent it.
+    #[n(4)]
+    sent: String,
     #[n(2)]
     headers: Vec<Line>,
     #[cbor(n(3), with = "minicbor::bytes")]

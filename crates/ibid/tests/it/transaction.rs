@@ -4,6 +4,7 @@
 mod again;
 mod all_inside;
 mod counted;
+mod guarded;
 mod inside;
 mod locks;
 mod waiting;
@@ -24,6 +25,12 @@ macro_rules! every_rule {
             async fn an_attempt_ends_inside_the_callers_transaction() {
                 let world = world::World::<$adapter>::new($place).await;
                 inside::every_rule(&world).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn a_handler_behind_the_guard_ends_its_own_attempt() {
+                let world = world::World::<$adapter>::under(guarded::policy(), $place).await;
+                guarded::every_rule(world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,8 +1,8 @@
 //! Charges: what a call to the processor proves, and the worker's part in a payment.
 //!
 //! A payment is `succeeded` or `failed` only when that is certain. An effect that ends without an answer (dead or
-//! unknown) leaves its payment `pending`: the money may be taken, and a person has to look. `ibid effects` shows such
-//! effects; retried there, they end the payment like any other.
+//! unknown) leaves its payment `pending`: the money may be taken, and a person has to look. Once they have had it made
+//! after all (`ibid::outbox::retry`), it ends the payment like any other.
 
 use std::ops::DerefMut;
 use std::time::Duration;

@@ -10,7 +10,8 @@ use payments::{provider, serve};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("PAYMENTS_LOG");
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // PostgreSQL notices every table that is there already.
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,sqlx=warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,

@@ -102,7 +102,7 @@ fn answer(status: StatusCode, ride_id: &str, body: serde_json::Value) -> Respons
 /// The ride stands where its last phase left it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Stopped {
-    #[error(transparent)]
+    #[error("the rows are not written: {0:?}")]
     Rows(#[from] PhaseError<DbError>),
     #[error("the charge is not made, or not certainly: {0:?}")]
     Charge(PhaseError<String>),

@@ -1,6 +1,7 @@
 //! The programs from outside: real processes, real sockets, a real PostgreSQL.
 
 mod api;
+mod chaos;
 mod client;
 mod crash;
 mod db;

@@ -1,5 +1,7 @@
 //! `POST /payments`: payment, effect and completion in one transaction. The worker charges once it has committed.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use ibid::attempt::Finished;
@@ -27,7 +29,10 @@ pub(super) async fn create<D: Backend>(
     let mut tries = 1;
     loop {
         match write(&app, &mut held, &account, &payment).await {
-            Err(error) if error.is_again() && tries < TRIES_MAX => tries += 1,
+            Err(error) if error.is_again() && tries < TRIES_MAX => {
+                tokio::time::sleep(AGAIN_AFTER * tries).await;
+                tries += 1;
+            }
             ended => return ended,
         }
     }
@@ -87,5 +92,9 @@ impl IntoResponse for NotWritten {
     }
 }
 
-/// Who is in the way has committed by the next try, so a second is almost always enough.
-const TRIES_MAX: u32 = 4;
+/// Each time somebody who was in the way has committed, so more than a few mean a crowd: then the client's own retry is
+/// the better pause.
+const TRIES_MAX: u32 = 8;
+
+/// About one commit, and longer each time: those who met once should not meet again.
+const AGAIN_AFTER: Duration = Duration::from_millis(5);

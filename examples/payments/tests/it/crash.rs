@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use ibid_testkit::postgres::Postgres;
 use serde_json::Value;
 
 use crate::world::{Node, Place, World, json, on_both_databases, payment};
@@ -50,6 +51,25 @@ async fn two_nodes_make_one_payment_of_one_key(place: Place) {
         assert_eq!(answered.entry(key).or_insert_with(|| said.clone()), &said);
     }
     all_are_one_payment_each(&world, &nodes[1], 10, &answered).await;
+}
+
+/// Where transactions are told to run again (40001) for being in each other's way.
+#[tokio::test]
+async fn payments_that_are_in_each_others_way_are_all_made() {
+    let server = Postgres::start_with(&[("default_transaction_isolation", "serializable")]);
+    let world = World::new(Place::Postgres(Box::new(server)), "");
+    let nodes = [world.node("10s"), world.node("10s")];
+    let body = &payment("c", 500);
+    let posts = (0..40).map(|n| {
+        let node = &nodes[n % 2];
+        async move { (key(n), node.post_until_done("/payments", "ann", &key(n), body).await) }
+    });
+    let mut answered = HashMap::new();
+    for (key, answer) in join_all(posts).await {
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        answered.insert(key, json(&answer));
+    }
+    all_are_one_payment_each(&world, &nodes[0], 40, &answered).await;
 }
 
 /// Sends so many payments at once and kills the node after so many answers. What was answered.

@@ -126,9 +126,11 @@ impl Attempt {
     /// Runs one piece of work in one transaction, keeps its result, and advances the recovery point, all in one commit.
     /// If an earlier Attempt did it already, nothing runs and its result is returned.
     ///
-    /// The work may be run more than once, in a new transaction each time, when others are in its way.
+    /// The work may be run more than once, in a new transaction each time, when its commit finds others in its way.
+    /// What its own statements meet with it returns, and that is the end of this call.
     ///
-    /// It may use what lives longer than the call:
+    /// It may use what lives longer than the call. Where the driver's transaction has a lifetime of its own (sqlx,
+    /// rusqlite) the compiler takes that for the one meant, and what the work uses must be owned by its future.
     ///
     /// ```
     /// # use ibid::Attempt;
@@ -164,11 +166,15 @@ impl Attempt {
             Passed::With(result) => return Ok(result),
             Passed::NotYet(step) => step,
         };
+        let mut failed = TxError::NotCommitted;
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
             let mut inside = match self.inside_for_phase(tx).await {
-                Err(error) if error.is_again() => continue,
+                Err(error) if error.is_again() => {
+                    failed = error;
+                    continue;
+                }
                 inside => inside?,
             };
             let result = match work(&mut inside).await {
@@ -191,16 +197,22 @@ impl Attempt {
                 }
                 Ok(Committed::Unsure) => match self.was_committed(step).await? {
                     Some(stored) => stored,
-                    None => continue,
+                    None => {
+                        failed = TxError::NotCommitted;
+                        continue;
+                    }
                 },
-                Err(error) if error.is_again() => continue,
+                Err(error) if error.is_again() => {
+                    failed = error;
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
             self.goes_on_as(stored.record, sent_at);
             self.progress.at = step;
             return Ok(result);
         }
-        Err(PhaseError::LeaseLost)
+        Err(failed.into())
     }
 
     /// Makes one call to the outside with no transaction open, and keeps its result. If an earlier Attempt did it

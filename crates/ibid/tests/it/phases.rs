@@ -1,6 +1,7 @@
 //! Phases on a real database: what is committed is not run again, whoever goes on; a call to the outside is made again,
 //! asked about or left to a person, as it was declared.
 
+mod again;
 mod outside;
 mod resumed;
 mod within;

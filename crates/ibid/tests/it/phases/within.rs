@@ -3,13 +3,14 @@
 use ibid::attempt::{Attempt, Finished};
 use ibid::phase::PhaseError;
 use ibid::transaction::TxError;
+use ibid::upkeep;
 use ibid_core::effect::NewEffect;
 use ibid_core::record::{ErrorCode, State};
 use serde::{Deserialize, Serialize};
 
 use crate::adapters::{Adapter, PATIENT};
 use crate::lossy::{Lossy, Reply};
-use crate::transaction::world::{World, answer, is_stored, pay};
+use crate::transaction::world::{World, answer, is_stored, pay, until};
 use ibid::transaction::Database;
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
@@ -18,6 +19,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     a_phase_that_fails_leaves_nothing_and_may_be_run_again(world).await;
     another_order_is_refused_before_anything_runs(world).await;
     later_phases_may_be_added(world).await;
+    what_nobody_can_resume_waits_for_its_client(world).await;
     a_lost_reply_of_a_phase_is_settled_by_the_record(world).await;
     a_zombie_does_not_advance(world).await;
     the_last_phase_may_be_the_completion(world).await;
@@ -177,6 +179,20 @@ async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
         );
     }
     assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+}
+
+/// A sweeper without a handler sets it free after its last recovery point.
+async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A>) {
+    let mut attempt = world.begin("waits").await;
+    step(&mut attempt, &world.db, "waits", "ride").await.unwrap();
+    crash(world, attempt, "waits").await;
+    until(async || upkeep::sweep_once(&world.ibid).await.unwrap() == 1).await;
+    let record = world.record("waits").await.unwrap();
+    assert_eq!((record.state, record.point), (State::Retryable, 1));
+    let mut attempt = world.begin("waits").await;
+    assert_eq!((attempt.number(), attempt.after()), (2, 1));
+    assert_eq!(step(&mut attempt, &world.db, "waits", "ride").await.unwrap(), "ride by attempt 1");
+    assert_eq!(world.payments("waits").await, 1);
 }
 
 async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &World<A>) {

@@ -31,6 +31,11 @@ pub(crate) enum Command {
     ///
     /// The gateway does so itself when it starts; this is for those who give it a user that may not.
     Migrate(MigrateArgs),
+    /// Say what is not as it should be with a store: durability, replication, clock, schema
+    ///
+    /// Changes nothing, and also describes a store that the gateway refuses. Exits with 1 if there is a warning or
+    /// worse.
+    Doctor(DoctorArgs),
     /// Look at records
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -112,6 +117,17 @@ pub(crate) struct MigrateArgs {
     /// Print the statements that are missing instead of running them [default: run them]
     #[arg(long)]
     pub(crate) print: bool,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
+}
+
+/// What to look at.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object [default: a table]
+    #[arg(long)]
+    pub(crate) json: bool,
 
     #[command(flatten)]
     pub(crate) place: StoreArgs,

@@ -52,6 +52,11 @@ fn run(command: Command) -> Result<(), Failures> {
             let url = config::store_of(&args.place)?;
             wait_for(commands::migrate::run(&url, args.print, &mut stdout()))
         }
+        Command::Doctor(args) => {
+            let url = config::store_of(&args.place)?;
+            let secrets = config::secrets_of(&args.place, &Variables::of_process()?)?;
+            wait_for(commands::doctor::run(&url, secrets, args.json, &mut stdout()))
+        }
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }

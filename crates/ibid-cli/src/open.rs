@@ -18,11 +18,8 @@ pub(crate) async fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn S
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new(Clock::system()))),
         StoreUrl::Sqlite(path) => {
             let options = SqliteOptions { create, ..SqliteOptions::default() };
-            let store = SqliteStore::open(path, options).map_err(|error| {
-                let hint = hint(&error);
-                Failure::world(format!("cannot open the store at `{url}`")).because_of(&error).hint(hint)
-            })?;
-            Ok(Arc::new(store))
+            let store = SqliteStore::open(path, options);
+            Ok(Arc::new(store.map_err(|error| cannot_open_sqlite(url, &error))?))
         }
         StoreUrl::Postgres(address) => {
             let options = PostgresOptions { migrate: create, ..PostgresOptions::default() };
@@ -53,8 +50,9 @@ pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Fai
     Failure::world(format!("cannot open the store at `{url}`")).because_of(error).hint(hint)
 }
 
-fn hint(error: &OpenError) -> &'static str {
-    match error {
+/// Why a SQLite store can't be opened, and what to do.
+pub(crate) fn cannot_open_sqlite(url: &StoreUrl, error: &OpenError) -> Failure {
+    let hint = match error {
         OpenError::Missing { .. } | OpenError::NoTables { .. } => {
             "name the database that the gateway uses with `--store`"
         }
@@ -65,5 +63,6 @@ fn hint(error: &OpenError) -> &'static str {
         }
         OpenError::OldSqlite { .. } => "build with the bundled SQLite",
         _ => "check that the folder exists and may be written",
-    }
+    };
+    Failure::world(format!("cannot open the store at `{url}`")).because_of(error).hint(hint)
 }

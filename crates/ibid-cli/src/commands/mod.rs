@@ -2,5 +2,6 @@
 
 pub(crate) mod config_check;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod keys;
 pub(crate) mod migrate;

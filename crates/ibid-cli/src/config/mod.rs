@@ -162,19 +162,30 @@ pub(crate) fn store_of(args: &StoreArgs) -> Result<StoreUrl, Failures> {
     if let Some(given) = given(&args.store) {
         return StoreUrl::parse(given).map_err(|failure| at("`--store` (or `IBID_STORE`)", failure).into());
     }
-    let Some((path, text)) = read_file(args.config.as_deref())? else {
-        return Ok(StoreUrl::default());
-    };
+    // Only this key: an operator looks at records even while the rest of the file is being mended.
+    from_file(args, |root, reader| read_store(&mut root.section("store", "store"), reader, None))
+        .map(Option::unwrap_or_default)
+}
+
+/// How many fingerprint secrets a gateway would be given: by the variable, or in the file.
+pub(crate) fn secrets_of(args: &StoreArgs, variables: &Variables) -> Result<usize, Failures> {
+    from_file(args, |root, reader| read_secrets(root, reader, variables).len())
+}
+
+/// What is read out of the file for an operator's command; without a file, out of an empty one.
+fn from_file<T>(
+    args: &StoreArgs,
+    read: impl FnOnce(&mut Section<'_, '_>, &Reader<'_>) -> T,
+) -> Result<T, Failures> {
+    let (path, text) = read_file(args.config.as_deref())?.unwrap_or_default();
     let file = path.display().to_string();
     let reader = Reader::new(&file, &text);
     let document = DeTable::parse(&text).map_err(|error| {
         let line = reader.line_at(error.span().map_or(0, |span| span.start));
         Failure::usage(format!("{}: {}", reader.place(line), error.message()))
     })?;
-    // Only this key: an operator looks at records even while the rest of the file is being mended.
-    let mut section = Section::new(&reader, "", Some(document.get_ref()), 1).section("store", "store");
-    let url = read_store(&mut section, &reader, None);
-    reader.failures().map_or(Ok(url.unwrap_or_default()), Err)
+    let found = read(&mut Section::new(&reader, "", Some(document.get_ref()), 1), &reader);
+    reader.failures().map_or(Ok(found), Err)
 }
 
 /// Puts the settings together; reading goes on after an error, and `None` means that there was one.

@@ -3,6 +3,8 @@
 //! A store compares Versions and instants and writes what it is given. What a State means is decided in
 //! `ibid_core::machine` and nowhere else.
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod checkup;
 pub mod clock;
 pub mod memory;
 #[cfg(feature = "postgres")]

@@ -81,7 +81,8 @@ impl Place {
         Ok(connection)
     }
 
-    async fn dial(&self) -> Result<Connection, Error> {
+    /// A connection to whatever answers.
+    pub(super) async fn dial(&self) -> Result<Connection, Error> {
         match &self.tls {
             Tls::Off => self.dial_with(NoTls).await,
             #[cfg(feature = "postgres-tls")]
@@ -169,7 +170,11 @@ impl Connection {
     }
 
     /// The statement, prepared; none if statements are sent whole.
-    async fn prepared(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Option<Statement>, Error> {
+    pub(super) async fn prepared(
+        &self,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Option<Statement>, Error> {
         if !self.prepares {
             return Ok(None);
         }

@@ -18,9 +18,11 @@ use ibid_core::time::Timestamp;
 use self::batch::Batch;
 use self::connect::{Place, Pool};
 use self::row::Policies;
+use super::checkup::Checkup;
 
 mod ask;
 mod batch;
+mod checkup;
 mod columns;
 mod connect;
 mod failure;
@@ -104,6 +106,11 @@ impl PostgresStore {
     /// The step that the tables at `url` are at (0: none).
     pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, OpenError> {
         open::schema(&Place::new(url, options)?).await
+    }
+
+    /// Looks at a server without opening a store on it: what would be refused is described. It writes nothing.
+    pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, OpenError> {
+        checkup::look(&Place::new(url, options)?).await
     }
 
     /// Where `url` leads, without user and password: the form that may be shown and logged.

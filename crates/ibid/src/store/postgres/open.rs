@@ -130,13 +130,26 @@ pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), 
     }
     let (fsync, commit, standbys) = (text(2)?, text(3)?, text(4)?);
     let weak = |setting, value| Err(OpenError::WeakDurability { place: place.shown(), setting, value });
-    match commit.as_str() {
-        _ if place.options.accept_weak_durability => Ok(()),
-        _ if fsync != "on" => weak("fsync", fsync),
-        "off" => weak("synchronous_commit", commit),
+    match place.options.accept_weak_durability {
+        true => Ok(()),
+        false if is_weak_fsync(&fsync) => weak("fsync", fsync),
+        false if is_weak_commit(&commit, &standbys) => weak("synchronous_commit", commit),
+        false => Ok(()),
+    }
+}
+
+/// Whether a commit may be lost with this `fsync`.
+pub(super) fn is_weak_fsync(fsync: &str) -> bool {
+    fsync != "on"
+}
+
+/// Whether a commit may be lost with this `synchronous_commit`, with these `synchronous_standby_names`.
+pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
+    match commit {
+        "off" => true,
         // Without synchronous standbys both are as good as `on`; with them a failover may lose what was answered.
-        "local" | "remote_write" if !standbys.is_empty() => weak("synchronous_commit", commit),
-        _ => Ok(()),
+        "local" | "remote_write" => !standbys.is_empty(),
+        _ => false,
     }
 }
 
@@ -183,4 +196,4 @@ pub(super) fn failed(place: &Place, error: Error) -> OpenError {
 }
 
 /// The oldest version that its makers still mend.
-const VERSION_MIN: i64 = 14;
+pub(super) const VERSION_MIN: i64 = 14;

@@ -22,9 +22,11 @@ use self::queue::{Lane, Queue, Serving};
 use self::reader::Ask;
 use self::sql_side::OnDisk;
 use self::writer::{Job, Purged};
+use super::checkup::Checkup;
 use super::clock::Clock;
 
 mod batch;
+mod checkup;
 mod failure;
 mod open;
 mod queue;
@@ -125,6 +127,12 @@ impl SqliteStore {
             store.readers.push(reader::start(place.clone(), serving.clone()).map_err(failed)?);
         }
         Ok(store)
+    }
+
+    /// Looks at a file without opening a store on it: what would be refused is described. It makes nothing, and blocks
+    /// while it looks.
+    pub fn checkup(path: &Path, options: SqliteOptions) -> Result<Checkup, OpenError> {
+        checkup::look(&Place::new(path, SqliteOptions { create: false, ..options })?)
     }
 
     /// Queues a job for the writer and waits for its reply.

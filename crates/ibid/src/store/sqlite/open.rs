@@ -129,7 +129,8 @@ pub(super) fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + S
     OpenError::Failed { path: path.to_owned(), source: error.into() }
 }
 
-fn connect(place: &Place) -> rusqlite::Result<Connection> {
+/// Opens the file and sets nothing lasting.
+pub(super) fn connect(place: &Place) -> rusqlite::Result<Connection> {
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     flags.set(OpenFlags::SQLITE_OPEN_CREATE, place.options.create);
     let connection = Connection::open_with_flags(&place.path, flags)?;
@@ -152,7 +153,8 @@ fn enter_wal(place: &Place, connection: &Connection) -> Result<(), OpenError> {
     }
 }
 
-fn settings(place: &Place, connection: &Connection) -> rusqlite::Result<()> {
+/// How every connection that writes is set.
+pub(super) fn settings(place: &Place, connection: &Connection) -> rusqlite::Result<()> {
     // Each commit is flushed: with NORMAL a power cut takes back what was answered.
     connection.pragma_update(None, "synchronous", "full")?;
     // A memory map turns a fault of the disk into a signal, and has amplified corruption elsewhere.
@@ -195,7 +197,7 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
 }
 
 /// Up to 3.51.2 a log that starts over while another connection checkpoints may lose writes.
-const SQLITE_MIN: (i32, &str) = (3_051_003, "3.51.3");
+pub(super) const SQLITE_MIN: (i32, &str) = (3_051_003, "3.51.3");
 
 /// Pages in the log before a commit moves them into the file: 64 MiB. Ids are random, so every batch dirties many
 /// pages of their index, and the longer they gather the fewer are moved twice: against 4 or 16 MiB, half as many

@@ -80,10 +80,10 @@ const MIGRATIONS: [&str; 2] =
     [include_str!("migrations/0001_records.sql"), include_str!("migrations/0002_effects.sql")];
 
 /// The newest schema that this program knows.
-const KNOWN: u32 = MIGRATIONS.len() as u32;
+pub(super) const KNOWN: u32 = MIGRATIONS.len() as u32;
 
 /// "ibid" in ASCII: what the header of a file of the first layout says.
 const APPLICATION_ID: u32 = 0x6962_6964;
 
 /// The only schema of the first layout. Renamed, it is that of the first migration.
-const UNPREFIXED: u32 = 1;
+pub(super) const UNPREFIXED: u32 = 1;

@@ -1,0 +1,68 @@
+//! `ibid doctor`: looks at a store without opening it and says what is not as it should be. It changes nothing.
+//!
+//! The facts come from the store (`checkup`), their meaning from `meaning`; here they are asked for and printed.
+
+use std::io::Write;
+
+use ibid::store::checkup::Checkup;
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use serde_json::json;
+
+use self::meaning::Finding;
+use crate::config::StoreUrl;
+use crate::open::{cannot_open_postgres, cannot_open_sqlite};
+use crate::output::{Failure, print_json, print_table};
+
+mod meaning;
+
+/// Prints one line a check. `secrets` is how many fingerprint secrets are configured.
+pub(crate) async fn run(
+    url: &StoreUrl,
+    secrets: usize,
+    as_json: bool,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let (findings, failure) = match checkup(url).await {
+        Ok(checkup) => (meaning::of(&checkup, secrets), None),
+        Err(failure) if failure.exit == crate::output::Exit::Usage => return Err(failure),
+        Err(failure) => (vec![meaning::unreachable(&failure)], Some(failure)),
+    };
+    let amiss = findings.iter().filter(|finding| finding.grade.is_amiss()).count();
+    if as_json {
+        let checks: Vec<_> = findings.iter().map(finding_json).collect();
+        print_json(out, &json!({ "store": url.to_string(), "well": amiss == 0, "checks": checks }))?;
+    } else {
+        let row = |finding: &Finding| {
+            let Finding { check, grade, found, meaning } = finding;
+            vec![(*check).to_owned(), grade.name().to_owned(), found.clone(), meaning.clone()]
+        };
+        print_table(out, &COLUMNS, findings.iter().map(row).collect())?;
+    }
+    match (failure, amiss) {
+        (Some(failure), _) => Err(failure),
+        (None, 0) => Ok(()),
+        (None, 1) => Err(Failure::no(format!("one thing is not as it should be at `{url}`"))),
+        (None, many) => Err(Failure::no(format!("{many} things are not as they should be at `{url}`"))),
+    }
+}
+
+async fn checkup(url: &StoreUrl) -> Result<Checkup, Failure> {
+    match url {
+        StoreUrl::Memory => Err(Failure::usage("a store in memory is gone with its process")
+            .hint("name the store that the gateway uses with `--store`")),
+        StoreUrl::Sqlite(path) => SqliteStore::checkup(path, SqliteOptions::default())
+            .map_err(|error| cannot_open_sqlite(url, &error)),
+        StoreUrl::Postgres(address) => {
+            let checkup = PostgresStore::checkup(address.reveal(), PostgresOptions::default()).await;
+            checkup.map_err(|error| cannot_open_postgres(url, &error))
+        }
+    }
+}
+
+fn finding_json(finding: &Finding) -> serde_json::Value {
+    let Finding { check, grade, found, meaning } = finding;
+    json!({ "check": check, "result": grade.name(), "found": found, "meaning": meaning })
+}
+
+const COLUMNS: [&str; 4] = ["check", "result", "found", "meaning"];

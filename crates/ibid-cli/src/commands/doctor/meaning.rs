@@ -1,0 +1,300 @@
+//! What the facts about a store mean to whoever runs it. Pure: facts in, findings out.
+
+use ibid::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
+
+use crate::output::Failure;
+
+/// One line of the doctor's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) check: &'static str,
+    pub(super) grade: Grade,
+    pub(super) found: String,
+    pub(super) meaning: String,
+}
+
+/// How it is with one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grade {
+    /// As it should be.
+    Ok,
+    /// It can't be told from here; no reason to worry, and none not to.
+    Unseen,
+    /// ibid works, and promises less than it could, or a person is needed.
+    Warning,
+    /// ibid refuses to start on it, or can't go on.
+    Bad,
+}
+
+impl Grade {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Grade::Ok => "ok",
+            Grade::Unseen => "unseen",
+            Grade::Warning => "warning",
+            Grade::Bad => "bad",
+        }
+    }
+
+    /// Whether the answer to "is all well?" is no.
+    pub(super) fn is_amiss(self) -> bool {
+        matches!(self, Grade::Warning | Grade::Bad)
+    }
+}
+
+/// All findings, in the order in which a person would look.
+pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
+    let mut findings = vec![
+        software(checkup),
+        schema(checkup.schema),
+        clock(checkup.clock),
+        durability(&checkup.durability, checkup.weak_accepted),
+        role(checkup.role),
+    ];
+    match (&checkup.standbys, checkup.role) {
+        (Some(standbys), _) => findings.push(replication(standbys)),
+        (None, Role::Standby) => {
+            findings.push(line("replication", Grade::Unseen, "asked a standby", "ask the primary"));
+        }
+        (None, _) => findings.push(line(
+            "replication",
+            Grade::Ok,
+            "one file",
+            "if its disk is lost, so are its records: keep backups",
+        )),
+    }
+    findings.extend(checkup.pooler.map(pooler));
+    findings.push(secret(secrets, checkup.has_secret));
+    findings.push(open_cases(checkup.open_cases));
+    findings
+}
+
+/// The only finding about a store that can't be looked at.
+pub(super) fn unreachable(failure: &Failure) -> Finding {
+    let cause = failure.cause.clone().unwrap_or_default();
+    line("store", Grade::Bad, cause, "nothing is executed without the store: clients get 503")
+}
+
+fn line(check: &'static str, grade: Grade, found: impl Into<String>, meaning: impl Into<String>) -> Finding {
+    Finding { check, grade, found: found.into(), meaning: meaning.into() }
+}
+
+fn software(checkup: &Checkup) -> Finding {
+    match &checkup.needs {
+        None => line("store", Grade::Ok, &checkup.software, "it answers"),
+        Some(needed) => {
+            line("store", Grade::Bad, &checkup.software, format!("ibid needs version {needed} or later"))
+        }
+    }
+}
+
+fn schema(schema: Schema) -> Finding {
+    let (grade, found, meaning) = match schema {
+        Schema::Absent => {
+            (Grade::Warning, "no tables of ibid".to_owned(), "run `ibid migrate`, or start the gateway once")
+        }
+        Schema::Step { found, known } if found < known => (
+            Grade::Warning,
+            format!("step {found} of {known}"),
+            "old: run `ibid migrate`, or start the gateway once",
+        ),
+        Schema::Step { found, known } if found > known => (
+            Grade::Bad,
+            format!("step {found}, and this ibid knows {known}"),
+            "from the future: use the ibid that upgraded it, or a newer one",
+        ),
+        Schema::Step { found, .. } => (Grade::Ok, format!("step {found}"), "current"),
+        Schema::Altered { number } => (
+            Grade::Bad,
+            format!("step {number} is not the one that this ibid knows"),
+            "compare with `ibid migrate --print` against an empty database",
+        ),
+    };
+    line("schema", grade, found, meaning)
+}
+
+fn clock(gap: Option<ClockGap>) -> Finding {
+    let Some(ClockGap { ahead_us, within }) = gap else {
+        return line("clock", Grade::Ok, "this node's own", "the store keeps no other time");
+    };
+    let apart_us = ahead_us.unsigned_abs();
+    let millis = |us: u64| format!("{}.{} ms", us / 1000, us % 1000 / 100);
+    let side = if ahead_us < 0 { "behind" } else { "ahead of" };
+    // What is within the time that the question took may be no difference at all.
+    let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
+    let found =
+        format!("the store is {} {side} this node, give or take {}", millis(apart_us), millis(within_us));
+    match apart_us.saturating_sub(within_us) > CLOCK_APART_US_MAX {
+        true => line(
+            "clock",
+            Grade::Warning,
+            found,
+            "the node's time never decides, but logs won't line up: run a time service on both",
+        ),
+        false => line("clock", Grade::Ok, found, "the store's time decides, the node's never does"),
+    }
+}
+
+fn durability(settings: &[Setting], accepted: bool) -> Finding {
+    let words = |settings: &mut dyn Iterator<Item = &Setting>| {
+        settings.map(|setting| format!("{} = {}", setting.name, setting.value)).collect::<Vec<_>>().join(", ")
+    };
+    let found = words(&mut settings.iter());
+    let refused = |setting: &&Setting| setting.is_weak && setting.name != "full_page_writes";
+    let weak = words(&mut settings.iter().filter(|setting| setting.is_weak));
+    match (settings.iter().any(|setting| refused(&setting)), accepted) {
+        _ if weak.is_empty() => line("durability", Grade::Ok, found, "what was answered is on disk"),
+        (true, false) => line(
+            "durability",
+            Grade::Bad,
+            found,
+            format!(
+                "a crash may lose what was answered (`{weak}`), and ibid refuses to start: change it, or accept the loss \
+                 with `?accept_weak_durability=true` in the URL"
+            ),
+        ),
+        _ => line(
+            "durability",
+            Grade::Warning,
+            found,
+            format!("a crash may lose what was answered (`{weak}`): what ran once may run again"),
+        ),
+    }
+}
+
+fn role(role: Role) -> Finding {
+    match role {
+        Role::Primary => line("role", Grade::Ok, "takes writes", "ibid writes before every request"),
+        Role::Standby => line(
+            "role",
+            Grade::Bad,
+            "a standby",
+            "ibid has to write: name the primary, or all hosts: `postgres://USER@A,B/DATABASE`",
+        ),
+        Role::ReadOnly => line("role", Grade::Bad, "read-only", "ibid has to write before every request"),
+    }
+}
+
+fn replication(standbys: &Standbys) -> Finding {
+    let Standbys { awaited, connected } = standbys;
+    let named = |pick: &dyn Fn(&Standby) -> bool| {
+        let names = connected.iter().filter(|standby| pick(standby));
+        let names = names.map(|standby| format!("`{}`", standby.name.as_deref().unwrap_or("?")));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let check = "replication";
+    let synchronous = named(&|standby| standby.is_synchronous == Some(true));
+    let others = named(&|standby| standby.is_synchronous != Some(true));
+    if !synchronous.is_empty() {
+        let also = if others.is_empty() { String::new() } else { format!(", besides {others}") };
+        let meaning = "a failover to a synchronous standby, and to no other, loses nothing that was answered";
+        return line(check, Grade::Ok, format!("synchronous: {synchronous}{also}"), meaning);
+    }
+    let unseen = connected.iter().any(|standby| standby.is_synchronous.is_none());
+    match (connected.len(), awaited.is_empty()) {
+        (0, true) => line(
+            check,
+            Grade::Ok,
+            "no standby",
+            "if the disk of the only server is lost, so are its records: keep backups, or add a synchronous standby",
+        ),
+        // Nobody could be synchronous without being named.
+        (_, true) => line(
+            check,
+            Grade::Warning,
+            format!("asynchronous only: {others}"),
+            "a failover may lose acknowledged commits: an answer that was replayed once may run again; set \
+             `synchronous_standby_names` to these standbys on the primary",
+        ),
+        (count, false) if unseen => line(
+            check,
+            Grade::Unseen,
+            format!("{count} connected, `synchronous_standby_names = {awaited}`"),
+            "this user may not see which are synchronous: grant it `pg_read_all_stats`",
+        ),
+        (_, false) => line(
+            check,
+            Grade::Bad,
+            format!("`synchronous_standby_names = {awaited}`, and none of them is connected"),
+            "every commit waits for one until it comes: start it, or change the setting",
+        ),
+    }
+}
+
+fn pooler(pooler: Pooler) -> Finding {
+    let check = "pooler";
+    match pooler {
+        Pooler::NotSeen => {
+            line(check, Grade::Ok, "none seen", "each connection keeps its session, as far as it can be seen")
+        }
+        Pooler::Seen => {
+            line(check, Grade::Ok, "transactions share sessions", "ibid keeps nothing in a session")
+        }
+        Pooler::MixesStatements => line(
+            check,
+            Grade::Warning,
+            "transactions share sessions, and so do prepared statements",
+            "statements will fail now and then: put `?prepare=false` into the URL, or let the pooler follow prepared \
+             statements",
+        ),
+        Pooler::Undecided => {
+            line(check, Grade::Unseen, "no second connection to compare with", "allow this user some more")
+        }
+    }
+}
+
+fn secret(configured: usize, kept: bool) -> Finding {
+    let check = "fingerprint secret";
+    match (configured, kept) {
+        (0, false) => line(
+            check,
+            Grade::Ok,
+            "none configured, none made yet",
+            "the first start makes one, in the store",
+        ),
+        (0, true) => line(
+            check,
+            Grade::Ok,
+            "made by the store itself",
+            "whoever can read the store can test guesses of bodies: configure `fingerprint.secrets` if that matters",
+        ),
+        (count, false) => line(check, Grade::Ok, format!("configured: {count}"), "not kept in the store"),
+        (count, true) => line(
+            check,
+            Grade::Ok,
+            format!("configured: {count}; one that the store made itself is still there"),
+            "a gateway refuses to start while records name a secret that it is not given",
+        ),
+    }
+}
+
+fn open_cases(cases: Option<OpenCases>) -> Finding {
+    let check = "open cases";
+    let Some(OpenCases { unknown, dead_letters, effects_unknown, effects_dead }) = cases else {
+        return line(
+            check,
+            Grade::Unseen,
+            "not counted",
+            "the tables are not as they should be, or too large",
+        );
+    };
+    let found = format!(
+        "records: {unknown} unknown, {dead_letters} dead letters; effects: {effects_unknown} unknown, {effects_dead} dead"
+    );
+    match dead_letters + effects_unknown + effects_dead {
+        0 if unknown == 0 => line(check, Grade::Ok, found, "nothing waits for a person"),
+        0 => line(
+            check,
+            Grade::Ok,
+            found,
+            "unknown records are not dead letters yet: `ibid keys list --state unknown`",
+        ),
+        _ => line(check, Grade::Warning, found, "a person must look: nobody retries these by themselves"),
+    }
+}
+
+/// Above this a log line of one can't be matched with one of the other by eye, and something is wrong with a clock.
+const CLOCK_APART_US_MAX: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests;

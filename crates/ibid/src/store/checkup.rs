@@ -1,0 +1,126 @@
+//! What a store was found to be, for an operator: facts alone. What they mean is said by whoever asks.
+//!
+//! A store is looked at before it is opened, so that one which would be refused can still be described.
+
+use std::time::Duration;
+
+/// What a store was found to be.
+#[derive(Clone, Debug)]
+pub struct Checkup {
+    /// The server or library, with its version.
+    pub software: String,
+    /// The version that ibid needs, if this one is older.
+    pub needs: Option<String>,
+    /// ibid's tables.
+    pub schema: Schema,
+    /// The store's clock beside this node's; none if the store goes by the node's own.
+    pub clock: Option<ClockGap>,
+    /// The settings that a commit's durability hangs on, as a session of ibid has them.
+    pub durability: Vec<Setting>,
+    /// Whether settings that may lose a commit were accepted.
+    pub weak_accepted: bool,
+    /// Whether it takes writes.
+    pub role: Role,
+    /// Who follows it; none if that can't be asked here.
+    pub standbys: Option<Standbys>,
+    /// Whether somebody stands between; none if there is no server.
+    pub pooler: Option<Pooler>,
+    /// Whether a fingerprint secret was made and is kept in the store.
+    pub has_secret: bool,
+    /// What waits for a person; none if the tables can't be read or counting took too long.
+    pub open_cases: Option<OpenCases>,
+}
+
+/// ibid's tables in a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schema {
+    /// There are none.
+    Absent,
+    /// They are at this step.
+    Step {
+        /// Theirs.
+        found: u32,
+        /// The newest that this program knows.
+        known: u32,
+    },
+    /// This step was taken, but another one than ours.
+    Altered {
+        /// Which.
+        number: u32,
+    },
+}
+
+/// How two clocks differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockGap {
+    /// How far the store's clock is ahead of the node's, in microseconds; behind if negative.
+    pub ahead_us: i64,
+    /// How far off that may be: half of what the question took.
+    pub within: Duration,
+}
+
+/// One setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name, as the store's manual has it.
+    pub name: &'static str,
+    /// What it is set to.
+    pub value: String,
+    /// Whether a commit may be lost with it.
+    pub is_weak: bool,
+}
+
+/// Whether a store takes writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It does.
+    Primary,
+    /// It follows another server.
+    Standby,
+    /// It only reads.
+    ReadOnly,
+}
+
+/// Who follows a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standbys {
+    /// Whom commits wait for, as it is set; empty if for nobody.
+    pub awaited: String,
+    /// Who is connected.
+    pub connected: Vec<Standby>,
+}
+
+/// One that follows a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standby {
+    /// The name that it gives itself; none if this user may not see it.
+    pub name: Option<String>,
+    /// Whether commits wait for it; none if this user may not see it.
+    pub is_synchronous: Option<bool>,
+}
+
+/// Whether somebody hands each transaction to another session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooler {
+    /// Nothing points to it.
+    NotSeen,
+    /// It does, and that is provided for.
+    Seen,
+    /// It does, and statements prepared by one session turn up in another's.
+    MixesStatements,
+    /// A second connection could not be had, and one alone tells too little.
+    Undecided,
+}
+
+/// What waits for a person.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenCases {
+    /// Records in `unknown`.
+    pub unknown: u64,
+    /// Records that are dead letters.
+    pub dead_letters: u64,
+    /// Effects in `unknown`.
+    pub effects_unknown: u64,
+    /// Effects in `dead`.
+    pub effects_dead: u64,
+}

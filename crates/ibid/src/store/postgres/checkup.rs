@@ -1,0 +1,154 @@
+//! Looks at a server and writes nothing, so that one which opening would refuse can still be described.
+
+use std::time::{Duration, Instant};
+
+use ibid_core::machine::EffectState;
+use ibid_core::record::{Flags, State};
+use tokio_postgres::types::{FromSqlOwned, Type};
+use tokio_postgres::{Error, Row};
+
+use super::connect::{Connection, Param, Place};
+use super::{OpenError, migrate, open};
+use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
+use crate::store::clock::Clock;
+
+/// Describes whatever answers at `place`.
+pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
+    let connection = place.dial().await.map_err(|error| open::unreachable(place, error))?;
+    let failed = |error| open::failed(place, error);
+    let (row, clock) = ask(&connection).await.map_err(failed)?;
+    let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
+    let flag = |column: usize| row.try_get::<_, bool>(column).map_err(failed);
+    let old = row.try_get::<_, i64>(1).map_err(failed)? / 10_000 < open::VERSION_MIN;
+    let role = match (flag(2)?, flag(3)?) {
+        (true, _) => Role::Standby,
+        (false, true) => Role::ReadOnly,
+        (false, false) => Role::Primary,
+    };
+    let awaited = text(7)?;
+    let durability = durability(text(4)?, text(5)?, text(6)?, &awaited);
+    let schema = schema(place, &connection).await?;
+    let is_current = schema == Schema::Step { found: migrate::KNOWN, known: migrate::KNOWN };
+    let standbys = match role {
+        // Those that follow a standby are not the ones that its primary's commits wait for.
+        Role::Standby => None,
+        _ => Some(Standbys { awaited, connected: standbys(&connection).await.map_err(failed)? }),
+    };
+    let pooler = pooler(place, &connection).await.map_err(failed)?;
+    let has_secret = is_current && has_secret(&connection).await.map_err(failed)?;
+    // Last, for it may spoil the connection.
+    let open_cases = if is_current { open_cases(&connection).await.ok() } else { None };
+    Ok(Checkup {
+        software: format!("PostgreSQL {}", text(0)?),
+        needs: old.then(|| open::VERSION_MIN.to_string()),
+        schema,
+        clock: Some(clock),
+        durability,
+        weak_accepted: place.options.accept_weak_durability,
+        role,
+        standbys,
+        pooler: Some(pooler),
+        has_secret,
+        open_cases,
+    })
+}
+
+/// The server's row, and its clock beside ours: it was read somewhere between question and answer.
+async fn ask(connection: &Connection) -> Result<(Row, ClockGap), Error> {
+    let (node, began) = (Clock::system().now(), Instant::now());
+    let mut rows = connection.query_once(include_str!("sql/checkup.sql"), &[]).await?;
+    let within = began.elapsed() / 2;
+    // The query has no source of rows, so it gives exactly one.
+    let row = rows.pop().expect("one row");
+    let ahead_us = row.try_get::<_, i64>(8)? - node.after(within).as_micros();
+    Ok((row, ClockGap { ahead_us, within }))
+}
+
+fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Vec<Setting> {
+    let weak =
+        [open::is_weak_fsync(&fsync), open::is_weak_commit(&commit, awaited), pages != "on" && fsync == "on"];
+    let settings =
+        [("fsync", fsync), ("synchronous_commit", commit), ("full_page_writes", pages)].into_iter().zip(weak);
+    settings.map(|((name, value), is_weak)| Setting { name, value, is_weak }).collect()
+}
+
+async fn schema(place: &Place, connection: &Connection) -> Result<Schema, OpenError> {
+    match migrate::applied(place, connection).await {
+        Ok(0) => Ok(Schema::Absent),
+        Ok(found) => Ok(Schema::Step { found, known: migrate::KNOWN }),
+        Err(OpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
+        Err(OpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
+        Err(other) => Err(other),
+    }
+}
+
+async fn standbys(connection: &Connection) -> Result<Vec<Standby>, Error> {
+    let rows = connection.query_once(include_str!("sql/standbys.sql"), &[]).await?;
+    let one = |row: &Row| {
+        let waits: Option<String> = row.try_get(1)?;
+        let is_synchronous = waits.map(|state| matches!(state.as_str(), "sync" | "quorum"));
+        Ok(Standby { name: row.try_get(0)?, is_synchronous })
+    };
+    rows.iter().map(one).collect()
+}
+
+/// Two connections that meet one session, or one that meets two, have a transaction pooler before them. That neither is
+/// seen proves little under load, and nothing about a pooler that keeps sessions: that one does no harm.
+async fn pooler(place: &Place, connection: &Connection) -> Result<Pooler, Error> {
+    const SESSION: &str = include_str!("sql/session.sql");
+    let Ok(second) = place.dial().await else { return Ok(Pooler::Undecided) };
+    let first: i32 = one(connection, SESSION, &[]).await?;
+    let other: i32 = one(&second, SESSION, &[]).await?;
+    let again: i32 = one(connection, SESSION, &[]).await?;
+    if first == again && first != other {
+        return Ok(Pooler::NotSeen);
+    }
+    if connection.prepared(SESSION, &[]).await?.is_none() {
+        return Ok(Pooler::Seen);
+    }
+    let mixed: bool = one(&second, include_str!("sql/mixed.sql"), &[(&SESSION, Type::TEXT)]).await?;
+    Ok(if mixed { Pooler::MixesStatements } else { Pooler::Seen })
+}
+
+async fn has_secret(connection: &Connection) -> Result<bool, Error> {
+    let kept = connection.query_once(include_str!("sql/kept.sql"), &[(&"secret", Type::TEXT)]).await?;
+    Ok(!kept.is_empty())
+}
+
+/// Reads whole tables, so it is given little time.
+async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
+    connection
+        .run(&format!("begin read only; set local statement_timeout = {}", COUNT_WITHIN.as_millis()))
+        .await?;
+    let dead = i64::from(Flags { dead_letter: true, ..Flags::default() }.bits());
+    let records = connection.query_once(include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
+    let code = |state: EffectState| i64::from(state.code());
+    let (unknown, dead) = (code(EffectState::Unknown), code(EffectState::Dead));
+    let params: [Param<'_>; 2] = [(&unknown, Type::INT8), (&dead, Type::INT8)];
+    let effects = connection.query_once(include_str!("sql/effects.sql"), &params).await?;
+    connection.run("commit").await?;
+    let mut cases = OpenCases::default();
+    for row in &records {
+        if row.try_get::<_, i16>(0)? == i16::from(State::Unknown.code()) {
+            cases.unknown = number(row, 1)?;
+        }
+        cases.dead_letters += number(row, 2)?;
+    }
+    if let Some(row) = effects.first() {
+        (cases.effects_unknown, cases.effects_dead) = (number(row, 0)?, number(row, 1)?);
+    }
+    Ok(cases)
+}
+
+fn number(row: &Row, column: usize) -> Result<u64, Error> {
+    row.try_get::<_, i64>(column).map(i64::cast_unsigned)
+}
+
+/// The only value of a statement that has no source of rows, and so gives exactly one.
+async fn one<T: FromSqlOwned>(connection: &Connection, sql: &str, params: &[Param<'_>]) -> Result<T, Error> {
+    let rows = connection.query_once(sql, params).await?;
+    rows.first().expect("one row").try_get(0)
+}
+
+/// A million rows are counted in some tenths of a second; past this the count is a burden to the server.
+const COUNT_WITHIN: Duration = Duration::from_secs(5);

@@ -1,0 +1,90 @@
+//! Looks at a file and writes nothing, so that one which opening would refuse can still be described.
+
+use ibid_core::machine::EffectState;
+use ibid_core::record::{Flags, State};
+use rusqlite::{Connection, OptionalExtension};
+
+use super::Place;
+use super::open::{self, OpenError, named};
+use super::schema::{self, Layout};
+use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
+
+/// Describes the file at `place`.
+pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
+    let path = &place.path;
+    if matches!(path.try_exists(), Ok(false)) {
+        return Err(OpenError::Missing { path: path.clone() });
+    }
+    let failed = |error| named(path, error);
+    let connection = open::connect(place).map_err(failed)?;
+    let schema = schema(place, &connection)?;
+    let is_current = schema == Schema::Step { found: schema::KNOWN, known: schema::KNOWN };
+    open::settings(place, &connection).map_err(failed)?;
+    let read_only = connection.is_readonly("main").map_err(failed)?;
+    let (needed, needs) = open::SQLITE_MIN;
+    Ok(Checkup {
+        software: format!("SQLite {}", rusqlite::version()),
+        needs: (rusqlite::version_number() < needed).then(|| needs.to_owned()),
+        schema,
+        clock: None,
+        durability: durability(&connection).map_err(failed)?,
+        weak_accepted: false,
+        role: if read_only { Role::ReadOnly } else { Role::Primary },
+        standbys: None,
+        pooler: None,
+        has_secret: is_current && has_secret(&connection).map_err(failed)?,
+        open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
+    })
+}
+
+fn schema(place: &Place, connection: &Connection) -> Result<Schema, OpenError> {
+    let known = schema::KNOWN;
+    match schema::look(place, connection) {
+        Ok(Layout::Absent) | Err(OpenError::NoTables { .. }) => Ok(Schema::Absent),
+        Ok(Layout::Unprefixed) => Ok(Schema::Step { found: schema::UNPREFIXED, known }),
+        Ok(Layout::Schema(found)) | Err(OpenError::FromTheFuture { found, .. }) => {
+            Ok(Schema::Step { found, known })
+        }
+        Err(other) => Err(other),
+    }
+}
+
+fn durability(connection: &Connection) -> rusqlite::Result<Vec<Setting>> {
+    let synchronous: u32 = connection.query_row("pragma synchronous", [], |row| row.get(0))?;
+    let journal: String = connection.query_row("pragma journal_mode", [], |row| row.get(0))?;
+    Ok(vec![
+        Setting {
+            name: "synchronous",
+            value: if synchronous == SYNCHRONOUS_FULL { "full".to_owned() } else { synchronous.to_string() },
+            is_weak: synchronous < SYNCHRONOUS_FULL,
+        },
+        // The store turns to `wal` when it opens the file; the others that last in a file are as durable.
+        Setting { name: "journal_mode", value: journal, is_weak: false },
+    ])
+}
+
+fn has_secret(connection: &Connection) -> rusqlite::Result<bool> {
+    let kept = connection.query_row(include_str!("sql/kept.sql"), ["secret"], |_| Ok(()));
+    Ok(kept.optional()?.is_some())
+}
+
+fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
+    let mut cases = OpenCases::default();
+    let mut count = connection.prepare(include_str!("sql/count.sql"))?;
+    let mut rows = count.query([Flags { dead_letter: true, ..Flags::default() }.bits()])?;
+    while let Some(row) = rows.next()? {
+        if row.get::<_, u8>(0)? == State::Unknown.code() {
+            cases.unknown = row.get::<_, i64>(1)?.cast_unsigned();
+        }
+        cases.dead_letters += row.get::<_, i64>(2)?.cast_unsigned();
+    }
+    let states = [EffectState::Unknown.code(), EffectState::Dead.code()];
+    let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
+    });
+    (cases.effects_unknown, cases.effects_dead) = effects?;
+    Ok(cases)
+}
+
+/// What SQLite calls FULL.
+const SYNCHRONOUS_FULL: u32 = 2;

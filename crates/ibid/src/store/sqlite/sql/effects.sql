@@ -1,0 +1,2 @@
+-- How many effects are in the states ?1 and ?2.
+select count(*) filter (where state = ?1), count(*) filter (where state = ?2) from ibid_effect

@@ -11,11 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use self::install::Install;
 
 mod install;
+mod pair;
+
+pub use self::pair::Pair;
 
 /// A server that runs until it is dropped, and never longer than the process that started it.
 #[derive(Debug)]
@@ -136,6 +140,28 @@ impl Postgres {
         self.end(Signal::QUIT);
     }
 
+    /// `kill -9` of the server and of every process of its: nobody cleans up, nobody says goodbye.
+    pub fn kill(&mut self) {
+        let Some(Running { pid, keeper }) = self.running.take() else { return };
+        // While it stands still it starts no more processes.
+        kill_process(pid, Signal::STOP).expect("the server runs");
+        // Handles on the very processes: a number may be given to another once its process is gone.
+        let open = |child| pidfd_open(child, PidfdFlags::empty()).ok();
+        let children: Vec<_> = children_of(pid).into_iter().filter_map(open).collect();
+        kill_process(pid, Signal::KILL).expect("the server stands still");
+        let _ = keeper.join();
+        for child in &children {
+            // It may have ended by itself, for its server is gone.
+            let _ = pidfd_send_signal(child, Signal::KILL);
+        }
+        // Until the last is gone it may still send what it had in hand.
+        for child in &children {
+            let patience = Timespec { tv_sec: READY_WITHIN.as_secs().cast_signed(), tv_nsec: 0 };
+            let ended = poll(&mut [PollFd::new(child, PollFlags::IN)], Some(&patience));
+            assert_eq!(ended.expect("a poll"), 1, "a process that was killed ends");
+        }
+    }
+
     /// Ends it in order, breaking off what runs.
     pub fn stop_fast(&mut self) {
         self.end(Signal::INT);
@@ -222,6 +248,20 @@ fn is_ready(directory: &Path, pid: i32) -> bool {
     let file = fs::read_to_string(data(directory).join("postmaster.pid")).unwrap_or_default();
     let line = |place: usize| file.lines().nth(place).unwrap_or_default().trim();
     line(0) == pid.to_string() && matches!(line(7), "ready" | "standby")
+}
+
+/// The processes that this one started and that still run.
+fn children_of(pid: Pid) -> Vec<Pid> {
+    let processes = fs::read_dir("/proc").expect("a list of processes").flatten();
+    let child = |entry: fs::DirEntry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        // One that ended meanwhile has no line any more.
+        let line = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // `pid (name) state parent …`, and the name may hold anything.
+        let parent = line.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        (Pid::from_raw(parent)? == pid).then(|| Pid::from_raw(number))?
+    };
+    processes.filter_map(child).collect()
 }
 
 fn data(directory: &Path) -> PathBuf {

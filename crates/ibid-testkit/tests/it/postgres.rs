@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use ibid_testkit::postgres::Postgres;
+use ibid_testkit::postgres::{Pair, Postgres};
 
 #[test]
 fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
@@ -25,15 +25,24 @@ fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
 
 #[test]
 fn a_standby_takes_over_what_its_primary_had_committed() {
-    let mut primary = Postgres::start();
-    let standby = primary.standby("second", &[]);
-    primary.sql("postgres", "alter system set synchronous_standby_names = 'second'");
-    primary.sql("postgres", "select pg_reload_conf()");
-    primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
-    assert_eq!(standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");
-    primary.stop_immediate();
-    standby.promote();
-    assert_eq!(standby.sql("postgres", "insert into t values (8) returning n"), "8");
+    let mut pair = Pair::synchronous();
+    pair.primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
+    assert_eq!(pair.standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");
+    pair.primary.stop_immediate();
+    pair.standby.promote();
+    assert_eq!(pair.standby.sql("postgres", "insert into t values (8) returning n"), "8");
+}
+
+#[test]
+fn a_server_that_is_killed_leaves_no_process_and_recovers() {
+    let mut server = Postgres::start();
+    server.sql("postgres", "create table t as select 7 as n");
+    server.kill();
+    assert!(server.try_sql("postgres", "select 1").is_err(), "nobody answers");
+    // It would refuse if a process of the one before were left on its memory.
+    server.start_again();
+    assert_eq!(server.sql("postgres", "select n from t"), "7");
+    assert!(server.log().contains("not properly shut down"), "{}", server.log());
 }
 
 /// Run by the test below in a process of its own.

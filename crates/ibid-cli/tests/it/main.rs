@@ -7,6 +7,7 @@ mod harness;
 mod mount;
 
 mod demo;
+mod doctor;
 mod gateway_basic;
 mod gateway_crash;
 mod gateway_drain;

@@ -21,10 +21,7 @@ impl Pair {
     /// Commits on the primary wait until the standby has them on disk.
     pub fn synchronous() -> Pair {
         let pair = Pair::asynchronous();
-        let name = Pair::STANDBY;
-        pair.primary.sql("postgres", &format!("alter system set synchronous_standby_names = '{name}'"));
-        pair.primary.sql("postgres", "select pg_reload_conf()");
-        pair.until_followed("sync_state = 'sync'");
+        pair.make_synchronous();
         pair
     }
 
@@ -35,6 +32,14 @@ impl Pair {
         let pair = Pair { primary, standby };
         pair.until_followed("state = 'streaming'");
         pair
+    }
+
+    /// From here on commits wait for the standby.
+    pub fn make_synchronous(&self) {
+        let name = Pair::STANDBY;
+        self.primary.sql("postgres", &format!("alter system set synchronous_standby_names = '{name}'"));
+        self.primary.sql("postgres", "select pg_reload_conf()");
+        self.until_followed("sync_state = 'sync'");
     }
 
     /// A database on both, wherever the primary is by then.
@@ -49,11 +54,24 @@ impl Pair {
         self.standby.promote();
     }
 
+    /// The standby has what was committed so far, and hears of nothing that is committed from here on. Commits must
+    /// not wait for it.
+    pub fn cut_off(&self) {
+        let now = self.primary.sql("postgres", "select pg_current_wal_lsn()");
+        self.until_followed(&format!("flush_lsn >= '{now}'"));
+        self.standby.sql("postgres", "alter system set primary_conninfo = ''");
+        self.standby.sql("postgres", "select pg_reload_conf()");
+        self.until("select count(*) = 0 from pg_stat_replication");
+    }
+
     fn until_followed(&self, how: &str) {
+        self.until(&format!("select count(*) = 1 from pg_stat_replication where {how}"));
+    }
+
+    fn until(&self, look: &str) {
         let until = Instant::now() + READY_WITHIN;
-        let look = format!("select count(*) from pg_stat_replication where {how}");
-        while self.primary.sql("postgres", &look) != "1" {
-            assert!(Instant::now() < until, "the standby does not follow:\n{}", self.standby.log());
+        while self.primary.sql("postgres", look) != "t" {
+            assert!(Instant::now() < until, "it never came that `{look}`:\n{}", self.standby.log());
             thread::sleep(LOOK_EVERY);
         }
     }

@@ -11,10 +11,13 @@ use ibid_testkit::contract::{self, LONG, Name, Subject, commit_all, draft, inser
 use ibid_testkit::postgres::Postgres;
 use tokio_postgres::{Client, NoTls};
 
+mod checkup;
+mod failover;
 mod faults;
 mod locks;
 mod open;
 mod plans;
+mod pooler;
 #[cfg(feature = "postgres-tls")]
 mod tls;
 mod upkeep;

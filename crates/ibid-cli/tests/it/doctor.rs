@@ -1,0 +1,165 @@
+//! `ibid doctor` on real stores: healthy ones, ones that the gateway refuses, and ones that may lose what was answered.
+
+use std::process::Output;
+
+use ibid_testkit::postgres::{Pair, Postgres};
+use serde_json::Value;
+
+use crate::harness::Setup;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs it, as a table.
+fn doctor(setup: &Setup, url: &str) -> Output {
+    setup.ibid(&["doctor", "--store", url])
+}
+
+/// Its exit code, and the line of one check in the table.
+fn line(output: &Output, check: &str) -> (Option<i32>, String) {
+    let table = text(&output.stdout);
+    let line = table.lines().find(|line| line.starts_with(check));
+    (output.status.code(), line.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned())
+}
+
+/// Panics unless the check has this result, and says these words.
+#[track_caller]
+fn says(output: &Output, code: i32, check: &str, result: &str, words: &str) {
+    let (found, line) = line(output, check);
+    let rest = line.strip_prefix(check).unwrap_or_default().trim_start();
+    assert!(rest.starts_with(result) && rest.contains(words), "{line}");
+    assert_eq!(found, Some(code), "{output:?}");
+}
+
+fn results(json: &Output) -> (Value, Vec<(String, String)>) {
+    let value: Value = serde_json::from_slice(&json.stdout).expect("one JSON object");
+    let word = |check: &Value, name: &str| check[name].as_str().expect("a text").to_owned();
+    let checks = value["checks"].as_array().expect("a list").iter();
+    let results = checks.map(|check| (word(check, "check"), word(check, "result"))).collect();
+    (value, results)
+}
+
+#[test]
+fn a_healthy_file_is_well() {
+    let setup = Setup::before("");
+    let url = setup.store();
+    assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
+    let table = doctor(&setup, &url);
+    says(&table, 0, "store", "ok", "SQLite 3.");
+    says(&table, 0, "schema", "ok", "step 2");
+    says(&table, 0, "clock", "ok", "this node's own");
+    says(&table, 0, "durability", "ok", "synchronous = full, journal_mode = wal");
+    says(&table, 0, "role", "ok", "takes writes");
+    says(&table, 0, "fingerprint secret", "ok", "none made yet");
+    says(&table, 0, "open cases", "ok", "nothing waits for a person");
+    assert!(table.stderr.is_empty(), "{table:?}");
+
+    let (json, results) = results(&setup.ibid(&["doctor", "--json", "--store", &url]));
+    assert_eq!((&json["store"], &json["well"]), (&Value::from(url), &Value::from(true)));
+    assert_eq!(results.len(), 8);
+    assert!(results.iter().all(|(_, result)| result == "ok"), "{results:?}");
+}
+
+#[test]
+fn what_can_not_be_looked_at_is_told_apart() {
+    let setup = Setup::before("");
+    let missing = doctor(&setup, &setup.store());
+    says(&missing, 3, "store", "bad", "there is no database");
+    assert!(text(&missing.stderr).contains("hint: name the database"), "{missing:?}");
+    assert!(!setup.database().exists(), "a look makes nothing");
+    assert_eq!(doctor(&setup, "memory:").status.code(), Some(2));
+
+    std::fs::write(setup.database(), "").expect("a file");
+    says(&doctor(&setup, &setup.store()), 1, "schema", "warning", "no tables of ibid");
+    std::fs::write(setup.database(), "this is no database at all").expect("a file");
+    says(&doctor(&setup, &setup.store()), 3, "store", "bad", "is not a SQLite database");
+    let json = setup.ibid(&["doctor", "--json", "--store", "postgres://u:hunter2@127.0.0.1:1/d"]);
+    assert_eq!(json.status.code(), Some(3), "{json:?}");
+    assert_eq!(results(&json).1, [("store".to_owned(), "bad".to_owned())]);
+    assert!(!format!("{json:?}").contains("hunter2"), "{json:?}");
+}
+
+#[test]
+fn a_file_from_the_future_is_bad() {
+    let setup = Setup::before("");
+    assert!(setup.ibid(&["migrate", "--store", &setup.store()]).status.success());
+    let file = rusqlite::Connection::open(setup.database()).expect("the file opens");
+    file.execute("update ibid_meta set value = cast('99' as blob) where name = 'schema'", []).expect("a row");
+    says(&doctor(&setup, &setup.store()), 1, "schema", "bad", "from the future");
+}
+
+#[test]
+fn a_healthy_server_is_well_and_its_password_is_never_said() {
+    let server = Postgres::start();
+    let setup = Setup::before("http://127.0.0.1:1");
+    let url = server.url().replace("postgres@", "postgres:hunter2@");
+    assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
+    let table = doctor(&setup, &url);
+    says(&table, 0, "store", "ok", "PostgreSQL ");
+    says(&table, 0, "schema", "ok", "current");
+    says(&table, 0, "clock", "ok", "the store's time decides");
+    says(&table, 0, "durability", "ok", "fsync = on, synchronous_commit = on, full_page_writes = on");
+    says(&table, 0, "replication", "ok", "no standby");
+    says(&table, 0, "pooler", "ok", "none seen");
+    let json = setup.ibid(&["doctor", "--json", "--store", &url]);
+    assert!(results(&json).0["well"].as_bool().expect("a word"), "{json:?}");
+
+    // The gateway has none configured, so it makes a secret, in the store.
+    drop(setup.clone().store_at(&url).start());
+    says(&doctor(&setup, &url), 0, "fingerprint secret", "ok", "made by the store itself");
+    let file = setup.folder().join("with-secret.toml");
+    let secret = "correct horse battery staple";
+    std::fs::write(&file, format!("[fingerprint]\nsecrets = [\"{secret}\"]\n")).expect("a file");
+    let configured =
+        setup.ibid(&["doctor", "--store", &url, "--config", file.to_str().expect("a path in UTF-8")]);
+    says(&configured, 0, "fingerprint secret", "ok", "configured: 1");
+    for output in [table, json, configured] {
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(!said.contains("hunter2") && !said.contains(secret), "{said}");
+    }
+}
+
+#[test]
+fn a_server_that_the_gateway_refuses_is_described() {
+    let server = Postgres::start_with(&[("synchronous_commit", "off")]);
+    let setup = Setup::before("");
+    let weak = doctor(&setup, &server.url());
+    says(&weak, 1, "durability", "bad", "`synchronous_commit = off`");
+    says(&weak, 1, "schema", "warning", "no tables of ibid");
+    assert!(
+        text(&weak.stderr).starts_with("error: 2 things are not as they should be at `postgres://"),
+        "{weak:?}"
+    );
+    let accepted = doctor(&setup, &format!("{}?accept_weak_durability=true", server.url()));
+    says(&accepted, 1, "durability", "warning", "what ran once may run again");
+}
+
+#[test]
+fn an_asynchronous_standby_is_warned_of_before_it_costs_anything_and_a_standby_is_named() {
+    let pair = Pair::asynchronous();
+    let setup = Setup::before("http://127.0.0.1:1");
+    let url = pair.url_for("postgres");
+    assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
+    let warned = doctor(&setup, &url);
+    says(&warned, 1, "replication", "warning", "asynchronous only: `second`");
+    says(&warned, 1, "replication", "warning", "an answer that was replayed once may run again");
+    assert!(text(&warned.stderr).starts_with("error: one thing is not as it should be"), "{warned:?}");
+
+    says(&doctor(&setup, &pair.standby.url()), 1, "role", "bad", "a standby");
+    let refused = setup.clone().store_at(&pair.standby.url()).refused();
+    refused.says(3, "cannot open the store", "is a replica or read-only", "name the primary");
+
+    pair.make_synchronous();
+    says(&doctor(&setup, &url), 0, "replication", "ok", "synchronous: `second`");
+}
+
+#[test]
+fn commits_that_wait_for_nobody_there_are_bad() {
+    let server = Postgres::start();
+    let setup = Setup::before("");
+    assert!(setup.ibid(&["migrate", "--store", &server.url()]).status.success());
+    server.sql("postgres", "alter system set synchronous_standby_names = 'nobody'");
+    server.sql("postgres", "select pg_reload_conf()");
+    says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
+}

@@ -1,0 +1,184 @@
+//! The primary is killed and its standby takes over: what a synchronous one keeps, and what an asynchronous one costs.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use ibid::attempt::{Attempt, Finished};
+use ibid::engine::{Begun, Unavailable};
+use ibid::{Ibid, Settings};
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::policy::Policy;
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_testkit::postgres::Pair;
+use tokio::sync::watch;
+use tokio::task::{JoinSet, block_in_place};
+
+use super::*;
+
+struct Body(String);
+
+impl Asked for Body {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+async fn ibid_at(url: &str) -> Ibid {
+    let store = PostgresStore::open(url, options()).await.expect("the store opens");
+    Ibid::start(Arc::new(store), Settings::default()).await.expect("it starts")
+}
+
+async fn begin_key(ibid: &Ibid, key: &str) -> Result<Begun, Unavailable> {
+    let identity = Identity {
+        tenant: Tenant::only(),
+        operation: Operation { method: "POST".into(), path: "/pay".into() },
+        key: Key::stored(key).expect("a good key"),
+    };
+    ibid.begin(ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Body(key.to_owned())))).await
+}
+
+async fn run(ibid: &Ibid, key: &str) -> Attempt {
+    match begin_key(ibid, key).await {
+        Ok(Begun::Run(attempt)) => *attempt,
+        other => panic!("`{key}` is not to be run: {other:?}"),
+    }
+}
+
+/// The answer that each key is given.
+fn answer(key: &str) -> Response {
+    let body = Bytes::from(format!("paid for {key}"));
+    Response { status: 201, headers: vec![], body, trailers: vec![], version: 1 }
+}
+
+async fn assert_replays(ibid: &Ibid, key: &str) {
+    match begin_key(ibid, key).await {
+        Ok(Begun::Replay(kept)) => assert_eq!(*kept.response, answer(key), "the answer of `{key}`"),
+        other => panic!("`{key}` was acknowledged, and now it is {other:?}"),
+    }
+}
+
+/// Callers who pay under one key after the other, whatever happens to the server.
+struct Load {
+    ibid: Ibid,
+    /// Keys whose answer is durable, as the store says.
+    acknowledged: Mutex<Vec<String>>,
+    count: watch::Sender<usize>,
+    over: AtomicBool,
+}
+
+impl Load {
+    async fn pay(self: Arc<Load>, caller: usize) {
+        for n in 0.. {
+            if self.over.load(Ordering::SeqCst) {
+                return;
+            }
+            let key = format!("{caller}-{n}");
+            let Ok(begun) = begin_key(&self.ibid, &key).await else {
+                // Nobody is there: whoever asks at once again is only in the way.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            };
+            let Begun::Run(attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+            match attempt.finish(answer(&key), false).await {
+                Finished::Stored(_) => {
+                    self.acknowledged.lock().expect("no one panics with it").push(key);
+                    self.count.send_modify(|count| *count += 1);
+                }
+                Finished::NotStored => {}
+                other => panic!("`{key}` was finished by nobody else, and is {other:?}"),
+            }
+        }
+    }
+
+    /// Waits until so many more were acknowledged.
+    async fn more(&self, by: usize) {
+        let mut count = self.count.subscribe();
+        let target = *count.borrow_and_update() + by;
+        let reached = tokio::time::timeout(PATIENCE, count.wait_for(|count| *count >= target)).await;
+        assert!(reached.is_ok(), "the load came to a halt");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_acknowledged_is_lost_when_a_synchronous_standby_takes_over() {
+    let mut pair = block_in_place(Pair::synchronous);
+    let ibid = ibid_at(&pair.url_for("postgres")).await;
+    let (acknowledged, over) = (Mutex::default(), AtomicBool::new(false));
+    let load = Arc::new(Load { ibid, acknowledged, count: watch::Sender::new(0), over });
+    let mut callers = JoinSet::new();
+    for caller in 0..CALLERS {
+        callers.spawn(load.clone().pay(caller));
+    }
+    load.more(200).await;
+    block_in_place(|| pair.fail_over());
+    // The same store finds the new primary by itself. What was under way at the kill is done by then.
+    load.more(200).await;
+    load.over.store(true, Ordering::SeqCst);
+    while let Some(ended) = callers.join_next().await {
+        ended.expect("no caller panics");
+    }
+    let acknowledged = std::mem::take(&mut *load.acknowledged.lock().expect("no one panics with it"));
+    assert!(acknowledged.len() >= 400);
+    // Another process, with nothing in its memory.
+    let other = ibid_at(&pair.standby.url()).await;
+    for key in &acknowledged {
+        assert_replays(&other, key).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_asynchronous_failover_may_run_an_answered_request_again_and_a_finish_survives_it() {
+    let mut pair = block_in_place(Pair::asynchronous);
+    let ibid = ibid_at(&pair.url_for("postgres")).await;
+    assert!(matches!(run(&ibid, "kept").await.finish(answer("kept"), false).await, Finished::Stored(_)));
+    block_in_place(|| pair.cut_off());
+    assert!(matches!(run(&ibid, "lost").await.finish(answer("lost"), false).await, Finished::Stored(_)));
+    let under_way = run(&ibid, "under way").await;
+    block_in_place(|| pair.fail_over());
+
+    // Its record is gone, and its answer is the only one there is.
+    let finished = until_stored(under_way.finish(answer("under way"), false).await, &ibid).await;
+    assert!(finished, "a finish that finds no record writes it down as completed");
+    let other = ibid_at(&pair.standby.url()).await;
+    assert_replays(&other, "kept").await;
+    assert_replays(&other, "under way").await;
+    // What `ibid doctor` warns of.
+    assert!(matches!(begin_key(&other, "lost").await, Ok(Begun::Run(_))), "nobody remembers it");
+}
+
+/// Whether a finish came to be stored: at once, or from the queue of those that took too long.
+async fn until_stored(finished: Finished, ibid: &Ibid) -> bool {
+    match finished {
+        Finished::Stored(_) => true,
+        Finished::NotStored => tokio::time::timeout(PATIENCE, ibid.settled()).await.is_ok(),
+        _ => false,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finish_whose_record_was_removed_writes_it_as_completed() {
+    let server = block_in_place(Postgres::start);
+    let ibid = ibid_at(&server.url()).await;
+    let attempt = run(&ibid, "k").await;
+    block_in_place(|| server.sql("postgres", "delete from ibid_record"));
+    assert!(matches!(attempt.finish(answer("k"), false).await, Finished::Stored(_)));
+    assert_replays(&ibid_at(&server.url()).await, "k").await;
+}
+
+const CALLERS: usize = 8;
+
+/// Far above what a loaded two-core machine needs: only a real hang meets it.
+const PATIENCE: Duration = Duration::from_secs(60);

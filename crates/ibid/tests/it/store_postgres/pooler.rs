@@ -1,0 +1,123 @@
+//! A transaction pooler before the server: each transaction meets whichever session is free. This one has a single
+//! session for everybody and does not follow prepared statements, as poolers did for long.
+
+use ibid::store::checkup::Pooler;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Mutex;
+
+use super::checkup::checkup;
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_is_seen_and_so_is_that_it_mixes_statements() {
+    let server = Postgres::start();
+    let url = pooler_before(&server).await;
+    assert_eq!(checkup(&url).await.pooler, Some(Pooler::MixesStatements));
+    let unprepared = format!("{url}?prepare=false");
+    assert_eq!(checkup(&unprepared).await.pooler, Some(Pooler::Seen));
+    assert_eq!(checkup(&server.url()).await.pooler, Some(Pooler::NotSeen));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_keeps_its_word_behind_a_pooler() {
+    let server = Postgres::start();
+    let url = format!("{}?prepare=false", pooler_before(&server).await);
+    let store = Arc::new(PostgresStore::open(&url, options()).await.expect("the store opens"));
+    let mut writers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let store = store.clone();
+        writers.spawn(async move {
+            for _ in 0..10 {
+                let begun = Arc::new(begin());
+                assert!(matches!(commit_patiently(&store, &begun).await, Commit::Done(_)));
+                let stored = load(&*store, begun.id).await.expect("what was begun is there");
+                let finished = Arc::new(finish(&stored.record));
+                assert!(matches!(commit_patiently(&store, &finished).await, Commit::Done(_)));
+            }
+        });
+    }
+    while let Some(writer) = writers.join_next().await {
+        writer.expect("a writer ends");
+    }
+    assert_eq!(server.sql("postgres", "select count(*) from ibid_record where purge_at is not null"), "80");
+}
+
+/// Where a pooler before the server listens. It ends with the test's runtime.
+async fn pooler_before(server: &Postgres) -> String {
+    let (port, session) = (server.port(), session(server.port()).await);
+    let session = Arc::new(Mutex::new(session));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = server
+        .url()
+        .replace(&format!(":{port}/"), &format!(":{}/", listener.local_addr().expect("a port").port()));
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            // A client that goes away ends its part with an error, which is nobody's concern.
+            tokio::spawn(serve(client, session.clone()));
+        }
+    });
+    url
+}
+
+/// The one session with the server, ready for a question.
+async fn session(port: u16) -> TcpStream {
+    let mut server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server listens");
+    let hello = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
+    server.write_all(&framed(None, hello)).await.expect("the server hears");
+    while message(&mut server).await.expect("the server answers").0 != READY {}
+    server
+}
+
+/// Lets a client in, and gives it the session for as long as each of its transactions lasts.
+async fn serve(mut client: TcpStream, session: Arc<Mutex<TcpStream>>) -> std::io::Result<()> {
+    let length = client.read_u32().await?;
+    client.read_exact(&mut vec![0; length as usize - 4]).await?;
+    client.write_all(&framed(Some(b'R'), &0u32.to_be_bytes())).await?;
+    client.write_all(&framed(Some(READY), b"I")).await?;
+    loop {
+        let mut first = Some(message(&mut client).await?);
+        let mut server = session.lock().await;
+        loop {
+            let (kind, text) = match first.take() {
+                Some(first) => first,
+                None => message(&mut client).await?,
+            };
+            if kind == TERMINATE {
+                return Ok(());
+            }
+            server.write_all(&framed(Some(kind), &text)).await?;
+            // Only after these does the server say that it is ready.
+            if !matches!(kind, QUERY | SYNC) {
+                continue;
+            }
+            let state = loop {
+                let (kind, text) = message(&mut server).await?;
+                client.write_all(&framed(Some(kind), &text)).await?;
+                if kind == READY {
+                    break text;
+                }
+            };
+            if state == b"I" {
+                break;
+            }
+        }
+    }
+}
+
+async fn message(stream: &mut TcpStream) -> std::io::Result<(u8, Vec<u8>)> {
+    let kind = stream.read_u8().await?;
+    let mut text = vec![0; stream.read_u32().await? as usize - 4];
+    stream.read_exact(&mut text).await?;
+    Ok((kind, text))
+}
+
+fn framed(kind: Option<u8>, text: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(text.len() + 4).expect("a short message").to_be_bytes();
+    kind.into_iter().chain(length).chain(text.iter().copied()).collect()
+}
+
+const READY: u8 = b'Z';
+const QUERY: u8 = b'Q';
+const SYNC: u8 = b'S';
+const TERMINATE: u8 = b'X';

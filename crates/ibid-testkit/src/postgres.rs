@@ -125,6 +125,17 @@ impl Postgres {
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
+    /// Changes a setting while it runs, and returns once whoever connects finds it changed.
+    pub fn set(&self, name: &str, value: &str) {
+        self.sql("postgres", &format!("alter system set {name} = '{value}'"));
+        self.sql("postgres", "select pg_reload_conf()");
+        let until = Instant::now() + READY_WITHIN;
+        while self.sql("postgres", &format!("show {name}")) != value {
+            assert!(Instant::now() < until, "`{name}` does not become `{value}`:\n{}", self.log());
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
     /// Starts a server that was stopped, on the port it had.
     pub fn start_again(&mut self) {
         assert!(self.running.is_none(), "the server runs already");

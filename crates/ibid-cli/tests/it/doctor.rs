@@ -159,7 +159,6 @@ fn commits_that_wait_for_nobody_there_are_bad() {
     let server = Postgres::start();
     let setup = Setup::before("");
     assert!(setup.ibid(&["migrate", "--store", &server.url()]).status.success());
-    server.sql("postgres", "alter system set synchronous_standby_names = 'nobody'");
-    server.sql("postgres", "select pg_reload_conf()");
+    server.set("synchronous_standby_names", "nobody");
     says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
 }

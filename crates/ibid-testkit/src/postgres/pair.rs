@@ -36,9 +36,7 @@ impl Pair {
 
     /// From here on commits wait for the standby.
     pub fn make_synchronous(&self) {
-        let name = Pair::STANDBY;
-        self.primary.sql("postgres", &format!("alter system set synchronous_standby_names = '{name}'"));
-        self.primary.sql("postgres", "select pg_reload_conf()");
+        self.primary.set("synchronous_standby_names", Pair::STANDBY);
         self.until_followed("sync_state = 'sync'");
     }
 
@@ -59,8 +57,7 @@ impl Pair {
     pub fn cut_off(&self) {
         let now = self.primary.sql("postgres", "select pg_current_wal_lsn()");
         self.until_followed(&format!("flush_lsn >= '{now}'"));
-        self.standby.sql("postgres", "alter system set primary_conninfo = ''");
-        self.standby.sql("postgres", "select pg_reload_conf()");
+        self.standby.set("primary_conninfo", "");
         self.until("select count(*) = 0 from pg_stat_replication");
     }
 

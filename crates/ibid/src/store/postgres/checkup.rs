@@ -1,6 +1,6 @@
 //! Looks at a server and writes nothing, so that one which opening would refuse can still be described.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State};
@@ -117,9 +117,7 @@ async fn has_secret(connection: &Connection) -> Result<bool, Error> {
 
 /// Reads whole tables, so it is given little time.
 async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
-    connection
-        .run(&format!("begin read only; set local statement_timeout = {}", COUNT_WITHIN.as_millis()))
-        .await?;
+    connection.run(include_str!("sql/open_count.sql")).await?;
     let dead = i64::from(Flags { dead_letter: true, ..Flags::default() }.bits());
     let records = connection.query_once(include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
     let code = |state: EffectState| i64::from(state.code());
@@ -149,6 +147,3 @@ async fn one<T: FromSqlOwned>(connection: &Connection, sql: &str, params: &[Para
     let rows = connection.query_once(sql, params).await?;
     rows.first().expect("one row").try_get(0)
 }
-
-/// A million rows are counted in some tenths of a second; past this the count is a burden to the server.
-const COUNT_WITHIN: Duration = Duration::from_secs(5);

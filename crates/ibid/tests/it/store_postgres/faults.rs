@@ -99,10 +99,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     let store = open(&server, &database).await;
     // Policies are in before the waiting begins.
     commit_patiently(&store, &Arc::new(begin())).await;
-    let standby = |name: &str| {
-        server.sql("postgres", &format!("alter system set synchronous_standby_names = '{name}'"));
-        server.sql("postgres", "select pg_reload_conf()");
-    };
+    let standby = |name: &str| server.set("synchronous_standby_names", name);
     standby("nobody");
     let begun = Arc::new(begin());
     let commit = tokio::spawn({

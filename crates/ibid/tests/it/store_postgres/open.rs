@@ -101,8 +101,7 @@ async fn a_server_that_may_lose_a_commit_is_refused_unless_that_is_accepted() {
         set(as_good);
         open(&server, &database).await;
     }
-    server.sql("postgres", "alter system set synchronous_standby_names = 'second'");
-    server.sql("postgres", "select pg_reload_conf()");
+    server.set("synchronous_standby_names", "second");
     for weaker in ["local", "remote_write"] {
         // The setting itself must not wait for a standby that is not there.
         server.sql(

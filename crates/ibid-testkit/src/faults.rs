@@ -113,6 +113,10 @@ impl Store for FaultyStore {
         self.inner.other_secret(known)
     }
 
+    fn lanes(&self) -> usize {
+        self.inner.lanes()
+    }
+
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(async move {
             self.check("read bodies")?;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 
 use futures_util::FutureExt;
-use ibid_core::change::{Change, Commit};
+use ibid_core::change::{Change, Commit, Expect};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Store, StoreError};
 use tokio::sync::{Notify, oneshot};
@@ -35,12 +35,27 @@ pub(crate) enum Unsaid {
 struct Shared {
     store: Arc<dyn Store>,
     queue: Mutex<Queue>,
-    work: Notify,
+    /// For the lanes of each kind.
+    work: [Notify; 2],
+}
+
+/// What a lane carries. Stores have a statement for each, with a price of its own; and one kind does not wait for the
+/// other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Inserts = 0,
+    Others = 1,
+}
+
+impl Kind {
+    fn of(change: &Change) -> Kind {
+        if change.expect == Expect::Absent { Kind::Inserts } else { Kind::Others }
+    }
 }
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Item>,
+    waiting: [VecDeque<Item>; 2],
     /// Ids under way: a second Change of the same id waits for the first one's fate.
     in_flight: HashSet<RecordId>,
     counts: Counts,
@@ -66,9 +81,11 @@ struct Item {
 impl Batcher {
     /// Starts the lanes. They end when the last Batcher is gone.
     pub(crate) fn start(store: Arc<dyn Store>) -> Batcher {
-        let shared = Arc::new(Shared { store, queue: Mutex::default(), work: Notify::new() });
-        for _ in 0..LANES {
-            tokio::spawn(lane(shared.clone()));
+        let shared =
+            Arc::new(Shared { store, queue: Mutex::default(), work: [Notify::new(), Notify::new()] });
+        for _ in 0..shared.store.lanes().max(1) {
+            tokio::spawn(lane(shared.clone(), Kind::Inserts));
+            tokio::spawn(lane(shared.clone(), Kind::Others));
         }
         Batcher { owner: Arc::new(Owner(shared)) }
     }
@@ -80,15 +97,16 @@ impl Batcher {
         unsent_by: Option<Instant>,
     ) -> Result<Commit, Unsaid> {
         let (reply, fate) = oneshot::channel();
+        let kind = Kind::of(&change) as usize;
         {
             let mut queue = self.owner.0.queue();
             // Only begins are turned away; a finish always has its place, bounded by the attempts that live.
-            if unsent_by.is_some() && queue.waiting.len() >= QUEUE_MAX {
+            if unsent_by.is_some() && queue.waiting[kind].len() >= QUEUE_MAX {
                 return Err(Unsaid::Unsent);
             }
-            queue.waiting.push_back(Item { change, unsent_by, reply });
+            queue.waiting[kind].push_back(Item { change, unsent_by, reply });
         }
-        self.owner.0.work.notify_one();
+        self.owner.0.work[kind].notify_one();
         // The sender is dropped only with the runtime.
         fate.await.unwrap_or(Err(Unsaid::Unsent))
     }
@@ -102,7 +120,7 @@ impl Batcher {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.0.queue().closed = true;
-        self.0.work.notify_waiters();
+        self.0.work.iter().for_each(Notify::notify_waiters);
     }
 }
 
@@ -114,11 +132,12 @@ impl Shared {
 }
 
 impl Queue {
-    /// The next batch: at most one Change per id, in the order of the ids, bounded by count and bytes.
-    fn take(&mut self, now: Instant) -> Vec<Item> {
+    /// The next batch of a kind: at most one Change per id, in the order of the ids, bounded by count and bytes.
+    fn take(&mut self, kind: Kind, now: Instant) -> Vec<Item> {
+        let waiting = &mut self.waiting[kind as usize];
         let (mut batch, mut bytes) = (Vec::new(), 0);
         let mut skipped = VecDeque::new();
-        while let Some(item) = self.waiting.pop_front() {
+        while let Some(item) = waiting.pop_front() {
             if item.unsent_by.is_some_and(|by| by <= now) {
                 let _ = item.reply.send(Err(Unsaid::Unsent));
                 continue;
@@ -135,7 +154,7 @@ impl Queue {
         }
         // What had to wait goes first next time.
         while let Some(item) = skipped.pop_back() {
-            self.waiting.push_front(item);
+            waiting.push_front(item);
         }
         batch.sort_by_key(|item| item.change.id);
         batch
@@ -143,21 +162,22 @@ impl Queue {
 }
 
 /// One lane: takes a batch, commits it, tells each caller, again.
-async fn lane(shared: Arc<Shared>) {
+async fn lane(shared: Arc<Shared>, kind: Kind) {
+    let work = &shared.work[kind as usize];
     loop {
         // Registered before the queue is looked at, so that no notice is lost.
-        let news = shared.work.notified();
+        let news = work.notified();
         let batch = {
             let mut queue = shared.queue();
             if queue.closed {
                 return;
             }
-            let batch = queue.take(Instant::now());
+            let batch = queue.take(kind, Instant::now());
             if !batch.is_empty() {
                 queue.counts.batches += 1;
                 queue.counts.changes += batch.len() as u64;
-                if !queue.waiting.is_empty() {
-                    shared.work.notify_one();
+                if !queue.waiting[kind as usize].is_empty() {
+                    work.notify_one();
                 }
             }
             batch
@@ -175,8 +195,11 @@ async fn lane(shared: Arc<Shared>) {
             for id in ids {
                 queue.in_flight.remove(&id);
             }
-            if !queue.waiting.is_empty() {
-                shared.work.notify_one();
+            // What waited for one of these ids may be of either kind.
+            for (waiting, work) in queue.waiting.iter().zip(&shared.work) {
+                if !waiting.is_empty() {
+                    work.notify_one();
+                }
             }
         }
         let mut fates = fates.into_iter();
@@ -189,11 +212,6 @@ async fn lane(shared: Arc<Shared>) {
         }
     }
 }
-
-/// Batches under way at once. What the lanes hold is with the store, which commits all that waits there together: with
-/// two, what arrives behind the second would wait here for a whole commit. With more, each caller's share of a batch is
-/// so small that handing it over costs more than it saves.
-const LANES: usize = 4;
 
 /// Changes in one batch. At 256 the cost of a durable commit is spread thin, and one batch still takes only a few
 /// milliseconds, which is what everybody else in the queue waits.

@@ -71,7 +71,10 @@ fn test_names() -> BTreeSet<String> {
 fn collect(source: &str, names: &mut BTreeSet<String>) {
     let mut marked = false;
     for line in source.lines().map(str::trim_start) {
-        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") || line.starts_with("on_every_store!(") {
+        if line.starts_with("#[test]")
+            || line.starts_with("#[tokio::test")
+            || line.starts_with("on_every_store!(")
+        {
             marked = true;
         } else if let Some((_, rest)) = line.split_once("fn ").filter(|_| marked) {
             names.insert(rest.split(['(', '<']).next().unwrap_or_default().to_owned());

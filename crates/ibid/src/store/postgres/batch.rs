@@ -4,6 +4,7 @@
 //! All of a batch goes together at first. If that fails because of one of them (somebody holds its row, or it can't be
 //! stored), the batch is halved again and again with the same nonces until the one is alone: its failure is its own.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::KIND;
-use super::columns::{Columns, Numbers};
+use super::columns::{Beside, Columns, Numbers, is_plain};
 use super::connect::{Connection, OPEN_HOT};
 use super::failure::{self, Reach};
 use super::row::{self, Policies, Unreadable};
@@ -91,8 +92,39 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Sends a unit: begins by one statement, all others by another, and if it has both, both together.
+    /// Sends a unit. What can be replaced plainly goes first, by a statement with a small plan; whatever that did not do
+    /// goes the way of all others, to learn what stands there.
     async fn attempt(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
+        if !unit.places.iter().all(|place| is_plain(&self.changes[*place])) {
+            return self.attempt_any(unit).await;
+        }
+        let changes = || unit.places.iter().map(|place| &*self.changes[*place]);
+        let numbers = Numbers::new(changes());
+        self.ensure_policies(&numbers).await?;
+        let (columns, beside) = (Columns::of(changes(), &numbers), Beside::of(changes()));
+        // What was warned of before has nothing to do with this.
+        self.connection.was_warned();
+        let params = columns.replace(&beside);
+        let [rows] = self.connection.hot(unit.open, [(REPLACE, &params[..])]).await?;
+        if self.connection.was_warned() {
+            return Err(Failed::Doubt);
+        }
+        let mut said = Vec::with_capacity(unit.places.len());
+        for row in rows {
+            // Places count from one, in the order in which they were sent.
+            let place = unit.places[row.try_get::<_, i64>(1)? as usize - 1];
+            said.push((place, Said::Done(Timestamp::from_micros(row.try_get(0)?))));
+        }
+        if said.len() < unit.places.len() {
+            let done: HashSet<usize> = said.iter().map(|(place, _)| *place).collect();
+            let places = unit.places.iter().copied().filter(|place| !done.contains(place)).collect();
+            said.extend(self.attempt_any(&Unit { places, open: unit.open }).await?);
+        }
+        Ok(said)
+    }
+
+    /// Sends a unit: begins by one statement, all others by another, and if it has both, both together.
+    async fn attempt_any(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
         let is_begin = |place: &usize| {
             let change = &self.changes[*place];
             change.expect == Expect::Absent && change.draft.is_some()
@@ -284,6 +316,7 @@ fn moving() -> StoreError {
 
 const BEGIN: &str = include_str!("sql/begin.sql");
 const COMMIT: &str = include_str!("sql/commit.sql");
+const REPLACE: &str = include_str!("sql/replace.sql");
 
 /// Opens the transactions for the halves of a batch that has waited already: nine waits in a row must not take long.
 const OPEN_SHORT: &str = concat!(include_str!("sql/open_hot.sql"), "; set local lock_timeout = '25ms'");

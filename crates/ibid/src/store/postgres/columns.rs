@@ -146,6 +146,37 @@ impl<'a> Columns<'a> {
         params
     }
 
+    /// In the order of `replace.sql`, with what is kept beside each.
+    pub(super) fn replace<'s>(&'s self, beside: &'s Beside<'a>) -> [Param<'s>; 25] {
+        [
+            (&self.id, Type::BYTEA_ARRAY),
+            (&self.was_count, Type::INT8_ARRAY),
+            (&self.was_nonce, Type::INT8_ARRAY),
+            (&self.count, Type::INT8_ARRAY),
+            (&self.nonce, Type::INT8_ARRAY),
+            (&self.birth, Type::INT8_ARRAY),
+            (&self.owner, Type::INT8_ARRAY),
+            (&self.attempt, Type::INT8_ARRAY),
+            (&self.lease_us, Type::INT8_ARRAY),
+            (&self.state, Type::INT8_ARRAY),
+            (&self.flags, Type::INT8_ARRAY),
+            (&self.policy, Type::INT8_ARRAY),
+            (&self.point, Type::INT8_ARRAY),
+            (&self.created, Type::INT8_ARRAY),
+            (&self.ran, Type::INT8_ARRAY),
+            (&self.completed, Type::INT8_ARRAY),
+            (&self.due_us, Type::INT8_ARRAY),
+            (&self.expires_us, Type::INT8_ARRAY),
+            (&self.purge_us, Type::INT8_ARRAY),
+            (&self.fingerprint, Type::BYTEA_ARRAY),
+            (&self.method, Type::TEXT_ARRAY),
+            (&self.path, Type::TEXT_ARRAY),
+            (&self.note, Type::BYTEA_ARRAY),
+            (&beside.kind, Type::INT8_ARRAY),
+            (&beside.data, Type::BYTEA_ARRAY),
+        ]
+    }
+
     /// In the order of `commit.sql`.
     pub(super) fn commit(&self) -> Vec<Param<'_>> {
         let mut params: Vec<Param<'_>> = vec![
@@ -192,6 +223,34 @@ impl<'a> Columns<'a> {
             (&self.event_detail, Type::TEXT_ARRAY),
         ]
     }
+}
+
+/// What is kept beside each of some Changes that [`is_plain`].
+#[derive(Default)]
+pub(super) struct Beside<'a> {
+    kind: Vec<Option<i64>>,
+    data: Vec<Option<&'a [u8]>>,
+}
+
+impl<'a> Beside<'a> {
+    pub(super) fn of(changes: impl Iterator<Item = &'a Change>) -> Beside<'a> {
+        let mut beside = Beside::default();
+        for change in changes {
+            let body = change.bodies.first();
+            beside.kind.push(body.map(|body| body.kind.code().into()));
+            beside.data.push(body.map(|body| &*body.data));
+        }
+        beside
+    }
+}
+
+/// Whether `replace.sql` can write the Change: nothing told, nothing dropped.
+pub(super) fn is_plain(change: &Change) -> bool {
+    matches!(change.expect, Expect::Version(_))
+        && change.draft.is_some()
+        && !change.clears_bodies
+        && change.bodies.len() <= 1
+        && change.history.is_empty()
 }
 
 /// The policies of one batch: each encoded once, for one Arc is shared by all records of a route.

@@ -187,6 +187,11 @@ impl Store for PostgresStore {
         Box::pin(self.find_other_secret(known))
     }
 
+    fn lanes(&self) -> usize {
+        // A statement has a price of its own, about that of twenty changes, so batches should be large.
+        1
+    }
+
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(self.find_bodies(id, birth))
     }

@@ -24,7 +24,11 @@ pub(crate) enum Command {
     /// Stand before an HTTP API and make its retries safe
     #[command(after_help = VARIABLES)]
     Gateway(GatewayArgs),
-    /// Run the gateway before an example payments API, with a store that goes when it ends
+    /// Try it out: a gateway before an example API, the reference application and its card processor
+    ///
+    /// All in one process on loopback, with stores that go when it ends. It prints curl lines to paste. Where a default
+    /// port is taken it chooses a free one.
+    #[cfg(feature = "demo")]
     #[command(after_help = LOG_VARIABLES)]
     Demo(DemoArgs),
     /// Make or upgrade the tables of a store
@@ -96,6 +100,7 @@ pub(crate) struct GatewayArgs {
 }
 
 /// What the demo is told.
+#[cfg(feature = "demo")]
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DemoArgs {
     /// Where clients connect
@@ -109,6 +114,18 @@ pub(crate) struct DemoArgs {
     /// [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]
     pub(crate) admin_listen: Option<String>,
+
+    /// Where the reference application listens
+    ///
+    /// [default: 127.0.0.1:8090]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) payments_listen: Option<String>,
+
+    /// Where its simulated card processor listens
+    ///
+    /// [default: 127.0.0.1:8091]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) provider_listen: Option<String>,
 }
 
 /// What to migrate.
@@ -245,6 +262,7 @@ Variables without a flag:
   IBID_LOG         which log lines to write: `info`, `ibid=debug` [default: info]
   IBID_LOG_FORMAT  `text` or `json` [default: text]";
 
+#[cfg(feature = "demo")]
 const LOG_VARIABLES: &str = "\
 Variables without a flag:
   IBID_LOG         which log lines to write: `info`, `ibid=debug` [default: info]

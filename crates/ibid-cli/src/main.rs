@@ -47,6 +47,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failures> {
     match command {
         Command::Gateway(args) => gateway(&args),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => commands::demo::run(&args, &mut stdout()),
         Command::Migrate(args) => {
             let url = config::store_of(&args.place)?;

@@ -1,10 +1,10 @@
 //! `payments`: the API (`serve`), or the simulated card processor (`provider`).
 
-use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
 use payments::args::{Cli, Command};
+use payments::listen::{self, Failure};
 use payments::{provider, serve};
 
 fn main() -> ExitCode {
@@ -27,13 +27,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<(), Box<dyn Error + Send + Sync>> {
+fn run(command: Command) -> Result<(), Failure> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        match command {
-            Command::Serve(args) => serve::run(args).await,
-            Command::Provider(args) => provider::run(args).await,
-        }
+        let stop = listen::stop_signal()?;
+        let running = match command {
+            Command::Serve(args) => serve::start(args, stop).await?,
+            Command::Provider(args) => provider::start(args, stop).await?,
+        };
+        running.announce()?;
+        running.ended().await
     })
 }
 

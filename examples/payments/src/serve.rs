@@ -1,28 +1,31 @@
-//! `payments serve`: API, worker and upkeep on one database, until the process is told to stop.
+//! `payments serve`: API, worker and upkeep on one database.
 
-use std::error::Error;
 use std::time::Duration;
 
+use axum::Router;
 use futures_util::FutureExt as _;
 use ibid::outbox::Worker;
 use ibid::transaction::sqlx_postgres::SqlxPostgres;
 use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use crate::account::Authentication;
 use crate::api::App;
 use crate::args::ServeArgs;
 use crate::charge::{ChargePayment, Charger};
 use crate::db::{Backend, Db};
+use crate::listen::{self, Failure, Running};
 use crate::provider_client::{ANSWER_WITHIN, ProviderClient};
-use crate::{api, listen, store};
+use crate::{api, store};
 
-type Failure = Box<dyn Error + Send + Sync>;
-
-/// Runs until the process is told to stop.
-pub async fn run(args: ServeArgs) -> Result<(), Failure> {
-    let stop = listen::stop_signal()?;
+/// Starts it. From `stop` on it takes nothing more, and ends what it has.
+pub async fn start(
+    args: ServeArgs,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<Running, Failure> {
     // In this order: our tables refer to the store's.
     let store = store::open(&args.store).await?;
     let db = Db::connect(&args.store).await?;
@@ -43,8 +46,7 @@ async fn on<D: Backend>(
     ibid: Ibid,
     args: ServeArgs,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), Failure> {
-    let stop = stop.boxed().shared();
+) -> Result<Running, Failure> {
     // A claim is renewed by nobody, so all that is done under it must fit: two calls and the writing of their end.
     let call_within = ANSWER_WITHIN.min(args.lease / 3);
     let charger = Charger { provider: ProviderClient::new(args.provider.clone(), call_within) };
@@ -62,8 +64,9 @@ async fn on<D: Backend>(
         lease: args.lease,
     };
     let router = api::router(app, ibid.clone(), authentication(args.accounts))?;
-    let listener = listen::bind(args.listen).await?;
+    let (listener, address) = listen::bind(args.listen).await?;
 
+    let stop = stop.boxed().shared();
     let until = stop.clone();
     let worker = tokio::spawn(async move { worker.run_until(until).await });
     let schedule = Schedule { sweep_every: args.sweep_every, ..Schedule::default() };
@@ -74,25 +77,35 @@ async fn on<D: Backend>(
             () = until => {}
         }
     });
-    let served = async {
-        // Takes nothing more, and answers what it has.
-        axum::serve(listener, router).with_graceful_shutdown(stop.clone()).await?;
-        // Attempts go on without their clients; those that the sweeper runs never had one.
-        ibid.settled().await;
-        worker.await.map_err(Failure::from)
-    };
-    let late = async {
-        stop.clone().await;
-        tokio::time::sleep(STOP_WITHIN).await;
-    };
-    tokio::select! {
-        served = served => served?,
-        // What is cut off lapses, and goes on elsewhere or here after the next start.
-        () = late => tracing::warn!("some work did not end in time and is cut off"),
-    }
-    // What still holds a connection was cut off above, and must not hold us.
-    let _ = tokio::time::timeout(CLOSE_FOR, db.close()).await;
-    Ok(())
+    let served = serve(listener, router, ibid, worker, stop.clone());
+    Ok(Running::new(address, async move {
+        let late = async {
+            stop.await;
+            tokio::time::sleep(STOP_WITHIN).await;
+        };
+        tokio::select! {
+            served = served => served?,
+            // What is cut off lapses, and goes on elsewhere or here after the next start.
+            () = late => tracing::warn!("some work did not end in time and is cut off"),
+        }
+        // What still holds a connection was cut off above, and must not hold us.
+        let _ = tokio::time::timeout(CLOSE_FOR, db.close()).await;
+        Ok(())
+    }))
+}
+
+async fn serve(
+    listener: TcpListener,
+    router: Router,
+    ibid: Ibid,
+    worker: JoinHandle<()>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Failure> {
+    // Takes nothing more, and answers what it has.
+    axum::serve(listener, router).with_graceful_shutdown(stop).await?;
+    // Attempts go on without their clients; those that the sweeper runs never had one.
+    ibid.settled().await;
+    worker.await.map_err(Failure::from)
 }
 
 fn authentication(accounts: Option<crate::account::Accounts>) -> Authentication {

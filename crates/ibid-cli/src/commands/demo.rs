@@ -1,13 +1,14 @@
-//! `ibid demo`: a gateway before an example payments API, on a store that goes when it ends, and lines to paste.
-//!
-//! All that it prints to stdout is a shell script: comments, and commands that do what the comment above them says.
+//! `ibid demo`: a gateway before an API that knows nothing of it, the reference application with its provider, on
+//! stores that go when it ends, and lines to paste.
 
 mod api;
+mod application;
+mod script;
 
-use std::fmt::Write as _;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener};
 
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 
 use crate::args::{DemoArgs, GatewayArgs};
@@ -15,18 +16,23 @@ use crate::config::{self, Config, Variables};
 use crate::gateway::Gateway;
 use crate::open::open_store;
 use crate::output::{Failure, Failures, print_line};
+use application::Application;
+use script::{Scene, quoted};
 
 /// Runs the demo until the process is told to stop.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> {
     let log = config::Log::of_process()?;
     let listen = Place::of("--listen", args.listen.as_deref(), config::LISTEN)?;
     let admin = Place::of("--admin-listen", args.admin_listen.as_deref(), config::ADMIN_LISTEN)?;
+    let payments = Place::of("--payments-listen", args.payments_listen.as_deref(), PAYMENTS_LISTEN)?;
+    let provider = Place::of("--provider-listen", args.provider_listen.as_deref(), PROVIDER_LISTEN)?;
     crate::logging(&log);
     let folder = tempfile::Builder::new()
         .prefix("ibid-demo-")
         .tempdir()
         .map_err(|error| Failure::world("cannot make a temporary folder").because(error))?;
-    let store = format!("sqlite:{}", folder.path().join("ibid.db").display());
+    let store = |name: &str| format!("sqlite:{}", folder.path().join(name).display());
+    let (store, payments_store) = (store("ibid.db"), store("payments.db"));
     // Dropped before the folder: then nobody writes there any more.
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
@@ -36,18 +42,22 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
         let config = gateway_config(&listen, &admin, api_address, &store)?;
         let gateway = Gateway::start(&config, open_store(&config.store, true).await?).await?;
         let (public_address, admin_address) = gateway.addresses()?;
-        let stop = crate::stop_signal()?;
+        let stop = crate::stop_signal()?.boxed().shared();
+        let application =
+            Application::start(provider.address, payments.address, &payments_store, stop.clone()).await?;
         let scene = Scene {
             public: reachable(public_address),
             admin: reachable(admin_address),
             api: api_address,
-            taken: [listen.taken, admin.taken].into_iter().flatten().collect(),
+            payments: reachable(application.payments_address()),
+            provider: reachable(application.provider_address()),
+            taken: [listen, admin, payments, provider].into_iter().filter_map(|place| place.taken).collect(),
             ibid: program(),
             store,
         };
         print_line(out, scene.script())?;
-        gateway.run(stop).await;
-        Ok(())
+        let ((), ended) = tokio::join!(gateway.run(stop), application.ended());
+        Ok(ended?)
     })
 }
 
@@ -117,94 +127,11 @@ fn program() -> String {
     }
 }
 
-/// One word to a shell.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
+/// As of `payments serve`.
+const PAYMENTS_LISTEN: &str = "127.0.0.1:8090";
 
-/// What runs where.
-struct Scene {
-    public: SocketAddr,
-    admin: SocketAddr,
-    api: SocketAddr,
-    taken: Vec<SocketAddr>,
-    ibid: String,
-    store: String,
-}
-
-impl Scene {
-    fn script(&self) -> String {
-        let Scene { public, admin, api, ibid, .. } = self;
-        let mut out = format!(
-            "# ibid demo: a gateway on {public} before an example payments API on {api}; its admin\n\
-             # pages are on {admin}. Paste these lines into another terminal, in their order.\n"
-        );
-        for taken in &self.taken {
-            let _ = writeln!(out, "# {taken} is taken by another program, so a free port was chosen.");
-        }
-        let mut act = |says: &str, command: String| {
-            let _ = writeln!(out);
-            for line in says.lines() {
-                let _ = writeln!(out, "# {line}");
-            }
-            let _ = writeln!(out, "{command}");
-        };
-        let first = self.pay("order-1", r#"{"customerId":"ann","amountCents":4200,"currency":"EUR"}"#);
-        act("A first call. 201: a payment is made.", first.clone());
-        act(
-            "The same call again, as after a dropped connection. The same 201 with the same id, and\n\
-             `idempotent-replayed: true`: no second payment.",
-            first,
-        );
-        act(
-            "The same key for another amount. 422: neither answered from the store nor sent on.",
-            self.pay("order-1", r#"{"customerId":"ann","amountCents":9900,"currency":"EUR"}"#),
-        );
-        let slow = r#"{"customerId":"bob","amountCents":1500,"currency":"EUR","simulate":"slow"}"#;
-        let slow = self.pay("order-2", slow);
-        act(
-            "Two at once, to an API that takes 2 seconds. 201 twice with one id: the second waited.",
-            format!("( {slow} & {slow} & wait )"),
-        );
-        let lost = r#"{"customerId":"cat","amountCents":7700,"currency":"EUR","simulate":"lost"}"#;
-        let lost = self.pay("order-3", lost);
-        act(
-            "A lost answer: the API takes the money and cuts the connection. 502 `outcome-unknown`.",
-            lost.clone(),
-        );
-        act("The retry. 409 `outcome-unknown`: nobody knows, so nobody is charged twice.", lost.clone());
-        act(
-            "What was really paid: 7 requests came, 3 payments were made, one for each key.",
-            format!("curl -sS {}", quoted(&format!("http://{public}/payments"))),
-        );
-        act(
-            "What a client may ask about its own key: the unknown one.",
-            self.look("/.ibid/keys/order-3?method=POST&path=/payments"),
-        );
-        act(
-            "What the gateway counted.",
-            format!("curl -sS {} | grep '^ibid_reserve'", quoted(&format!("http://{admin}/metrics"))),
-        );
-        act("What an operator sees.", format!("{ibid} keys list --store {}", quoted(&self.store)));
-        out.push_str("\n# Ctrl-C here ends the demo and removes its store.");
-        out
-    }
-
-    /// A payment, with all that comes back.
-    fn pay(&self, key: &str, body: &str) -> String {
-        let url = quoted(&format!("http://{}/payments", self.public));
-        // The last line of an answer has no end of its own, and a prompt behind it is hard to read.
-        format!(
-            "curl -sS -i -w '\\n' {url} -H 'Idempotency-Key: \"{key}\"' \
-             -H 'Content-Type: application/json' -d {}",
-            quoted(body)
-        )
-    }
-
-    fn look(&self, path: &str) -> String {
-        format!("curl -sS -w '\\n' {}", quoted(&format!("http://{}{path}", self.public)))
-    }
-}
+/// As of `payments provider`.
+const PROVIDER_LISTEN: &str = "127.0.0.1:8091";
 
 #[cfg(test)]
 mod tests {
@@ -237,10 +164,5 @@ mod tests {
         {
             assert_eq!(reachable(listens.parse().unwrap()), is_at.parse().unwrap());
         }
-    }
-
-    #[test]
-    fn a_word_stays_one_word_whatever_is_in_it() {
-        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
     }
 }

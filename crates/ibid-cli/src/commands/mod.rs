@@ -1,6 +1,7 @@
 //! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
 
 pub(crate) mod config_check;
+#[cfg(feature = "demo")]
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod keys;

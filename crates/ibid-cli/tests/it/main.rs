@@ -6,6 +6,7 @@ mod h2_client;
 mod harness;
 mod mount;
 
+#[cfg(feature = "demo")]
 mod demo;
 mod doctor;
 mod gateway_basic;

@@ -65,8 +65,9 @@ impl Processor {
         self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn roll(&self, key: &str) -> Option<Fault> {
-        self.0.dice.lock().unwrap_or_else(PoisonError::into_inner).roll(key)
+    fn dice(&self) -> MutexGuard<'_, Dice> {
+        // No roll panics half-way.
+        self.0.dice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn busy(&self, after: Duration) -> Response {
@@ -102,7 +103,7 @@ async fn charge(
     if asked.amount_cents <= 0 {
         return refused(StatusCode::BAD_REQUEST, "`amountCents` must be positive");
     }
-    let fault = processor.roll(&key);
+    let fault = processor.dice().roll(&key);
     match fault {
         Some(Fault::Refuse) => return refused(StatusCode::INTERNAL_SERVER_ERROR, "something broke"),
         Some(Fault::Busy(after)) => return processor.busy(after),
@@ -146,7 +147,12 @@ async fn look(State(processor): State<Processor>, Query(look): Query<Look>) -> R
             Some(charge) => Json(charge).into_response(),
             None => refused(StatusCode::NOT_FOUND, "no charge under this key"),
         },
-        None => Json(json!({ "count": ledger.all().len(), "charges": ledger.all() })).into_response(),
+        None => {
+            // How often it was asked for a charge, beside how often it made one.
+            let requests = processor.dice().requests();
+            let list = json!({ "requests": requests, "count": ledger.all().len(), "charges": ledger.all() });
+            Json(list).into_response()
+        }
     }
 }
 

@@ -144,6 +144,11 @@ impl Dice {
         None
     }
 
+    /// How many rolls there were.
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+
     fn is_first(&mut self, key: &str) -> bool {
         let tries = self.tries.entry(key.to_owned()).or_default();
         *tries += 1;

@@ -1,0 +1,190 @@
+//! What the demo prints: a shell script of comments, and of commands that do what the comment above them says.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use super::application::TOKEN;
+
+/// What runs where.
+pub(super) struct Scene {
+    pub(super) public: SocketAddr,
+    pub(super) admin: SocketAddr,
+    pub(super) api: SocketAddr,
+    pub(super) payments: SocketAddr,
+    pub(super) provider: SocketAddr,
+    pub(super) taken: Vec<SocketAddr>,
+    pub(super) ibid: String,
+    pub(super) store: String,
+}
+
+impl Scene {
+    pub(super) fn script(&self) -> String {
+        let mut script = Script(format!(
+            "# ibid demo. Paste these lines into another terminal, in their order.\n\
+             #   {}  the gateway, before an example payments API on {}\n\
+             #   {}  the gateway's admin pages\n\
+             #   {}  the reference application: payments and rides, with an outbox\n\
+             #   {}  a simulated card processor: it takes the money and resets the connection\n\
+             #                   at the first request for each charge\n",
+            self.public, self.api, self.admin, self.payments, self.provider
+        ));
+        for taken in &self.taken {
+            script.says(&format!("{taken} is taken by another program, so a free port was chosen."));
+        }
+        self.gateway(&mut script);
+        self.application(&mut script);
+        script.0.push_str("\n# Ctrl-C here ends the demo and removes its stores.");
+        script.0
+    }
+
+    /// An API that knows nothing of keys, and the gateway before it.
+    fn gateway(&self, script: &mut Script) {
+        let Scene { public, admin, ibid, store, .. } = self;
+        script.chapter("An API that knows nothing of keys, behind the gateway.");
+        let first =
+            self.pay_guarded("order-1", r#"{"customerId":"ann","amountCents":4200,"currency":"EUR"}"#);
+        script.act("A first call. 201: a payment is made.", first.clone());
+        script.act(
+            "The same call again, as after a dropped connection. The same 201 with the same id, and\n\
+             `idempotent-replayed: true`: no second payment.",
+            first,
+        );
+        script.act(
+            "The same key for another amount. 422: neither answered from the store nor sent on.",
+            self.pay_guarded("order-1", r#"{"customerId":"ann","amountCents":9900,"currency":"EUR"}"#),
+        );
+        let slow = r#"{"customerId":"bob","amountCents":1500,"currency":"EUR","simulate":"slow"}"#;
+        let slow = self.pay_guarded("order-2", slow);
+        script.act(
+            "Two at once, to an API that takes 2 seconds. 201 twice with one id: the second waited.",
+            format!("( {slow} & {slow} & wait )"),
+        );
+        let lost = r#"{"customerId":"cat","amountCents":7700,"currency":"EUR","simulate":"lost"}"#;
+        let lost = self.pay_guarded("order-3", lost);
+        script.act(
+            "A lost answer: the API takes the money and cuts the connection. 502 `outcome-unknown`.",
+            lost.clone(),
+        );
+        script
+            .act("The retry. 409 `outcome-unknown`: nobody knows, so nobody is charged twice.", lost.clone());
+        script.act(
+            "What was really paid: 7 requests came, 3 payments were made, one for each key.",
+            format!("curl -sS {}", quoted(&format!("http://{public}/payments"))),
+        );
+        script.act(
+            "What a client may ask about its own key: the unknown one.",
+            self.look("/.ibid/keys/order-3?method=POST&path=/payments"),
+        );
+        script.act(
+            "What the gateway counted.",
+            format!("curl -sS {} | grep '^ibid_reserve'", quoted(&format!("http://{admin}/metrics"))),
+        );
+        script.act("What an operator sees.", format!("{ibid} keys list --store {}", quoted(store)));
+    }
+
+    /// The library inside of an application, and a processor that fails at first.
+    fn application(&self, script: &mut Script) {
+        let Scene { payments, provider, .. } = self;
+        script.chapter("The reference application: the library in axum, with its own tables and an outbox.");
+        let first =
+            self.ask("payments", "order-1", r#"{"customerId":"dan","amountCents":4200,"currency":"EUR"}"#);
+        script.act(
+            "A payment. 201 `pending`: the payment, its answer and the charge still to be made were\n\
+             committed together; the processor has not been asked yet.",
+            first.clone(),
+        );
+        let url = quoted(&format!("http://{payments}/payments?customerId=dan"));
+        script.act(
+            "The processor takes the money and resets the connection. The worker asks again under the\n\
+             same key, a second or two later. `succeeded`, with the charge's id.",
+            format!("until curl -sS {} {url} | grep '\"succeeded\"'; do sleep 0.2; done", token()),
+        );
+        script.act("The client's retry. The first answer again, and `idempotent-replayed: true`.", first);
+        script.act(
+            "The same key for another amount. 422.",
+            self.ask("payments", "order-1", r#"{"customerId":"dan","amountCents":9900,"currency":"EUR"}"#),
+        );
+        let ride = concat!(
+            r#"{"customerId":"eve","amountCents":1800,"currency":"EUR","#,
+            r#""origin":"Main St 1","destination":"Harbour 9"}"#
+        );
+        let ride = self.ask("rides", "ride-1", ride);
+        script.act(
+            "A ride asks the processor itself, between two transactions. The money is taken, the\n\
+             connection reset. 503: the ride is booked, and whether it is paid is not known.",
+            ride.clone(),
+        );
+        script.act("The retry goes on after the last phase that was committed. 201 with a receipt.", ride);
+        script.act(
+            "What the processor did: 4 requests for charges came, 2 charges were made.",
+            format!("curl -sS -w '\\n' {}", quoted(&format!("http://{provider}/charges"))),
+        );
+    }
+
+    /// A payment through the gateway.
+    fn pay_guarded(&self, key: &str, body: &str) -> String {
+        post(&format!("http://{}/payments", self.public), "", key, body)
+    }
+
+    /// A payment or a ride of the application's one account.
+    fn ask(&self, what: &str, key: &str, body: &str) -> String {
+        post(&format!("http://{}/{what}", self.payments), &format!("{} ", token()), key, body)
+    }
+
+    fn look(&self, path: &str) -> String {
+        format!("curl -sS -w '\\n' {}", quoted(&format!("http://{}{path}", self.public)))
+    }
+}
+
+/// The script as it grows.
+struct Script(String);
+
+impl Script {
+    fn says(&mut self, text: &str) {
+        for line in text.lines() {
+            let _ = writeln!(self.0, "# {line}");
+        }
+    }
+
+    fn chapter(&mut self, name: &str) {
+        let _ = writeln!(self.0);
+        self.says(&format!("== {name}"));
+    }
+
+    fn act(&mut self, says: &str, command: String) {
+        let _ = writeln!(self.0);
+        self.says(says);
+        let _ = writeln!(self.0, "{command}");
+    }
+}
+
+/// A request with a key, and all that comes back.
+fn post(url: &str, more: &str, key: &str, body: &str) -> String {
+    // The last line of an answer has no end of its own, and a prompt behind it is hard to read.
+    format!(
+        "curl -sS -i -w '\\n' {} {more}-H 'Idempotency-Key: \"{key}\"' \
+         -H 'Content-Type: application/json' -d {}",
+        quoted(url),
+        quoted(body)
+    )
+}
+
+/// Who asks, for curl.
+fn token() -> String {
+    format!("-H 'Authorization: Bearer {TOKEN}'")
+}
+
+/// One word to a shell.
+pub(super) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_stays_one_word_whatever_is_in_it() {
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+    }
+}

@@ -11,11 +11,14 @@ use serde_json::Value;
 fn every_line_of_the_demo_shows_what_it_says() {
     let demo = Demo::start();
     let lines: Vec<&str> = demo.lines().collect();
-    let [first, again, other, both, lost, retry, list, status, metrics, keys] = lines[..] else {
-        panic!("{} commands: {}", lines.len(), demo.script);
-    };
-    assert_eq!(lines.iter().filter(|line| line.contains("curl ")).count(), 9);
+    assert_eq!(lines.len(), 10 + 7, "{}", demo.script);
+    assert_eq!(lines.iter().filter(|line| line.contains("curl ")).count(), 9 + 7);
+    gateway(lines[..10].try_into().expect("ten lines"));
+    application(lines[10..].try_into().expect("seven lines"));
+    demo.stop();
+}
 
+fn gateway([first, again, other, both, lost, retry, list, status, metrics, keys]: [&str; 10]) {
     let paid = answers(first);
     assert_eq!((paid[0].status, paid[0].replayed), (201, false));
     assert_eq!(paid[0].body["id"], "pay_1");
@@ -58,16 +61,54 @@ fn every_line_of_the_demo_shows_what_it_says() {
     for key in ["order-1", "order-2", "order-3"] {
         assert!(keys.contains(key), "{key} in {keys}");
     }
-    demo.stop();
+}
+
+fn application([first, until, again, other, ride, ride_again, charges]: [&str; 7]) {
+    let pending = answers(first);
+    assert_eq!((pending[0].status, pending[0].replayed), (201, false));
+    assert_eq!(pending[0].body["status"], "pending");
+
+    let paid: Value = serde_json::from_str(&shell(until)).expect("the list is JSON");
+    let paid = paid["payments"].as_array().expect("a list");
+    assert_eq!(paid.len(), 1);
+    assert_eq!(paid[0]["paymentId"], pending[0].body["paymentId"]);
+    assert_eq!(paid[0]["status"], "succeeded");
+
+    assert_eq!(first, again, "the retry is the same call");
+    let replay = answers(again);
+    assert_eq!((replay[0].status, replay[0].replayed), (201, true));
+    assert_eq!(replay[0].text, pending[0].text, "the same bytes");
+    let mismatch = answers(other);
+    assert_eq!((mismatch[0].status, mismatch[0].replayed), (422, false));
+    assert!(mismatch[0].text.contains("key-reused"), "{}", mismatch[0].text);
+
+    assert_eq!(answers(ride)[0].status, 503);
+    assert_eq!(ride, ride_again, "the retry is the same call");
+    let ridden = answers(ride_again);
+    assert_eq!((ridden[0].status, ridden[0].replayed), (201, false));
+    assert_eq!(ridden[0].body["status"], "succeeded");
+    assert!(ridden[0].body["receiptId"].is_string(), "{}", ridden[0].text);
+
+    let charges: Value = serde_json::from_str(&shell(charges)).expect("the list is JSON");
+    assert_eq!((&charges["requests"], &charges["count"]), (&4.into(), &2.into()));
+    let charges = charges["charges"].as_array().expect("a list");
+    assert_eq!(charges[0]["chargeId"], paid[0]["chargeId"], "the one that its payment knows");
+    let charged_for: Vec<_> = charges.iter().map(|charge| &charge["reference"]).collect();
+    assert_eq!(charged_for, [&pending[0].body["paymentId"], &ridden[0].body["rideId"]]);
 }
 
 #[test]
-fn the_store_goes_when_the_demo_ends() {
+fn the_stores_go_when_the_demo_ends() {
     let demo = Demo::start();
     let (_, store) = demo.script.split_once("--store 'sqlite:").expect("the store is named");
     let folder =
         Path::new(store.split('\'').next().expect("a quoted path")).parent().expect("a folder").to_owned();
-    assert!(folder.is_dir(), "{}", folder.display());
+    for store in ["ibid.db", "payments.db"] {
+        assert!(folder.join(store).is_file(), "{store} in {}", folder.display());
+    }
+    // While the second try of a charge is still due, too.
+    let pays = demo.lines().nth(10).expect("the application's first line");
+    assert_eq!(answers(pays)[0].status, 201);
     demo.stop();
     assert!(!folder.exists(), "{}", folder.display());
 }
@@ -76,12 +117,17 @@ fn the_store_goes_when_the_demo_ends() {
 fn a_port_that_was_asked_for_and_is_taken_is_an_error() {
     let other = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let taken = other.local_addr().expect("it is bound").to_string();
-    let ran =
-        ibid(&["demo", "--listen", &taken, "--admin-listen", "127.0.0.1:0"]).output().expect("it starts");
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(3), "{said}");
-    assert!(said.contains(&format!("error: cannot listen on `{taken}`")), "{said}");
-    assert!(said.contains("hint: ") && said.contains("--listen"), "{said}");
+    for asked in LISTENS {
+        let mut words = vec!["demo"];
+        for flag in LISTENS {
+            words.extend([flag, if flag == asked { &taken } else { "127.0.0.1:0" }]);
+        }
+        let ran = ibid(&words).output().expect("it starts");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(3), "{said}");
+        assert!(said.contains(&format!("cannot listen on `{taken}`")), "{said}");
+        assert!(said.contains("hint: ") && said.contains(asked), "{said}");
+    }
 }
 
 /// A demo that runs, on ports that the system chose.
@@ -92,7 +138,8 @@ struct Demo {
 
 impl Demo {
     fn start() -> Demo {
-        let child = ibid(&["demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+        let child = ibid(&["demo"])
+            .args(LISTENS.iter().flat_map(|flag| [flag, "127.0.0.1:0"]))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -174,3 +221,6 @@ fn ibid(words: &[&str]) -> Command {
     command.args(words);
     command
 }
+
+/// Every flag that takes an address.
+const LISTENS: [&str; 4] = ["--listen", "--admin-listen", "--payments-listen", "--provider-listen"];

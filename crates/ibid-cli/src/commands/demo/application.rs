@@ -12,6 +12,7 @@ use payments::provider::faults::Faults;
 use payments::{provider, serve};
 use tokio::sync::oneshot;
 
+use super::reachable;
 use crate::output::Failure;
 
 /// The two at work.
@@ -37,7 +38,7 @@ impl Application {
         let provider = provider::start(provider_args(provider_at)?, until)
             .await
             .map_err(|error| not_started("the card processor", "--provider-listen", &*error))?;
-        let args = serve_args(payments_at, store, provider.address())?;
+        let args = serve_args(payments_at, store, reachable(provider.address()))?;
         let payments = serve::start(args, stop)
             .await
             .map_err(|error| not_started("the payments API", "--payments-listen", &*error))?;

@@ -90,13 +90,13 @@ impl Scene {
             self.ask("payments", "order-1", r#"{"customerId":"dan","amountCents":4200,"currency":"EUR"}"#);
         script.act(
             "A payment. 201 `pending`: the payment, its answer and the charge still to be made were\n\
-             committed together; the processor has not been asked yet.",
+             committed together; the processor had not been asked yet.",
             first.clone(),
         );
         let url = quoted(&format!("http://{payments}/payments?customerId=dan"));
         script.act(
             "The processor takes the money and resets the connection. The worker asks again under the\n\
-             same key, a second or two later. `succeeded`, with the charge's id.",
+             same key, a little later. `succeeded`, with the charge's id.",
             format!("until curl -sS {} {url} | grep '\"succeeded\"'; do sleep 0.2; done", token()),
         );
         script.act("The client's retry. The first answer again, and `idempotent-replayed: true`.", first);

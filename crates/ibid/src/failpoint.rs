@@ -2,13 +2,16 @@
 //! `failpoints`; without it `failpoint_off.rs` stands here and does nothing.
 //!
 //! `IBID_FAILPOINTS="finish.before=1*return(kill);call.after=2*off->1*return(pause:3000)"`: a place, and what the crate
-//! `fail-parallel` reads as actions. What `return(…)` may say: `kill` (SIGKILL to itself), `error`, `lost` (what was sent
-//! has happened, its reply never came) and `pause:MS`.
+//! `fail-parallel` reads as actions. What `return(…)` may say: `kill` (SIGKILL to itself), `stop` (SIGSTOP: it holds what
+//! it holds and does nothing until somebody sends SIGCONT), `error`, `lost` (what was sent has happened, its reply never
+//! came) and `pause:MS` (this task alone waits). What is armed and what is hit is in the log, so that a test can tell a
+//! place that was passed from one that was never reached.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use fail_parallel::{FailPointRegistry, cfg, eval};
+use rustix::process::{Signal, getpid, kill_process};
 
 /// What happens at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,23 +24,41 @@ pub(crate) enum Hit {
     Lost,
 }
 
+/// Says what is armed.
+pub(crate) fn announce() {
+    if let Ok(armed) = std::env::var("IBID_FAILPOINTS") {
+        LazyLock::force(&REGISTRY);
+        tracing::warn!(armed, "failpoints are armed");
+    }
+}
+
 /// Comes to a place.
 pub(crate) async fn at(place: &'static str) -> Hit {
-    match eval(REGISTRY.clone(), place, |said| said.unwrap_or_default()).as_deref() {
-        None => Hit::Go,
-        Some("error") => Hit::Error,
-        Some("lost") => Hit::Lost,
-        Some("kill") => {
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    let Some(action) = eval(REGISTRY.clone(), place, |said| said.unwrap_or_default()) else { return Hit::Go };
+    tracing::warn!(place, action, "a failpoint is hit");
+    match &*action {
+        "error" => Hit::Error,
+        "lost" => Hit::Lost,
+        "kill" => {
+            signal(Signal::KILL);
             std::future::pending().await
         }
-        Some(other) => {
+        "stop" => {
+            signal(Signal::STOP);
+            Hit::Go
+        }
+        other => {
             let pause = other.strip_prefix("pause:").and_then(|ms| ms.parse().ok());
             let pause = pause.unwrap_or_else(|| panic!("nobody knows the failpoint action `{other}`"));
             tokio::time::sleep(Duration::from_millis(pause)).await;
             Hit::Go
         }
     }
+}
+
+fn signal(signal: Signal) {
+    // Nobody may forbid a process to signal itself.
+    let _ = kill_process(getpid(), signal);
 }
 
 static REGISTRY: LazyLock<Arc<FailPointRegistry>> = LazyLock::new(|| {
@@ -53,7 +74,7 @@ static REGISTRY: LazyLock<Arc<FailPointRegistry>> = LazyLock::new(|| {
 });
 
 /// Every place, so that a test can't name one that is never reached.
-const PLACES: [&str; 12] = [
+const PLACES: [&str; 13] = [
     "begin.before",
     "begin.after",
     "phase.before",
@@ -62,6 +83,7 @@ const PLACES: [&str; 12] = [
     "finish.before",
     "finish.after",
     "enqueue.after",
+    "claim.before",
     "claim.after",
     "call.after",
     "record.before",

@@ -11,6 +11,9 @@ pub(crate) enum Hit {
     Lost,
 }
 
+/// Nothing is armed.
+pub(crate) fn announce() {}
+
 /// Comes to a place.
 pub(crate) async fn at(_place: &'static str) -> Hit {
     Hit::Go

@@ -27,6 +27,7 @@ use ibid_core::time::Timestamp;
 use tokio::sync::{Notify, oneshot};
 
 use crate::attempt::Attempt;
+use crate::failpoint;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
 use crate::upkeep::Resumes;
@@ -151,6 +152,7 @@ pub struct Unavailable;
 impl Ibid {
     /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
     pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
+        failpoint::announce();
         let ours = settings.identity;
         let kept = store.keep("identity", Bytes::from(ours.clone())).await?;
         if kept != ours.as_bytes() {

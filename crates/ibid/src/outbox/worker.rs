@@ -306,6 +306,9 @@ impl<D: Database + 'static> Worker<D> {
             let _ = tx.rollback().await;
             return Ok(taken);
         }
+        if failpoint::at("claim.before").await == Hit::Error {
+            return Err(SqlError::new(Fault::Again, "a failpoint").into());
+        }
         let committed = match tx.commit().await {
             Ok(()) if failpoint::at("claim.after").await == Hit::Lost => {
                 Err(SqlError::new(Fault::Lost, "a failpoint"))

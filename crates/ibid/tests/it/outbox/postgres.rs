@@ -245,6 +245,39 @@ async fn a_result_outlasts_a_server_that_crashes_before_it_is_recorded() {
     assert_eq!((gate.provider.calls().len(), node.ledger("line").await.len()), (1, 1));
 }
 
+/// A session that is stopped with an effect locked would keep it from every other worker.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
+    struct Looking;
+
+    impl Handler<SqlxPostgresTx<'static>> for Looking {
+        fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+            Box::pin(async { made() })
+        }
+
+        fn record<'a>(
+            &'a self,
+            _: &'a Call,
+            _: &'a Settled,
+            tx: &'a mut SqlxPostgresTx<'static>,
+        ) -> Pending<'a, Result<(), BoxError>> {
+            Box::pin(async move {
+                let look = "insert into ledger (line)
+                            select current_setting('idle_in_transaction_session_timeout')";
+                sqlx::query(look).execute(&mut **tx).await?;
+                Ok(())
+            })
+        }
+    }
+
+    let server = Postgres::start();
+    let node = Node::new(&server).await;
+    node.pay("k", [charge("charge")]).await;
+    let worker = Worker::builder(node.ibid.clone(), node.database.clone()).on("charge", Looking);
+    assert_eq!(worker.build().unwrap().run_once().await.unwrap().done, 1);
+    assert_eq!(node.ledger("line").await, ["1min"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owed_answer_reaches_a_client_of_another_node() {
     let server = Postgres::start();

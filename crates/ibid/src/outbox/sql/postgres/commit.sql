@@ -1,5 +1,6 @@
 -- Replace what is kept of an effect, at the version that was read. No row back means that it is somebody else's by now.
--- The mark $11: 0 keeps the instant of the first call, 1 sets it to now, 2 clears it.
+-- The mark $11: 0 keeps the instant of the first call, 1 sets it to now, 2 clears it. A worker that falls silent with
+-- the row locked is cut off after the effect's lease: takers pass over what is locked.
 with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now)
 update ibid_effect e set
   count = $5::int8::int4, nonce = $6, state = $7::int8::int2, open = $8, tries = $9::int8::int4, due_at = t.now + $10,
@@ -9,4 +10,5 @@ update ibid_effect e set
   last_error = coalesce($15, e.last_error)
 from t
 where e.seq = $2 and e.count = $3::int8::int4 and e.nonce = $4
+  and set_config('idle_in_transaction_session_timeout', least(greatest(e.lease_us / 1000, 1), 2147483647)::text, true) <> ''
 returning t.now

@@ -1,6 +1,7 @@
 -- Take up to $7 due effects of the kinds in $6 from one state, to hold them in another for their lease. Of an aggregate
 -- only the first that is open. A take that counts ($5) is a try, and the first is the instant of the first call. What
--- another worker is taking or ending is passed over.
+-- another worker is taking or ending is passed over. A worker that falls silent with rows taken is cut off after their
+-- lease: they would be passed over for ever.
 with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now),
      picked as materialized (
        select e.seq
@@ -18,6 +19,7 @@ update ibid_effect e set
   called_at = case $5::int8 when 0 then e.called_at else coalesce(e.called_at, t.now) end
 from picked p, t
 where e.seq = p.seq
+  and set_config('idle_in_transaction_session_timeout', least(greatest(e.lease_us / 1000, 1), 2147483647)::text, true) <> ''
 returning e.seq, e.record, e.birth, e.tenant, e.name, e.kind, e.count::int8, e.nonce, e.state::int8, e.tries::int8, e.due_at,
   e.created_at, e.called_at, e.done_at, e.aggregate, e.downstream_key, e.rules, e.owes, e.trace, e.payload, e.result,
   e.provider_id, e.last_error, t.now

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ibid_core::change::{Change, Stored};
 use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
 use ibid_core::scope::RecordId;
-use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, SqlError, SqlTx, Type};
+use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, Param, SqlError, SqlTx, Type};
 use ibid_core::time::Timestamp;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
@@ -104,9 +104,11 @@ impl Ibid {
         let Verdict::Write(change, decision) = machine::decide(None, &event, Timestamp::default()) else {
             return Err(TxError::Ended);
         };
-        let was = wait_for_locks(&mut tx, wait).await?;
+        // Zero would mean to wait for ever.
+        let wait_ms = wait.as_millis().clamp(1, WAIT_MS_MAX).to_string();
+        let was = wait_for_locks(&mut tx, &wait_ms, ask.policy.lease).await?;
         if let Some(stamp) = statements::apply(&mut tx, &change, policy, now).await? {
-            wait_as_before(&mut tx, &was).await?;
+            wait_for_locks(&mut tx, &was, ask.policy.lease).await?;
             let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
             return self.entered(ask, (decision, stored, policy), tx, at).await;
         }
@@ -127,7 +129,7 @@ impl Ibid {
         let Some(stamp) = statements::apply(&mut tx, &change, number, now).await? else {
             return Ok(Reserved::Moved);
         };
-        wait_as_before(&mut tx, &was).await?;
+        wait_for_locks(&mut tx, &was, ask.policy.lease).await?;
         let written = after(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
         self.entered(ask, (decision, written, number), tx, at).await
     }
@@ -176,25 +178,17 @@ pub(super) async fn back_to_reservation(tx: &mut dyn SqlTx) -> Result<(), SqlErr
     tx.execute(statement, &[]).await.map(drop)
 }
 
-/// From here on the transaction waits for a lock no longer than `wait`; how long it waited before.
-async fn wait_for_locks(tx: &mut dyn SqlTx, wait: Duration) -> Result<String, SqlError> {
+/// From here on the transaction waits so long for a lock, and the server so long for the transaction; how long it waited
+/// for locks before.
+async fn wait_for_locks(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Result<String, SqlError> {
     if tx.dialect() == Dialect::Sqlite {
         // It has the file's only write lock since it began.
         return Ok(String::new());
     }
-    // Zero would mean to wait for ever.
-    let wait_ms = wait.as_millis().clamp(1, LOCK_WAIT_MS_MAX).to_string();
+    let idle_ms = lease.as_millis().clamp(1, WAIT_MS_MAX).to_string();
     let statement = of(tx, &LOCK_WAIT);
-    let rows = tx.query(statement, &[ibid_core::sql::Param::Text(&wait_ms)]).await?;
+    let rows = tx.query(statement, &[Param::Text(wait), Param::Text(&idle_ms)]).await?;
     rows.into_iter().next().ok_or_else(|| SqlError::wrong("a setting"))?.text()
-}
-
-async fn wait_as_before(tx: &mut dyn SqlTx, was: &str) -> Result<(), SqlError> {
-    if tx.dialect() == Dialect::Sqlite {
-        return Ok(());
-    }
-    let statement = of(tx, &LOCK_WAIT);
-    tx.query(statement, &[ibid_core::sql::Param::Text(was)]).await.map(drop)
 }
 
 /// The keys that this process is about to reserve inside a transaction: one at a time each, and a few in all.
@@ -244,4 +238,4 @@ const RESERVING_MAX: usize = 8;
 const SWEEP_FLIGHTS_AT: usize = 1024;
 
 /// A longer wait than a day is no wait.
-const LOCK_WAIT_MS_MAX: u128 = 86_400_000;
+const WAIT_MS_MAX: u128 = 86_400_000;

@@ -82,6 +82,9 @@ async fn who_falls_silent_is_cut_off_after_a_lease(world: &Sqlx) {
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     assert_eq!(Sqlx::text(&mut *inside, SETTING).await, "1min");
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    let mut inside = world.begin_inside("silent with all inside").await;
+    assert_eq!(Sqlx::text(&mut **inside, SETTING).await, "1min");
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut tx = world.db.begin().await.unwrap();
     assert_eq!(Sqlx::text(&mut tx, SETTING).await, "0", "the session is as it was");
     tx.rollback().await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use ibid_testkit::client::{Client, Request, Response};
@@ -17,13 +17,15 @@ pub(crate) struct Program {
 impl Program {
     /// Starts it on a free port and waits until it says where.
     pub(crate) fn start(args: &[&str]) -> Program {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_payments"))
-            .args(args)
-            .args(["--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("the program starts");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
+        command.args(args);
+        Program::of(command)
+    }
+
+    /// The same, of a command that a story has changed.
+    pub(crate) fn of(mut command: Command) -> Program {
+        command.args(["--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe was asked for");
         BufReader::new(stdout).read_line(&mut line).expect("stdout can be read");
@@ -56,6 +58,23 @@ impl Program {
     /// SIGCONT.
     pub(crate) fn wake(&self) {
         self.signal("CONT");
+    }
+
+    /// What it says on stderr, if its command was given a pipe for that.
+    pub(crate) fn stderr(&mut self) -> ChildStderr {
+        self.child.stderr.take().expect("a pipe was asked for, once")
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be asked")
+    }
+
+    /// Whether the kernel has stopped it.
+    pub(crate) fn is_paused(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // The name before it stands in brackets and may hold anything.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     fn signal(&self, name: &str) {

@@ -2,11 +2,15 @@
 
 mod api;
 mod chaos;
+mod armed;
 mod client;
+mod clients;
 mod crash;
 mod db;
+mod failpoints;
 mod harness;
 mod payments;
+mod promise;
 mod provider;
 mod provider_webhook;
 mod rides;

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_testkit::client::{Client, Request, Response};
@@ -16,6 +18,8 @@ use crate::harness::{PATIENCE, Program};
 pub(crate) enum Place {
     Sqlite(TempDir),
     Postgres(Box<Postgres>),
+    /// One database of a server that other stories use too.
+    Database(Arc<Postgres>, String),
 }
 
 impl Place {
@@ -31,6 +35,7 @@ impl Place {
         match self {
             Place::Sqlite(folder) => format!("sqlite:{}", folder.path().join("payments.db").display()),
             Place::Postgres(server) => server.url(),
+            Place::Database(server, name) => server.url_for(name),
         }
     }
 
@@ -77,20 +82,15 @@ impl World {
 
     /// A node that looks for lapsed requests so often.
     pub(crate) fn node_with(&self, lease: &str, sweep_every: &str) -> Node {
-        let (store, provider) = (self.place.url(), self.provider.url());
-        Node(Program::start(&[
-            "serve",
-            "--store",
-            &store,
-            "--provider",
-            &provider,
-            "--lease",
-            lease,
-            "--sweep-every",
-            sweep_every,
-            "--poll-every",
-            "100ms",
-        ]))
+        Node(Program::of(self.serve(lease, sweep_every, "100ms")))
+    }
+
+    /// The command of a node.
+    pub(crate) fn serve(&self, lease: &str, sweep_every: &str, poll_every: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
+        command.args(["serve", "--store", &self.place.url(), "--provider", &self.provider.url()]);
+        command.args(["--lease", lease, "--sweep-every", sweep_every, "--poll-every", poll_every]);
+        command
     }
 
     /// The one column of a question to the database.

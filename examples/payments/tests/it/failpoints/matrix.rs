@@ -1,0 +1,139 @@
+//! Which places there are, what can happen at each, and how a test sees that it did.
+
+use super::PAST_THE_LEASE;
+
+/// What happens at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// SIGKILL.
+    Kill,
+    /// It fails.
+    Error,
+    /// SIGSTOP until another node has done its work: no thread of it renews anything.
+    Stop,
+    /// This task alone waits past the lease, in a node that goes on around it.
+    Doze,
+    /// It has happened, and the reply does not come.
+    Lost,
+}
+
+/// One hit of one place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    pub(super) place: &'static str,
+    pub(super) action: Action,
+    /// Of the phases of a ride, not the first.
+    later: bool,
+}
+
+/// How the database shows that somebody took over.
+pub(super) enum Proof {
+    /// There was nothing to take over.
+    None,
+    /// A lease lapsed.
+    Lapse,
+    /// An effect was carried out by two workers.
+    SecondTry,
+}
+
+/// All that exist, of these actions.
+pub(super) fn cases(actions: &[Action]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (place, whys) in PLACES {
+        for (action, why_not) in ACTIONS.into_iter().zip(whys) {
+            if why_not == RUNS && actions.contains(&action) {
+                cases.push(Case { place, action, later: false });
+                if place.starts_with("phase.") {
+                    cases.push(Case { place, action, later: true });
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    /// As in `IBID_FAILPOINTS`, for so many payments that are let pass first, and so many rides.
+    pub(super) fn failpoint(&self, payments: usize, rides: usize) -> String {
+        let action = match self.action {
+            Action::Kill => "kill".to_owned(),
+            Action::Error => "error".to_owned(),
+            Action::Stop => "stop".to_owned(),
+            Action::Lost => "lost".to_owned(),
+            Action::Doze => format!("pause:{}", PAST_THE_LEASE.as_millis()),
+        };
+        // Each ride has two phases in a transaction, so the hit after as many as there are rides is of a second one,
+        // or of the first of a ride that was overtaken.
+        match payments * self.hits_of_a_payment() + if self.later { rides } else { 0 } {
+            0 => format!("{}=1*return({action})", self.place),
+            skip => format!("{}={skip}*off->1*return({action})", self.place),
+        }
+    }
+
+    /// How many rides are to be made, beside payments.
+    pub(super) fn rides(&self) -> usize {
+        if self.hits_of_a_payment() == 0 { RIDES } else { 0 }
+    }
+
+    /// How often a payment comes by.
+    pub(super) fn hits_of_a_payment(&self) -> usize {
+        usize::from(!matches!(self.place, "phase.before" | "phase.after" | "outside.after"))
+    }
+
+    /// Whether a transaction is open there.
+    pub(super) fn holds_the_file(&self) -> bool {
+        matches!(
+            self.place,
+            "phase.before" | "enqueue.after" | "finish.before" | "claim.before" | "record.before"
+        )
+    }
+
+    /// What another node's work leaves behind, if this one stops here.
+    pub(super) fn proof(&self) -> Proof {
+        match self.place {
+            // Nothing is reserved or claimed yet, or everything is done.
+            "begin.before" | "finish.after" | "claim.before" | "done.after" => Proof::None,
+            "claim.after" | "call.after" | "record.before" => Proof::SecondTry,
+            _ => Proof::Lapse,
+        }
+    }
+
+    /// What a zombie says when it finds that another has done its work.
+    pub(super) fn last_words(&self) -> Option<&'static str> {
+        match self.place {
+            "call.after" => Some("a call was made, and came too late"),
+            _ => None,
+        }
+    }
+}
+
+const ACTIONS: [Action; 5] = [Action::Kill, Action::Error, Action::Stop, Action::Doze, Action::Lost];
+
+/// For each place and action why it does not exist there.
+const PLACES: [(&str, [&str; 5]); 13] = [
+    // kill, error, stop, doze, lost
+    ("begin.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("begin.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
+    ("phase.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("phase.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
+    ("outside.after", [RUNS, THE_PROCESSORS, RUNS, RUNS, THE_PROCESSORS]),
+    ("enqueue.after", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("finish.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("finish.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
+    ("claim.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("claim.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
+    ("call.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
+    ("record.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("done.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
+];
+
+const RUNS: &str = "";
+
+const NOT_YET: &str = "nothing is committed or sent yet, so there is no reply to lose";
+
+const HAS_HAPPENED: &str = "it has happened: an error after it is a lost reply";
+
+const THE_PROCESSORS: &str = "the processor's faults let a charge fail or lose its reply; `rides` has them";
+
+/// So that one goes on while something happens to the other.
+const RIDES: usize = 2;

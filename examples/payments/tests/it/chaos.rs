@@ -51,7 +51,7 @@ async fn everything_settles_whatever_is_killed() {
             }
             Some(Break::Database) => match &mut world.place {
                 Place::Postgres(server) => block_in_place(|| server.restart()),
-                Place::Sqlite(_) => unreachable!("the place is PostgreSQL"),
+                Place::Sqlite(_) | Place::Database(..) => unreachable!("the place is a server of its own"),
             },
             None => {}
         }

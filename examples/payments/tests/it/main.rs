@@ -1,8 +1,8 @@
 //! The programs from outside: real processes, real sockets, a real PostgreSQL.
 
 mod api;
-mod chaos;
 mod armed;
+mod chaos;
 mod client;
 mod clients;
 mod crash;

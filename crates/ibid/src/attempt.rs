@@ -147,11 +147,13 @@ impl Attempt {
         self.outcome.as_ref()
     }
 
-    pub(crate) fn take_outcome(&mut self) -> Option<Finished> {
+    /// The same, taken out: for whoever answers the client with it.
+    pub fn take_outcome(&mut self) -> Option<Finished> {
         self.outcome.take()
     }
 
-    pub(crate) fn is_exposed(&self) -> bool {
+    /// Whether the outside may have seen something that is not recorded yet: then an end without an answer is unknown.
+    pub fn is_exposed(&self) -> bool {
         self.exposed
     }
 
@@ -176,7 +178,7 @@ impl Attempt {
     }
 
     /// Tells `hears` once it has ended in the caller's transaction.
-    pub(crate) fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
+    pub fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
         self.hears = Some(Box::new(hears));
     }
 

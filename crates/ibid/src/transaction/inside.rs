@@ -156,7 +156,8 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         self.held.stored.record.id
     }
 
-    pub(crate) fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
+    /// Tells `hears` once it has ended: for whoever answers the client.
+    pub fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
         self.attempt.when_ended(hears);
     }
 

@@ -33,5 +33,6 @@ with done as (
 kept as (
   insert into ibid_body (id, birth, kind, data)
   select id, birth, kind::int4, data from done where kind is not null
+  on conflict (id, birth, kind) do update set data = excluded.data
 )
 select now, place from done

@@ -104,6 +104,17 @@ impl World {
         found.expect("a list of texts")
     }
 
+    /// Whether nobody holds a whole file.
+    pub(crate) async fn can_be_written(&self) -> bool {
+        let db = Db::connect(&self.place.store_url()).await.expect("the database answers");
+        let free = match &db {
+            Db::Postgres(_) => true,
+            Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.is_ok(),
+        };
+        db.close().await;
+        free
+    }
+
     /// Asks until the answer is this.
     pub(crate) async fn comes_to(&self, sql: &'static str, wanted: &[&str]) {
         eventually(sql, async || (self.texts(sql).await == wanted).then_some(())).await;

@@ -22,7 +22,19 @@ pub struct Response {
 /// One field line: name in lower case, value as bytes.
 pub type Line = (String, Bytes);
 
+/// Whether a field of this name, in lower case, may be given to a retry: it speaks of the answer, and not of the
+/// connection, the moment or the one who asked first.
+pub fn may_be_repeated(name: &str) -> bool {
+    !NOT_REPLAYED.contains(&name) && !NOT_REPLAYED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
 impl Response {
+    /// Only what every retry may be given.
+    pub fn repeatable(mut self) -> Response {
+        self.headers.retain(|(name, _)| may_be_repeated(&name.to_ascii_lowercase()));
+        self
+    }
+
     /// An answer of ibid's own, in place of one that never came.
     pub fn plain(status: u16, content_type: &str, body: String) -> Response {
         Response {
@@ -116,6 +128,40 @@ struct StoredLine {
     #[cbor(n(1), with = "minicbor::bytes")]
     value: Vec<u8>,
 }
+
+/// Fields that belong to one connection, one caller or one moment, and so to no retry. `content-length` is made anew
+/// from the kept bytes.
+const NOT_REPLAYED: [&str; 26] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
+    "content-length",
+    "set-cookie",
+    "www-authenticate",
+    "authentication-info",
+    "authorization",
+    "retry-after",
+    "age",
+    "date",
+    "server-timing",
+    "alt-svc",
+    "idempotent-replayed",
+    "idempotency-expires",
+    "idempotency-stored",
+    "idempotency-key",
+    "original-request",
+    "stripe-should-retry",
+];
+
+/// CORS fields are computed for the Origin that asks now; quota fields say what is left now.
+const NOT_REPLAYED_PREFIXES: [&str; 3] = ["access-control-", "ratelimit", "x-ratelimit"];
 
 #[cfg(test)]
 mod tests {

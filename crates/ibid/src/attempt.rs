@@ -211,6 +211,7 @@ impl Attempt {
     /// The end of a caller's transaction that undid all work, but has an answer.
     pub(crate) async fn finish_undone(&mut self, response: Response) -> Finished {
         let retry_after = says_when(&response);
+        let response = response.repeatable();
         let class = self.begun.policy.classify(response.status, retry_after);
         let finished = if class == Class::Ambiguous && !self.exposed {
             // The rollback is the proof.

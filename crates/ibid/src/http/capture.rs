@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response, StatusCode, header, response};
 use http_body::Body;
 use http_body_util::BodyExt;
-use ibid_core::response::{Line, Response as Kept};
+use ibid_core::response::{Line, Response as Kept, may_be_repeated};
 
 /// What a handler's answer turned out to be.
 pub(super) enum Captured<B> {
@@ -50,15 +50,12 @@ pub(super) fn kept(head: &response::Parts, body: &Bytes, trailers: Option<&Heade
         .filter_map(|line| line.to_str().ok())
         .flat_map(|line| line.split(',').map(str::trim))
         .collect();
-    let may_be_repeated = |name: &str| {
-        !NOT_REPLAYED.contains(&name)
-            && !NOT_REPLAYED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-            && !named.iter().any(|named| named.eq_ignore_ascii_case(name))
-    };
+    let may_be_kept =
+        |name: &str| may_be_repeated(name) && !named.iter().any(|named| named.eq_ignore_ascii_case(name));
     let lines = |headers: &HeaderMap| -> Vec<Line> {
         headers
             .iter()
-            .filter(|(name, _)| may_be_repeated(name.as_str()))
+            .filter(|(name, _)| may_be_kept(name.as_str()))
             .map(|(name, value)| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
             .collect()
     };
@@ -95,37 +92,3 @@ fn joined(mut read: VecDeque<Bytes>) -> Bytes {
 }
 
 const EVENT_STREAM: &[u8] = b"text/event-stream";
-
-/// Fields that belong to one connection, one caller or one moment, and so to no retry. `content-length` is made anew
-/// from the kept bytes.
-const NOT_REPLAYED: [&str; 26] = [
-    "connection",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "proxy-authenticate",
-    "proxy-authentication-info",
-    "proxy-authorization",
-    "content-length",
-    "set-cookie",
-    "www-authenticate",
-    "authentication-info",
-    "authorization",
-    "retry-after",
-    "age",
-    "date",
-    "server-timing",
-    "alt-svc",
-    "idempotent-replayed",
-    "idempotency-expires",
-    "idempotency-stored",
-    "idempotency-key",
-    "original-request",
-    "stripe-should-retry",
-];
-
-/// CORS fields are computed for the Origin that asks now; quota fields say what is left now.
-const NOT_REPLAYED_PREFIXES: [&str; 3] = ["access-control-", "ratelimit", "x-ratelimit"];

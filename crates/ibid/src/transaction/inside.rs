@@ -204,7 +204,8 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if response.status >= FAILURES_FROM {
             return self.undo(response).await;
         }
-        let answer = kept_answer(&response, says_when(&response));
+        let response = response.repeatable();
+        let answer = kept_answer(&response, false);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
             // Not a success to the policy: then its work does not stand.
@@ -230,7 +231,9 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             return Ok(self.attempt.finish_undone(response).await);
         }
         all_inside::back_to_reservation(&mut *self).await?;
-        let answer = kept_answer(&response, says_when(&response));
+        let retry_after = says_when(&response);
+        let response = response.repeatable();
+        let answer = kept_answer(&response, retry_after);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => {
                 self.owes = false;

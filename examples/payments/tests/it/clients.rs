@@ -38,6 +38,10 @@ pub(crate) struct Told {
 }
 
 impl Told {
+    pub(crate) fn new(wish: Wish, body: Vec<u8>) -> Told {
+        Told { wish, body, late: Vec::new() }
+    }
+
     /// Whose id it was given.
     pub(crate) fn id(&self) -> String {
         let answer: Value = serde_json::from_slice(&self.body).expect("JSON");
@@ -97,7 +101,7 @@ async fn one(wish: Wish, mut node: watch::Receiver<SocketAddr>) -> Told {
 }
 
 /// "The same again, later."
-fn is_later(answer: &Response) -> bool {
+pub(crate) fn is_later(answer: &Response) -> bool {
     matches!(answer.status, 409 | 503)
 }
 

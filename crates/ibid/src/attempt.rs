@@ -205,7 +205,8 @@ impl Attempt {
     /// Nothing of what it does from here on is seen outside, until it is [`Attempt::ready`] again: for a handler that
     /// works in the store's own database.
     pub(crate) fn conceal(&mut self) {
-        self.exposed = false;
+        // But for a call that nobody can tell about.
+        self.exposed = self.begun.note.calling.is_some();
     }
 
     /// The end of a caller's transaction that undid all work, but has an answer.
@@ -213,14 +214,25 @@ impl Attempt {
         let retry_after = says_when(&response);
         let response = response.repeatable();
         let class = self.begun.policy.classify(response.status, retry_after);
+        // Written by a task of its own from here on, whether or not anybody waits for it.
+        self.ended = true;
         let finished = if class == Class::Ambiguous && !self.exposed {
             // The rollback is the proof.
             self.end(End::NotExecuted(ErrorCode::ServerError), None).await
+        } else if self.leaves_doubt(response.status, retry_after) {
+            self.end(End::NotExecuted(ErrorCode::Refused), None).await
         } else {
             let answer = kept_answer(&response, retry_after);
             self.end(End::Answered(answer), Some(Arc::new(response))).await
         };
         self.ended_with(finished)
+    }
+
+    /// Whether an answer that frees the key comes after a call that may have been made: then the key stays this
+    /// request's, for another one would not find the call by its key.
+    fn leaves_doubt(&self, status: u16, retry_after: bool) -> bool {
+        self.progress.in_doubt.is_some()
+            && matches!(self.begun.policy.classify(status, retry_after), Class::Free { .. })
     }
 
     /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
@@ -231,7 +243,8 @@ impl Attempt {
             let sent_at = Instant::now();
             let renewed = tokio::time::timeout(lease, self.ibid.inner().renew(&self.begun)).await;
             match renewed {
-                Ok(Some(Renewed::Until(_))) if self.leased_at.elapsed() < lease => self.leased_at = sent_at,
+                // At our own Version: nobody took over, however long ago the last renewal of ours was.
+                Ok(Some(Renewed::Until(_))) if sent_at.elapsed() < lease => self.leased_at = sent_at,
                 _ => return Err(LeaseGone),
             }
         }
@@ -270,6 +283,9 @@ impl Attempt {
     /// The work has an answer: it is classed by the policy, made durable, and only then returned.
     pub async fn finish(mut self, response: Response, retry_after: bool) -> Finished {
         self.ended = true;
+        if self.leaves_doubt(response.status, retry_after) {
+            return self.end(End::NotExecuted(ErrorCode::Refused), None).await;
+        }
         let answer = kept_answer(&response, retry_after);
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }

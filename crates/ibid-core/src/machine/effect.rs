@@ -128,6 +128,8 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
         (Claimed, NotMade { after }) => Some(again(effect, after)),
         (Claimed, Refused) => Some((Dead, None)),
         (Claimed, Uncertain | Lapsed) => Some(match effect.doubt {
+            // The last try may have made it: that is not known, and not dead.
+            Doubt::Repeat if effect.tries >= effect.tries_max => (Unknown, None),
             Doubt::Repeat => again(effect, None),
             Doubt::Verify { settle } => (Unknown, Some(settle)),
             // Where the provider does not deduplicate, an uncertain call is never made again blindly.
@@ -193,6 +195,13 @@ mod tests {
         assert_eq!(decide_effect(&effect(Claimed, Doubt::Stop, 1), Uncertain), Some((Unknown, None)));
         for event in [Claim, NotMade { after: None }, Lapsed, Uncertain] {
             assert_eq!(goes(Unknown, Doubt::Stop, event), None, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn a_last_try_that_may_have_made_it_is_not_dead() {
+        for event in [Uncertain, Lapsed] {
+            assert_eq!(decide_effect(&effect(Claimed, Doubt::Repeat, 5), event), Some((Unknown, None)));
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) fn answered(
 ) -> Verdict {
     let mut class = class_of(begun, answer);
     // What the handler says of itself does not tell what became of its call.
-    if class != Class::Stored && record.is_some_and(|record| record.note.calling.is_some()) {
+    if class != Class::Stored && record.unwrap_or(begun).note.calling.is_some() {
         class = Class::Ambiguous;
     }
     let Some(record) = record else {
@@ -48,6 +48,8 @@ pub(super) fn not_executed(record: Option<&Record>, begun: &Record, nonce: Nonce
         // Absent is free.
         None => Verdict::Keep(Decision::Freed),
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
+        // It speaks of the work at hand. What became of a call before it nobody knows all the same.
+        Some(record) if record.note.calling.is_some() => uncertain(Some(record), begun, nonce, why),
         Some(record) => match state_to_its_attempt(record) {
             State::InProgress => {
                 Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
@@ -190,7 +192,9 @@ fn settled_by(
         Class::Free { forget_fingerprint } => {
             let mut draft = freed(from, ErrorCode::Refused);
             // What was done for this request, or will run again by itself, is nobody else's.
-            if forget_fingerprint && draft.state == State::Retryable && draft.point == 0 {
+            // Nor is what an earlier run may have begun outside, under a key of this generation.
+            if forget_fingerprint && draft.state == State::Retryable && draft.point == 0 && draft.attempt <= 1
+            {
                 draft.fingerprint = None;
             }
             (change(begun.id, expect, nonce, draft), Decision::Freed)

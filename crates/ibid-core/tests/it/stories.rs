@@ -1962,3 +1962,31 @@ fn a_call_that_certainly_was_not_made_leaves_the_phase_to_be_run_again() {
     ",
     );
 }
+
+#[test]
+fn proof_about_the_work_at_hand_is_none_about_an_open_call() {
+    story(
+        "
+        policy   on_lapse=resume on_server_error=retry
+        ann      begins                  -> run
+        ann      calls the outside       -> advanced
+        ann      proves nothing was sent -> unsettled
+        bob      begins                  -> unknown, dead letter
+    ",
+    );
+}
+
+#[test]
+fn a_refusal_in_a_later_run_does_not_give_the_key_to_another_request() {
+    story(
+        "
+        policy   on_server_error=retry
+        ann      begins             -> run
+        ann      finishes 500       -> freed
+        ann      begins             -> run attempt 2
+        ann      finishes 403       -> freed
+        bob      begins with body B -> mismatch
+        ann      begins             -> run attempt 3
+    ",
+    );
+}

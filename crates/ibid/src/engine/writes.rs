@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     pub(super) waiters: Waiters,
     pub(super) breaker: Breaker,
     pub(super) clock: ClockWatch,
-    pub(super) begin_timeout: Duration,
+    pub(crate) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
     pub(super) attempts_max: usize,
     /// Keys that are being reserved inside callers' transactions.

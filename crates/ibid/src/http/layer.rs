@@ -113,7 +113,7 @@ impl GuardLayer {
 }
 
 /// Runs a request whose record was taken over, with nobody to answer to.
-pub(super) async fn resume<S, Q, A>(shared: &Shared, service: S, attempt: Attempt, taken: Taken)
+pub(super) async fn resume<S, Q, A>(shared: &Shared, mut service: S, attempt: Attempt, taken: Taken)
 where
     S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
     S::Future: Send,
@@ -129,6 +129,7 @@ where
         begins: Begins::Guard,
     };
     telemetry::reserved(Met::FailedRetry, &route.pattern, route.policy.profile);
+    let Ok(()) = std::future::poll_fn(|context| service.poll_ready(context)).await;
     let (to_client, _) = oneshot::channel();
     let run = Run { route: &route, policy: &route.policy, ask: &ask, to_client };
     run.carry_out(attempt, service, taken).await;
@@ -434,6 +435,10 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         };
         if let Some(finished) = attempt.take_outcome() {
             return self.send_ended(finished, None);
+        }
+        if attempt.has_ended() {
+            // Its end is being written; the client waits for that like a duplicate.
+            return drop(self.to_client.send(Outcome::InFlight));
         }
         let finished = if attempt.is_exposed() {
             attempt.unknown(ErrorCode::TimedOut).await.0

@@ -50,8 +50,8 @@
 //!         Box::pin(async move {
 //!             let state = match settled {
 //!                 Settled::Done(_) => "succeeded",
-//!                 Settled::Dead { .. } => "failed",
-//!                 Settled::Unknown { .. } => "in review",
+//!                 // An earlier try may have made it: only the provider can tell.
+//!                 Settled::Dead { .. } | Settled::Unknown { .. } => "in review",
 //!             };
 //!             let id = std::str::from_utf8(&call.payload)?;
 //!             tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;

@@ -47,8 +47,10 @@ impl Ibid {
         let Ok(flight) = tokio::time::timeout_at(until, flights.enter(ask.id)).await else {
             return Ok(BegunInside::Already(Begun::InFlight));
         };
-        let Ok(permit) = tokio::time::timeout_at(until, flights.reserving.acquire()).await else {
-            return Ok(BegunInside::Already(Begun::InFlight));
+        // Not the client's patience with a duplicate: nobody may have this key.
+        let patience = self.inner().begin_timeout;
+        let Ok(permit) = tokio::time::timeout(patience, flights.reserving.acquire()).await else {
+            return Err(Unavailable.into());
         };
         if self.is_breaker_open() {
             return Err(Unavailable.into());

@@ -243,8 +243,7 @@ impl Attempt {
             let sent_at = Instant::now();
             let renewed = tokio::time::timeout(lease, self.ibid.inner().renew(&self.begun)).await;
             match renewed {
-                // At our own Version: nobody took over, however long ago the last renewal of ours was.
-                Ok(Some(Renewed::Until(_))) if sent_at.elapsed() < lease => self.leased_at = sent_at,
+                Ok(Some(Renewed::Until(_))) if self.leased_at.elapsed() < lease => self.leased_at = sent_at,
                 _ => return Err(LeaseGone),
             }
         }

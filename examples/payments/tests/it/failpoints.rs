@@ -192,9 +192,13 @@ async fn zombie(
 
 /// In an SQLite file the lock of whoever writes is the lease: nobody can take over, and the zombie's work stands.
 async fn stopped_with_the_file(case: Case, world: &World) -> usize {
-    let armed = Armed::start(world, LEASE, &case.failpoint(0, case.rides())).await;
-    // It must not carry out the effects that are to stop the other one.
+    // It must not carry out the effects that are to stop the other one: its worker looks when it starts, which is over
+    // once a payment of its own is settled, and then never again.
     let next = Node(Program::of(world.serve(LEASE, "100ms", NEVER)));
+    let (_turn_to, node) = watch::channel(next.0.address);
+    let before = carried_out(vec![wishes(4, 0).remove(3)], &node).await;
+    world.comes_to("select status from payment", &["succeeded"]).await;
+    let armed = Armed::start(world, LEASE, &case.failpoint(0, case.rides())).await;
     let (_turn_to, node) = watch::channel(armed.node.0.address);
     let breaking = async {
         armed.stops().await;
@@ -202,7 +206,8 @@ async fn stopped_with_the_file(case: Case, world: &World) -> usize {
         world.has_a_payment_exactly_for_each_answer().await;
         armed.node.0.wake();
     };
-    let (told, ()) = join(carried_out(wishes(3, case.rides()), &node), breaking).await;
+    let (mut told, ()) = join(carried_out(wishes(3, case.rides()), &node), breaking).await;
+    told.extend(before);
     let requests = told.len();
     world.has_kept_its_promise(next.0.address, told).await;
     requests

@@ -1,21 +1,18 @@
 //! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time. Any number of nodes may
 //! run them at once: each acts by compare-and-set on what it saw.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod reaper;
+mod sweeper;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
-use futures_util::future::join_all;
-use ibid_core::change::{BodyKind, Stored};
-use ibid_core::machine::{Ask, Decision, Event};
-use ibid_core::policy::OnLapse;
-use ibid_core::record::{Record, State};
-use ibid_core::store::{Pending, StoreError};
+use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
-use crate::attempt::Attempt;
+pub use reaper::reap_once;
+pub(crate) use sweeper::Resumes;
+pub use sweeper::{Resume, sweep_once};
+
 use crate::engine::Ibid;
 use crate::telemetry;
 
@@ -46,144 +43,6 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
     }
 }
 
-/// Settles every lapsed lease by the rule that its record was begun with. How many there were.
-pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
-    let mut swept = 0;
-    for _ in 0..SWEEP_BATCHES_MAX {
-        let at = Instant::now();
-        let due = ibid.store().due(State::InProgress, SWEEP_BATCH).await?;
-        // The sweeper may be the first to see that the store's clock has jumped.
-        if let Some(first) = due.first() {
-            ibid.inner().saw(at, first.now);
-        }
-        let full = due.len() as u32 == SWEEP_BATCH;
-        // At once, so that they share commits.
-        let settled =
-            join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
-        swept += settled;
-        if !full || settled == 0 {
-            break;
-        }
-    }
-    gauge!(telemetry::BREAKER_OPEN).set(f64::from(u8::from(ibid.is_breaker_open())));
-    Ok(swept)
-}
-
-/// Runs lapsed requests without their clients.
-pub trait Resume: Send + Sync {
-    /// What was asked for, from the record and the request that it kept; none if this can't be read.
-    fn ask(&self, record: &Record, request: &Bytes) -> Option<Ask>;
-
-    /// Runs the request to its end, after the last recovery point.
-    fn run(&self, attempt: Attempt, ask: Arc<Ask>, request: Bytes) -> Pending<'static, ()>;
-}
-
-impl Ibid {
-    /// Lets the sweeper of this process run lapsed requests of routes with `on_lapse = resume`.
-    pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
-        self.inner().resumes.set(resumer);
-    }
-}
-
-/// Who runs lapsed requests, and how many at once.
-pub(crate) struct Resumes {
-    resumer: Mutex<Option<Arc<dyn Resume>>>,
-    places: Arc<Semaphore>,
-}
-
-impl Default for Resumes {
-    fn default() -> Self {
-        Resumes { resumer: Mutex::default(), places: Arc::new(Semaphore::new(RESUMES_MAX)) }
-    }
-}
-
-impl Resumes {
-    fn set(&self, resumer: Arc<dyn Resume>) {
-        *self.resumer.lock().unwrap_or_else(PoisonError::into_inner) = Some(resumer);
-    }
-
-    fn get(&self) -> Option<Arc<dyn Resume>> {
-        self.resumer.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// Settles one lapsed lease. 1 if it was still lapsed.
-async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
-    let policy = &stored.record.policy;
-    let would_run = matches!(policy.on_lapse, OnLapse::Retry | OnLapse::Resume);
-    if would_run && ibid.inner().is_clock_unsure(policy.lease) {
-        return 0;
-    }
-    if policy.on_lapse == OnLapse::Resume
-        && let Some(resumer) = ibid.inner().resumes.get()
-        && let Some(resumed) = resume(ibid, &stored, &resumer).await
-    {
-        return resumed;
-    }
-    let id = stored.record.id;
-    let settlement = ibid.inner().settle_patiently(Some(stored), |nonce| Event::Lapsed { nonce }).await;
-    if settlement.decision != Decision::Settled {
-        return 0;
-    }
-    let state = settlement.stored.map(|stored| stored.record.state.name());
-    tracing::warn!(record = %id.short(), state, "a lease lapsed");
-    counter!(telemetry::ZOMBIE_KEYS).increment(1);
-    1
-}
-
-/// Takes a lapsed record over and lets its handler go on. None if it can't be resumed here, and its lapse is to be
-/// settled otherwise.
-async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Option<u64> {
-    // What finds no place now is found again by the next sweep.
-    let Ok(place) = ibid.inner().resumes.places.clone().try_acquire_owned() else { return Some(0) };
-    let record = &stored.record;
-    let Ok(bodies) = ibid.store().bodies(record.id, record.birth).await else { return Some(0) };
-    let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code())?.1;
-    let ask = Arc::new(resumer.ask(record, &request)?);
-    let at = Instant::now();
-    let taken = ibid.inner().settle_patiently(Some(stored.clone()), |nonce| Event::Resume { nonce }).await;
-    let (Decision::Run { after }, Some(stored)) = (taken.decision, taken.stored) else { return None };
-    tracing::warn!(record = %stored.record.id.short(), after, "a lease lapsed; the sweeper resumes it");
-    counter!(telemetry::ZOMBIE_KEYS).increment(1);
-    let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);
-    let run = resumer.run(attempt, ask, request);
-    tokio::spawn(async move {
-        run.await;
-        drop(place);
-    });
-    Some(1)
-}
-
-/// Removes rows past their `purge_at`, and answers what was accepted and never claimed. How many rows went.
-pub async fn reap_once(ibid: &Ibid) -> Result<u64, StoreError> {
-    for stored in ibid.store().due(State::Pending, SWEEP_BATCH).await? {
-        ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
-    }
-    let mut gone = 0;
-    for _ in 0..REAP_BATCHES_MAX {
-        let batch = ibid.store().purge(REAP_BATCH).await?;
-        counter!(telemetry::RETENTION_PRUNED).increment(batch);
-        gone += batch;
-        if batch < u64::from(REAP_BATCH) {
-            break;
-        }
-        // The foreground goes between two batches.
-        tokio::task::yield_now().await;
-    }
-    // Counting walks the whole table on some stores, so it goes with the rarer chore.
-    count_records(ibid).await?;
-    Ok(gone)
-}
-
-async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
-    let counts = ibid.store().count().await?;
-    for (state, count) in State::ALL.into_iter().zip(counts.by_state) {
-        gauge!(telemetry::RECORDS, "state" => state.name()).set(count as f64);
-    }
-    gauge!(telemetry::DEAD_LETTERS).set(counts.dead_letters as f64);
-    Ok(())
-}
-
 fn ticker(every: Duration) -> tokio::time::Interval {
     let mut ticker = tokio::time::interval(every);
     ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -202,18 +61,3 @@ fn done(chore: &'static str, result: Result<u64, StoreError>) {
         }
     }
 }
-
-/// Lapsed records read at once.
-const SWEEP_BATCH: u32 = 256;
-
-/// Batches in one sweep: a crash leaves at most a few thousand requests behind; the rest waits for the next sweep.
-const SWEEP_BATCHES_MAX: u32 = 40;
-
-/// Lapsed requests that one process runs at once: a crash of its neighbour must not become its own.
-const RESUMES_MAX: usize = 32;
-
-/// Rows removed in one transaction: a few milliseconds, so that begins do not feel it.
-const REAP_BATCH: u32 = 500;
-
-/// Batches in one reaping; at one a minute this keeps up with 3,000 keys a second.
-const REAP_BATCHES_MAX: u32 = 400;

@@ -112,7 +112,7 @@ pub const WAIT_SECONDS: &str = "ibid_wait_seconds";
 pub const RUN_SECONDS: &str = "ibid_run_seconds";
 
 /// Name, kind and meaning of every metric, for the reference page and the exporter.
-pub const METRICS: [(&str, &str, &str); 25] = [
+pub const METRICS: &[(&str, &str, &str)] = &[
     (RESERVE_CREATED, "counter", "new keys that were run"),
     (RESERVE_REPLAY, "counter", "retries answered with the stored answer"),
     (RESERVE_IN_PROGRESS, "counter", "duplicates of a running request that were refused"),

@@ -31,7 +31,7 @@ impl Metrics {
             .map_err(refused)?
             .install_recorder()
             .map_err(refused)?;
-        for (name, kind, meaning) in telemetry::METRICS {
+        for &(name, kind, meaning) in telemetry::METRICS {
             match kind {
                 "counter" => metrics::describe_counter!(name, meaning),
                 "gauge" => metrics::describe_gauge!(name, meaning),

@@ -1,7 +1,7 @@
 //! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ pub struct Attempt {
     ask: Arc<Ask>,
     begun: Arc<Record>,
     after: RecoveryPoint,
-    leased_at: Instant,
+    leased_at: LeasedAt,
     began_at: Instant,
     /// Whether the outside may have seen a byte.
     exposed: bool,
@@ -41,6 +41,36 @@ pub struct Attempt {
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
     _living: Living,
+}
+
+/// From when the lease counts: from before the write or the renewal that gave it. An Attempt and whoever keeps it alive
+/// share one.
+#[derive(Clone, Debug)]
+struct LeasedAt(Arc<Mutex<Instant>>);
+
+impl LeasedAt {
+    fn new(at: Instant) -> LeasedAt {
+        LeasedAt(Arc::new(Mutex::new(at)))
+    }
+
+    fn get(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, at: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    /// A renewal that was sent then is confirmed now. Whether it counts: past all of the lease none does, whatever the
+    /// store says.
+    fn renewed(&self, sent_at: Instant, lease: Duration) -> bool {
+        let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = at.elapsed() < lease;
+        if counts {
+            *at = sent_at.max(*at);
+        }
+        counts
+    }
 }
 
 /// Told of an end.
@@ -99,7 +129,7 @@ impl Attempt {
             ask,
             begun: Arc::new(begun),
             after,
-            leased_at,
+            leased_at: LeasedAt::new(leased_at),
             began_at: leased_at,
             exposed: false,
             ended: false,
@@ -119,7 +149,7 @@ impl Attempt {
     /// Knows what this one knows, and ends nothing.
     pub(crate) fn stand_in(&self) -> Attempt {
         let begun = (*self.begun).clone();
-        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), begun, self.leased_at)
+        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), begun, self.leased_at.get())
     }
 
     /// Which run of this request it is, from 1.
@@ -194,7 +224,7 @@ impl Attempt {
     /// The record as this Attempt has just written it. The lease counts from before that write.
     pub(crate) fn goes_on_as(&mut self, record: Record, leased_at: Instant) {
         self.begun = Arc::new(record);
-        self.leased_at = leased_at;
+        self.leased_at.set(leased_at);
     }
 
     /// Something of it may have been seen outside: dropped, it says that nobody knows.
@@ -239,11 +269,11 @@ impl Attempt {
     /// all of it, it says no.
     pub async fn ready(&mut self) -> Result<(), LeaseGone> {
         let lease = self.begun.policy.lease;
-        if self.leased_at.elapsed() >= lease / 2 {
+        if self.leased_at.get().elapsed() >= lease / 2 {
             let sent_at = Instant::now();
             let renewed = tokio::time::timeout(lease, self.ibid.inner().renew(&self.begun)).await;
             match renewed {
-                Ok(Some(Renewed::Until(_))) if self.leased_at.elapsed() < lease => self.leased_at = sent_at,
+                Ok(Some(Renewed::Until(_))) if self.leased_at.renewed(sent_at, lease) => {}
                 _ => return Err(LeaseGone),
             }
         }
@@ -256,12 +286,17 @@ impl Attempt {
     pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
         let (ibid, mut record) = (self.ibid.clone(), self.begun.clone());
         let (lease, until) = (record.policy.lease, self.began_at + record.policy.max_run);
-        let mut next = self.leased_at + lease / 3;
+        let leased_at = self.leased_at.clone();
+        let mut next = leased_at.get() + lease / 3;
         async move {
             while next < until {
                 tokio::time::sleep_until(next).await;
+                let sent_at = Instant::now();
                 match ibid.inner().renew(&record).await {
-                    Some(Renewed::Until(_)) => next += lease / 3,
+                    Some(Renewed::Until(_)) => {
+                        leased_at.renewed(sent_at, lease);
+                        next += lease / 3;
+                    }
                     // Held by a write at this moment, or the store is away: soon again.
                     Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
                     Some(Renewed::Lost) => match ibid.inner().load(record.id).await {

@@ -181,6 +181,31 @@ async fn past_half_of_the_lease_an_attempt_renews_before_its_first_byte_and_past
     assert!(matches!(late.release(ErrorCode::NotSent).await, Finished::Freed));
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_was_kept_alive_may_send_its_first_byte_after_many_leases_and_one_that_was_not_may_not()
+ {
+    let world = world(Policy::default()).await;
+    let mut attempt = world.run("k").await;
+    let renewal = tokio::spawn(attempt.keep_alive());
+    for _ in 0..10 {
+        world.hands.advance(Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    attempt.ready().await.expect("the lease was renewed all the time");
+    attempt.release(ErrorCode::ClientGone).await;
+    renewal.await.expect("it ends with the attempt");
+
+    // Renewals that nobody confirms count for nothing.
+    let mut silent = world.run("k").await;
+    let renewal = tokio::spawn(silent.keep_alive());
+    world.store.set(Fault::Down);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    world.store.set(Fault::None);
+    assert!(silent.ready().await.is_err());
+    renewal.abort();
+    drop(silent);
+}
+
 #[tokio::test]
 async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
     let world = world(Policy::default()).await;

@@ -140,6 +140,10 @@ impl<D: Database> Ending<'_, D> {
         // First, so that a lost claim is refused before any work; then the Record, an order that all keep.
         if statements::commit(&mut tx, change, now).await?.is_none() {
             let stored = statements::load(&mut tx, change.seq, now).await?;
+            if let Some(stored) = stored.as_ref().filter(|stored| stored.version.count < change.expect.count)
+            {
+                return forestall(tx, stored, now).await;
+            }
             let _ = tx.rollback().await;
             return Ok(stored.is_some_and(|stored| stored.version == version_after(change)));
         }
@@ -198,6 +202,38 @@ impl<D: Database> Ending<'_, D> {
         };
         if let Err(error) = keep.await {
             tracing::warn!(effect = change.seq, %error, "what came of an effect could not be kept");
+        }
+    }
+}
+
+/// The Effect stands where it stood before the claim that is given back, and that claim's commit may still be under way:
+/// then it holds the row, and a write at what is seen waits for it. False: the claim never came, and can't any more. An
+/// error: it came meanwhile, and is to be given back after all.
+async fn forestall<T: OwnedTx>(
+    mut tx: T,
+    stored: &StoredEffect,
+    now: Option<Timestamp>,
+) -> Result<bool, BoxError> {
+    let as_it_stands = EffectChange {
+        seq: stored.seq,
+        expect: stored.version,
+        nonce: nonce(),
+        state: stored.state,
+        tries: stored.tries,
+        due_in: stored.due_at.map(|due_at| due_at.since(stored.now)),
+        called: Mark::Keep,
+        result: None,
+        provider_id: None,
+        last_error: None,
+    };
+    match statements::commit(&mut tx, &as_it_stands, now).await? {
+        Some(_) => {
+            tx.commit().await?;
+            Ok(false)
+        }
+        None => {
+            let _ = tx.rollback().await;
+            Err("the claim has come after all".into())
         }
     }
 }

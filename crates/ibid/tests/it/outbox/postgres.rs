@@ -1,6 +1,6 @@
 //! The same worker on PostgreSQL: what many sessions at once, locks, isolation levels and a crashing server do to it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibid::attempt::Finished;
@@ -18,6 +18,8 @@ use ibid_core::response::Response;
 use ibid_core::store::Pending;
 use ibid_testkit::postgres::Postgres;
 use sqlx::postgres::PgPoolOptions;
+
+use crate::lossy::{Lossy, Reply};
 
 use super::world::{Gate, Provider, ask, begin, made};
 
@@ -358,4 +360,44 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         }
         assert!(!log.contains("Seq Scan on ibid_effect"), "analyzed: {analyzed}: {log}");
     }
+}
+
+/// Makes every call, and has no rows of its own.
+struct Plain(Arc<Mutex<u32>>);
+
+impl<T: Send> Handler<T> for Plain {
+    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+        *self.0.lock().unwrap() += 1;
+        Box::pin(async { made() })
+    }
+
+    fn record<'a>(&'a self, _: &'a Call, _: &'a Settled, _: &'a mut T) -> Pending<'a, Result<(), BoxError>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+#[tokio::test]
+async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
+    let server = Postgres::start();
+    let node = Node::new(&server).await;
+    // Neither repeatable nor verified: a lapsed claim of it would be a person's.
+    node.pay("k", [NewEffect::new("charge", "charge", "")]).await;
+    let database = Lossy::new(node.database.clone(), &[Reply::Late]);
+    let (late, calls) = (database.late(), Arc::new(Mutex::new(0)));
+    let worker =
+        Worker::builder(node.ibid.clone(), database).on("charge", Plain(calls.clone())).build().unwrap();
+    let round = tokio::spawn(async move { (worker.run_once().await.unwrap(), worker) });
+    let waits =
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%ibid_effect%'";
+    while server.sql("postgres", waits).trim() != "1" {
+        assert!(!round.is_finished(), "it waits for what the claim will come to");
+        tokio::task::yield_now().await;
+    }
+    late.add_permits(1);
+    let (given_back, worker) = round.await.unwrap();
+    assert_eq!((given_back, *calls.lock().unwrap()), (Round { again: 1, ..Round::default() }, 0));
+    assert_eq!(node.effects().await[0].state, Queued);
+    server.sql("postgres", "update ibid_effect set due_at = 0");
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!(*calls.lock().unwrap(), 1);
 }

@@ -14,6 +14,7 @@ use crate::config::StoreUrl;
 use crate::open::{cannot_open_postgres, cannot_open_sqlite};
 use crate::output::{Failure, print_json, print_table};
 
+mod lease;
 mod meaning;
 
 /// Prints one line a check. `secrets` is how many fingerprint secrets are configured.

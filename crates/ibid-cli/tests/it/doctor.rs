@@ -2,10 +2,12 @@
 
 use std::process::Output;
 
+use ibid_testkit::client::Request;
 use ibid_testkit::postgres::{Pair, Postgres};
+use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 
-use crate::harness::Setup;
+use crate::harness::{On, Setup, on_every_store};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -57,8 +59,9 @@ fn a_healthy_file_is_well() {
 
     let (json, results) = results(&setup.ibid(&["doctor", "--json", "--store", &url]));
     assert_eq!((&json["store"], &json["well"]), (&Value::from(url), &Value::from(true)));
-    assert_eq!(results.len(), 8);
-    assert!(results.iter().all(|(_, result)| result == "ok"), "{results:?}");
+    assert_eq!(results.len(), 9);
+    let seen = |(check, result): &(String, String)| result == if check == "lease" { "unseen" } else { "ok" };
+    assert!(results.iter().all(seen), "{results:?}");
 }
 
 #[test]
@@ -162,3 +165,38 @@ fn commits_that_wait_for_nobody_there_are_bad() {
     server.set("synchronous_standby_names", "nobody");
     says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
 }
+
+/// Runs `count` requests, and then makes the store believe that each took so long.
+async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
+    let gateway = setup.start();
+    let mut client = gateway.client().await;
+    for n in keys {
+        let answer = client.call(&Request::post("/payments").key(&format!("k{n}")).body("five")).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    drop(gateway);
+    let sql = format!("update ibid_record set ran_at = completed_at - {took_ms}000");
+    match setup.server() {
+        Some(server) => drop(server.sql("postgres", &sql)),
+        None => drop(
+            rusqlite::Connection::open(setup.database())
+                .and_then(|file| file.execute(&sql, []))
+                .expect("an update"),
+        ),
+    }
+}
+
+async fn a_lease_below_three_times_what_runs_take_is_warned_of(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nlease = \"30s\"\n");
+    let url = setup.store();
+    ran(&setup, 0..19, 11_000).await;
+    says(&doctor(&setup, &url), 0, "lease", "unseen", "fewer than 20 runs");
+    ran(&setup, 19..25, 9_000).await;
+    says(&doctor(&setup, &url), 0, "lease", "ok", "`POST /payments`: lease 30s, p99 9000 ms of 25 runs");
+    ran(&setup, 0..1, 11_000).await;
+    let warned = doctor(&setup, &url);
+    says(&warned, 1, "lease", "warning", "`POST /payments`: lease 30s, p99 11000 ms of 25 runs");
+    says(&warned, 1, "lease", "warning", "set `lease` to 33s or more");
+}
+on_every_store!(a_lease_below_three_times_what_runs_take_is_warned_of);

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use super::runs::Runs;
+
 /// What a store was found to be.
 #[derive(Clone, Debug)]
 pub struct Checkup {
@@ -29,6 +31,8 @@ pub struct Checkup {
     pub has_secret: bool,
     /// What waits for a person; none if the tables can't be read or counting took too long.
     pub open_cases: Option<OpenCases>,
+    /// How long runs took lately, by policy; none if the tables can't be read or looking took too long.
+    pub runs: Option<Vec<Runs>>,
 }
 
 /// ibid's tables in a store.

@@ -5,6 +5,8 @@
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod checkup;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod runs;
 pub mod clock;
 pub mod memory;
 #[cfg(feature = "postgres")]

@@ -65,6 +65,7 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
     }
     findings.extend(checkup.pooler.map(pooler));
     findings.push(secret(secrets, checkup.has_secret));
+    findings.push(super::lease::of(checkup.runs.as_deref()));
     findings.push(open_cases(checkup.open_cases));
     findings
 }
@@ -75,7 +76,12 @@ pub(super) fn unreachable(failure: &Failure) -> Finding {
     line("store", Grade::Bad, cause, "nothing is executed without the store: clients get 503")
 }
 
-fn line(check: &'static str, grade: Grade, found: impl Into<String>, meaning: impl Into<String>) -> Finding {
+pub(super) fn line(
+    check: &'static str,
+    grade: Grade,
+    found: impl Into<String>,
+    meaning: impl Into<String>,
+) -> Finding {
     Finding { check, grade, found: found.into(), meaning: meaning.into() }
 }
 

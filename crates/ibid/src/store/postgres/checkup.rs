@@ -11,6 +11,7 @@ use super::connect::{Connection, Param, Place};
 use super::{OpenError, migrate, open};
 use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
+use crate::store::runs::{self, POLICIES_MAX, Runs, SAMPLE_MAX, Sampling};
 
 /// Describes whatever answers at `place`.
 pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
@@ -36,6 +37,7 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
     };
     let pooler = pooler(place, &connection).await.map_err(failed)?;
     let has_secret = is_current && has_secret(&connection).await.map_err(failed)?;
+    let runs = if is_current { Some(runs(&connection).await.map_err(failed)?) } else { None };
     // Last, for it may spoil the connection.
     let open_cases = if is_current { open_cases(&connection).await.ok() } else { None };
     Ok(Checkup {
@@ -50,6 +52,7 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
         pooler: Some(pooler),
         has_secret,
         open_cases,
+        runs,
     })
 }
 
@@ -136,6 +139,36 @@ async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
         (cases.effects_unknown, cases.effects_dead) = (number(row, 0)?, number(row, 1)?);
     }
     Ok(cases)
+}
+
+/// Reads some thousand rows by the index that the reaper uses.
+async fn runs(connection: &Connection) -> Result<Vec<Runs>, Error> {
+    let limit: [Param<'_>; 1] = [(&POLICIES_MAX, Type::INT8)];
+    let policies = connection.query_once(include_str!("sql/policies.sql"), &limit).await?;
+    let policies: Result<Vec<(i64, Vec<u8>)>, Error> =
+        policies.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
+    let sampling = Sampling::of(policies?);
+    let mut all = Vec::new();
+    for kept_for in sampling.kept_for() {
+        let params: [Param<'_>; 2] = [(&kept_for, Type::INT8), (&SAMPLE_MAX, Type::INT8)];
+        for row in connection.query_once(include_str!("sql/runs.sql"), &params).await? {
+            // What does not fit a byte is no state and no flags that we know; the figures leave it out.
+            let byte = |column: usize| {
+                row.try_get::<_, i16>(column).map(|code| u8::try_from(code).unwrap_or(u8::MAX))
+            };
+            all.push(runs::Row {
+                policy: row.try_get(0)?,
+                state: byte(1)?,
+                flags: byte(2)?,
+                ran_at: row.try_get(3)?,
+                completed_at: row.try_get(4)?,
+                method: row.try_get(5)?,
+                path: row.try_get(6)?,
+                note: row.try_get(7)?,
+            });
+        }
+    }
+    Ok(sampling.figures(all))
 }
 
 fn number(row: &Row, column: usize) -> Result<u64, Error> {

@@ -8,6 +8,7 @@ use super::Place;
 use super::open::{self, OpenError, named};
 use super::schema::{self, Layout};
 use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
+use crate::store::runs::{POLICIES_MAX, Row, Runs, SAMPLE_MAX, Sampling};
 
 /// Describes the file at `place`.
 pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
@@ -34,6 +35,7 @@ pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
         pooler: None,
         has_secret: is_current && has_secret(&connection).map_err(failed)?,
         open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
+        runs: is_current.then(|| runs(place, &connection)).transpose().map_err(failed)?,
     })
 }
 
@@ -84,6 +86,31 @@ fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     });
     (cases.effects_unknown, cases.effects_dead) = effects?;
     Ok(cases)
+}
+
+fn runs(place: &Place, connection: &Connection) -> rusqlite::Result<Vec<Runs>> {
+    let mut policies = connection.prepare(include_str!("sql/policies.sql"))?;
+    let policies = policies.query_map([POLICIES_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let sampling = Sampling::of(policies.collect::<rusqlite::Result<Vec<_>>>()?);
+    let mut last = connection.prepare(include_str!("sql/runs.sql"))?;
+    let mut all = Vec::new();
+    for kept_for in sampling.kept_for() {
+        let until = place.now().as_micros().saturating_add(kept_for);
+        let rows = last.query_map([until, SAMPLE_MAX], |row| {
+            Ok(Row {
+                policy: row.get(0)?,
+                state: row.get(1)?,
+                flags: row.get(2)?,
+                ran_at: row.get(3)?,
+                completed_at: row.get(4)?,
+                method: row.get(5)?,
+                path: row.get(6)?,
+                note: row.get(7)?,
+            })
+        })?;
+        all.extend(rows.collect::<rusqlite::Result<Vec<_>>>()?);
+    }
+    Ok(sampling.figures(all))
 }
 
 /// What SQLite calls FULL.

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use ibid::store::runs::Runs;
+
 use super::*;
 
 fn healthy() -> Checkup {
@@ -20,6 +22,13 @@ fn healthy() -> Checkup {
         pooler: Some(Pooler::NotSeen),
         has_secret: true,
         open_cases: Some(OpenCases::default()),
+        runs: Some(vec![Runs {
+            example: "POST /payments".to_owned(),
+            has_others: false,
+            count: 1000,
+            p99: Duration::from_millis(40),
+            lease: Duration::from_secs(60),
+        }]),
     }
 }
 

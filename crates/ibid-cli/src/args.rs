@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::commands::ledger::LedgerArgs;
+
 /// Safe retries for HTTP APIs that move money, stock or messages.
 ///
 /// A client that gets no answer retries. ibid makes the retry safe: the same key with the same request is carried
@@ -40,6 +42,9 @@ pub(crate) enum Command {
     /// Changes nothing, and also describes a store that the gateway refuses. Exits with 1 if there is a warning or
     /// worse.
     Doctor(DoctorArgs),
+    /// Settle what is not certain
+    #[command(subcommand)]
+    Reconcile(ReconcileCommand),
     /// Look at records
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -148,6 +153,17 @@ pub(crate) struct DoctorArgs {
 
     #[command(flatten)]
     pub(crate) place: StoreArgs,
+}
+
+/// What may be settled, and how.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ReconcileCommand {
+    /// Compare our books with the provider's
+    ///
+    /// Finds what the provider has and we don't, what it has twice, what differs, and what it does not have. Exits with 0
+    /// if the books are equal, with 1 if they differ, with 2 if a line can't be read. Amounts are compared by value:
+    /// `12.50` is `12.5`.
+    Ledger(LedgerArgs),
 }
 
 /// What may be asked about records.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand};
+use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileCommand};
 use config::{Config, Variables};
 use gateway::Gateway;
 use open::open_store;
@@ -61,6 +61,7 @@ fn run(command: Command) -> Result<(), Failures> {
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }
+        Command::Reconcile(ReconcileCommand::Ledger(args)) => commands::ledger::main(&args),
         Command::Keys(KeysCommand::List(args)) => {
             let url = config::store_of(&args.place)?;
             wait_for(async {

@@ -56,6 +56,8 @@ pub mod attempt;
 
 pub mod outbox;
 
+pub mod ledger;
+
 pub mod upkeep;
 
 pub mod store;

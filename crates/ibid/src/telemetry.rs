@@ -102,6 +102,8 @@ pub const DEAD_LETTERS: &str = "ibid_dead_letters";
 pub const BREAKER_OPEN: &str = "ibid_breaker_open";
 /// Unix time of a chore's last success.
 pub const CHORE_LAST_RUN: &str = "ibid_chore_last_run_seconds";
+/// Differences between our books and a provider's, as of the last comparison.
+pub const LEDGER_DIFFERENCES: &str = "ibid_ledger_differences";
 /// Time of a begin.
 pub const BEGIN_SECONDS: &str = "ibid_begin_seconds";
 /// Time of a finish.
@@ -138,6 +140,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (DEAD_LETTERS, "gauge", "records that a person must look at"),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
     (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
+    (
+        LEDGER_DIFFERENCES,
+        "gauge",
+        "differences from a provider's books in the last comparison, by source and kind",
+    ),
     (BEGIN_SECONDS, "histogram", "time of a begin"),
     (FINISH_SECONDS, "histogram", "time of a finish"),
     (WAIT_SECONDS, "histogram", "time that a duplicate was held"),

@@ -5,4 +5,5 @@ pub(crate) mod config_check;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod keys;
+pub(crate) mod ledger;
 pub(crate) mod migrate;

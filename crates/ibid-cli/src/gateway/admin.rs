@@ -40,6 +40,13 @@ impl Metrics {
         }
         Ok(Metrics(handle))
     }
+
+    /// All of them, in Prometheus' text.
+    pub(crate) fn page(&self) -> Response<Full<Bytes>> {
+        let mut page = text(StatusCode::OK, self.0.render());
+        page.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+        page
+    }
 }
 
 /// The pages of the operator's listener.
@@ -70,12 +77,7 @@ impl Pages {
         match path.as_str() {
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready().await,
-            "/metrics" => {
-                let mut page = text(StatusCode::OK, self.metrics.0.render());
-                page.headers_mut()
-                    .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
-                page
-            }
+            "/metrics" => self.metrics.page(),
             _ => text(StatusCode::NOT_FOUND, "not found: /healthz, /readyz, /metrics\n"),
         }
     }
@@ -108,7 +110,7 @@ impl<B: Send + 'static> Service<Request<B>> for Pages {
     }
 }
 
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -1,6 +1,6 @@
 //! The gateway: the library's guard around a forwarder, and the two listeners. It has no private door to the engine.
 
-mod admin;
+pub(crate) mod admin;
 mod body;
 pub(crate) mod forward;
 pub(crate) mod server;
@@ -238,7 +238,7 @@ fn refused(config: &Config, error: &StartError) -> Failure {
     }
 }
 
-async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
+pub(crate) async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
     TcpListener::bind(address).await.map_err(|error| {
         Failure::world(format!("cannot listen on `{address}`"))
             .because(error)
@@ -257,7 +257,7 @@ async fn until(mut flag: watch::Receiver<bool>) {
 const SETTLE_FOR: Duration = Duration::from_secs(5);
 
 /// A handful of probes and scrapers, and no reason to wait for them.
-const ADMIN_LIMITS: ServerLimits = ServerLimits {
+pub(crate) const ADMIN_LIMITS: ServerLimits = ServerLimits {
     connections_max: 64,
     first_head_for: Duration::from_secs(5),
     next_head_for: Duration::from_secs(75),

@@ -186,7 +186,7 @@ impl Setup {
 }
 
 /// The binary with no `IBID_…` variable of ours.
-fn bare(folder: &Path) -> Command {
+pub(crate) fn bare(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("IBID_") {

@@ -19,3 +19,4 @@ mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;
 mod gateway_upstream;
+mod ledger;

@@ -74,6 +74,18 @@ pub struct Effect {
     pub doubt: Doubt,
 }
 
+impl Effect {
+    /// Whether it is only a letter to a person: it may be tried not even once.
+    pub fn is_letter(&self) -> bool {
+        self.tries_max == 0
+    }
+}
+
+/// Where a letter begins that is no call of ours but something that a person must see.
+pub fn letter_state() -> EffectState {
+    EffectState::Dead
+}
+
 /// What may be done about a call that may have been made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
@@ -139,6 +151,8 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
         (Claimed | Unknown, Verified(Some(false))) => Some(again(effect, None)),
         (Claimed | Unknown, Verified(None)) if effect.tries >= effect.tries_max => Some((Unknown, None)),
         (Claimed | Unknown, Verified(None)) => Some((Unknown, Some(backoff(effect.tries)))),
+        // Nobody ever asked for it, so there is nothing to make.
+        (_, Retry) if effect.is_letter() => None,
         // An operator's word that making it (again) is right.
         (Dead | Unknown, Retry) => Some((Queued, Some(Duration::ZERO))),
         (Dead | Unknown, Discard) => Some((Discarded, None)),
@@ -217,6 +231,14 @@ mod tests {
             (Some(Queued), Some(Discarded))
         );
         assert_eq!(goes(Dead, Doubt::Repeat, Claim), None);
+    }
+
+    #[test]
+    fn a_letter_can_be_discarded_and_never_made() {
+        let letter = Effect { tries_max: 0, ..effect(letter_state(), Doubt::Stop, 0) };
+        assert_eq!(decide_effect(&letter, Retry), None);
+        assert_eq!(decide_effect(&letter, Claim), None);
+        assert_eq!(decide_effect(&letter, Discard), Some((Discarded, None)));
     }
 
     #[test]

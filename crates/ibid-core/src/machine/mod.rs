@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect};
+pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
 
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::fingerprint::{Asked, Fingerprint, Secrets};

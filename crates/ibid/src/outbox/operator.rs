@@ -28,6 +28,9 @@ pub enum OperatorError {
     /// Only what is dead or unknown is a person's to decide.
     #[error("the effect is {}: only one that is dead or unknown can be retried or discarded", .0.name())]
     NotNow(EffectState),
+    /// It is a letter to a person, and no call: it can only be discarded.
+    #[error("the effect is no call of ours, so there is nothing to make: discard it once it is dealt with")]
+    NothingToMake,
     /// It changed at this very moment: look again.
     #[error("the effect has just changed: look again")]
     Moved,
@@ -81,7 +84,10 @@ async fn done(
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
     };
     let Some(change) = (Happened { event, made: None, why: None }).change(&effect) else {
-        return Ok(Err(OperatorError::NotNow(effect.state)));
+        return Ok(Err(match event {
+            EffectEvent::Retry if effect.to_decide().is_letter() => OperatorError::NothingToMake,
+            _ => OperatorError::NotNow(effect.state),
+        }));
     };
     if statements::commit(tx, &change, now).await?.is_none() {
         return Ok(Err(OperatorError::Moved));

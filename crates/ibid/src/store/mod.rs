@@ -5,11 +5,13 @@
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod checkup;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub mod runs;
 pub mod clock;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod rows;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod runs;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

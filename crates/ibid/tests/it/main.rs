@@ -11,6 +11,7 @@
 mod adapters;
 mod engine;
 mod http;
+mod ledger;
 mod lossy;
 mod outbox;
 #[cfg(all(

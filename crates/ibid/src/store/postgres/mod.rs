@@ -19,6 +19,7 @@ use self::batch::Batch;
 use self::connect::{Place, Pool};
 use self::row::Policies;
 use super::checkup::Checkup;
+use super::rows::{EachRow, RowsError};
 
 mod ask;
 mod batch;
@@ -29,6 +30,7 @@ mod failure;
 mod migrate;
 mod open;
 mod row;
+mod rows;
 mod sql_side;
 mod tls;
 
@@ -111,6 +113,17 @@ impl PostgresStore {
     /// Looks at a server without opening a store on it: what would be refused is described. It writes nothing.
     pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, OpenError> {
         checkup::look(&Place::new(url, options)?).await
+    }
+
+    /// Gives each row of one statement to `each`, as text; the names of the columns. It runs in a transaction of its own
+    /// that can't write, so the statement may be anybody's who may read the database.
+    pub async fn read_rows(
+        url: &str,
+        options: PostgresOptions,
+        sql: &str,
+        each: EachRow<'_>,
+    ) -> Result<Vec<String>, RowsError<OpenError>> {
+        rows::read(&Place::new(url, options).map_err(RowsError::Open)?, sql, each).await
     }
 
     /// Where `url` leads, without user and password: the form that may be shown and logged.

@@ -24,6 +24,7 @@ use self::sql_side::OnDisk;
 use self::writer::{Job, Purged};
 use super::checkup::Checkup;
 use super::clock::Clock;
+use super::rows::{EachRow, RowsError};
 
 mod batch;
 mod checkup;
@@ -32,6 +33,7 @@ mod open;
 mod queue;
 mod reader;
 mod row;
+mod rows;
 mod run;
 mod schema;
 mod sql_side;
@@ -133,6 +135,18 @@ impl SqliteStore {
     /// while it looks.
     pub fn checkup(path: &Path, options: SqliteOptions) -> Result<Checkup, OpenError> {
         checkup::look(&Place::new(path, SqliteOptions { create: false, ..options })?)
+    }
+
+    /// Gives each row of one statement to `each`, as text; the names of the columns. It runs on a connection of its own
+    /// that can't write, and blocks.
+    pub fn read_rows(
+        path: &Path,
+        options: SqliteOptions,
+        sql: &str,
+        each: EachRow<'_>,
+    ) -> Result<Vec<String>, RowsError<OpenError>> {
+        let options = SqliteOptions { create: false, ..options };
+        rows::read(&Place::new(path, options).map_err(RowsError::Open)?, sql, each)
     }
 
     /// Queues a job for the writer and waits for its reply.

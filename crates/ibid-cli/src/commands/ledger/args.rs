@@ -1,0 +1,88 @@
+//! What `ibid reconcile ledger` may be asked.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::args::StoreArgs;
+use crate::config::value::parse_duration;
+
+/// Which books to compare, and how.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LedgerArgs {
+    /// Our side: a FILE, `-` for stdin, `effects`, `effects:KIND` or `sql:SELECT`
+    ///
+    /// `effects` are the calls in the store's outbox, by the key that the provider was given: columns `key`, `provider_id`,
+    /// `kind`, `name`, `state` and `tenant`; of these only `provider_id` is compared unless `--compare` says otherwise.
+    /// Calls that are not done yet are open: the provider may have them or not. `sql:` runs one statement on the store's
+    /// database, in a transaction that can't write. [default: none]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) ours: String,
+
+    /// The provider's side: a FILE, or `-` for stdin [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) theirs: String,
+
+    /// The format of the files: CSV with a header, or one JSON object a line [default: by their names' ending]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<Format>,
+
+    /// The column that both sides are joined by
+    #[arg(long, value_name = "COLUMN", default_value = "key")]
+    pub(crate) key: String,
+
+    /// The columns to compare, separated by commas [default: all that both sides have]
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
+    pub(crate) compare: Vec<String>,
+
+    /// The column of ours that says that the outcome is open: such a line may be there or not [default: none]
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) open: Option<String>,
+
+    /// With `effects`: those done longer ago may be missing at the provider [default: none may]
+    ///
+    /// For an export that does not begin with the first charge ever: `26h` for one of the last day.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) since: Option<Duration>,
+
+    /// Make a dead letter of each line that the provider has and we don't [default: only with `--every`]
+    #[arg(long)]
+    pub(crate) dead_letters: bool,
+
+    /// The provider's name in dead letters and metrics
+    #[arg(long, value_name = "NAME", default_value = "provider")]
+    pub(crate) source: String,
+
+    /// Compare again and again, so far apart, until told to stop [default: once]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) every: Option<Duration>,
+
+    /// With `--every`: where to serve `/metrics` and `/healthz` [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", requires = "every")]
+    pub(crate) admin_listen: Option<SocketAddr>,
+
+    /// Print one JSON object [default: a table]
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
+}
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Comma-separated, the first line names the columns.
+    Csv,
+    /// One JSON object a line.
+    Jsonl,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(length) if length.is_zero() => Err("must be longer than nothing".to_owned()),
+        Ok(length) => Ok(length),
+        Err(form) => Err(form.to_owned()),
+    }
+}

@@ -1,0 +1,2 @@
+-- A few hundred kilobytes at a time.
+fetch forward 1000 from ibid_rows

@@ -28,6 +28,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Run a simulated card processor.
     Provider(ProviderArgs),
+    /// Compare our payments and rides with the processor's charges. Exits with 1 if they differ.
+    Ledger(LedgerArgs),
 }
 
 /// Of `payments serve`.
@@ -56,6 +58,20 @@ pub struct ServeArgs {
     /// same reason.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration, hide = true)]
     pub poll_every: Duration,
+}
+
+/// Of `payments ledger`.
+#[derive(Debug, Args)]
+pub struct LedgerArgs {
+    /// Where payments live: `sqlite:PATH` or `postgres://…`.
+    #[arg(long, value_name = "URL", value_parser = StoreUrl::parse, env = "PAYMENTS_STORE", hide_env_values = true)]
+    pub store: StoreUrl,
+    /// The card processor: `http://host:port`.
+    #[arg(long, value_name = "URL", value_parser = HttpUrl::parse)]
+    pub provider: HttpUrl,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Of `payments provider`.

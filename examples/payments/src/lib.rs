@@ -13,6 +13,7 @@ pub mod currency;
 pub mod db;
 pub mod input;
 pub mod intake;
+pub mod ledger;
 pub mod listen;
 pub mod outgoing;
 pub mod problem;

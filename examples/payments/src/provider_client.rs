@@ -89,6 +89,25 @@ pub struct FindError {
     pub retry_after: Option<Duration>,
 }
 
+/// A charge in the processor's books.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    /// The processor's name for it.
+    pub charge_id: String,
+    /// How it ended, in the processor's word.
+    pub status: String,
+    /// In the smallest unit of the currency.
+    pub amount_cents: i64,
+    /// ISO 4217.
+    pub currency: String,
+    /// Our own name for it, if it was given one.
+    pub reference: Option<String>,
+    /// All of it, as it came.
+    #[serde(skip)]
+    pub whole: String,
+}
+
 impl ProviderClient {
     /// A client that waits so long for an answer.
     pub fn new(url: HttpUrl, answer_within: Duration) -> ProviderClient {
@@ -126,6 +145,43 @@ impl ProviderClient {
             },
             StatusCode::NOT_FOUND => Ok(None),
             status => Err(FindError { why: status.to_string(), retry_after: retry_after(&answer.headers) }),
+        }
+    }
+
+    /// All charges that the processor has made, in their order.
+    pub async fn charges(&self) -> Result<Vec<Listed>, FindError> {
+        #[derive(Deserialize)]
+        struct Page {
+            charges: Vec<serde_json::Value>,
+        }
+        let failed = |why: String| FindError { why, retry_after: None };
+        let mut all: Vec<Listed> = Vec::new();
+        loop {
+            let uri = self.url.join(&format!("/charges?after={}&limit={PAGE}", all.len()));
+            let uri = uri.map_err(|error| failed(error.to_string()))?;
+            let request = Request::get(uri).body(Full::new(Bytes::new()));
+            let request = request.map_err(|error| failed(error.to_string()))?;
+            let answer = self.outgoing.call(request, self.answer_within).await;
+            let answer = answer.map_err(|error| failed(error.to_string()))?;
+            if answer.status != StatusCode::OK {
+                let retry_after = retry_after(&answer.headers);
+                return Err(FindError { why: answer.status.to_string(), retry_after });
+            }
+            let page: Page =
+                serde_json::from_slice(&answer.body).map_err(|error| failed(error.to_string()))?;
+            let count = page.charges.len();
+            for charge in page.charges {
+                let whole = charge.to_string();
+                let listed: Listed =
+                    serde_json::from_value(charge).map_err(|error| failed(error.to_string()))?;
+                all.push(Listed { whole, ..listed });
+            }
+            if count < PAGE {
+                return Ok(all);
+            }
+            if all.len() >= CHARGES_MAX {
+                return Err(failed(format!("it has more than {CHARGES_MAX} charges")));
+            }
         }
     }
 
@@ -202,6 +258,12 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// How long a charge may take: card networks answer within seconds, and some banks ask for a confirmation first.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+
+/// Charges in one answer: some twenty kilobytes.
+const PAGE: usize = 100;
+
+/// A processor whose list never ends is not one that we can compare with.
+const CHARGES_MAX: usize = 1_000_000;
 
 #[cfg(test)]
 mod tests {

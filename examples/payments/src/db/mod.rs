@@ -2,6 +2,7 @@
 //!
 //! Statements are in `sql/`, written so that PostgreSQL and SQLite take the same ones; only the tables differ.
 
+pub mod ledger;
 pub mod payments;
 pub mod rides;
 mod schema;

@@ -137,9 +137,12 @@ async fn charge(
 #[derive(Deserialize)]
 struct Look {
     idempotency_key: Option<String>,
+    #[serde(default)]
+    after: usize,
+    limit: Option<usize>,
 }
 
-/// One charge by its key, or all of them.
+/// One charge by its key, or a page of them: all, unless the asker wants fewer.
 async fn look(State(processor): State<Processor>, Query(look): Query<Look>) -> Response {
     let ledger = processor.ledger();
     match look.idempotency_key {
@@ -150,7 +153,9 @@ async fn look(State(processor): State<Processor>, Query(look): Query<Look>) -> R
         None => {
             // How often it was asked for a charge, beside how often it made one.
             let requests = processor.dice().requests();
-            let list = json!({ "requests": requests, "count": ledger.all().len(), "charges": ledger.all() });
+            let page: Vec<_> =
+                ledger.all().iter().skip(look.after).take(look.limit.unwrap_or(usize::MAX)).collect();
+            let list = json!({ "requests": requests, "count": ledger.all().len(), "charges": page });
             Json(list).into_response()
         }
     }

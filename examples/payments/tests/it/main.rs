@@ -9,6 +9,7 @@ mod crash;
 mod db;
 mod failpoints;
 mod harness;
+mod ledger;
 mod payments;
 mod promise;
 mod provider;

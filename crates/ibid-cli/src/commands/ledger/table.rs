@@ -103,7 +103,10 @@ impl Table {
                 match reader.read_record(&mut record) {
                     Ok(false) => None,
                     Ok(true) => {
-                        let number = record.position().map_or(0, csv::Position::line);
+                        let within: usize = record.iter().map(|cell| cell.matches('\n').count()).sum();
+                        // A record's place is that of the blank lines before it, so it is counted from its end.
+                        let from_end = reader.position().line().saturating_sub(1 + within as u64);
+                        let number = record.position().map_or(0, csv::Position::line).max(from_end);
                         let cells = record.iter().map(str::to_owned).collect();
                         Some(Ok(Row { number, cells, fields: None }))
                     }

@@ -26,8 +26,9 @@ fn rows(name: &str, text: &str, wanted: Option<&[&str]>) -> Vec<String> {
 
 #[test]
 fn lines_of_csv_have_the_numbers_that_an_editor_shows() {
-    let text = "\u{feff}key,amount\na,1\n\"b\nc\",\"2,50\"\nd,3\n";
-    assert_eq!(rows("a.csv", text, None), ["2 a|1", "3 b\nc|2,50", "5 d|3"]);
+    let text = "\u{feff}key,amount\na,1\n\n\"b\nc\",\"2,50\"\nd,3\n";
+    assert_eq!(rows("a.csv", text, None), ["2 a|1", "4 b\nc|2,50", "6 d|3"]);
+    assert_eq!(rows("a.csv", text.trim_end(), None)[2], "6 d|3");
     assert_eq!(table("a.CSV", text, None).unwrap().columns, ["key", "amount"]);
 }
 

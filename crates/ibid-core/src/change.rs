@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::evidence::EventName;
 use crate::fingerprint::Fingerprint;
 use crate::policy::Policy;
 use crate::record::{Flags, Nonce, Note, Record, RecoveryPoint, State, Version};
@@ -28,6 +29,8 @@ pub struct Change {
     pub bodies: Vec<Body>,
     /// What a person will ask about.
     pub history: Vec<History>,
+    /// The evidence that led to it, which is used up with it.
+    pub uses: Option<EventName>,
 }
 
 /// What must be stored for a Change to count.

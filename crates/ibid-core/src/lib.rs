@@ -4,6 +4,7 @@
 
 pub mod change;
 pub mod effect;
+pub mod evidence;
 pub mod fingerprint;
 pub mod key;
 pub mod machine;

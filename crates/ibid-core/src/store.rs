@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::change::{Change, Commit, History, Stored};
+use crate::evidence::Witness;
 use crate::fingerprint::SecretId;
 use crate::policy::Policy;
 use crate::record::{Nonce, State, Version};
@@ -22,7 +23,7 @@ pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Where Records live.
 ///
 /// A future that is dropped does not take its write back: a commit is never cancelled.
-pub trait Store: Browse + Send + Sync + 'static {
+pub trait Store: Browse + Witness + Send + Sync + 'static {
     /// The store's kind, for messages to operators; clients never see it.
     fn kind(&self) -> &'static str;
 

@@ -40,6 +40,7 @@ use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
 use ibid_core::store::{Pending, Store, StoreError};
 
 pub mod browsing;
+pub mod evidence;
 pub mod races;
 pub mod upkeep;
 pub mod writes;
@@ -88,6 +89,12 @@ pub async fn exercise(subject: &dyn Subject) {
     browsing::a_count_follows_every_write(subject).await;
     browsing::a_secret_that_fingerprints_name_is_found_until_its_records_go(subject).await;
     browsing::a_history_is_told_in_order_and_outlives_its_record(subject).await;
+    evidence::an_event_counts_once(subject).await;
+    evidence::evidence_speaks_of_its_arrival_less_its_age(subject).await;
+    evidence::open_evidence_is_found_by_record_and_by_place(subject).await;
+    evidence::evidence_is_used_up_with_its_change_or_not_at_all(subject).await;
+    evidence::evidence_goes_after_its_time(subject).await;
+    evidence::of_many_deliveries_of_an_event_one_is_new(subject).await;
 }
 
 /// A name that nothing else goes by.
@@ -164,7 +171,16 @@ pub fn take_over(before: &Record, draft: Draft) -> Change {
 }
 
 fn write(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Change {
-    Change { id, expect, nonce, draft: Some(draft), clears_bodies: false, bodies: vec![], history: vec![] }
+    Change {
+        id,
+        expect,
+        nonce,
+        draft: Some(draft),
+        clears_bodies: false,
+        bodies: vec![],
+        history: vec![],
+        uses: None,
+    }
 }
 
 /// The Change with an answer beside it.

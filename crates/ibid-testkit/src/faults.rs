@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::evidence::{Evidence, Kept, Open, Witness};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
@@ -144,5 +146,33 @@ impl Browse for FaultyStore {
 
     fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
         self.inner.count()
+    }
+}
+
+impl Witness for FaultyStore {
+    fn testify(
+        &self,
+        evidence: Evidence,
+        keep_for: Duration,
+    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+        Box::pin(async move {
+            self.check("keep evidence")?;
+            self.inner.testify(evidence, keep_for).await
+        })
+    }
+
+    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+        Box::pin(async move {
+            self.check("find evidence")?;
+            self.inner.evidence(which, limit).await
+        })
+    }
+
+    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
+        self.inner.dismiss(seqs)
+    }
+
+    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        self.inner.purge_evidence(limit)
     }
 }

@@ -257,6 +257,7 @@ fn superseded(
         clears_bodies: false,
         bodies: Vec::new(),
         history: vec![History { what: Happened::LateAnswer, detail }],
+        uses: None,
     };
     Verdict::Write(Box::new(change), Decision::Superseded)
 }

@@ -5,6 +5,7 @@
 //! `docs/reference/states.md` is the whole table, made by running [`decide`] on every state and event.
 
 mod effect;
+mod evidence;
 mod holder;
 mod request;
 mod settle;
@@ -16,8 +17,10 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
+pub use evidence::{Bearing, bearing};
 
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
+use crate::evidence::Kept;
 use crate::fingerprint::{Asked, Fingerprint, Secrets};
 use crate::policy::Policy;
 use crate::record::{ErrorCode, Flags, Nonce, Record, RecoveryPoint, State};
@@ -47,6 +50,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
         Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
         Event::Found { nonce, by, what, as_of } => settle::found(record, *nonce, *by, what, *as_of),
+        Event::Told { nonce, kept } => evidence::told(record, *nonce, kept),
         Event::Forget { nonce, reason } => settle::forget(record, *nonce, reason, now),
     }
 }
@@ -166,6 +170,13 @@ pub enum Event<'a> {
         what: &'a Found,
         /// The instant that the evidence speaks of.
         as_of: Timestamp,
+    },
+    /// Somebody outside said what became of the record, and it was kept.
+    Told {
+        /// Of this write.
+        nonce: Nonce,
+        /// What was said, and when.
+        kept: &'a Kept,
     },
     /// An operator wants the answer gone.
     Forget {
@@ -404,6 +415,7 @@ fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Box<Chang
         clears_bodies: false,
         bodies: Vec::new(),
         history: Vec::new(),
+        uses: None,
     })
 }
 

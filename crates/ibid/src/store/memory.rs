@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
+use ibid_core::evidence::{Evidence, Kept, Open, USED_KEPT_FOR, Witness};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Nonce, Record, State, Version};
 use ibid_core::scope::RecordId;
@@ -144,6 +146,62 @@ impl Browse for MemoryStore {
     }
 }
 
+impl Witness for MemoryStore {
+    fn testify(
+        &self,
+        evidence: Evidence,
+        keep_for: Duration,
+    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+        Box::pin(async move {
+            let (mut rooms, now) = self.enter();
+            let known = rooms.evidence.iter().find(|(kept, _)| kept.evidence.name == evidence.name);
+            if let Some((kept, _)) = known {
+                return Ok((kept.clone(), false));
+            }
+            let as_of = now.before(evidence.age);
+            let seq = rooms.evidence.last().map_or(1, |(last, _)| last.seq + 1);
+            let evidence = Evidence { age: Duration::ZERO, ..evidence };
+            let kept = Kept { seq, evidence, as_of, open: true };
+            rooms.evidence.push((kept.clone(), now.after(keep_for)));
+            Ok((kept, true))
+        })
+    }
+
+    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+        Box::pin(async move {
+            let rooms = self.enter().0;
+            let open = rooms.evidence.iter().map(|(kept, _)| kept).filter(|kept| kept.open);
+            let fits = open.filter(|kept| match which {
+                Open::Of(id) => kept.evidence.record == id,
+                Open::After(seq) => kept.seq > seq,
+            });
+            Ok(fits.take(limit as usize).cloned().collect())
+        })
+    }
+
+    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let mut rooms = self.enter().0;
+            let named = rooms.evidence.iter_mut().filter(|(kept, _)| seqs.contains(&kept.seq));
+            named.for_each(|(kept, _)| kept.open = false);
+            Ok(())
+        })
+    }
+
+    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let (mut rooms, now) = self.enter();
+            let mut gone = 0;
+            rooms.evidence.retain(|(_, purge_at)| {
+                let goes = *purge_at <= now && gone < u64::from(limit);
+                gone += u64::from(goes);
+                !goes
+            });
+            Ok(gone)
+        })
+    }
+}
+
 /// All that is kept, and the two orders in which upkeep asks for it.
 #[derive(Debug, Default)]
 struct Rooms {
@@ -155,6 +213,8 @@ struct Rooms {
     /// Outlives the records, as an audit does.
     history: HashMap<RecordId, Vec<(Timestamp, History)>>,
     kept: HashMap<String, Bytes>,
+    /// In the order of arrival, each with its end.
+    evidence: Vec<(Kept, Timestamp)>,
 }
 
 #[derive(Debug)]
@@ -182,6 +242,12 @@ impl Rooms {
         let stamp = Stamp { now };
         if let Some(record) = change.applied(stamp, before) {
             self.put(change, record);
+        }
+        if let Some(name) = &change.uses {
+            let used = self.evidence.iter_mut().find(|(kept, _)| kept.evidence.name == *name);
+            if let Some((kept, purge_at)) = used {
+                (kept.open, *purge_at) = (false, now.after(USED_KEPT_FOR));
+            }
         }
         if !change.history.is_empty() {
             let lines = change.history.iter().map(|line| (now, line.clone()));

@@ -163,7 +163,7 @@ impl PostgresStore {
         Err(StoreError::transient(KIND, "keep", "the value comes and goes"))
     }
 
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         op: &'static str,
         sql: &'static str,
@@ -186,7 +186,11 @@ impl PostgresStore {
     }
 }
 
-fn get<'r, T: FromSql<'r>>(op: &'static str, row: &'r Row, column: usize) -> Result<T, StoreError> {
+pub(super) fn get<'r, T: FromSql<'r>>(
+    op: &'static str,
+    row: &'r Row,
+    column: usize,
+) -> Result<T, StoreError> {
     row.try_get(column).map_err(|error: Error| StoreError::lasting(KIND, op, error))
 }
 

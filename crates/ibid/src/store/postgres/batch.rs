@@ -18,6 +18,7 @@ use tokio_postgres::{Error, Row};
 use super::KIND;
 use super::columns::{Beside, Columns, Numbers, is_plain};
 use super::connect::{Connection, OPEN_HOT};
+use super::evidence::Uses;
 use super::failure::{self, Reach};
 use super::row::{self, Policies, Unreadable};
 
@@ -138,7 +139,8 @@ impl<'a> Batch<'a> {
         let commit = Columns::of(others.iter().map(change), &numbers);
         // What was warned of before has nothing to do with this.
         self.connection.was_warned();
-        let (begun, committed) = self.send(&begin, &commit, unit.open).await?;
+        let uses = Uses::of(others.iter().map(change));
+        let (begun, committed) = self.send(&begin, &commit, &uses, unit.open).await?;
         if self.connection.was_warned() {
             return Err(Failed::Doubt);
         }
@@ -157,11 +159,22 @@ impl<'a> Batch<'a> {
         &self,
         begin: &Columns<'_>,
         commit: &Columns<'_>,
+        uses: &Uses<'_>,
         open: &'static str,
     ) -> Result<(Vec<Row>, Vec<Row>), Error> {
         let (begin_params, commit_params) = (begin.begin(), commit.commit());
         let (begins, commits) = ((BEGIN, &begin_params[..]), (COMMIT, &commit_params[..]));
         let connection = self.connection;
+        if !uses.is_empty() {
+            // It reads what the commit before it has written.
+            let used = (USE_EVIDENCE, &uses.params()[..]);
+            if begin.is_empty() {
+                let [committed, _] = connection.hot(open, [commits, used]).await?;
+                return Ok((Vec::new(), committed));
+            }
+            let [begun, committed, _] = connection.hot(open, [begins, commits, used]).await?;
+            return Ok((begun, committed));
+        }
         if commit.is_empty() {
             let [begun] = connection.hot(open, [begins]).await?;
             Ok((begun, Vec::new()))
@@ -317,6 +330,7 @@ fn moving() -> StoreError {
 const BEGIN: &str = include_str!("sql/begin.sql");
 const COMMIT: &str = include_str!("sql/commit.sql");
 const REPLACE: &str = include_str!("sql/replace.sql");
+const USE_EVIDENCE: &str = include_str!("sql/evidence_use.sql");
 
 /// Opens the transactions for the halves of a batch that has waited already: nine waits in a row must not take long.
 const OPEN_SHORT: &str = concat!(include_str!("sql/open_hot.sql"), "; set local lock_timeout = '25ms'");

@@ -251,6 +251,7 @@ pub(super) fn is_plain(change: &Change) -> bool {
         && !change.clears_bodies
         && change.bodies.len() <= 1
         && change.history.is_empty()
+        && change.uses.is_none()
 }
 
 /// The policies of one batch: each encoded once, for one Arc is shared by all records of a route.
@@ -284,7 +285,7 @@ pub(super) fn bits(nonce: Nonce) -> i64 {
 }
 
 /// Longer than for ever is for ever; the statements keep sums within the type.
-fn micros(interval: Duration) -> i64 {
+pub(super) fn micros(interval: Duration) -> i64 {
     i64::try_from(interval.as_micros()).unwrap_or(i64::MAX)
 }
 

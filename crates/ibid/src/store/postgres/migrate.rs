@@ -66,7 +66,8 @@ fn digest(step: &str) -> [u8; 32] {
 }
 
 /// One file per step; a file that was released never changes.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001_records.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001_records.sql"), include_str!("migrations/0002_evidence.sql")];
 
 /// The newest step that this program knows.
 pub(super) const KNOWN: u32 = MIGRATIONS.len() as u32;

@@ -26,6 +26,7 @@ mod batch;
 mod checkup;
 mod columns;
 mod connect;
+mod evidence;
 mod failure;
 mod migrate;
 mod open;

@@ -8,6 +8,7 @@ use ibid_core::record::Version;
 use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
+use super::evidence;
 use super::row::{self, Policies, bits};
 
 /// One transaction's worth of Changes: statements prepared once, one instant for all.
@@ -59,6 +60,9 @@ impl<'c> Batch<'c> {
         }
         if !change.history.is_empty() {
             self.tell(change)?;
+        }
+        if let Some(name) = &change.uses {
+            evidence::mark_used(self.connection, name, self.now)?;
         }
         Ok(Commit::Done(Stamp { now: self.now }))
     }

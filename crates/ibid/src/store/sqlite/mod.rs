@@ -28,6 +28,7 @@ use super::rows::{EachRow, RowsError};
 
 mod batch;
 mod checkup;
+mod evidence;
 mod failure;
 mod open;
 mod queue;

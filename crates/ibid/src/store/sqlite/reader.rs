@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
 use ibid_core::change::{Happened, History, Stored};
+use ibid_core::evidence::{Kept, Open};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
@@ -16,7 +17,7 @@ use tokio::sync::oneshot::Sender;
 use super::failure::{spoils_connection, store_error};
 use super::queue::{Found, Serving, Weigh};
 use super::row::{self, Policies, unreadable};
-use super::{Place, open};
+use super::{Place, evidence, open};
 
 /// A question, and where to send the answer.
 pub(super) enum Ask {
@@ -27,6 +28,7 @@ pub(super) enum Ask {
     OtherSecret { known: Vec<SecretId>, reply: Reply<Option<SecretId>> },
     Bodies { id: RecordId, birth: Nonce, reply: Reply<Vec<(u32, Bytes)>> },
     Count { reply: Reply<Counts> },
+    Evidence { which: Open, limit: u32, reply: Reply<Vec<Kept>> },
 }
 
 type Reply<T> = Sender<Result<T, StoreError>>;
@@ -40,7 +42,8 @@ impl Weigh for Ask {
             | Ask::History { .. }
             | Ask::OtherSecret { .. }
             | Ask::Bodies { .. }
-            | Ask::Count { .. } => ASK_BYTES,
+            | Ask::Count { .. }
+            | Ask::Evidence { .. } => ASK_BYTES,
         }
     }
 }
@@ -80,6 +83,10 @@ impl Reader {
                 drop(reply.send(self.read("read bodies", |view| view.bodies(id, birth))));
             }
             Ask::Count { reply } => drop(reply.send(self.read("count", |view| view.count()))),
+            Ask::Evidence { which, limit, reply } => {
+                let found = self.read("find evidence", |view| evidence::open(view.connection, which, limit));
+                drop(reply.send(found));
+            }
         }
     }
 

@@ -76,8 +76,11 @@ fn schema(place: &Place, connection: &Connection) -> Result<u32, OpenError> {
 }
 
 /// One file per schema; a file that was released never changes.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("migrations/0001_records.sql"), include_str!("migrations/0002_effects.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_records.sql"),
+    include_str!("migrations/0002_effects.sql"),
+    include_str!("migrations/0003_evidence.sql"),
+];
 
 /// The newest schema that this program knows.
 pub(super) const KNOWN: u32 = MIGRATIONS.len() as u32;

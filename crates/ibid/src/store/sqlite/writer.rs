@@ -111,9 +111,9 @@ pub(super) struct Writer {
 }
 
 /// A transaction that came to nothing: which Change was at fault, if it was one, and why.
-struct Stumble {
+pub(super) struct Stumble {
     place: Option<usize>,
-    error: rusqlite::Error,
+    pub(super) error: rusqlite::Error,
 }
 
 impl From<rusqlite::Error> for Stumble {
@@ -245,7 +245,7 @@ impl Writer {
 
     /// Runs `work` in a transaction of its own. The time is read once the write lock is ours, so that instants are in
     /// the order of the writes.
-    fn transact<T>(
+    pub(super) fn transact<T>(
         &mut self,
         work: impl FnOnce(&Connection, &mut Policies, Timestamp) -> Result<T, Stumble>,
     ) -> Result<T, Stumble> {

@@ -1,0 +1,6 @@
+-- Open evidence of one record, oldest first.
+select e.seq, e.source, e.event, e.record, e.owner, e.as_of, e.open, e.found
+from ibid_evidence e
+where e.record = $1 and e.open
+order by e.seq
+limit $2

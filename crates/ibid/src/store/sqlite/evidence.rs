@@ -1,0 +1,127 @@
+//! What was heard from outside, in its own table. The order of columns is that of the `evidence_….sql` that select.
+
+use std::time::Duration;
+
+use ibid_core::evidence::{self, EventName, Evidence, Kept, Open, USED_KEPT_FOR, Witness};
+use ibid_core::record::Nonce;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Pending, StoreError};
+use ibid_core::time::Timestamp;
+use rusqlite::{Connection, Row, params};
+
+use super::failure::store_error;
+use super::queue::Lane;
+use super::reader::Ask;
+use super::row::{bits, unreadable};
+use super::writer::Job;
+use super::{KIND, SqliteStore};
+
+impl Witness for SqliteStore {
+    fn testify(
+        &self,
+        evidence: Evidence,
+        keep_for: Duration,
+    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+        const OP: &str = "keep evidence";
+        Box::pin(async move {
+            let Some(found) = evidence::found_to_bytes(&evidence.what) else {
+                return Err(StoreError::lasting(KIND, OP, "it says nothing").unwritten());
+            };
+            self.transact(OP, move |connection, now| add(connection, &evidence, &found, keep_for, now)).await
+        })
+    }
+
+    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+        Box::pin(self.ask("find evidence", move |reply| Ask::Evidence { which, limit, reply }))
+    }
+
+    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
+        Box::pin(self.transact("dismiss evidence", move |connection, _| {
+            let mut dismiss = connection.prepare_cached(include_str!("sql/evidence_dismiss.sql"))?;
+            seqs.iter().try_for_each(|seq| dismiss.execute([seq]).map(drop))
+        }))
+    }
+
+    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+        Box::pin(self.transact("purge evidence", move |connection, now| {
+            let mut purge = connection.prepare_cached(include_str!("sql/evidence_purge.sql"))?;
+            purge.execute(params![now.as_micros(), limit]).map(|gone| gone as u64)
+        }))
+    }
+}
+
+impl SqliteStore {
+    /// Does some work in a transaction of its own on the writer.
+    async fn transact<T: Send + 'static>(
+        &self,
+        op: &'static str,
+        work: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.write(op, Lane::Usual, |reply| {
+            Job::Run(Box::new(move |writer| {
+                let done = writer.transact(|connection, _, now| Ok(work(connection, now)?));
+                // Whoever left no longer needs to know.
+                let _ = reply.send(done.map_err(|stumble| store_error(op, stumble.error)));
+            }))
+        })
+        .await?
+    }
+}
+
+fn add(
+    connection: &Connection,
+    evidence: &Evidence,
+    found: &[u8],
+    keep_for: Duration,
+    now: Timestamp,
+) -> rusqlite::Result<(Kept, bool)> {
+    let EventName { source, event } = &evidence.name;
+    let mut add = connection.prepare_cached(include_str!("sql/evidence_add.sql"))?;
+    let added = add.execute(params![
+        source,
+        event,
+        evidence.record.as_bytes(),
+        evidence.owner.map(bits),
+        now.before(evidence.age).as_micros(),
+        now.after(keep_for).as_micros(),
+        found,
+    ])?;
+    let mut find = connection.prepare_cached(include_str!("sql/evidence_find.sql"))?;
+    Ok((find.query_row(params![source, event], kept)?, added > 0))
+}
+
+/// Open evidence, for a reader.
+pub(super) fn open(connection: &Connection, which: Open, limit: u32) -> rusqlite::Result<Vec<Kept>> {
+    match which {
+        Open::Of(id) => {
+            let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
+            find.query_map(params![id.as_bytes(), limit], kept)?.collect()
+        }
+        Open::After(seq) => {
+            let mut find = connection.prepare_cached(include_str!("sql/evidence_after.sql"))?;
+            find.query_map(params![seq, limit], kept)?.collect()
+        }
+    }
+}
+
+/// Marks evidence as used, inside the transaction of the Change that it led to.
+pub(super) fn mark_used(connection: &Connection, name: &EventName, now: Timestamp) -> rusqlite::Result<()> {
+    let mut mark = connection.prepare_cached(include_str!("sql/evidence_use.sql"))?;
+    mark.execute(params![name.source, name.event, now.after(USED_KEPT_FOR).as_micros()]).map(drop)
+}
+
+fn kept(row: &Row<'_>) -> rusqlite::Result<Kept> {
+    let found = row.get_ref(7)?.as_blob().ok().and_then(evidence::found_from_bytes);
+    Ok(Kept {
+        seq: row.get(0)?,
+        evidence: Evidence {
+            name: EventName { source: row.get(1)?, event: row.get(2)? },
+            record: RecordId::from_bytes(row.get(3)?),
+            owner: row.get::<_, Option<i64>>(4)?.map(|bits| Nonce(bits.cast_unsigned())),
+            what: found.ok_or_else(|| unreadable(7, "not evidence"))?,
+            age: Duration::ZERO,
+        },
+        as_of: Timestamp::from_micros(row.get(5)?),
+        open: row.get(6)?,
+    })
+}

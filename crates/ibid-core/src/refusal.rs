@@ -56,6 +56,10 @@ pub enum Refusal {
     NeverStarted,
     /// The holder went silent and the policy says `fail`: stored as the answer.
     Abandoned,
+    /// A webhook from nobody that we know, or not signed as it should be.
+    HookRefused,
+    /// A signed webhook that does not say what its mapping looks for.
+    HookUnreadable,
 }
 
 /// What a client should do next.
@@ -83,7 +87,7 @@ pub struct Rendered {
 }
 
 /// Every refusal once, for the reference page and its tests.
-pub const ALL: [Refusal; 19] = [
+pub const ALL: [Refusal; 21] = [
     Refusal::KeyMissing,
     Refusal::KeyInvalid(KeyError::Syntax),
     Refusal::KeyReused,
@@ -103,6 +107,8 @@ pub const ALL: [Refusal; 19] = [
     Refusal::TooEarly,
     Refusal::NeverStarted,
     Refusal::Abandoned,
+    Refusal::HookRefused,
+    Refusal::HookUnreadable,
 ];
 
 impl Refusal {
@@ -349,6 +355,21 @@ impl Refusal {
                 Never,
                 "The request was abandoned",
                 "It was started and not finished. It may have been executed in part and will not be executed again.",
+            ),
+            // The same words whatever was wrong: who guesses learns nothing.
+            Refusal::HookRefused => row(
+                "hook-refused",
+                401,
+                SameKey,
+                "The webhook is not accepted",
+                "It must come from a configured source and carry a valid and recent signature.",
+            ),
+            Refusal::HookUnreadable => row(
+                "hook-unreadable",
+                422,
+                SameKey,
+                "The webhook does not name a record",
+                "Its signature is valid, and its payload lacks what the mapping of this source points at.",
             ),
         }
     }

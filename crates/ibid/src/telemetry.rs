@@ -36,6 +36,11 @@ pub fn reserved(met: Met, route: &str, profile: Profile) {
     counter!(name, "route" => route.to_owned(), "profile" => profile_name(profile)).increment(1);
 }
 
+/// Counts a webhook. The source is a configured name, or `-`.
+pub fn heard(source: &str, outcome: &'static str) {
+    counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
+}
+
 /// How long a step took, in seconds.
 pub fn took(name: &'static str, seconds: f64) {
     histogram!(name).record(seconds);
@@ -94,6 +99,8 @@ pub const EFFECTS_RETRIED: &str = "ibid_effects_retried_total";
 pub const EFFECTS_DEAD: &str = "ibid_effects_dead_total";
 /// Claims on Effects that were lost to another worker.
 pub const EFFECTS_LOST: &str = "ibid_effects_lost_total";
+/// Webhooks by source and outcome.
+pub const HOOKS: &str = "ibid_hooks_total";
 /// Records by state.
 pub const RECORDS: &str = "ibid_records";
 /// Records that a person must look at.
@@ -135,6 +142,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         EFFECTS_LOST,
         "counter",
         "claims on an effect that were lost to another worker, with all that was to be written",
+    ),
+    (
+        HOOKS,
+        "counter",
+        "webhooks, by source and outcome: accepted, early, stale, known, contradicts, duplicate, ignored, unreadable, \
+         refused, failed",
     ),
     (RECORDS, "gauge", "records, by state"),
     (DEAD_LETTERS, "gauge", "records that a person must look at"),

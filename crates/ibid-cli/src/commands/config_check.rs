@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use ibid::http::hooks::Hook;
 use ibid_core::policy::Policy;
 use serde_json::{Map, Value, json};
 
@@ -57,6 +58,14 @@ fn print(config: &Config, out: &mut dyn Write) -> Result<(), Failure> {
             print_line(out, format_args!("  {} (line {})", name(route), route.line))?;
         }
     }
+    if !config.hooks.is_empty() {
+        print_line(out, "\nsettled by webhook:")?;
+    }
+    for hook in &config.hooks {
+        let operation = &hook.mapping.operation;
+        let (method, path) = (&operation.method, &operation.path);
+        print_line(out, format_args!("  {method} {path} by `/.ibid/hooks/{}`", hook.name))?;
+    }
     Ok(())
 }
 
@@ -109,6 +118,7 @@ fn as_json(config: &Config) -> Value {
         "fingerprint": { "secrets": config.secrets.len() },
         "defaults": policy_json(&config.defaults),
         "routes": routes,
+        "hooks": config.hooks.iter().map(hook_json).collect::<Vec<_>>(),
         "upkeep": {
             "sweep_every": show_duration(config.upkeep.sweep_every),
             "reap_every": show_duration(config.upkeep.reap_every),
@@ -132,6 +142,18 @@ fn route_json(route: &Route) -> Value {
         "line": route.line,
         "policy": policy_json(&route.policy),
         "reconcile": route.reconcile.as_ref().map(|rule| rule_json(rule, &route.policy)),
+    })
+}
+
+fn hook_json(hook: &Hook) -> Value {
+    let operation = &hook.mapping.operation;
+    json!({
+        "name": hook.name,
+        "match": format!("{} {}", operation.method, operation.path),
+        // How many, never which.
+        "secrets": hook.secrets.len(),
+        "executed": hook.mapping.executed.iter().map(|(value, _)| value).collect::<Vec<_>>(),
+        "not_executed": hook.mapping.not_executed,
     })
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn find(section: &str, key: &str) -> Option<&'static Key> {
 /// Whether the section may hold the key, tables included.
 pub(crate) fn is_known(section: &str, key: &str) -> bool {
     let is_table = match section {
-        "" => ["store", "tenant", "defaults", "route", "fingerprint", "upkeep", "server", "limits"]
+        "" => ["store", "tenant", "defaults", "route", "fingerprint", "hook", "upkeep", "server", "limits"]
             .contains(&key),
         "route" => key == "reconcile",
         _ => false,
@@ -41,6 +41,7 @@ pub(crate) fn title(section: &str) -> String {
     match section {
         "" => "the top level".to_owned(),
         "route" => "`[[route]]`".to_owned(),
+        "hook" => "`[[hook]]`".to_owned(),
         name => format!("`[{name}]`"),
     }
 }
@@ -406,6 +407,110 @@ pub(crate) const KEYS: &[Key] = &[
         "status",
         "",
         "The status under which the found answer is stored, such as 201. Without it, the status of the found answer.",
+    ),
+    key(
+        "hook",
+        "name",
+        "string",
+        "",
+        "The last part of its address, `POST /.ibid/hooks/{name}`, and its label in metrics: `a-z`, `0-9`, `-` and `_`.",
+    ),
+    key(
+        "hook",
+        "match",
+        "method and path",
+        "",
+        "The operation whose records it speaks of, as clients send it. It must be guarded, and not with `bind = \"principal\"`.",
+    ),
+    key(
+        "hook",
+        "scheme",
+        "`standard`, `stripe`, `hmac`",
+        "",
+        "How its webhooks are signed. `standard` is Standard Webhooks 1.0. A signature is at most 5 minutes old.",
+    ),
+    key(
+        "hook",
+        "secrets",
+        "array of strings",
+        "",
+        "What its webhooks are signed with, each as it stands, `env:NAME` or `file:PATH`; more than one while a secret is being changed. At least 16 bytes each.",
+    ),
+    key("hook", "header", "header name", "", "`hmac`: the field with the signature."),
+    key("hook", "prefix", "string", "\"\"", "`hmac`: what stands before the digest, such as `sha256=`."),
+    key(
+        "hook",
+        "encoding",
+        "`hex`, `base64`",
+        "\"hex\"",
+        "`hmac`: how the digest is written. Most that have no standard write hex.",
+    ),
+    key(
+        "hook",
+        "timestamp",
+        "header name or `none`",
+        "",
+        "`hmac`: the field with the instant that is signed, in seconds. `none` must be said: then nothing bounds in time how long a webhook that somebody caught can be sent again.",
+    ),
+    key("hook", "signed", "string", "\"{timestamp}.{body}\"", "`hmac`: what is signed."),
+    key(
+        "hook",
+        "tenant",
+        "JSON pointer",
+        "",
+        "Where the payload names the tenant. Needed unless there is one tenant: else one tenant's payment could settle another's record.",
+    ),
+    key("hook", "key", "JSON pointer", "", "Where the payload has the client's key."),
+    key("hook", "outcome", "JSON pointer", "", "Where the payload says what became of it."),
+    key(
+        "hook",
+        "executed",
+        "array of strings",
+        "[]",
+        "Outcomes that say it was executed. A decline is one: its answer is kept and replayed.",
+    ),
+    key(
+        "hook",
+        "not_executed",
+        "array of strings",
+        "[]",
+        "Outcomes after which the provider will never execute it: the key is left free. Every other outcome is ignored.",
+    ),
+    key("hook", "status", "HTTP status", "200", "Under which the answer is kept."),
+    key(
+        "hook",
+        "statuses",
+        "table of HTTP statuses",
+        "{}",
+        "The same by outcome, such as `{ \"payment.declined\" = 402 }`.",
+    ),
+    key(
+        "hook",
+        "body",
+        "JSON pointer",
+        "\"\"",
+        "The body of the answer to be kept, as it stands in the payload. By default the whole payload.",
+    ),
+    key(
+        "hook",
+        "provider_id",
+        "JSON pointer",
+        "",
+        "The provider's own id of what was done, kept with the record.",
+    ),
+    key(
+        "hook",
+        "event",
+        "JSON pointer",
+        "",
+        "The event's id, by which a second delivery is known. By default `webhook-id` (`standard`) or `/id` (`stripe`); `hmac` needs one.",
+    ),
+    key(
+        "hook",
+        "event_time",
+        "JSON pointer",
+        "",
+        "When it happened: seconds or milliseconds since the epoch, or RFC 3339. By default when it was signed. With it, a webhook that was long under way does not settle a later attempt.",
     ),
     key(
         "upkeep",

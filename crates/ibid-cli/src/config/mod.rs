@@ -1,6 +1,6 @@
 //! What the gateway is told: flags over variables over the file over defaults, checked before anything starts.
 //!
-//! It opens nothing but the file itself, so `ibid config check` can run anywhere. What each table means is read
+//! It opens nothing but the file itself and the secrets that it points at, so `ibid config check` can run anywhere. What each table means is read
 //! here, one function a table; the pieces that need room have files of their own, and what is left is a list as long as
 //! the file's tables.
 
@@ -24,6 +24,7 @@ use read::{Reader, Section};
 use route::RouteDraft;
 
 mod advice;
+mod hook;
 pub(crate) mod keys;
 pub(crate) mod policy;
 mod read;
@@ -62,6 +63,8 @@ pub(crate) struct Config {
     pub(crate) defaults: Policy,
     /// The routes, in the order of the file.
     pub(crate) routes: Vec<Route>,
+    /// Who may say what became of a request.
+    pub(crate) hooks: Vec<ibid::http::hooks::Hook>,
     /// How often chores run.
     pub(crate) upkeep: Upkeep,
     /// What one listener holds at most.
@@ -212,6 +215,7 @@ fn assemble(
     let tenant = read_tenant(root, reader, flags, &mut warnings);
     let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
     let (defaults, routes) = read_routes(root, reader, one_tenant, &mut warnings);
+    let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes);
     let secrets = read_secrets(root, reader, variables);
     let (upkeep, server) = (read_upkeep(root), read_server(root));
     refuse_limits(root, reader);
@@ -231,6 +235,7 @@ fn assemble(
         tenant: tenant?,
         defaults,
         routes,
+        hooks,
         upkeep,
         server,
         secrets,

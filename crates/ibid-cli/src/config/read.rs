@@ -196,6 +196,17 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
+    /// A table of statuses, by words of somebody else's.
+    pub(super) fn statuses_by(&mut self, key: &'static str) -> Option<Vec<(String, u16)>> {
+        self.read(key, "must be a table of HTTP statuses such as { \"declined\" = 402 }", |value| {
+            let pairs = value
+                .as_table()?
+                .iter()
+                .map(|(name, value)| Some((name.get_ref().to_string(), status(value.get_ref())?)));
+            Some(pairs.collect::<Option<Vec<_>>>().ok_or("must hold HTTP statuses only, from 100 to 599"))
+        })
+    }
+
     /// A table of strings, such as header lines.
     pub(super) fn pairs(&mut self, key: &'static str) -> Option<Vec<(String, String)>> {
         self.read(key, "must be a table of strings such as { \"x-tenant-id\" = \"{tenant}\" }", |value| {

@@ -52,9 +52,17 @@ fn every_listed_key_is_read() {
     // A key that is listed and not read would be refused as unknown.
     let mut text = "upstream = \"http://127.0.0.1:3000\"\nlisten = \"127.0.0.1:1\"\n".to_owned();
     text.push_str("admin_listen = \"127.0.0.1:2\"\nupstream_http2 = true\n");
-    for section in
-        ["store", "tenant", "fingerprint", "defaults", "[route]", "route.reconcile", "upkeep", "server"]
-    {
+    for section in [
+        "store",
+        "tenant",
+        "fingerprint",
+        "defaults",
+        "[route]",
+        "route.reconcile",
+        "[hook]",
+        "upkeep",
+        "server",
+    ] {
         writeln!(text, "[{section}]").unwrap();
         let name = section.trim_matches(['[', ']']);
         for key in KEYS.iter().filter(|key| key.section == name) {
@@ -74,6 +82,14 @@ fn example(section: &str, key: &str, default: &str) -> String {
         ("route", "preset") => "\"payments\"",
         ("route.reconcile", "request") => "\"GET /payments/{id}?key={key}&for={tenant}\"",
         ("route.reconcile", "status") => "201",
+        ("hook", "name") => "\"psp\"",
+        ("hook", "match") => "\"POST /payments\"",
+        ("hook", "scheme") => "\"hmac\"",
+        ("hook", "secrets") => "[\"0123456789abcdef\"]",
+        ("hook", "header") => "\"x-signature\"",
+        ("hook", "timestamp") => "\"x-timestamp\"",
+        ("hook", "executed") => "[\"paid\"]",
+        ("hook", "tenant" | "key" | "outcome" | "provider_id" | "event" | "event_time") => "\"/a\"",
         _ => default,
     };
     assert!(!value.is_empty(), "`{key}` of `{section}` needs an example");
@@ -109,6 +125,10 @@ fn intro(section: &str) -> &'static str {
             "Rules for every guarded request, and, under `[[route]]`, for the requests of one route. Weakest first: \
              the built-in default, what the profile brings, `[defaults]`, the route's preset, the route's own \
              keys.\n\n"
+        }
+        "hook" => {
+            "A source of signed webhooks that settle unknown records; see the guide *Settle unknown outcomes by webhook*. \
+             Keys marked `hmac` are for that scheme alone.\n\n"
         }
         "route.reconcile" => {
             "How unknown records of the route are to be settled. This release checks and keeps the rule and does not \

@@ -127,10 +127,10 @@ pub(super) fn check_conflicts(routes: &[RouteDraft], reader: &Reader<'_>) {
     }
 }
 
-type Complaint = (String, String);
+pub(super) type Complaint = (String, String);
 
 /// `POST,PUT /orders/{id}`.
-fn parse_match(target: &str) -> Result<(Vec<Method>, String), Complaint> {
+pub(super) fn parse_match(target: &str) -> Result<(Vec<Method>, String), Complaint> {
     let form = || "write for example \"POST /payments\" or \"POST,PUT /orders/{id}\"".to_owned();
     let Some((words, pattern)) = target.trim().split_once(char::is_whitespace) else {
         return Err((format!("is `{target}`, not methods and a path"), form()));

@@ -66,7 +66,9 @@ impl Gateway {
         let upstream = Upstream { forwarder, unguarded_for: config.defaults.upstream_timeout };
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
             .principals(principals())
-            .body_timeout(config.server.body_timeout);
+            .body_timeout(config.server.body_timeout)
+            .hooks(config.hooks.clone())
+            .map_err(|error| Failure::usage("the hooks can't be used").because(error))?;
         let app = Gate { guard: layer.layer(upstream), tenant: Arc::new(config.tenant.clone()) };
         let limits = ServerLimits {
             connections_max: config.server.max_connections as usize,

@@ -12,6 +12,7 @@ mod doctor;
 mod gateway_basic;
 mod gateway_crash;
 mod gateway_drain;
+mod gateway_hooks;
 mod gateway_http;
 mod gateway_load;
 mod gateway_postgres;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use jiter::{Jiter, JiterError, Peek};
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
 /// A JSON pointer. `""` is the whole document, `/a/0` the first element of member `a`.
@@ -38,10 +39,63 @@ impl Pointer {
         &self.text
     }
 
+    /// The part of a JSON text that it names, as it stands there; none if there is no such part, or no JSON on the way to
+    /// it. Of two members of one name the first counts.
+    pub fn find<'j>(&self, json: &'j [u8]) -> Option<&'j [u8]> {
+        self.walk(json).ok().flatten()
+    }
+
+    fn walk<'j>(&self, json: &'j [u8]) -> Result<Option<&'j [u8]>, JiterError> {
+        let mut json = Jiter::new(json);
+        let mut peek = json.peek()?;
+        for token in &self.tokens {
+            let inside = match peek {
+                Peek::Object => member(&mut json, token)?,
+                Peek::Array => element(&mut json, token)?,
+                _ => None,
+            };
+            match inside {
+                Some(next) => peek = next,
+                None => return Ok(None),
+            }
+        }
+        let start = json.current_index();
+        json.known_skip(peek)?;
+        Ok(Some(json.slice_to_current(start)))
+    }
+
     /// Its reference tokens, unescaped.
     pub(super) fn tokens(&self) -> &[String] {
         &self.tokens
     }
+}
+
+/// Goes to the member of this name.
+fn member(json: &mut Jiter<'_>, name: &str) -> Result<Option<Peek>, JiterError> {
+    let mut is_it = json.known_object()?.map(|key| key == name);
+    while let Some(found) = is_it {
+        let peek = json.peek()?;
+        if found {
+            return Ok(Some(peek));
+        }
+        json.known_skip(peek)?;
+        is_it = json.next_key()?.map(|key| key == name);
+    }
+    Ok(None)
+}
+
+/// Goes to the element of this index.
+fn element(json: &mut Jiter<'_>, token: &str) -> Result<Option<Peek>, JiterError> {
+    let (mut next, mut index) = (json.known_array()?, 0);
+    while let Some(peek) = next {
+        if token_is_index(token, index) {
+            return Ok(Some(peek));
+        }
+        json.known_skip(peek)?;
+        next = json.array_step()?;
+        index += 1;
+    }
+    Ok(None)
 }
 
 /// Whether a token names an array's element: digits without a leading zero. `-` names the element after the
@@ -102,6 +156,37 @@ mod tests {
         assert_eq!(tokens("/foo/0"), ["foo", "0"]);
         assert_eq!(tokens("/a~1b/m~0n/~01"), ["a/b", "m~n", "~1"]);
         assert_eq!(tokens("/ /c%d/e^f"), [" ", "c%d", "e^f"]);
+    }
+
+    #[test]
+    fn a_part_is_found_as_it_stands() {
+        let json = br#" {"a": [ {"b" : 1.10}, "x\u0041", [], null ], "a/b": {"" : -0 }, "a": 2, "big": 12345678901234567890123 } "#;
+        let find = |text: &str| {
+            let part = Pointer::parse(text).unwrap().find(json);
+            part.map(|part| String::from_utf8(part.to_vec()).unwrap())
+        };
+        for (pointer, part) in [
+            ("/a/0", r#"{"b" : 1.10}"#),
+            ("/a/0/b", "1.10"),
+            ("/a/1", r#""x\u0041""#),
+            ("/a/2", "[]"),
+            ("/a/3", "null"),
+            ("/a~1b/", "-0"),
+            ("/big", "12345678901234567890123"),
+        ] {
+            assert_eq!(find(pointer).as_deref(), Some(part), "{pointer}");
+        }
+        assert_eq!(
+            find("").map(|whole| whole.len()),
+            Some(json.len() - 2),
+            "the whole text, but for the space around"
+        );
+        for missing in ["/b", "/a/4", "/a/-", "/a/00", "/a/2/0", "/big/0", "/a/0/b/c", "/"] {
+            assert_eq!(find(missing), None, "{missing}");
+        }
+        for broken in ["", "{", r#"{"a""#, r#"{"a":}"#, "nope"] {
+            assert_eq!(Pointer::parse("/a").unwrap().find(broken.as_bytes()), None, "{broken}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod batch;
 mod breaker;
 mod cache;
 mod clock_watch;
+mod evidence;
 mod waiters;
 mod writes;
 
@@ -24,7 +25,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::Identity;
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::attempt::Attempt;
 use crate::failpoint;
@@ -38,6 +39,7 @@ use clock_watch::ClockWatch;
 use waiters::{Place, Waiters};
 
 pub use batch::Counts;
+pub use evidence::{Heard, Hearing};
 use writes::Loose;
 pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, random, still_owns};
 
@@ -170,6 +172,7 @@ impl Ibid {
             return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
+        let (doubts, doubted) = mpsc::channel(evidence::DOUBTS_MAX);
         let inner = Inner {
             batcher: Batcher::start(store.clone()),
             store,
@@ -184,9 +187,12 @@ impl Ibid {
             flights: Flights::default(),
             resumes: Resumes::default(),
             enqueued: Notify::new(),
+            doubts,
             loose: Loose::default(),
         };
-        Ok(Ibid { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        tokio::spawn(evidence::settle_doubts(Arc::downgrade(&inner), doubted));
+        Ok(Ibid { inner })
     }
 
     /// The store underneath.
@@ -350,6 +356,7 @@ impl Ibid {
                     let stored =
                         writes::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
                     self.inner.waiters.tell(&ask.id);
+                    self.inner.wrote(Some(&stored));
                     return Ok(self.begun(&ask, decision, Some(stored), at));
                 }
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {

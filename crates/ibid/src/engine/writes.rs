@@ -18,7 +18,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{Renewed, Store, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::batch::{Batcher, Unsaid};
@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     pub(crate) resumes: Resumes,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
+    /// Records that became unknown: something may have been heard of them before.
+    pub(super) doubts: mpsc::Sender<RecordId>,
     /// Writes that go on without a caller: queued finishes and releases.
     pub(super) loose: Loose,
 }
@@ -171,10 +173,12 @@ impl Inner {
                 Commit::Done(stamp) => {
                     self.waiters.tell(&change.id);
                     let stored = after(&change, stamp, known.as_ref());
+                    self.wrote(stored.as_ref());
                     return Settlement { decision, stored: stored.or(known) };
                 }
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
                     self.waiters.tell(&change.id);
+                    self.wrote(Some(&stored));
                     return Settlement { decision, stored: Some(*stored) };
                 }
                 // Nothing has changed, but somebody holds the row: its lock is its lease, and a takeover comes again later.

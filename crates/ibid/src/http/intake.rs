@@ -93,7 +93,7 @@ where
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.
-async fn read<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: u64) -> Result<Bytes, Refusal> {
+pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: u64) -> Result<Bytes, Refusal> {
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {

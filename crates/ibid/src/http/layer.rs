@@ -29,6 +29,7 @@ use tracing::Instrument;
 use super::body::ReplyBody;
 use super::capture::{self, Captured};
 use super::held::{Slot, Told, Unbegun};
+use super::hooks::{self, Hook, HookError, Hooks};
 use super::intake::{self, Intake, Taken};
 use super::resume::Resumer;
 use super::routes::{Begins, Route, Routes};
@@ -58,6 +59,7 @@ pub(super) struct Shared {
     pub(super) tenants: Tenants,
     pub(super) principals: Principals,
     pub(super) routes: Routes,
+    pub(super) hooks: Hooks,
     pub(super) body_timeout: Duration,
 }
 
@@ -81,13 +83,27 @@ impl GuardLayer {
     pub fn with_routes(ibid: Ibid, tenants: Tenants, routes: Routes) -> GuardLayer {
         let principals = Principals::none();
         GuardLayer {
-            shared: Arc::new(Shared { ibid, tenants, principals, routes, body_timeout: BODY_TIMEOUT }),
+            shared: Arc::new(Shared {
+                ibid,
+                tenants,
+                principals,
+                routes,
+                hooks: Hooks::default(),
+                body_timeout: BODY_TIMEOUT,
+            }),
         }
     }
 
     /// Who within a tenant sent a request, for policies with `bind = "principal"`.
     pub fn principals(self, principals: Principals) -> GuardLayer {
         GuardLayer { shared: Arc::new(Shared { principals, ..Shared::clone(&self.shared) }) }
+    }
+
+    /// Takes webhooks of these sources at `/.ibid/hooks/{source}`. They come from outside, so put the guard where requests
+    /// without a tenant reach it.
+    pub fn hooks(self, hooks: Vec<Hook>) -> Result<GuardLayer, HookError> {
+        let hooks = Hooks::new(hooks, &self.shared.routes)?;
+        Ok(GuardLayer { shared: Arc::new(Shared { hooks, ..Shared::clone(&self.shared) }) })
     }
 
     /// How long a guarded request's body may take to arrive, in all; 30 s unless said otherwise.
@@ -167,6 +183,9 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = self.shared.clone();
         let path = sent(request.extensions(), request.uri()).path();
+        if hooks::source(path).is_some() {
+            return Box::pin(async move { Ok(hooks::serve(&shared, request).await) });
+        }
         if status::is_own(path) {
             return Box::pin(async move { Ok(status::serve(&shared, request).await) });
         }

@@ -6,6 +6,7 @@
 mod body;
 mod capture;
 mod held;
+pub mod hooks;
 mod intake;
 mod layer;
 mod prefer;

@@ -1,6 +1,7 @@
 //! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time. Any number of nodes may
 //! run them at once: each acts by compare-and-set on what it saw.
 
+mod evidence;
 mod reaper;
 mod sweeper;
 
@@ -9,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
 
+pub use evidence::weigh_once;
 pub use reaper::reap_once;
 pub(crate) use sweeper::Resumes;
 pub use sweeper::{Resume, sweep_once};
@@ -38,7 +40,10 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
     loop {
         tokio::select! {
             _ = sweeps.tick() => done("sweeper", sweep_once(&ibid).await),
-            _ = reaps.tick() => done("reaper", reap_once(&ibid).await),
+            _ = reaps.tick() => {
+                done("reaper", reap_once(&ibid).await);
+                done("evidence", weigh_once(&ibid).await);
+            }
         }
     }
 }

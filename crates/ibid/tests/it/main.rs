@@ -10,6 +10,7 @@
 ))]
 mod adapters;
 mod engine;
+mod hooks;
 mod http;
 mod ledger;
 mod lossy;

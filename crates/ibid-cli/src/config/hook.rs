@@ -1,0 +1,293 @@
+//! One `[[hook]]`: a source of signed webhooks, and where its payload says what became of a request.
+
+use std::io::Read as _;
+
+use http::{HeaderName, Method};
+use ibid::http::hooks::{Encoding, Hook, HookSecret, Hooks, Mapping, Plain, Scheme, Signed, TenantAt};
+use ibid::http::{Begins, Routes, Rule};
+use ibid_core::fingerprint::Pointer;
+use ibid_core::policy::Policy;
+use ibid_core::scope::{Operation, Tenant};
+
+use super::Route;
+use super::read::{Reader, Section};
+use super::route::parse_match;
+
+/// Reads every `[[hook]]` and holds it against the routes.
+pub(super) fn read_all(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    one_tenant: bool,
+    defaults: &Policy,
+    routes: &[Route],
+) -> Vec<Hook> {
+    let sections = root.sections("hook", "hook");
+    if sections.is_empty() {
+        return Vec::new();
+    }
+    let rule = |route: &Route| Rule {
+        begins: Begins::Guard,
+        methods: route.methods.clone(),
+        pattern: route.pattern.clone(),
+        policy: route.guard.then(|| route.policy.clone()),
+    };
+    // Routes that can't be used have been refused already.
+    let routes = Routes::new(defaults.clone(), routes.iter().map(rule).collect()).ok();
+    let mut hooks: Vec<Hook> = Vec::new();
+    for section in sections {
+        let line = section.line;
+        let Some(hook) = read(section, reader, one_tenant) else { continue };
+        if hooks.iter().any(|other| other.name == hook.name) {
+            reader.refuse(line, format!("the hook `{}` is there twice", hook.name));
+        }
+        if let Some(Err(error)) = routes.as_ref().map(|routes| Hooks::new(vec![hook.clone()], routes)) {
+            reader.refuse(line, error.to_string());
+        }
+        hooks.push(hook);
+    }
+    hooks
+}
+
+fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> Option<Hook> {
+    let line = section.line;
+    let name = required(&mut section, reader, "name", "the last part of its address: `/.ibid/hooks/{name}`");
+    let scheme = read_scheme(&mut section, reader);
+    let secrets = read_secrets(&mut section, reader, scheme.as_ref());
+    let operation = read_operation(&mut section, reader);
+    let tenant = match pointer(&mut section, reader, "tenant") {
+        Some(pointer) => Some(TenantAt::Pointer(pointer)),
+        None if one_tenant => Some(TenantAt::Only(Tenant::only())),
+        None if section.line_of("tenant").is_some() => None,
+        None => {
+            reader.refuse_with_hint(
+                line,
+                "`tenant` is missing: a hook must say whose record its payload speaks of",
+                "without it one tenant's payment could settle another's record; have the provider keep the tenant in \
+                 its metadata and point at it",
+            );
+            None
+        }
+    };
+    let key = required_pointer(&mut section, reader, "key", "where the payload has the client's key");
+    let outcome =
+        required_pointer(&mut section, reader, "outcome", "where the payload says what became of it");
+    let status = section.status("status").unwrap_or(STATUS);
+    let statuses = section.statuses_by("statuses").unwrap_or_default();
+    let executed = section.texts("executed").unwrap_or_default();
+    if let Some((value, _)) = statuses.iter().find(|(value, _)| !executed.contains(value)) {
+        let at = section.line_of("statuses").unwrap_or(line);
+        reader.refuse(at, format!("`statuses` holds `{value}`, which is not among `executed`"));
+    }
+    let of = |value: &String| statuses.iter().find(|(known, _)| known == value).map_or(status, |(_, of)| *of);
+    let executed = executed.into_iter().map(|value| (value.clone(), of(&value))).collect();
+    let not_executed = section.texts("not_executed").unwrap_or_default();
+    let body = pointer(&mut section, reader, "body").unwrap_or_else(whole);
+    let provider_id = pointer(&mut section, reader, "provider_id");
+    let event = pointer(&mut section, reader, "event").or_else(|| default_event(scheme.as_ref()));
+    let event_time = pointer(&mut section, reader, "event_time");
+    section.finish();
+    let mapping = Mapping {
+        tenant: tenant?,
+        operation: operation?,
+        key: key?,
+        outcome: outcome?,
+        executed,
+        not_executed,
+        body,
+        provider_id,
+        event,
+        event_time,
+    };
+    Some(Hook { name: name?, scheme: scheme?, secrets, mapping })
+}
+
+/// Stripe's events have their id there.
+fn default_event(scheme: Option<&Scheme>) -> Option<Pointer> {
+    matches!(scheme, Some(Scheme::Stripe)).then(|| Pointer::parse("/id").ok())?
+}
+
+fn whole() -> Pointer {
+    Pointer::parse("").expect("the empty pointer is the whole document")
+}
+
+fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Scheme> {
+    let line = section.line;
+    let words = [("standard", "standard"), ("stripe", "stripe"), ("hmac", "hmac")];
+    let word = section.choice("scheme", &words, &[]);
+    let header = header(section, reader, "header");
+    let prefix = section.text("prefix").unwrap_or_default();
+    let encoding = section
+        .choice("encoding", &[("hex", Encoding::Hex), ("base64", Encoding::Base64)], &[])
+        .unwrap_or(Encoding::Hex);
+    let timestamp = section.text("timestamp");
+    let signed = section.text("signed");
+    let only_hmac = ["header", "prefix", "encoding", "timestamp", "signed"];
+    match word {
+        None if section.line_of("scheme").is_none() => {
+            reader.refuse(line, "`scheme` is missing: how does the source sign?");
+            None
+        }
+        None => None,
+        Some("hmac") => {
+            let signed = read_signed(section, reader, timestamp, signed);
+            if header.is_none() && section.line_of("header").is_none() {
+                reader.refuse(line, "`header` is missing: which field has the signature?");
+            }
+            Some(Scheme::Hmac(Plain { header: header?, prefix, encoding, signed: signed? }))
+        }
+        Some(word) => {
+            for key in only_hmac {
+                if let Some(at) = section.line_of(key) {
+                    reader.refuse(at, format!("`{key}` has no effect with `scheme = \"{word}\"`"));
+                }
+            }
+            Some(if word == "stripe" { Scheme::Stripe } else { Scheme::Standard })
+        }
+    }
+}
+
+/// What a plain signature covers. That nothing bounds a replay in time must be said, not left out.
+fn read_signed(
+    section: &Section<'_, '_>,
+    reader: &Reader<'_>,
+    timestamp: Option<String>,
+    signed: Option<String>,
+) -> Option<Signed> {
+    let line = section.line_of("timestamp").unwrap_or(section.line);
+    let Some(timestamp) = timestamp else {
+        if section.line_of("timestamp").is_none() {
+            reader.refuse_with_hint(
+                line,
+                "`timestamp` is missing: which field says when it was signed?",
+                "if the source signs no instant write `timestamp = \"none\"`: a webhook that somebody caught can then be \
+                 sent again at any time, and only its event's id stops it",
+            );
+        }
+        return None;
+    };
+    let at = section.line_of("signed").unwrap_or(line);
+    if timestamp == "none" {
+        if signed.is_some_and(|signed| signed != "{body}") {
+            reader.refuse(at, "`signed` must be \"{body}\" with `timestamp = \"none\"`");
+        }
+        return Some(Signed::BodyAlone);
+    }
+    let Ok(header) = timestamp.parse::<HeaderName>() else {
+        reader.refuse(line, format!("`timestamp` is `{timestamp}`, which is not a header name"));
+        return None;
+    };
+    let signed = signed.unwrap_or_else(|| "{timestamp}.{body}".to_owned());
+    let parts = signed.strip_suffix("{body}").and_then(|rest| rest.split_once("{timestamp}"));
+    match parts {
+        Some((before, between)) if !between.contains('{') => {
+            Some(Signed::Timestamped { header, before: before.to_owned(), between: between.to_owned() })
+        }
+        _ => {
+            let hint = "write for example \"{timestamp}.{body}\" or \"v0:{timestamp}:{body}\"";
+            reader.refuse_with_hint(at, "`signed` must hold {timestamp} and end with {body}", hint);
+            None
+        }
+    }
+}
+
+fn read_secrets(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    scheme: Option<&Scheme>,
+) -> Vec<HookSecret> {
+    let texts = section.texts("secrets");
+    let line = section.line_of("secrets").unwrap_or(section.line);
+    if texts.as_ref().is_none_or(Vec::is_empty) {
+        let hint = "write `secrets = [\"env:NAME\"]`, `[\"file:PATH\"]` or the secret itself";
+        reader.refuse_with_hint(line, "`secrets` is missing: what are its webhooks signed with?", hint);
+    }
+    let mut secrets = Vec::new();
+    for (nth, text) in (1..).zip(texts.into_iter().flatten()) {
+        // The text is never repeated in a message: it may be the secret.
+        let parsed = fetch(&text).and_then(|secret| match scheme {
+            Some(scheme) => HookSecret::parse(scheme, &secret).map(Some).map_err(|error| error.to_string()),
+            None => Ok(None),
+        });
+        match parsed {
+            Ok(secret) => secrets.extend(secret),
+            Err(problem) => reader.refuse(line, format!("secret {nth} of `secrets` {problem}")),
+        }
+    }
+    secrets
+}
+
+/// The secret that a setting means: the text itself, a variable's, or a file's without the end of its line.
+fn fetch(text: &str) -> Result<String, String> {
+    if let Some(name) = text.strip_prefix("env:") {
+        return std::env::var(name).map_err(|_| format!("is in the variable `{name}`, which is not set"));
+    }
+    let Some(path) = text.strip_prefix("file:") else { return Ok(text.to_owned()) };
+    let mut secret = String::new();
+    let file =
+        std::fs::File::open(path).and_then(|file| file.take(SECRET_BYTES_MAX).read_to_string(&mut secret));
+    file.map_err(|error| format!("is in the file `{path}`, which can't be read: {error}"))?;
+    Ok(secret.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+fn read_operation(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Operation> {
+    let target = required(section, reader, "match", "the requests that it speaks of, as `POST /payments`")?;
+    let line = section.line_of("match").unwrap_or(section.line);
+    let (methods, path) = match parse_match(&target) {
+        Ok(read) => read,
+        Err((problem, hint)) => {
+            reader.refuse_with_hint(line, format!("`match` {problem}"), hint);
+            return None;
+        }
+    };
+    let ([method], false): (&[Method], bool) = (&methods, path.contains('{')) else {
+        let hint = "write one method and the path that clients send, such as \"POST /payments\"";
+        reader.refuse_with_hint(line, "`match` of a hook must name one operation", hint);
+        return None;
+    };
+    Some(Operation { method: method.as_str().into(), path: path.into() })
+}
+
+fn required(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    key: &'static str,
+    what: &str,
+) -> Option<String> {
+    let text = section.text(key);
+    if text.is_none() && section.line_of(key).is_none() {
+        reader.refuse(section.line, format!("`{key}` is missing: {what}"));
+    }
+    text
+}
+
+fn required_pointer(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    key: &'static str,
+    what: &str,
+) -> Option<Pointer> {
+    let pointer = pointer(section, reader, key);
+    if pointer.is_none() && section.line_of(key).is_none() {
+        reader.refuse(section.line, format!("`{key}` is missing: {what}"));
+    }
+    pointer
+}
+
+fn pointer(section: &mut Section<'_, '_>, reader: &Reader<'_>, key: &'static str) -> Option<Pointer> {
+    let text = section.text(key)?;
+    let line = section.line_of(key).unwrap_or(section.line);
+    Pointer::parse(&text).inspect_err(|error| reader.refuse(line, format!("`{key}`: {error}"))).ok()
+}
+
+fn header(section: &mut Section<'_, '_>, reader: &Reader<'_>, key: &'static str) -> Option<HeaderName> {
+    let text = section.text(key)?;
+    let line = section.line_of(key).unwrap_or(section.line);
+    let problem = || reader.refuse(line, format!("`{key}` is `{text}`, which is not a header name"));
+    text.parse().inspect_err(|_| problem()).ok()
+}
+
+/// The status of an answer that the provider told of, unless another is given: it is a report, not what a handler made.
+const STATUS: u16 = 200;
+
+/// Largest file that a secret is read from.
+const SECRET_BYTES_MAX: u64 = 4 << 10;

@@ -1,0 +1,282 @@
+//! Webhooks over real sockets: signed by the reference library and by hand, they settle what is unknown and nothing else.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use ibid_testkit::client::{Request, Response};
+use ibid_testkit::upstream::Upstream;
+use serde_json::{Value, json};
+use sha2::Sha256;
+use standardwebhooks::Webhook;
+
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
+
+const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+const OLD_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+const STRIPE_SECRET: &str = "whsec_as_stripe_hands_them_out";
+const PLAIN_SECRET: &str = "a plain secret of some length";
+
+const CONFIG: &str = r#"
+[[hook]]
+name = "psp"
+match = "POST /payments"
+scheme = "standard"
+secrets = ["env:PSP_SECRET", "file:old-secret"]
+tenant = "/data/metadata/tenant"
+key = "/data/key"
+outcome = "/type"
+executed = ["payment.succeeded", "payment.declined"]
+not_executed = ["payment.never_created"]
+status = 201
+statuses = { "payment.declined" = 402 }
+body = "/data/payment"
+event_time = "/timestamp"
+
+[[hook]]
+name = "stripe"
+match = "POST /payments"
+scheme = "stripe"
+secrets = ["whsec_as_stripe_hands_them_out"]
+tenant = "/data/object/metadata/tenant"
+key = "/data/object/metadata/key"
+outcome = "/type"
+executed = ["charge.succeeded"]
+
+[[hook]]
+name = "plain"
+match = "POST /payments"
+scheme = "hmac"
+secrets = ["a plain secret of some length"]
+header = "x-hub-signature-256"
+prefix = "sha256="
+timestamp = "none"
+tenant = "/tenant"
+key = "/key"
+outcome = "/paid"
+executed = ["true"]
+event = "/delivery"
+"#;
+
+fn setup(upstream: &Upstream, on: On) -> Setup {
+    let setup = Setup::before(&upstream.url()).tenant("header:x-tenant-id").config(CONFIG).on(on);
+    std::fs::write(setup.folder().join("old-secret"), format!("{OLD_SECRET}\n")).expect("a file");
+    setup.variable("PSP_SECRET", SECRET)
+}
+
+fn pay(key: &str, fixture: &str) -> Request {
+    Request::post("/payments").key(key).header("X-Tenant-Id", "ann").body("five").fixture(fixture)
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64
+}
+
+/// A webhook of `psp` as it should be.
+#[derive(Clone)]
+struct Said {
+    event: &'static str,
+    secret: &'static str,
+    signed_at: i64,
+    body: Value,
+}
+
+fn said(event: &'static str, kind: &str, key: &str) -> Said {
+    let payment = json!({ "id": "pay_1", "state": kind });
+    let data = json!({ "key": key, "payment": payment, "metadata": { "tenant": "ann" } });
+    let body = json!({ "type": kind, "timestamp": now(), "data": data });
+    Said { event, secret: SECRET, signed_at: now(), body }
+}
+
+impl Said {
+    fn request(&self) -> Request {
+        let body = self.body.to_string();
+        let signer = Webhook::new(self.secret).expect("a secret");
+        let signature = signer.sign(self.event, self.signed_at, body.as_bytes()).expect("a signature");
+        Request::post("/.ibid/hooks/psp")
+            .header("webhook-id", self.event)
+            .header("webhook-timestamp", self.signed_at.to_string())
+            .header("webhook-signature", signature)
+            .body(body)
+    }
+
+    async fn to(&self, gateway: &Gateway) -> (u16, String) {
+        result(&gateway.call(&self.request()).await)
+    }
+}
+
+fn result(response: &Response) -> (u16, String) {
+    let body: Value = serde_json::from_slice(&response.body).expect("JSON");
+    (response.status, body["result"].as_str().unwrap_or_default().to_owned())
+}
+
+fn word(status: u16, word: &str) -> (u16, String) {
+    (status, word.to_owned())
+}
+
+fn hex(secret: &str, message: &str) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("a key of any length");
+    mac.update(message.as_bytes());
+    mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+async fn unknown(gateway: &Gateway, key: &str) {
+    assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
+    assert_problem(&gateway.call(&pay(key, "cut=read")).await, 409, "outcome-unknown");
+}
+
+on_every_store!(what_is_unknown_is_settled_by_a_signed_webhook_alone);
+async fn what_is_unknown_is_settled_by_a_signed_webhook_alone(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = setup(&upstream, on).start();
+    unknown(&gateway, "paid").await;
+    assert_eq!(said("evt_1", "payment.succeeded", "paid").to(&gateway).await, word(200, "settled"));
+    let retry = gateway.call(&pay("paid", "cut=read")).await;
+    assert!(is_replay(&retry) && retry.status == 201, "{retry:?}");
+    assert_eq!(retry.text(), r#"{"id":"pay_1","state":"payment.succeeded"}"#);
+
+    unknown(&gateway, "declined").await;
+    let declined = Said { secret: OLD_SECRET, ..said("evt_2", "payment.declined", "declined") };
+    assert_eq!(declined.to(&gateway).await, word(200, "settled"), "the old secret still counts");
+    assert_eq!(declined.to(&gateway).await, word(200, "settled already"), "and does nothing again");
+    let retry = gateway.call(&pay("declined", "status=201")).await;
+    assert!(is_replay(&retry) && retry.status == 402, "{retry:?}");
+
+    unknown(&gateway, "void").await;
+    let void = said("evt_3", "payment.never_created", "void");
+    assert_eq!(void.to(&gateway).await, word(200, "settled"));
+    unknown(&gateway, "void").await;
+    assert_eq!(void.to(&gateway).await, word(200, "duplicate"), "it never settles the second attempt");
+    assert_problem(&gateway.call(&pay("void", "status=201")).await, 409, "outcome-unknown");
+
+    assert_eq!(said("evt_4", "payment.created", "void").to(&gateway).await, word(200, "ignored"));
+    let count =
+        async |outcome: &str| gateway.metric("ibid_hooks_total", &format!("outcome=\"{outcome}\"")).await;
+    assert_eq!((count("accepted").await, count("known").await), (3.0, 1.0));
+    assert_eq!((count("duplicate").await, count("ignored").await), (1.0, 1.0));
+    assert_eq!(upstream.deliveries_begun(), 4, "nothing was sent again but what was proven not executed");
+}
+
+on_every_store!(an_early_webhook_settles_the_record_once_its_outcome_is_unknown);
+async fn an_early_webhook_settles_the_record_once_its_outcome_is_unknown(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = setup(&upstream, on).start();
+    let mut client = gateway.client().await;
+    client.send(&pay("early", "gate;cut=read")).await;
+    upstream.until(|tally| tally.held == 1).await;
+    assert_eq!(said("evt_1", "payment.declined", "early").to(&gateway).await, word(202, "kept"));
+    upstream.gate().open();
+    assert_problem(&client.read().await.expect("an answer"), 502, "outcome-unknown");
+    let retry = until_async("it is settled without asking", async || {
+        let retry = gateway.call(&pay("early", "status=201")).await;
+        (retry.status != 409).then_some(retry)
+    });
+    let retry = retry.await;
+    assert!(is_replay(&retry) && retry.status == 402, "{retry:?}");
+    assert_eq!(upstream.deliveries_begun(), 1);
+    assert_eq!(gateway.metric("ibid_hooks_total", "outcome=\"early\"").await, 1.0);
+}
+
+#[tokio::test]
+async fn what_is_old_wrongly_signed_or_another_tenants_settles_nothing() {
+    let upstream = Upstream::start().await;
+    let gateway = setup(&upstream, On::Sqlite).start();
+    unknown(&gateway, "k").await;
+    let good = said("evt_1", "payment.succeeded", "k");
+    let refused = [
+        Said { secret: "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", ..good.clone() }.request(),
+        Said { signed_at: now() - 310, ..good.clone() }.request(),
+        good.request().body(good.body.to_string().replace("pay_1", "pay_2")),
+        Request::post("/.ibid/hooks/psp").body(good.body.to_string()),
+        Request::post("/.ibid/hooks/nobody").body(good.body.to_string()),
+    ];
+    let mut bodies = Vec::new();
+    for request in &refused {
+        let response = gateway.call(request).await;
+        assert_problem(&response, 401, "hook-refused");
+        bodies.push(response.text());
+    }
+    assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:?}");
+    let mut old = good.clone();
+    old.body["timestamp"] = json!(now() - 3600);
+    assert_eq!(old.to(&gateway).await, word(200, "stale"), "it happened before the attempt began");
+    let mut other = good.clone();
+    other.body["data"]["metadata"]["tenant"] = json!("bob");
+    assert_eq!(other.to(&gateway).await, word(202, "kept"), "bob has no such record");
+    assert_problem(&gateway.call(&pay("k", "status=201")).await, 409, "outcome-unknown");
+    assert_eq!(gateway.metric("ibid_hooks_total", "outcome=\"refused\"").await, 5.0);
+    let logged = gateway.said();
+    assert!(!logged.contains("whsec") && !logged.contains("pay_1"), "{logged}");
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn the_other_schemes_are_accepted_as_their_sources_sign() {
+    let upstream = Upstream::start().await;
+    let gateway = setup(&upstream, On::Sqlite).start();
+    unknown(&gateway, "s").await;
+    let metadata = json!({ "tenant": "ann", "key": "s" });
+    let event =
+        json!({ "id": "evt_1", "type": "charge.succeeded", "data": { "object": { "metadata": metadata } } });
+    let (body, at) = (event.to_string(), now());
+    let line = format!("t={at},v1={},v1={}", "0".repeat(64), hex(STRIPE_SECRET, &format!("{at}.{body}")));
+    let request = Request::post("/.ibid/hooks/stripe").header("Stripe-Signature", line).body(&body);
+    assert_eq!(result(&gateway.call(&request).await), word(200, "settled"));
+    let retry = gateway.call(&pay("s", "cut=read")).await;
+    assert_eq!((retry.status, retry.text()), (200, body), "the whole payload is the answer");
+
+    unknown(&gateway, "p").await;
+    let body = json!({ "delivery": 17, "tenant": "ann", "key": "p", "paid": true }).to_string();
+    let signed = |body: &str| format!("sha256={}", hex(PLAIN_SECRET, body));
+    let request =
+        Request::post("/.ibid/hooks/plain").header("X-Hub-Signature-256", signed(&body)).body(&body);
+    assert_eq!(result(&gateway.call(&request).await), word(200, "settled"));
+    let forged = request.body(body.replace("17", "18"));
+    assert_problem(&gateway.call(&forged).await, 401, "hook-refused");
+}
+
+#[tokio::test]
+async fn evidence_kept_before_a_crash_settles_the_record_that_lapses_after_it() {
+    let upstream = Upstream::start().await;
+    let config = format!("[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n{CONFIG}");
+    let setup = setup(&upstream, On::Sqlite).config(&config);
+    let mut gateway = setup.start();
+    let mut client = gateway.client().await;
+    client.send(&pay("k", "gate;status=201")).await;
+    upstream.until(|tally| tally.held == 1).await;
+    assert_eq!(said("evt_1", "payment.succeeded", "k").to(&gateway).await, word(202, "kept"));
+    gateway.kill();
+    let gateway = setup.start();
+    let retry = until_async("the lapsed record is settled", async || {
+        let retry = gateway.call(&pay("k", "status=500").header("Prefer", "wait=0")).await;
+        (retry.status != 409).then_some(retry)
+    });
+    let retry = retry.await;
+    assert!(is_replay(&retry) && retry.status == 201, "{retry:?}");
+    assert_eq!(upstream.deliveries_begun(), 1);
+}
+
+#[tokio::test]
+async fn a_hook_that_could_mix_tenants_or_be_replayed_for_ever_is_refused_at_start() {
+    let upstream = Upstream::start().await;
+    let refused = |line: &str, instead: &str| {
+        assert!(CONFIG.contains(line), "{line}");
+        setup(&upstream, On::Sqlite).config(&CONFIG.replacen(line, instead, 1)).refused()
+    };
+    let said = |line: &str, instead: &str, words: &str| {
+        let refused = refused(line, instead);
+        assert!(refused.code == 2 && refused.said.contains(words), "`{words}` in {refused:?}");
+        assert!(!refused.said.contains("a plain secret of some length"), "{refused:?}");
+    };
+    said("tenant = \"/tenant\"\n", "", "a hook must say whose record");
+    said("timestamp = \"none\"\n", "", "which field says when it was signed?");
+    said("event = \"/delivery\"\n", "", "needs a pointer to the event's id");
+    said("\"env:PSP_SECRET\"", "\"env:NO_SUCH_SECRET\"", "`NO_SUCH_SECRET`, which is not set");
+    said("\"file:old-secret\"", "\"file:no-such-file\"", "`no-such-file`, which can't be read");
+    said("match = \"POST /payments\"", "match = \"POST /payments/{id}\"", "must name one operation");
+    said("match = \"POST /payments\"", "match = \"PUT /payments\"", "not guarded");
+    said("\"payment.declined\" = 402", "\"payment.declind\" = 402", "is not among `executed`");
+    said("prefix = \"sha256=\"", "prefix = \"sha256=\"\nbogus = 1", "`bogus` is not a key of `[[hook]]`");
+    let one = CONFIG.replace("tenant = \"/tenant\"\n", "");
+    let gateway = setup(&upstream, On::Sqlite).tenant("none").config(&one).start();
+    assert_eq!(gateway.page("/metrics").await.status, 200, "with one tenant it need not be named");
+}

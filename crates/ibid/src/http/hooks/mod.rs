@@ -1,0 +1,211 @@
+//! `POST /.ibid/hooks/{source}`: a provider says what became of a request, and an unknown record is settled without
+//! asking. Who may say so is told by the signature alone.
+
+mod instant;
+mod mapping;
+mod signature;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Body;
+use ibid_core::policy::{BindRule, Policy, Profile};
+use ibid_core::refusal::Refusal;
+use ibid_core::scope::RecordId;
+use ibid_core::time::Timestamp;
+
+pub use mapping::{Mapping, TenantAt};
+pub use signature::{Encoding, HookSecret, HookSecretError, Plain, Scheme, Signed};
+
+use super::body::ReplyBody;
+use super::layer::Shared;
+use super::routes::Routes;
+use super::{intake, reply, sent};
+use crate::engine::{Heard, Hearing};
+use crate::telemetry;
+
+/// One source of webhooks.
+#[derive(Clone, Debug)]
+pub struct Hook {
+    /// Its name: the last part of its address, and its label in metrics.
+    pub name: String,
+    /// How it signs.
+    pub scheme: Scheme,
+    /// What it signs with; more than one while a secret is being changed.
+    pub secrets: Vec<HookSecret>,
+    /// Where its payload says what.
+    pub mapping: Mapping,
+}
+
+/// Every source whose webhooks are taken.
+#[derive(Clone, Debug, Default)]
+pub struct Hooks(Arc<BTreeMap<String, Known>>);
+
+#[derive(Clone, Debug)]
+struct Known {
+    hook: Hook,
+    policy: Arc<Policy>,
+}
+
+/// A source that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the hook `{hook}` {problem}")]
+pub struct HookError {
+    /// Its name.
+    pub hook: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+impl Hooks {
+    /// Takes sources whose records are begun under `routes`.
+    pub fn new(hooks: Vec<Hook>, routes: &Routes) -> Result<Hooks, HookError> {
+        let mut known = BTreeMap::new();
+        for hook in hooks {
+            let name = hook.name.clone();
+            let policy = check(&hook, routes).map_err(|problem| HookError { hook: name.clone(), problem })?;
+            if known.insert(name.clone(), Known { hook, policy }).is_some() {
+                return Err(HookError { hook: name, problem: "is there twice" });
+            }
+        }
+        Ok(Hooks(Arc::new(known)))
+    }
+}
+
+/// The rules under which the records of this source are begun.
+fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
+    let is_name =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+    if hook.name.is_empty() || hook.name.len() > NAME_LEN_MAX || !hook.name.bytes().all(is_name) {
+        return Err("must be named by 1 to 64 of `a-z`, `0-9`, `-` and `_`: its name is part of its address");
+    }
+    if hook.secrets.is_empty() || hook.secrets.len() > SECRETS_MAX {
+        return Err("needs 1 to 8 secrets");
+    }
+    let mapping = &hook.mapping;
+    if hook.scheme != Scheme::Standard && mapping.event.is_none() {
+        return Err("needs a pointer to the event's id: this scheme signs none beside the payload");
+    }
+    let values = mapping.executed.iter().map(|(value, _)| value).chain(&mapping.not_executed);
+    let mut seen = std::collections::BTreeSet::new();
+    if !values.clone().all(|value| seen.insert(value)) {
+        return Err("names one outcome twice");
+    }
+    if seen.is_empty() {
+        return Err("names no outcome that says anything");
+    }
+    let method = Method::from_bytes(mapping.operation.method.as_bytes()).map_err(|_| "names no method")?;
+    match routes.find(&method, &mapping.operation.path) {
+        None => Err("names an operation that is not guarded: it has no records"),
+        Some(route) if route.policy.bind == BindRule::Principal => {
+            Err("names an operation with `bind = \"principal\"`, and a webhook names no principal")
+        }
+        Some(route) => Ok(route.policy.clone()),
+    }
+}
+
+/// The source that a path of ibid's own names, if it is for webhooks.
+pub(super) fn source(path: &str) -> Option<&str> {
+    path.strip_prefix("/.ibid/hooks/")
+}
+
+/// Takes one webhook.
+pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>>
+where
+    R: Body<Data = Bytes> + Unpin,
+{
+    if request.method() != Method::POST {
+        let mut response = answer(StatusCode::METHOD_NOT_ALLOWED, "only POST");
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+        return response;
+    }
+    let (head, body) = request.into_parts();
+    let path = sent(&head.extensions, &head.uri).path().to_owned();
+    let refused = |refusal| reply::refusal(refusal, Profile::Ietf, None);
+    // Read before anything is looked up: a source that we do not know is refused no sooner than one that we do.
+    let body = match tokio::time::timeout(shared.body_timeout, intake::read(body, BODY_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(refusal)) => return refused(refusal),
+        Err(_) => return refused(Refusal::BodyTimeout),
+    };
+    let known = source(&path).and_then(|name| shared.hooks.0.get(name));
+    let now = now();
+    let verified = known.and_then(|Known { hook, .. }| {
+        hook.scheme.verify(&hook.secrets, &head.headers, &body, now).map(|verified| (hook, verified))
+    });
+    let (Some(known), Some((hook, verified))) = (known, verified) else {
+        let source = known.map_or("-", |known| known.hook.name.as_str());
+        telemetry::heard(source, "refused");
+        tracing::warn!(target: "ibid::security", source, "a webhook was refused");
+        return refused(Refusal::HookRefused);
+    };
+    let version = known.policy.response_version;
+    let said = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs(), version) {
+        Ok(Some(said)) => said,
+        Ok(None) => {
+            telemetry::heard(&hook.name, "ignored");
+            return answer(StatusCode::OK, "ignored");
+        }
+        Err(mapping::Lacks(what)) => {
+            telemetry::heard(&hook.name, "unreadable");
+            tracing::warn!(source = hook.name, what, "a signed webhook lacks what its mapping points at");
+            return refused(Refusal::HookUnreadable);
+        }
+    };
+    let record = RecordId::of(&said.identity, known.policy.scope);
+    let heard = Heard { name: said.name, record, what: said.what, age: said.age };
+    match tokio::time::timeout(HEAR_FOR, shared.ibid.hear(heard)).await {
+        Ok(Ok(hearing)) => told(&hook.name, hearing),
+        // Whether it is kept is not known, so it must come again.
+        Ok(Err(_)) | Err(_) => {
+            telemetry::heard(&hook.name, "failed");
+            refused(Refusal::StoreUnavailable)
+        }
+    }
+}
+
+fn told<B>(source: &str, hearing: Hearing) -> Response<ReplyBody<B>> {
+    let (status, outcome, result) = match hearing {
+        Hearing::Settled => (StatusCode::OK, "accepted", "settled"),
+        Hearing::Early => (StatusCode::ACCEPTED, "early", "kept"),
+        Hearing::Stale => (StatusCode::OK, "stale", "stale"),
+        Hearing::Known => (StatusCode::OK, "known", "settled already"),
+        Hearing::Contradicts => (StatusCode::OK, "contradicts", "settled otherwise"),
+        Hearing::Duplicate => (StatusCode::OK, "duplicate", "duplicate"),
+    };
+    telemetry::heard(source, outcome);
+    answer(status, result)
+}
+
+/// A word of ours, for whoever reads the provider's log.
+fn answer<B>(status: StatusCode, result: &'static str) -> Response<ReplyBody<B>> {
+    let body = format!("{{\"result\":\"{result}\"}}");
+    let mut response = Response::new(ReplyBody::whole(Bytes::from(body), None));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// This node's clock. It only ever refuses: what a webhook proves is judged by the store's.
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// Largest webhook that is read. Published advice is to stay below 20 kB; some sources send the whole object.
+const BODY_MAX: u64 = 256 << 10;
+
+/// How long a webhook is worked on. Sources give up after 15 to 30 s, and then deliver again.
+const HEAR_FOR: Duration = Duration::from_secs(10);
+
+/// Longest name of a source.
+const NAME_LEN_MAX: usize = 64;
+
+/// Secrets of one source: the old one and the new one, and room for a mistake.
+const SECRETS_MAX: usize = 8;

@@ -1,0 +1,369 @@
+//! Signed webhooks at the guard: what settles an unknown record, what is kept, and what is turned away.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::post;
+use ibid::http::hooks::{Hook, HookSecret, Mapping, Scheme, TenantAt};
+use ibid::http::{Guard, GuardLayer, NoTenant, Routes, Tenants};
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::memory::MemoryStore;
+use ibid::{Ibid, Settings, upkeep};
+use ibid_core::change::Happened;
+use ibid_core::fingerprint::Pointer;
+use ibid_core::policy::{BindRule, Policy};
+use ibid_core::record::{Record, State as RecordState};
+use ibid_core::scope::{Operation, Tenant};
+use ibid_core::store::{Browse, Filter};
+use ibid_core::time::Timestamp;
+use ibid_testkit::faults::{Fault, FaultyStore};
+use serde_json::{Value, json};
+use standardwebhooks::Webhook;
+use tokio::sync::Semaphore;
+use tower::{Layer, ServiceExt};
+
+mod races;
+
+const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+
+struct World {
+    app: Guard<Router>,
+    ibid: Ibid,
+    store: Arc<FaultyStore>,
+    hands: Hands,
+    gate: Arc<Semaphore>,
+}
+
+async fn world() -> World {
+    let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
+    let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+    let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let gate = Arc::new(Semaphore::new(0));
+    let router = Router::new().route("/pay", post(pay)).with_state(gate.clone());
+    let tenants = Tenants::by(|head| {
+        let name = head.headers.get("x-tenant").and_then(|name| name.to_str().ok()).unwrap_or("ann");
+        Tenant::new(name).map_err(|_| NoTenant)
+    });
+    let layer = GuardLayer::new(ibid.clone(), tenants).hooks(vec![hook()]).expect("a good hook");
+    World { app: layer.layer(router), ibid, store, hands, gate }
+}
+
+/// An answer that breaks off, after a permit if the request asks for that.
+async fn pay(State(gate): State<Arc<Semaphore>>, headers: HeaderMap, _: Bytes) -> Response<Body> {
+    match headers.get("x-do").map(|value| value.as_bytes()) {
+        Some(b"gate") => gate.acquire().await.expect("an open gate").forget(),
+        Some(b"answer") => return (StatusCode::CREATED, "answered").into_response(),
+        _ => {}
+    }
+    let broken = futures_util::stream::iter([Ok(Bytes::from("half")), Err(std::io::Error::other("cut"))]);
+    Body::from_stream(broken).into_response()
+}
+
+fn pointer(text: &str) -> Pointer {
+    Pointer::parse(text).expect("a pointer")
+}
+
+fn hook() -> Hook {
+    Hook {
+        name: "psp".to_owned(),
+        scheme: Scheme::Standard,
+        secrets: vec![HookSecret::parse(&Scheme::Standard, SECRET).expect("a secret")],
+        mapping: Mapping {
+            tenant: TenantAt::Pointer(pointer("/data/tenant")),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: pointer("/data/key"),
+            outcome: pointer("/type"),
+            executed: vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)],
+            not_executed: vec!["void".to_owned()],
+            body: pointer("/data/answer"),
+            provider_id: Some(pointer("/data/id")),
+            event: None,
+            event_time: Some(pointer("/at")),
+        },
+    }
+}
+
+/// One webhook, before it is signed.
+#[derive(Clone)]
+struct Said {
+    event: &'static str,
+    body: String,
+    source: &'static str,
+    secret: &'static str,
+    signed_at: i64,
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64
+}
+
+fn said(event: &'static str, kind: &str, key: &str) -> Said {
+    let body = json!({ "type": kind, "at": now(), "data": { "tenant": "ann", "key": key, "id": "ch_1" } });
+    // As it stands: an answer must come back byte by byte, numbers and all.
+    let body = body.to_string().replacen("\"data\":{", "\"data\":{\"answer\": {\"amount\" : 1.10},", 1);
+    Said { event, body, source: "psp", secret: SECRET, signed_at: now() }
+}
+
+impl World {
+    async fn send(&self, request: Request<Body>) -> (u16, HeaderMap, Vec<u8>) {
+        let answer = self.app.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
+        let (head, body) = answer.into_parts();
+        let body = to_bytes(Body::new(body), usize::MAX).await.expect("a whole body");
+        (head.status.as_u16(), head.headers, body.to_vec())
+    }
+
+    async fn pay(&self, key: &str, how: &str) -> (u16, HeaderMap, Vec<u8>) {
+        let request = Request::post("/pay").header("idempotency-key", key).header("x-do", how);
+        self.send(request.body(Body::from("{}")).expect("a request")).await
+    }
+
+    /// Sends a webhook as the reference library signs it: status and result.
+    async fn hook(&self, said: &Said) -> (u16, String) {
+        let body = said.body.as_bytes();
+        let signature = Webhook::new(said.secret).expect("a secret").sign(said.event, said.signed_at, body);
+        let request = Request::post(format!("/.ibid/hooks/{}", said.source))
+            .header("webhook-id", said.event)
+            .header("webhook-timestamp", said.signed_at)
+            .header("webhook-signature", signature.expect("a signature"))
+            .body(Body::from(said.body.clone()));
+        let (status, _, body) = self.send(request.expect("a request")).await;
+        let body: Value = serde_json::from_slice(&body).expect("JSON");
+        let word = body["result"].as_str().or(body["type"].as_str()).unwrap_or_default();
+        (status, word.to_owned())
+    }
+
+    async fn record(&self, key: &str) -> Record {
+        let filter = Filter { key: Some(key.to_owned()), ..Filter::default() };
+        self.store.list(filter).await.expect("a list").pop().expect("a record").record
+    }
+
+    async fn unknown(&self, key: &str) {
+        assert_eq!(self.pay(key, "break").await.0, 502);
+        assert_eq!(self.record(key).await.state, RecordState::Unknown);
+    }
+
+    /// The lines of this kind in a record's history.
+    async fn history(&self, key: &str, what: Happened) -> Vec<String> {
+        let lines = self.store.history(self.record(key).await.id).await.expect("a history");
+        lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
+    }
+
+    /// Waits until somebody has settled the record.
+    async fn until_settled(&self, key: &str) {
+        let settled = async {
+            while self.record(key).await.state == RecordState::Unknown {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), settled).await.expect("it is settled");
+    }
+}
+
+fn word(status: u16, word: &str) -> (u16, String) {
+    (status, word.to_owned())
+}
+
+#[tokio::test]
+async fn a_signed_webhook_settles_an_unknown_record_and_the_retry_gets_its_answer() {
+    let world = world().await;
+    world.unknown("k").await;
+    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled"));
+    let (status, headers, body) = world.pay("k", "break").await;
+    assert_eq!((status, &body[..]), (201, &br#"{"amount" : 1.10}"#[..]));
+    assert_eq!(headers["content-type"], "application/json");
+    assert_eq!(headers["idempotent-replayed"], "true");
+    let record = world.record("k").await;
+    assert_eq!(record.note.provider_id.as_deref(), Some("ch_1"));
+    assert!(!record.flags.dead_letter, "no person is needed any more");
+    let told = world.history("k", Happened::Settled).await;
+    assert_eq!(told, ["webhook: executed (event `evt_1` of `psp`)"]);
+    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
+    assert_eq!(world.history("k", Happened::Settled).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_decline_is_an_answer_and_what_was_never_made_may_be_made() {
+    let world = world().await;
+    world.unknown("declined").await;
+    assert_eq!(world.hook(&said("evt_1", "declined", "declined")).await.0, 200);
+    assert_eq!(world.pay("declined", "answer").await.0, 402, "the decline is replayed, nothing runs");
+    world.unknown("void").await;
+    assert_eq!(world.hook(&said("evt_2", "void", "void")).await, word(200, "settled"));
+    assert_eq!(world.record("void").await.state, RecordState::Retryable);
+    assert_eq!(world.pay("void", "answer").await.0, 201, "it is run again");
+}
+
+#[tokio::test]
+async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
+    let world = world().await;
+    let paying = tokio::spawn({
+        let app = world.app.clone();
+        let request = Request::post("/pay").header("idempotency-key", "k").header("x-do", "gate");
+        app.oneshot(request.body(Body::from("{}")).expect("a request"))
+    });
+    while world.store.list(Filter::default()).await.expect("a list").is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"));
+    assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"), "it may come again");
+    assert_eq!(world.record("k").await.state, RecordState::InProgress, "nothing changes before");
+    world.gate.add_permits(1);
+    assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
+    world.until_settled("k").await;
+    assert_eq!(world.pay("k", "answer").await.0, 402, "settled without asking");
+    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 0, "the evidence is used up");
+}
+
+#[tokio::test]
+async fn what_a_crash_left_unused_is_used_by_upkeep() {
+    let world = world().await;
+    world.unknown("k").await;
+    let record = world.record("k").await;
+    // As if the process had died between keeping the evidence and weighing it.
+    let evidence = ibid_core::evidence::Evidence {
+        name: ibid_core::evidence::EventName { source: "psp".into(), event: "evt_1".into() },
+        record: record.id,
+        owner: Some(record.owner),
+        what: ibid_core::machine::Found::NotExecuted,
+        age: Duration::ZERO,
+    };
+    let kept = Duration::from_secs(3600);
+    ibid_core::evidence::Witness::testify(&*world.store, evidence, kept).await.expect("kept");
+    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 1);
+    assert_eq!(world.record("k").await.state, RecordState::Retryable);
+    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 0);
+}
+
+#[tokio::test]
+async fn a_used_event_never_settles_a_later_attempt() {
+    let world = world().await;
+    world.unknown("k").await;
+    let void = said("evt_1", "void", "k");
+    assert_eq!(world.hook(&void).await, word(200, "settled"));
+    world.hands.advance(Duration::from_secs(1));
+    world.unknown("k").await;
+    assert_eq!(world.record("k").await.attempt, 2);
+    assert_eq!(world.hook(&void).await, word(200, "duplicate"), "it spoke of the first attempt");
+    assert_eq!(world.record("k").await.state, RecordState::Unknown);
+    assert_eq!(world.hook(&said("evt_2", "paid", "k")).await, word(200, "settled"));
+}
+
+#[tokio::test]
+async fn an_event_from_before_the_attempt_never_settles_it_however_late_it_comes() {
+    let world = world().await;
+    world.unknown("k").await;
+    let mut old = said("evt_1", "paid", "k");
+    old.body = old.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", old.signed_at - 60), 1);
+    assert_eq!(world.hook(&old).await, word(200, "stale"));
+    assert_eq!(world.record("k").await.state, RecordState::Unknown);
+    // The provider's clock may be far from the store's: its own two instants are compared with each other.
+    world.hands.advance(Duration::from_secs(120));
+    assert_eq!(world.hook(&old).await, word(200, "settled"), "by now it is from after the attempt's begin");
+}
+
+#[tokio::test]
+async fn whoever_can_not_sign_learns_nothing() {
+    let world = world().await;
+    world.unknown("k").await;
+    let good = said("evt_1", "paid", "k");
+    let other = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let wrong = [
+        Said { secret: other, ..good.clone() },
+        Said { source: "nobody", ..good.clone() },
+        Said { source: "psp/", ..good.clone() },
+        Said { signed_at: now() - 310, ..good.clone() },
+        Said { signed_at: now() + 310, ..good.clone() },
+    ];
+    for said in &wrong {
+        assert_eq!(world.hook(said).await, word(401, "urn:ibid:problem:hook-refused"), "{}", said.source);
+    }
+    let bare = Request::post("/.ibid/hooks/psp").body(Body::from(good.body.clone())).expect("a request");
+    let unknown =
+        Request::post("/.ibid/hooks/nobody").body(Body::from(good.body.clone())).expect("a request");
+    let (bare, unknown) = (world.send(bare).await, world.send(unknown).await);
+    assert_eq!(bare.0, 401);
+    assert_eq!((bare.0, &bare.1, &bare.2), (unknown.0, &unknown.1, &unknown.2), "byte by byte the same");
+    let large =
+        Request::post("/.ibid/hooks/nobody").body(Body::from(vec![b' '; 300 << 10])).expect("a request");
+    assert_eq!(world.send(large).await.0, 413);
+    assert_eq!(world.record("k").await.state, RecordState::Unknown);
+    assert!(world.store.list(Filter::default()).await.expect("a list").len() == 1, "no record was made");
+}
+
+#[tokio::test]
+async fn a_webhook_speaks_of_its_own_tenants_record_alone() {
+    let world = world().await;
+    world.unknown("k").await;
+    let mut other = said("evt_1", "paid", "k");
+    other.body = other.body.replacen("\"tenant\":\"ann\"", "\"tenant\":\"bob\"", 1);
+    assert_eq!(world.hook(&other).await, word(202, "kept"), "bob has no such record");
+    assert_eq!(world.record("k").await.state, RecordState::Unknown);
+    assert_eq!(world.pay("k", "answer").await.0, 409);
+}
+
+#[tokio::test]
+async fn what_says_nothing_is_ignored_and_what_can_not_be_read_is_refused() {
+    let world = world().await;
+    world.unknown("k").await;
+    assert_eq!(world.hook(&said("evt_1", "created", "k")).await, word(200, "ignored"));
+    let paid = said("evt_2", "paid", "k");
+    for (what, instead) in [("\"type\"", "\"kind\""), ("\"key\"", "\"kee\""), ("\"at\"", "\"ta\""), ("}", "")]
+    {
+        let body = paid.body.replacen(what, instead, 1);
+        let lacking = Said { body, ..paid.clone() };
+        assert_eq!(world.hook(&lacking).await, word(422, "urn:ibid:problem:hook-unreadable"), "{what}");
+    }
+    assert_eq!(world.record("k").await.state, RecordState::Unknown);
+}
+
+#[tokio::test]
+async fn a_webhook_that_could_not_be_kept_is_to_be_sent_again() {
+    let world = world().await;
+    world.unknown("k").await;
+    world.store.set(Fault::Down);
+    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await.0, 503);
+    world.store.set(Fault::None);
+    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled"));
+}
+
+#[tokio::test]
+async fn a_stored_answer_never_changes_and_a_contradiction_is_told() {
+    let world = world().await;
+    assert_eq!(world.pay("k", "answer").await.0, 201);
+    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
+    assert!(world.history("k", Happened::LateAnswer).await.is_empty(), "it says the same");
+    for _ in 0..2 {
+        world.hook(&said("evt_2", "declined", "k")).await;
+    }
+    let told = world.history("k", Happened::LateAnswer).await;
+    assert_eq!(told, ["webhook: executed with 402, although it is completed (event `evt_2` of `psp`)"]);
+    assert_eq!(world.pay("k", "break").await.2, b"answered");
+}
+
+#[tokio::test]
+async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
+    let world = world().await;
+    let layer = |policy: Policy| {
+        let routes = Routes::new(policy, vec![]).expect("good routes");
+        GuardLayer::with_routes(world.ibid.clone(), Tenants::only(), routes)
+    };
+    let refused = |policy: Policy, change: fn(&mut Hook)| {
+        let mut hook = hook();
+        change(&mut hook);
+        layer(policy).hooks(vec![hook]).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let plain = Policy::default;
+    assert!(refused(plain(), |hook| hook.name = "a/b".into()).contains("must be named by"));
+    assert!(refused(plain(), |hook| hook.secrets.clear()).contains("needs 1 to 8 secrets"));
+    assert!(refused(plain(), |hook| hook.scheme = Scheme::Stripe).contains("pointer to the event's id"));
+    assert!(refused(plain(), |hook| hook.mapping.not_executed.push("paid".into())).contains("twice"));
+    assert!(refused(plain(), |hook| hook.mapping.operation.method = "PUT".into()).contains("not guarded"));
+    let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
+    assert!(refused(bound, |_| {}).contains("names no principal"));
+    assert!(layer(plain()).hooks(vec![hook(), hook()]).is_err(), "one name, one source");
+}

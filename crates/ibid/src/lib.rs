@@ -86,6 +86,8 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../../../docs/guides/axum.md")]
     struct AxumGuide;
+    #[doc = include_str!("../../../docs/guides/webhooks.md")]
+    struct WebhooksGuide;
 }
 
 /// Those whose examples need a driver.

@@ -280,3 +280,53 @@ async fn a_hook_that_could_mix_tenants_or_be_replayed_for_ever_is_refused_at_sta
     let gateway = setup(&upstream, On::Sqlite).tenant("none").config(&one).start();
     assert_eq!(gateway.page("/metrics").await.status, 200, "with one tenant it need not be named");
 }
+
+/// The reference application's processor behind the gateway: it makes each charge, resets the connection, and tells of the
+/// charge by its own webhook.
+#[cfg(feature = "demo")]
+#[tokio::test]
+async fn a_charge_whose_answer_was_reset_is_settled_by_the_processors_own_webhook() {
+    use payments::outgoing::HttpUrl;
+    use payments::provider::charges::Processor;
+    use payments::provider::faults::{Dice, Faults};
+    use payments::provider::ledger::Ledger;
+    use payments::provider::server;
+    use payments::provider::webhook::{Secret, Webhooks};
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let upstream = format!("http://{}", listener.local_addr().expect("an address"));
+    let config = r#"
+[[hook]]
+name = "processor"
+match = "POST /charges"
+scheme = "standard"
+secrets = ["env:PSP_SECRET"]
+key = "/data/idempotencyKey"
+outcome = "/type"
+executed = ["charge.succeeded", "charge.declined"]
+statuses = { "charge.declined" = 402 }
+body = "/data"
+provider_id = "/data/chargeId"
+"#;
+    let gateway = Setup::before(&upstream).config(config).variable("PSP_SECRET", SECRET).start();
+    let url = HttpUrl::parse(&format!("http://{}/.ibid/hooks/processor", gateway.addr())).expect("a URL");
+    let webhooks = Webhooks::start(url, Secret::parse(SECRET).expect("a secret"));
+    let ledger = Ledger::open(None, false).expect("books");
+    let faults = Faults::parse("reset=first").expect("faults");
+    let processor = Processor::new(ledger, Dice::new(faults, 1), Some(webhooks));
+    let serving = tokio::spawn(server::serve(listener, processor.router()));
+    for (key, amount, status) in [("pays", 500, 200), ("declines", 613, 402)] {
+        let body = json!({ "amountCents": amount, "currency": "EUR", "customerId": "c" }).to_string();
+        let charge = Request::post("/charges").key(key).header("Content-Type", "application/json").body(body);
+        assert_problem(&gateway.call(&charge).await, 502, "outcome-unknown");
+        let retry = until_async("the processor's word settles it", async || {
+            let retry = gateway.call(&charge).await;
+            (retry.status != 409).then_some(retry)
+        });
+        let retry = retry.await;
+        assert!(is_replay(&retry) && retry.status == status, "{retry:?}");
+        let charge: Value = serde_json::from_slice(&retry.body).expect("a charge");
+        assert_eq!((&charge["idempotencyKey"], &charge["amountCents"]), (&json!(key), &json!(amount)));
+    }
+    serving.abort();
+}

@@ -1,5 +1,6 @@
 //! The tests of the rules, one binary for all of them: published vectors, and stories of the state machine.
 
+mod evidence;
 mod interleavings;
 mod json_properties;
 mod json_vectors;

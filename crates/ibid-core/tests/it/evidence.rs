@@ -1,0 +1,177 @@
+//! What evidence from outside does to a record, in every state and for every Attempt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::{Commit, Happened};
+use ibid_core::evidence::{EventName, Evidence, Kept};
+use ibid_core::machine::{Bearing, Decision, Event, Found, Role, Verdict, bearing, decide};
+use ibid_core::policy::Policy;
+use ibid_core::record::{ErrorCode, Nonce, Record, State};
+use ibid_core::time::Timestamp;
+use ibid_testkit::story::{Shelf, answer, ask};
+
+struct Play {
+    shelf: Shelf,
+    drawn: u64,
+}
+
+impl Play {
+    fn new() -> Play {
+        Play { shelf: Shelf::new(), drawn: 0 }
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        self.drawn += 1;
+        Nonce(self.drawn)
+    }
+
+    /// Decides and commits; what came of it.
+    fn happens(&mut self, event: &Event<'_>) -> Decision {
+        match decide(self.shelf.record(), event, self.shelf.now) {
+            Verdict::Keep(decision) => decision,
+            Verdict::Write(change, decision) => {
+                assert!(matches!(self.shelf.commit(&change), Commit::Done(_)), "nobody stands in its way");
+                decision
+            }
+        }
+    }
+
+    fn begins(&mut self) -> Record {
+        let nonce = self.nonce();
+        let ask = ask("ann", "five", Arc::new(Policy::default()), nonce);
+        let begun = self.happens(&Event::Request { ask: &ask, role: Role::Caller });
+        assert!(matches!(begun, Decision::Run { .. }), "{begun:?}");
+        self.record()
+    }
+
+    fn becomes_unknown(&mut self, begun: &Record) {
+        let nonce = self.nonce();
+        let ended = self.happens(&Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut });
+        assert_eq!(ended, Decision::Unsettled);
+    }
+
+    fn told(&mut self, kept: &Kept) -> Decision {
+        let nonce = self.nonce();
+        self.happens(&Event::Told { nonce, kept })
+    }
+
+    fn record(&self) -> Record {
+        self.shelf.record().expect("a record").clone()
+    }
+
+    /// What arrives now about the record as it stands.
+    fn arrives(&self, what: Found) -> Kept {
+        let ask = ask("ann", "five", Arc::new(Policy::default()), Nonce(0));
+        let evidence = Evidence {
+            name: EventName { source: "psp".into(), event: "evt".into() },
+            record: ask.id,
+            owner: self.shelf.record().map(|record| record.owner),
+            what,
+            age: Duration::ZERO,
+        };
+        Kept { seq: 1, evidence, as_of: self.shelf.now, open: true }
+    }
+}
+
+fn paid() -> Found {
+    Found::Executed(answer(201, "psp"))
+}
+
+#[test]
+fn evidence_settles_what_is_unknown_and_is_used_up_by_that_commit() {
+    for (what, state) in [(paid(), State::Completed), (Found::NotExecuted, State::Retryable)] {
+        let mut play = Play::new();
+        let begun = play.begins();
+        play.becomes_unknown(&begun);
+        let kept = play.arrives(what);
+        let event = Event::Told { nonce: Nonce(99), kept: &kept };
+        let Verdict::Write(change, _) = decide(play.shelf.record(), &event, play.shelf.now) else {
+            panic!("it settles the record")
+        };
+        assert_eq!(change.uses.as_ref(), Some(&kept.evidence.name));
+        assert_eq!(play.told(&kept), Decision::Settled);
+        assert_eq!(play.record().state, state);
+        let line = play.shelf.history().last().expect("it is told");
+        assert!(
+            line.what == Happened::Settled && line.detail.ends_with("(event `evt` of `psp`)"),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn evidence_that_comes_early_changes_nothing_until_the_outcome_is_unknown() {
+    let mut play = Play::new();
+    let begun = play.begins();
+    let kept = play.arrives(paid());
+    assert_eq!(play.told(&kept), Decision::Later);
+    assert_eq!(play.record(), begun, "nothing changes");
+    play.becomes_unknown(&begun);
+    assert_eq!(play.told(&kept), Decision::Settled);
+    assert_eq!(bearing(None, &kept), Bearing::Early, "a record that is not there may come");
+}
+
+#[test]
+fn evidence_on_an_attempt_never_settles_the_next_one_whatever_the_clock_says() {
+    let mut play = Play::new();
+    let first = play.begins();
+    play.becomes_unknown(&first);
+    let kept = play.arrives(paid());
+    assert_eq!(play.told(&play.arrives(Found::NotExecuted)), Decision::Settled);
+    let second = play.begins();
+    play.becomes_unknown(&second);
+    // The store's clock was set back, and the arrival looks later than the second attempt's begin.
+    let later = Kept { as_of: Timestamp::from_micros(i64::MAX), ..kept.clone() };
+    for old in [kept, later] {
+        assert_eq!(bearing(play.shelf.record(), &old), Bearing::Stale);
+        assert_eq!(play.told(&old), Decision::Ignored);
+        assert_eq!(play.record().state, State::Unknown);
+    }
+    assert_eq!(play.told(&play.arrives(paid())), Decision::Settled, "what speaks of it settles it");
+}
+
+#[test]
+fn evidence_from_before_the_attempts_begin_is_stale_even_if_it_arrives_after_it() {
+    let mut play = Play::new();
+    let begun = play.begins();
+    play.becomes_unknown(&begun);
+    let arrived = play.arrives(paid());
+    let ran_at = begun.ran_at.expect("it ran");
+    let before = Kept { as_of: ran_at.before(Duration::from_micros(1)), ..arrived.clone() };
+    assert_eq!(play.told(&before), Decision::Ignored);
+    let nobody = Evidence { owner: None, ..arrived.evidence.clone() };
+    let early = Kept { as_of: before.as_of, evidence: nobody.clone(), ..arrived.clone() };
+    assert_eq!(play.told(&early), Decision::Ignored, "nor if there was no record when it arrived");
+    assert_eq!(play.told(&Kept { as_of: ran_at, evidence: nobody, ..arrived }), Decision::Settled);
+}
+
+#[test]
+fn a_stored_answer_and_a_free_key_stay_as_they_are_and_contradictions_are_told() {
+    for (stored, what, expected) in [
+        (201, paid(), Bearing::Known),
+        (201, Found::Executed(answer(402, "psp")), Bearing::Contradicts),
+        (201, Found::NotExecuted, Bearing::Contradicts),
+        (402, Found::NotExecuted, Bearing::Known),
+        (402, paid(), Bearing::Contradicts),
+        (503, Found::NotExecuted, Bearing::Known),
+        (503, paid(), Bearing::Contradicts),
+    ] {
+        let mut play = Play::new();
+        let begun = play.begins();
+        let (nonce, said) = (play.nonce(), answer(stored, "upstream"));
+        play.happens(&Event::Answered { begun: &begun, nonce, answer: &said });
+        let (before, lines) = (play.record(), play.shelf.history().len());
+        let kept = play.arrives(what);
+        assert_eq!(bearing(Some(&before), &kept), expected, "{stored}");
+        let told = play.told(&kept);
+        assert_eq!(play.record(), before, "{stored}: nothing changes");
+        let added = play.shelf.history().len() - lines;
+        let contradicts = expected == Bearing::Contradicts;
+        assert_eq!(
+            (told == Decision::Superseded, added),
+            (contradicts, usize::from(contradicts)),
+            "{stored}"
+        );
+    }
+}

@@ -127,7 +127,8 @@ async fn unknown(gateway: &Gateway, key: &str) {
 on_every_store!(what_is_unknown_is_settled_by_a_signed_webhook_alone);
 async fn what_is_unknown_is_settled_by_a_signed_webhook_alone(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = setup(&upstream, on).start();
+    let setup = setup(&upstream, on);
+    let gateway = setup.start();
     unknown(&gateway, "paid").await;
     assert_eq!(said("evt_1", "payment.succeeded", "paid").to(&gateway).await, word(200, "settled"));
     let retry = gateway.call(&pay("paid", "cut=read")).await;
@@ -159,7 +160,8 @@ async fn what_is_unknown_is_settled_by_a_signed_webhook_alone(on: On) {
 on_every_store!(an_early_webhook_settles_the_record_once_its_outcome_is_unknown);
 async fn an_early_webhook_settles_the_record_once_its_outcome_is_unknown(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = setup(&upstream, on).start();
+    let setup = setup(&upstream, on);
+    let gateway = setup.start();
     let mut client = gateway.client().await;
     client.send(&pay("early", "gate;cut=read")).await;
     upstream.until(|tally| tally.held == 1).await;

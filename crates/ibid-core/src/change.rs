@@ -23,7 +23,7 @@ pub struct Change {
     pub nonce: Nonce,
     /// The new row; none leaves the Record alone and only adds to its history.
     pub draft: Option<Draft>,
-    /// Drop what was kept for the generation before.
+    /// Drop what is kept beside the record until now.
     pub clears_bodies: bool,
     /// What is kept apart from the row.
     pub bodies: Vec<Body>,
@@ -73,7 +73,7 @@ pub struct Draft {
     pub ran: Mark,
     /// When the answer became final.
     pub completed: Mark,
-    /// From now to the lease's end, the next reconciliation or the pending deadline.
+    /// From now to the lease's end, the next reconciliation or the next try of a worker.
     pub due_in: Option<Duration>,
     /// From now to the end of replay.
     pub expires_in: Option<Duration>,

@@ -56,7 +56,7 @@ pub struct Policy {
     /// What becomes of a record whose answer proves nothing (500, 502, 504, other 5xx, a panic).
     #[n(13)]
     pub on_server_error: OnServerError,
-    /// After so many runs a lapsing request is not run again: it is poison.
+    /// After so many runs a lapsing request is not run again: it is poison. Nor is an accepted one that nobody took.
     #[n(14)]
     pub max_attempts: u32,
     /// How long an accepted request may wait to be claimed.
@@ -149,6 +149,9 @@ pub enum AnswerRule {
     /// 202 now, the answer later.
     #[n(1)]
     Async,
+    /// The one or the other, as the client prefers (`Prefer: respond-async`).
+    #[n(2)]
+    Prefer,
 }
 
 /// What a request gets whose record's retention is over.

@@ -79,7 +79,7 @@ pub struct Flags {
     pub dead_letter: bool,
     /// `pending` because an Effect owes the answer.
     pub owed: bool,
-    /// Begun by `answer = "async"`: what was not executed goes back to `pending`.
+    /// Accepted to be run without its client: what was not executed goes back to `pending`.
     pub asynchronous: bool,
     /// `completed`, but the answer was too large, a stream or an upgrade, and is not kept.
     pub not_retained: bool,
@@ -238,7 +238,7 @@ pub struct Record {
     pub ran_at: Option<Timestamp>,
     /// When the answer became final.
     pub completed_at: Option<Timestamp>,
-    /// Lease end, next reconciliation or pending deadline, by State.
+    /// Lease end, next reconciliation or next try of a worker, by State.
     pub due_at: Option<Timestamp>,
     /// When replay ends.
     pub expires_at: Option<Timestamp>,

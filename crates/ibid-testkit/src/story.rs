@@ -35,7 +35,7 @@
 //!
 //! **Looks**: `record  is STATE` (or `absent`, also `STATE, dead letter`), `has attempt 2`, `has generation 2`,
 //! `has point 1`, `has history lapse`, `has no fingerprint`, `answers 201`, `is due in 30s`, `expires in 1h`, `goes in
-//! 2h`, `never expires`.
+//! 2h`, `never expires`, `keeps its request`, `keeps no request`.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -113,6 +113,11 @@ impl Shelf {
         let record = self.row.clone()?;
         let answer = self.bodies.get(&(record.birth, BodyKind::Answer.code())).cloned();
         Some(Stored { record, answer, now: self.now })
+    }
+
+    /// What is kept beside one generation.
+    pub fn kept(&self, birth: Nonce, kind: BodyKind) -> Option<&Bytes> {
+        self.bodies.get(&(birth, kind.code()))
     }
 
     /// All that was ever noted.
@@ -526,6 +531,11 @@ impl Stage {
             ("has", ("generation", n)) => (self.births.len().to_string(), number(n)?),
             ("has", ("no", "fingerprint")) => {
                 (row.is_some_and(|r| r.fingerprint.is_none()).to_string(), "true".into())
+            }
+            ("keeps", (whose, "request")) => {
+                let kept = row.and_then(|row| self.shelf.kept(row.birth, BodyKind::Request));
+                let is = if kept.is_some_and(|kept| !kept.is_empty()) { "its" } else { "no" };
+                (is.to_owned(), whose.to_owned())
             }
             ("has", ("history", what)) => {
                 let names: Vec<_> = self.shelf.history().iter().map(|line| line.what.name()).collect();

@@ -177,15 +177,16 @@ fn settled_by(
     class: Class,
     answer: &Answer,
 ) -> Verdict {
-    let (from, expect) = match record {
-        Some(record) => (same(record), Expect::Version(record.version)),
-        None => (anew(begun), Expect::Absent),
+    let from = record.map_or_else(|| anew(begun), same);
+    let to = |draft| match record {
+        Some(record) => write(record, nonce, draft),
+        None => change(begun.id, Expect::Absent, nonce, draft),
     };
     let late = record.is_some_and(|record| record.state != State::InProgress);
     let (mut change, decision) = match class {
         Class::Stored => {
             let (draft, body) = completed(from, answer);
-            let mut change = change(begun.id, expect, nonce, draft);
+            let mut change = to(draft);
             change.bodies.extend(body);
             (change, Decision::Stored)
         }
@@ -197,12 +198,12 @@ fn settled_by(
             {
                 draft.fingerprint = None;
             }
-            (change(begun.id, expect, nonce, draft), Decision::Freed)
+            (to(draft), Decision::Freed)
         }
         Class::Ambiguous => {
             let draft = unknown(from, ErrorCode::ServerError);
             let detail = format!("attempt {}: answered {}", begun.attempt, answer.status);
-            (with(change(begun.id, expect, nonce, draft), Happened::Unknown, detail), Decision::Unsettled)
+            (with(to(draft), Happened::Unknown, detail), Decision::Unsettled)
         }
     };
     if late {

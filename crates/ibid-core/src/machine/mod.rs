@@ -22,7 +22,7 @@ pub use evidence::{Bearing, bearing};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::evidence::Kept;
 use crate::fingerprint::{Asked, Fingerprint, Secrets};
-use crate::policy::Policy;
+use crate::policy::{OnLapse, Policy};
 use crate::record::{ErrorCode, Flags, Nonce, Record, RecoveryPoint, State};
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
@@ -402,7 +402,33 @@ pub enum Decision {
 
 /// A Change to `record` as `draft` says, under the Version that was read.
 fn write(record: &Record, nonce: Nonce, draft: Draft) -> Box<Change> {
-    change(record.id, Expect::Version(record.version), nonce, draft)
+    rewrite(record, Expect::Version(record.version), nonce, draft)
+}
+
+/// A Change to `record` as `draft` says, where it is as `expect` says. The request that is kept to be run without its
+/// client goes with the need for it, in the same commit: it may hold credentials.
+fn rewrite(record: &Record, expect: Expect, nonce: Nonce, draft: Draft) -> Box<Change> {
+    let (state, given_up) = (draft.state, draft.flags.dead_letter);
+    let mut change = change(record.id, expect, nonce, draft);
+    let resumes = record.policy.on_lapse == OnLapse::Resume;
+    match state {
+        State::Completed if record.state != State::Completed => {
+            change.clears_bodies = record.flags.asynchronous || resumes;
+        }
+        State::Retryable if record.flags.asynchronous => {
+            // What the Phases left is needed by whoever goes on after them.
+            change.clears_bodies = record.point == 0;
+            if record.point > 0 {
+                change.bodies.push(Body { kind: BodyKind::Request, data: Bytes::new() });
+            }
+            if given_up {
+                let detail = format!("not executed in {} attempts: given up", record.attempt);
+                change = with(change, Happened::Settled, detail);
+            }
+        }
+        _ => {}
+    }
+    change
 }
 
 /// A Change to whatever `expect` names.
@@ -460,16 +486,19 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
     (draft, answer.kept.clone().map(|data| Body { kind: BodyKind::Answer, data }))
 }
 
-/// Proven not executed. What was begun to be run later goes back to wait for its next run.
+/// Proven not executed. What was begun to be run later goes back to wait for its next run. After the last of these it is
+/// its client's again: it may be sent once more, and a person hears that nobody tries any longer.
 fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
+    let accepted = draft.flags.asynchronous;
     draft.note.last_error = Some(why);
     draft.note.calling = None;
-    draft.flags = Flags { asynchronous: draft.flags.asynchronous, ..Flags::default() };
-    if draft.flags.asynchronous {
+    if accepted && draft.attempt < draft.policy.max_attempts {
+        draft.flags = Flags { asynchronous: true, ..Flags::default() };
         draft.state = State::Pending;
         draft.due_in = Some(backoff(draft.attempt));
         (draft.expires_in, draft.purge_in) = (None, None);
     } else {
+        draft.flags = Flags { dead_letter: accepted, ..Flags::default() };
         draft.state = State::Retryable;
         draft.due_in = None;
         retained(&mut draft);

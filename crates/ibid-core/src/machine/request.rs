@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Ask, Decision, Role, Verdict, change, freed, same, settle, write};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
-use crate::policy::{AfterExpiry, AnswerRule, OnLapse};
+use crate::policy::{AfterExpiry, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
 use crate::time::Timestamp;
 
@@ -33,6 +33,13 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
         // downstream keys of the first: a new generation.
         State::Retryable if record.fingerprint.is_none() => begin(ask, role, Expect::Version(record.version)),
         State::Retryable => match role {
+            Role::Caller | Role::Careful if ask.later.is_some() => {
+                let mut draft = same(record);
+                draft.flags = Flags::default();
+                let mut change = write(record, ask.nonce, accepted(draft));
+                change.bodies.extend(request_of(ask));
+                Verdict::Write(change, Decision::Accepted)
+            }
             Role::Caller | Role::Careful => Verdict::Write(
                 change(record.id, Expect::Version(record.version), ask.nonce, run_again(record, ask.nonce)),
                 Decision::Run { after: record.point },
@@ -69,6 +76,12 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
         {
             Verdict::Write(write(record, nonce, freed(same(record), ErrorCode::GivenUp)), Decision::Freed)
         }
+        // It was accepted, and nobody has taken it since: nobody will.
+        Some(record) if record.state == State::Pending && record.version.nonce == ask.nonce => {
+            let mut draft = freed(Draft { flags: Flags::default(), ..same(record) }, ErrorCode::GivenUp);
+            draft.fingerprint = record.fingerprint.filter(|_| record.attempt > 0);
+            Verdict::Write(write(record, nonce, draft), Decision::Freed)
+        }
         // Still as it was before the write: a new Version is enough to make that lose.
         Some(record) if record.state == State::Retryable => {
             let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
@@ -102,26 +115,30 @@ fn begin(ask: &Ask, role: Role, expect: Expect) -> Verdict {
         // What it waited for is gone; its own retry may begin anew.
         return Verdict::Keep(Decision::Free);
     }
-    let mut draft = new(ask);
-    let mut bodies = Vec::new();
-    let decision = if ask.policy.answer == AnswerRule::Async || ask.later.is_some() {
-        draft.state = State::Pending;
-        draft.flags.asynchronous = true;
-        draft.attempt = 0;
-        draft.ran = Mark::Clear;
-        draft.due_in = Some(ask.policy.pending_deadline);
-        bodies.extend(ask.later.clone().map(|data| Body { kind: BodyKind::Request, data }));
-        Decision::Accepted
-    } else {
-        bodies.extend(ask.request.clone().map(|data| Body { kind: BodyKind::Request, data }));
-        Decision::Run { after: 0 }
+    let (draft, decision) = match ask.later {
+        Some(_) => (accepted(Draft { attempt: 0, ran: Mark::Clear, ..new(ask) }), Decision::Accepted),
+        None => (new(ask), Decision::Run { after: 0 }),
     };
     let begun = Change {
         clears_bodies: expect != Expect::Absent,
-        bodies,
+        bodies: request_of(ask).into_iter().collect(),
         ..*change(ask.id, expect, ask.nonce, draft)
     };
     Verdict::Write(Box::new(begun), decision)
+}
+
+/// It waits for a worker, which may come at once.
+fn accepted(mut draft: Draft) -> Draft {
+    draft.state = State::Pending;
+    draft.flags.asynchronous = true;
+    draft.due_in = Some(Duration::ZERO);
+    draft
+}
+
+/// The request, for whoever runs it without its client.
+fn request_of(ask: &Ask) -> Option<Body> {
+    let data = ask.later.as_ref().or(ask.request.as_ref())?.clone();
+    Some(Body { kind: BodyKind::Request, data })
 }
 
 fn new(ask: &Ask) -> Draft {

@@ -2,7 +2,7 @@
 //! it saw; only these paths, and the late owner itself, leave `unknown`.
 
 use super::{
-    Answer, Decision, Finder, Found, Verdict, backoff, change, completed, freed, request::run_again, same,
+    Answer, Decision, Finder, Found, Verdict, backoff, completed, freed, request::run_again, rewrite, same,
     unknown, with, write,
 };
 use crate::change::{Change, Expect, Happened, Mark};
@@ -12,24 +12,30 @@ use crate::refusal::Refusal;
 use crate::response::Response;
 use crate::time::Timestamp;
 
-/// A worker takes a pending record.
+/// A worker takes a pending record. What nobody took in time is not begun after all: its client was told how long.
 pub(super) fn claim(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
     match record {
-        Some(record)
-            if record.state == State::Pending
-                && !record.flags.owed
-                && (record.attempt == 0 || record.is_due(now)) =>
-        {
+        Some(record) if is_overdue(record, now) => never_claimed(Some(record), nonce, now),
+        Some(record) if record.state == State::Pending && !record.flags.owed && record.is_due(now) => {
             let mut draft = same(record);
             draft.state = State::InProgress;
             draft.owner = nonce;
-            draft.attempt += 1;
+            draft.attempt = record.attempt.saturating_add(1);
             draft.ran = Mark::Now;
             draft.due_in = Some(record.policy.lease);
-            Verdict::Write(write(record, nonce, draft), Decision::Run { after: record.point })
+            let change = rewrite(record, Expect::Due(record.version), nonce, draft);
+            Verdict::Write(change, Decision::Run { after: record.point })
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
+}
+
+/// Whether it was accepted to be run and nobody ever did, past the deadline.
+fn is_overdue(record: &Record, now: Timestamp) -> bool {
+    record.state == State::Pending
+        && !record.flags.owed
+        && record.attempt == 0
+        && record.created_at.after(record.policy.pending_deadline) <= now
 }
 
 /// The sweeper found the lease run out.
@@ -63,7 +69,7 @@ pub(super) fn taken_over(record: &Record, nonce: Nonce, by: &str) -> Verdict {
     let mut draft = run_again(record, nonce);
     draft.note.lapses += 1;
     draft.note.last_error = Some(ErrorCode::Lapsed);
-    let change = change(record.id, Expect::Due(record.version), nonce, draft);
+    let change = rewrite(record, Expect::Due(record.version), nonce, draft);
     let detail = format!("attempt {} lapsed; taken over by {by}", record.attempt);
     Verdict::Write(with(change, Happened::Takeover, detail), Decision::Run { after: record.point })
 }
@@ -77,7 +83,7 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
     let detail = |fate: &str| format!("attempt {} lapsed: {fate}", record.attempt);
     match record.policy.on_lapse {
         OnLapse::Retry | OnLapse::Resume if runs_again(record) => {
-            let change = change(record.id, expect, nonce, freed(from, ErrorCode::Lapsed));
+            let change = rewrite(record, expect, nonce, freed(from, ErrorCode::Lapsed));
             with(change, Happened::Lapse, detail("may run again"))
         }
         OnLapse::Fail => {
@@ -85,7 +91,7 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
             let (mut draft, body) = completed(from, &answer);
             draft.flags.dead_letter = true;
             draft.note.last_error = Some(ErrorCode::Lapsed);
-            let mut change = change(record.id, expect, nonce, draft);
+            let mut change = rewrite(record, expect, nonce, draft);
             change.bodies.extend(body);
             with(change, Happened::Lapse, detail("failed for good"))
         }
@@ -93,7 +99,7 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
             let mut draft = unknown(from, ErrorCode::Lapsed);
             // A request that lapses every time will lapse again: a person must look, whatever can be asked.
             draft.flags.dead_letter |= record.policy.on_lapse != OnLapse::Unknown && is_poison(record);
-            with(change(record.id, expect, nonce, draft), Happened::Lapse, detail("outcome unknown"))
+            with(rewrite(record, expect, nonce, draft), Happened::Lapse, detail("outcome unknown"))
         }
     }
 }
@@ -114,15 +120,10 @@ fn is_poison(record: &Record) -> bool {
 /// The reaper found the pending deadline passed, and nobody ever ran it.
 pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
     match record {
-        Some(record)
-            if record.state == State::Pending
-                && !record.flags.owed
-                && record.attempt == 0
-                && record.is_due(now) =>
-        {
+        Some(record) if is_overdue(record, now) => {
             let answer = own_answer(Refusal::NeverStarted, record.policy.profile);
             let (draft, body) = completed(same(record), &answer);
-            let mut change = change(record.id, Expect::Due(record.version), nonce, draft);
+            let mut change = rewrite(record, Expect::Due(record.version), nonce, draft);
             change.bodies.extend(body);
             Verdict::Write(with(change, Happened::Settled, "never claimed: stored as 408"), Decision::Settled)
         }

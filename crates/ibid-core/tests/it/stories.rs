@@ -45,8 +45,9 @@ fn an_async_request_is_accepted_and_run_by_one_worker() {
         policy  answer=async pending_deadline=1h
         ann     begins async             -> accepted
         record  is pending
-        record  is due in 1h
+        record  is due in 0s
         record  has attempt 0
+        record  keeps its request
         bob     begins async             -> wait
         wat     decides: claims          -> run
         wim     decides: claims          -> run
@@ -56,7 +57,9 @@ fn an_async_request_is_accepted_and_run_by_one_worker() {
         record  is in_progress
         record  has attempt 1
         record  is due in 30s
+        record  keeps its request
         wim     finishes 201             -> stored
+        record  keeps no request
         bob     begins async             -> replay 201
         ",
     );
@@ -85,8 +88,22 @@ fn what_is_never_claimed_is_answered_with_408_after_its_deadline() {
         +1m
         reaper  finds it never claimed  -> settled
         record  is completed
+        record  keeps no request
         ann     begins async            -> replay 408
         wim     claims                  -> ignored
+        ",
+    );
+}
+
+#[test]
+fn a_worker_that_comes_after_the_deadline_begins_nothing() {
+    story(
+        "
+        policy  answer=async pending_deadline=1h
+        ann     begins async  -> accepted
+        +1h
+        wim     claims        -> settled
+        ann     begins async  -> replay 408
         ",
     );
 }
@@ -97,12 +114,26 @@ fn a_worker_and_the_reaper_do_not_both_take_a_pending_record() {
         "
         policy  answer=async pending_deadline=1h
         ann     begins async                     -> accepted
+        wim     decides: claims                  -> run
+        wat     decides: claims                  -> run
         +1h
         reaper  decides: finds it never claimed  -> settled
-        wim     claims                           -> run
+        wim     commits what it decided          -> run
         reaper  commits what it decided          -> refused
         reaper  finds it never claimed           -> ignored
+        wat     commits what it decided          -> refused
         wim     finishes 201                     -> stored
+        ",
+    );
+    story(
+        "
+        policy  answer=async pending_deadline=1h
+        ann     begins async             -> accepted
+        wim     decides: claims          -> run
+        +1h
+        reaper  finds it never claimed   -> settled
+        wim     commits what it decided  -> refused
+        wim     claims                   -> ignored
         ",
     );
 }
@@ -270,6 +301,110 @@ fn an_async_record_that_was_not_executed_waits_for_its_next_run() {
         wim     claims        -> run attempt 2
         wim     finishes 429  -> freed
         record  is due in 4s
+        ",
+    );
+}
+
+#[test]
+fn what_no_worker_gets_executed_is_given_back_to_its_client_and_a_person_is_told() {
+    story(
+        "
+        policy  answer=async max_attempts=2 retention=24h
+        ann     begins async             -> accepted
+        wim     claims                   -> run
+        wim     proves nothing was sent  -> freed
+        record  is pending
+        +2s
+        wim     claims                   -> run attempt 2
+        wim     finishes 503             -> freed
+        record  is retryable, dead letter
+        record  has history settled
+        record  keeps no request
+        record  expires in 24h
+        +5m
+        wim     claims                   -> ignored
+        bob     begins with body B async -> mismatch
+        ann     begins async             -> accepted
+        record  is pending
+        record  keeps its request
+        wim     claims                   -> run attempt 3
+        wim     finishes 201             -> stored
+        ann     begins async             -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn what_is_given_back_after_a_phase_goes_on_after_it() {
+    story(
+        "
+        policy  answer=async max_attempts=1
+        ann     begins async             -> accepted
+        wim     claims                   -> run
+        wim     commits `charged`        -> advanced
+        wim     finishes 503             -> freed
+        record  is retryable, dead letter
+        record  keeps no request
+        ann     begins                   -> resume after `charged`
+        ",
+    );
+}
+
+#[test]
+fn what_was_run_at_once_and_freed_may_be_asked_for_later() {
+    story(
+        "
+        ann     begins         -> run
+        ann     finishes 503   -> freed
+        bob     begins async as waiter  -> free
+        ann     begins async   -> accepted
+        record  is pending
+        record  never expires
+        wim     claims         -> run attempt 2
+        wim     finishes 201   -> stored
+        record  keeps no request
+        ann     begins         -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn what_was_accepted_without_its_client_hearing_of_it_is_taken_back() {
+    story(
+        "
+        ann     loses the reply: begins async
+        ann     gave up          -> freed
+        record  is retryable
+        record  keeps no request
+        wim     claims           -> ignored
+        +2h
+        ann     begins async     -> accepted
+        wim     claims           -> run
+        ",
+    );
+    story(
+        "
+        ann     loses the reply: begins async
+        wim     claims           -> run
+        ann     gave up          -> ignored
+        wim     finishes 201     -> stored
+        ann     begins async     -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn a_request_kept_to_be_resumed_goes_with_its_answer() {
+    story(
+        "
+        policy    answer=async on_lapse=resume
+        ann       begins async             -> accepted
+        wim       claims                   -> run
+        wim       times out                -> unsettled
+        record    keeps its request
+        operator  resolves executed 201    -> settled
+        record    keeps no request
+        record    answers 201
         ",
     );
 }

@@ -74,7 +74,7 @@ static REGISTRY: LazyLock<Arc<FailPointRegistry>> = LazyLock::new(|| {
 });
 
 /// Every place, so that a test can't name one that is never reached.
-const PLACES: [&str; 13] = [
+const PLACES: [&str; 15] = [
     "begin.before",
     "begin.after",
     "phase.before",
@@ -83,6 +83,8 @@ const PLACES: [&str; 13] = [
     "finish.before",
     "finish.after",
     "enqueue.after",
+    "deliver.before",
+    "deliver.after",
     "claim.before",
     "claim.after",
     "call.after",

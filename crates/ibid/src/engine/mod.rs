@@ -8,6 +8,7 @@ mod cache;
 mod clock_watch;
 mod evidence;
 mod waiters;
+mod watch;
 mod writes;
 
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use crate::attempt::Attempt;
 use crate::failpoint;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::Resumes;
+use crate::upkeep::{Deliveries, Resumes};
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
@@ -116,8 +117,11 @@ pub enum StartError {
 pub enum Begun {
     /// It is yours to run. The record is reserved durably.
     Run(Box<Attempt>),
-    /// It is accepted, to be run later.
-    Accepted,
+    /// It is accepted: it is run without its client, later or just now.
+    Accepted {
+        /// By this very request; else it was before.
+        new: bool,
+    },
     /// It was run; this is its answer.
     Replay(Kept),
     /// It was run; its answer was not kept.
@@ -186,6 +190,7 @@ impl Ibid {
             attempts_max: settings.attempts_max,
             flights: Flights::default(),
             resumes: Resumes::default(),
+            deliveries: Deliveries::default(),
             enqueued: Notify::new(),
             doubts,
             loose: Loose::default(),
@@ -294,12 +299,13 @@ impl Ibid {
 
     async fn wait_in(&self, place: &Place, ask: &Arc<Ask>, until: Instant) -> Result<Begun, Unavailable> {
         let mut pause = POLL_MIN;
+        let mut last = Begun::InFlight;
         loop {
             // Registered before the look, so that an answer which comes in between is not missed.
             let mut news = std::pin::pin!(place.news.notified());
             news.as_mut().enable();
             match self.look(ask).await {
-                Ok(Begun::InFlight) => {}
+                Ok(begun @ (Begun::InFlight | Begun::Accepted { .. })) => last = begun,
                 Ok(begun) => return Ok(begun),
                 // The wait is the client's patience: an outage within it is waited out.
                 Err(Unavailable) if Instant::now() < until => {}
@@ -307,7 +313,7 @@ impl Ibid {
             }
             let now = Instant::now();
             if now >= until {
-                return Ok(Begun::InFlight);
+                return Ok(last);
             }
             // Other nodes do not call here, so a look from time to time stands in for their news.
             let nap = pause.mul_f64(0.75 + 0.5 * jitter()).min(until - now);
@@ -385,7 +391,10 @@ impl Ibid {
             (Decision::Run { after }, Some(stored)) => {
                 Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, at)))
             }
-            (Decision::Accepted, _) => Begun::Accepted,
+            (Decision::Accepted, _) => {
+                self.inner.deliveries.wake();
+                Begun::Accepted { new: true }
+            }
             (Decision::Replay, Some(stored)) => {
                 self.inner.replay(stored, at).map_or(Begun::NotRetained, Begun::Replay)
             }
@@ -396,7 +405,10 @@ impl Ibid {
                     // A clock that stepped back left the lease too long; whoever sees it sets it right.
                     tokio::spawn(async move { inner.store.renew(vec![lease]).await.ok() });
                 }
-                Begun::InFlight
+                match stored.record.flags.asynchronous {
+                    true => Begun::Accepted { new: false },
+                    false => Begun::InFlight,
+                }
             }
             (Decision::Unknown { until }, stored) => {
                 let now = stored.map_or(Timestamp::default(), |stored| stored.now);

@@ -30,7 +30,7 @@ use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::Resumes;
+use crate::upkeep::{Deliveries, Resumes};
 
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -47,6 +47,8 @@ pub(crate) struct Inner {
     pub(crate) flights: Flights,
     /// Who runs lapsed requests here.
     pub(crate) resumes: Resumes,
+    /// How many accepted requests run here, and the news of another.
+    pub(crate) deliveries: Deliveries,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
     /// Records that became unknown: something may have been heard of them before.

@@ -11,12 +11,12 @@ use http_body_util::BodyExt;
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::machine::Ask;
-use ibid_core::policy::{InFlight, KeyRule, OnLapse};
+use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation};
 
 use super::layer::Shared;
-use super::routes::Route;
+use super::routes::{Begins, Route};
 use super::{prefer, resume, sent};
 
 /// What came of the intake.
@@ -34,8 +34,10 @@ pub(super) struct Taken {
     /// As the client sent it; the ask holds it too.
     pub(super) asked: Arc<HttpAsked>,
     pub(super) ask: Ask,
-    /// How long the client is held as a duplicate.
+    /// How long the client is held as a duplicate, or before it is told 202.
     pub(super) wait: Duration,
+    /// Whether it is answered later because it preferred that.
+    pub(super) preferred: bool,
 }
 
 /// Takes one request in.
@@ -82,14 +84,26 @@ where
         ask = ask.bound_to(&principal);
     }
     ask.trace = trace_id(headers);
-    if policy.on_lapse == OnLapse::Resume {
+    let preferred = prefer::respond_async(headers);
+    let later = match policy.answer {
+        // What the handler begins in its own transaction is the handler's to run.
+        _ if route.begins == Begins::Handler => false,
+        AnswerRule::Sync => false,
+        AnswerRule::Async => true,
+        AnswerRule::Prefer => preferred,
+    };
+    if later {
+        ask.later = Some(resume::kept_whole(&asked));
+    } else if policy.on_lapse == OnLapse::Resume {
         ask.request = Some(resume::kept(&asked));
     }
     let wait = match policy.in_flight {
+        // Who is answered now and then waits asked for it.
+        _ if later => prefer::wait(headers).map_or(Duration::ZERO, |wait| wait.min(policy.wait)),
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    Intake::Taken(Box::new(Taken { asked, ask, wait }))
+    Intake::Taken(Box::new(Taken { asked, ask, wait, preferred: later && preferred }))
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.

@@ -17,7 +17,7 @@ use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body;
 use ibid_core::machine::Ask;
-use ibid_core::policy::{BindRule, Policy, Profile};
+use ibid_core::policy::{BindRule, InFlight, Policy, Profile};
 use ibid_core::record::ErrorCode;
 use ibid_core::refusal::Refusal;
 use ibid_core::response::Response as KeptResponse;
@@ -113,8 +113,9 @@ impl GuardLayer {
 }
 
 impl GuardLayer {
-    /// Lets the sweeper of this process run lapsed requests of routes with `on_lapse = resume` on `service`, which is
-    /// what this layer is put around. Without it they wait for their client's next request.
+    /// Lets the [chores](crate::upkeep::run) of this process run requests without their clients on `service`, which is
+    /// what this layer is put around: lapsed ones of routes with `on_lapse = resume`, and accepted ones of routes with
+    /// `answer = async`. Without it the former wait for their client's next request, and the latter for another process.
     pub fn resumes<S, Q, A>(self, service: S) -> GuardLayer
     where
         S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Clone + Send + Sync + 'static,
@@ -144,7 +145,8 @@ where
         policy: ask.policy.clone(),
         begins: Begins::Guard,
     };
-    telemetry::reserved(Met::FailedRetry, &route.pattern, route.policy.profile);
+    let met = if attempt.number() == 1 { Met::Created } else { Met::FailedRetry };
+    telemetry::reserved(met, &route.pattern, route.policy.profile);
     let Ok(()) = std::future::poll_fn(|context| service.poll_ready(context)).await;
     let (to_client, _) = oneshot::channel();
     let run = Run { route: &route, policy: &route.policy, ask: &ask, to_client };
@@ -221,7 +223,7 @@ where
         }
         Intake::Refused(refusal) => return reply::refusal(refusal, profile, None),
     };
-    let (ask, wait) = (taken.ask.clone(), taken.wait);
+    let (ask, wait, preferred) = (taken.ask.clone(), taken.wait, taken.preferred);
     if route.begins == Begins::Handler {
         return begun_by_handler(shared, inner, route, *taken).await;
     }
@@ -230,13 +232,17 @@ where
     }
     let (to_client, from_run) = oneshot::channel();
     tokio::spawn(begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client));
-    match from_run.await {
+    let mut reply = match from_run.await {
         Ok(Outcome::Reply(reply)) => *reply,
-        Ok(Outcome::InFlight) if !wait.is_zero() => wait_for(&shared.ibid, &route, ask, wait).await,
-        Ok(Outcome::InFlight) => answer(&Begun::InFlight, &route, &ask),
+        Ok(Outcome::InFlight(_)) if !wait.is_zero() => wait_for(&shared.ibid, &route, ask, wait).await,
+        Ok(Outcome::InFlight(begun)) => answer(&begun, &route, &ask),
         // The task can only have been dropped with the whole runtime.
         Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+    };
+    if preferred {
+        reply::as_preferred(&mut reply);
     }
+    reply
 }
 
 /// A request whose key the handler reserves in its own transaction, apart from its client like every other.
@@ -322,8 +328,8 @@ async fn wait_for<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Re
 /// What the detached task tells the client's.
 enum Outcome<A> {
     Reply(Box<Reply<A>>),
-    /// A duplicate: whether to wait is the client's business, and ends with the client.
-    InFlight,
+    /// A duplicate, or accepted: whether to wait is the client's business, and ends with the client.
+    InFlight(Begun),
 }
 
 /// Reserves the key and runs the handler, whether or not the client still listens.
@@ -345,8 +351,8 @@ async fn begin_and_run<S, Q, A>(
     let begin = ibid.begin_here(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
         Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
-        Ok(Begun::InFlight) => {
-            let _ = to_client.send(Outcome::InFlight);
+        Ok(begun @ (Begun::InFlight | Begun::Accepted { .. })) => {
+            let _ = to_client.send(Outcome::InFlight(begun));
             return;
         }
         Ok(Begun::Run(attempt)) => {
@@ -457,7 +463,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         }
         if attempt.has_ended() {
             // Its end is being written; the client waits for that like a duplicate.
-            return drop(self.to_client.send(Outcome::InFlight));
+            return drop(self.to_client.send(Outcome::InFlight(Begun::InFlight)));
         }
         let finished = if attempt.is_exposed() {
             attempt.unknown(ErrorCode::TimedOut).await.0
@@ -475,7 +481,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     fn send_ended(self, finished: Finished, said: Option<Reply<A>>) {
         match ended(finished, self.route, self.ask) {
             Ended::Reply(reply) => self.send(*reply),
-            Ended::Waits => drop(self.to_client.send(Outcome::InFlight)),
+            Ended::Waits => drop(self.to_client.send(Outcome::InFlight(Begun::InFlight))),
             Ended::AsHandlerSays => {
                 let reply = said.unwrap_or_else(|| {
                     reply::refusal(Refusal::UpstreamUnavailable, self.policy.profile, None)
@@ -627,7 +633,18 @@ fn answer<A>(begun: &Begun, route: &Route, ask: &Ask) -> Reply<A> {
         }
         Begun::NotRetained => (Met::Gone, Refusal::ResponseNotRetained),
         Begun::Expired => (Met::Gone, Refusal::KeyExpired),
-        Begun::InFlight | Begun::Free | Begun::Accepted | Begun::Run(_) => {
+        // Counted when it runs.
+        Begun::Accepted { new: true } => return reply::accepted(&ask.identity, profile),
+        Begun::Accepted { new: false } => {
+            telemetry::reserved(Met::InProgress, &route.pattern, profile);
+            return reply::accepted(&ask.identity, profile);
+        }
+        // Its client is content with a place to look, also if it was begun by one that was not.
+        Begun::InFlight if route.policy.in_flight == InFlight::Accepted || ask.later.is_some() => {
+            telemetry::reserved(Met::InProgress, &route.pattern, profile);
+            return reply::accepted(&ask.identity, profile);
+        }
+        Begun::InFlight | Begun::Free | Begun::Run(_) => {
             (Met::InProgress, Refusal::RequestInProgress { retry_after: IN_FLIGHT_RETRY_AFTER })
         }
         Begun::Unknown { settled_in } => (Met::Unknown, Refusal::OutcomeUnknown { retry_after: *settled_in }),

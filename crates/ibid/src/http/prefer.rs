@@ -1,4 +1,5 @@
-//! `Prefer: wait=N` (RFC 7240): how long the client itself is willing to wait. Unknown preferences are ignored.
+//! `Prefer: wait=N` (RFC 7240): how long the client itself is willing to wait; and `respond-async`: it would rather not.
+//! Unknown preferences are ignored.
 
 use std::time::Duration;
 
@@ -6,17 +7,23 @@ use http::HeaderMap;
 
 /// The `wait` preference, if one is given that can be read. The first counts.
 pub(super) fn wait(headers: &HeaderMap) -> Option<Duration> {
-    headers
-        .get_all("prefer")
-        .iter()
-        .filter_map(|line| line.to_str().ok())
-        .flat_map(|line| line.split(','))
-        .filter_map(|preference| {
-            let (name, value) = preference.split(';').next()?.split_once('=')?;
-            name.trim().eq_ignore_ascii_case("wait").then(|| value.trim().trim_matches('"').parse().ok())
-        })
-        .next()?
-        .map(Duration::from_secs)
+    let (_, value) = preferences(headers).find(|(name, _)| name.eq_ignore_ascii_case("wait"))?;
+    value.parse().ok().map(Duration::from_secs)
+}
+
+/// Whether the client prefers 202 now to the answer later. It takes no value, and an empty one is none.
+pub(super) fn respond_async(headers: &HeaderMap) -> bool {
+    preferences(headers).any(|(name, value)| name.eq_ignore_ascii_case("respond-async") && value.is_empty())
+}
+
+/// Name and value of each preference, without its parameters.
+fn preferences(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+    let lines = headers.get_all("prefer").iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(|preference| {
+        let preference = preference.split_once(';').map_or(preference, |(preference, _)| preference);
+        let (name, value) = preference.split_once('=').unwrap_or((preference, ""));
+        (name.trim(), value.trim().trim_matches('"'))
+    })
 }
 
 #[cfg(test)]
@@ -37,6 +44,21 @@ mod tests {
         assert_eq!(read(&["respond-async, Wait = \"10\"; x=1"]), Some(10));
         assert_eq!(read(&["return=minimal", "wait=0"]), Some(0));
         assert_eq!(read(&["wait=1, wait=9"]), Some(1));
+    }
+
+    #[test]
+    fn the_wish_for_an_answer_later_is_found_among_others() {
+        let asks = |line: &str| {
+            let mut headers = HeaderMap::new();
+            headers.append("prefer", line.parse().unwrap());
+            respond_async(&headers)
+        };
+        for line in ["respond-async", "wait=10, Respond-Async", "respond-async; x=1", "respond-async=\"\""] {
+            assert!(asks(line), "{line}");
+        }
+        for line in ["wait=10", "respond-asynchronously", "respond-async=no", "x=respond-async"] {
+            assert!(!asks(line), "{line}");
+        }
     }
 
     #[test]

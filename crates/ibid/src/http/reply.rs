@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LINK, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LINK, LOCATION, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use ibid_core::policy::Profile;
 use ibid_core::record::Record;
@@ -46,6 +46,37 @@ pub(super) fn refusal<B>(
     }
     response
 }
+
+/// Accepted: the answer comes later, and this is where to look for it. The same for every retry until then.
+pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Response<ReplyBody<B>> {
+    let page = status_page(identity);
+    // The page is percent-encoded, so it is a JSON string as it stands.
+    let body = format!("{{\"accepted\":true,\"monitor\":\"{page}\"}}");
+    let mut response = Response::new(ReplyBody::whole(Bytes::from(body), None));
+    *response.status_mut() = StatusCode::ACCEPTED;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(RETRY_AFTER, HeaderValue::from(ACCEPTED_RETRY_AFTER.as_secs()));
+    append(headers, LOCATION, &page);
+    append(headers, LINK, &format!("<{page}>; rel=\"monitor\""));
+    if profile == Profile::Stripe {
+        set(headers, "request-id", &request_id());
+    }
+    response.extensions_mut().insert(Accepted);
+    response
+}
+
+/// Says to a client that preferred 202 that this is what it got.
+pub(super) fn as_preferred<B>(response: &mut Response<B>) {
+    if response.extensions().get::<Accepted>().is_some() {
+        set(response.headers_mut(), "preference-applied", "respond-async");
+    }
+}
+
+/// On a 202 of ours, not the handler's own.
+#[derive(Clone, Copy)]
+struct Accepted;
 
 /// An answer that was stored in the handler's own transaction.
 pub(super) fn stored<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
@@ -171,6 +202,9 @@ fn encoded(text: &str) -> String {
         out
     })
 }
+
+/// When to look for an answer that comes later: most are there by then, and a look is cheap.
+pub(super) const ACCEPTED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Marks a replay.
 const REPLAYED: &str = "idempotent-replayed";

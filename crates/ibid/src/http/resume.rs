@@ -1,5 +1,5 @@
-//! A lapsed request goes on without its client: the sweeper takes its record over and runs the handler with the request
-//! that was kept, after the last recovery point.
+//! A request goes on without its client, with the request that was kept: the sweeper takes a lapsed record over and runs
+//! the handler after the last recovery point; the deliverer runs what was accepted to be run later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::layer::{self, Shared};
 use crate::attempt::Attempt;
 use crate::upkeep::Resume;
 
-/// Runs lapsed requests on the service that a guard stands before.
+/// Runs requests without their clients on the service that a guard stands before.
 pub(super) struct Resumer<S, Q> {
     pub(super) shared: Arc<Shared>,
     pub(super) service: S,
@@ -44,16 +44,27 @@ where
         let (shared, service) = (self.shared.clone(), self.service.clone());
         Box::pin(async move {
             let Some(asked) = read(&request) else { return };
-            let taken = Taken { asked: Arc::new(asked), ask: (*ask).clone(), wait: Duration::ZERO };
+            let taken =
+                Taken { asked: Arc::new(asked), ask: (*ask).clone(), wait: Duration::ZERO, preferred: false };
             layer::resume(&shared, service, attempt, taken).await;
         })
     }
 }
 
-/// The request as it is kept: what the handler may need, without what the client proved itself by.
+/// The request as it is kept to be resumed: what the handler may need, without what the client proved itself by.
 pub(super) fn kept(asked: &HttpAsked) -> Bytes {
+    kept_but(asked, &NOT_KEPT)
+}
+
+/// The request as it is kept to be run at all: whole, for whoever runs it must be able to let the client in. It goes in the
+/// commit that ends the need for it.
+pub(super) fn kept_whole(asked: &HttpAsked) -> Bytes {
+    kept_but(asked, &[])
+}
+
+fn kept_but(asked: &HttpAsked, without: &[HeaderName]) -> Bytes {
     let head = &asked.head;
-    let headers = head.headers.iter().filter(|(name, _)| !NOT_KEPT.contains(name));
+    let headers = head.headers.iter().filter(|(name, _)| !without.contains(name));
     let kept = Kept {
         method: head.method.as_str().to_owned(),
         uri: head.uri.to_string(),
@@ -139,5 +150,7 @@ mod tests {
         assert_eq!(back.head.headers.get_all("x-a").iter().count(), 2);
         assert_eq!(back.body, asked.body);
         assert!(read(&bytes.slice(1..)).is_none());
+        let whole = read(&kept_whole(&asked)).unwrap();
+        assert_eq!(whole.head.headers, asked.head.headers);
     }
 }

@@ -2,7 +2,7 @@
 //! refusal means. Read-only, and under the same tenant rules as the guarded requests.
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::Stored;
 use ibid_core::key::Key;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::layer::Shared;
-use super::{reply, sent};
+use super::{prefer, reply, sent};
 use crate::telemetry::profile_name;
 
 /// Whether this path is ibid's own.
@@ -68,8 +68,9 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     };
     let id = RecordId::bound(&identity, route.policy.scope, principal.as_deref());
     let profile = route.policy.profile;
+    let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
-    match shared.ibid.inner().load(id).await {
+    match shared.ibid.watch(id, &identity.tenant, up_to).await {
         Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
         Ok(None) => not_found(),
         Ok(Some(stored)) if stored.record.identity.tenant != identity.tenant => not_found(),
@@ -77,7 +78,14 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
             reply::refusal(Refusal::KeyExpired, profile, None)
         }
         Ok(Some(stored)) if wants_response => response(shared, stored, asked_at),
-        Ok(Some(stored)) => plain(StatusCode::OK, "application/json", state(&stored)),
+        Ok(Some(stored)) => {
+            let mut response = plain(StatusCode::OK, "application/json", state(&stored));
+            if matches!(stored.record.state, State::Pending | State::InProgress) {
+                let seconds = HeaderValue::from(reply::ACCEPTED_RETRY_AFTER.as_secs());
+                response.headers_mut().insert(RETRY_AFTER, seconds);
+            }
+            response
+        }
     }
 }
 

@@ -1,6 +1,7 @@
-//! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time. Any number of nodes may
-//! run them at once: each acts by compare-and-set on what it saw.
+//! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time, the deliverer runs what was
+//! accepted. Any number of nodes may run them at once: each acts by compare-and-set on what it saw.
 
+mod deliverer;
 mod evidence;
 mod reaper;
 mod sweeper;
@@ -10,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
 
+pub(crate) use deliverer::Deliveries;
 pub use evidence::weigh_once;
 pub use reaper::reap_once;
 pub(crate) use sweeper::Resumes;
@@ -35,14 +37,19 @@ impl Default for Schedule {
 
 /// Runs the chores until dropped. A failing chore is logged and tried again at its next time.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
+    // Beside each other: a long sweep must not keep accepted requests waiting.
+    tokio::join!(run_chores(&ibid, schedule), deliverer::run(&ibid));
+}
+
+async fn run_chores(ibid: &Ibid, schedule: Schedule) {
     let mut sweeps = ticker(schedule.sweep_every);
     let mut reaps = ticker(schedule.reap_every);
     loop {
         tokio::select! {
-            _ = sweeps.tick() => done("sweeper", sweep_once(&ibid).await),
+            _ = sweeps.tick() => done("sweeper", sweep_once(ibid).await),
             _ = reaps.tick() => {
-                done("reaper", reap_once(&ibid).await);
-                done("evidence", weigh_once(&ibid).await);
+                done("reaper", reap_once(ibid).await);
+                done("evidence", weigh_once(ibid).await);
             }
         }
     }

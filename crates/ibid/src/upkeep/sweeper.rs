@@ -40,7 +40,7 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
     Ok(swept)
 }
 
-/// Runs lapsed requests without their clients.
+/// Runs requests without their clients: lapsed ones, and those that were accepted to be run later.
 pub trait Resume: Send + Sync {
     /// What was asked for, from the record and the request that it kept; none if this can't be read.
     fn ask(&self, record: &Record, request: &Bytes) -> Option<Ask>;
@@ -50,7 +50,7 @@ pub trait Resume: Send + Sync {
 }
 
 impl Ibid {
-    /// Lets the sweeper of this process run lapsed requests of routes with `on_lapse = resume`.
+    /// Lets the chores of this process run lapsed requests of routes with `on_lapse = resume`, and accepted ones.
     pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
         self.inner().resumes.set(resumer);
     }
@@ -73,7 +73,7 @@ impl Resumes {
         *self.resumer.lock().unwrap_or_else(PoisonError::into_inner) = Some(resumer);
     }
 
-    fn get(&self) -> Option<Arc<dyn Resume>> {
+    pub(crate) fn get(&self) -> Option<Arc<dyn Resume>> {
         self.resumer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

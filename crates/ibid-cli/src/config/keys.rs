@@ -180,9 +180,9 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "defaults",
         "in_flight",
-        "`wait`, `conflict`",
+        "`wait`, `conflict`, `accepted`",
         "\"wait\"",
-        "What a duplicate of a running request gets. Held, it usually gets the answer itself; `conflict` is 409 at once.",
+        "What a duplicate of a running request gets. Held, it usually gets the answer itself; `conflict` is 409 at once, `accepted` 202 with the status page.",
     ),
     key(
         "defaults",
@@ -194,9 +194,9 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "defaults",
         "answer",
-        "`sync`",
+        "`sync`, `async`, `prefer`",
         "\"sync\"",
-        "Answer when the work is done. `async` is not available in this release.",
+        "Answer when the work is done. `async` answers 202 with the status page and delivers then; `prefer` does so for clients that send `Prefer: respond-async`. The request is kept in the store until it is done, credentials included.",
     ),
     key(
         "defaults",
@@ -252,7 +252,7 @@ pub(crate) const KEYS: &[Key] = &[
         "max_attempts",
         "number",
         "10",
-        "After so many runs a lapsing request is not run again. Something that brought ten attempts down brings the next one down.",
+        "After so many runs a lapsing request is not run again. Something that brought ten attempts down brings the next one down. An accepted request that was not executed in so many is its client's again, as a dead letter.",
     ),
     key(
         "defaults",

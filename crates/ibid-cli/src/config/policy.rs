@@ -83,9 +83,9 @@ impl Overlay {
             strict_key: section.boolean("strict_key"),
             scope: section.choice("scope", &SCOPES, &[]),
             bind: section.choice("bind", &BINDS, &[]),
-            in_flight: section.choice("in_flight", &IN_FLIGHTS, &[("accepted", ACCEPTED_LATER)]),
+            in_flight: section.choice("in_flight", &IN_FLIGHTS, &[]),
             wait: section.duration("wait"),
-            answer: section.choice("answer", &ANSWERS, &[("async", ASYNC_LATER)]),
+            answer: section.choice("answer", &ANSWERS, &[]),
             lease: section.positive("lease"),
             max_run: section.positive("max_run"),
             retention: section.positive("retention"),
@@ -189,7 +189,8 @@ const SCOPES: [(&str, ScopeRule); 2] = [("operation", ScopeRule::Operation), ("t
 const BINDS: [(&str, BindRule); 2] = [("tenant", BindRule::Tenant), ("principal", BindRule::Principal)];
 const IN_FLIGHTS: [(&str, InFlight); 3] =
     [("wait", InFlight::Wait), ("conflict", InFlight::Conflict), ("accepted", InFlight::Accepted)];
-const ANSWERS: [(&str, AnswerRule); 2] = [("sync", AnswerRule::Sync), ("async", AnswerRule::Async)];
+const ANSWERS: [(&str, AnswerRule); 3] =
+    [("sync", AnswerRule::Sync), ("async", AnswerRule::Async), ("prefer", AnswerRule::Prefer)];
 const AFTER_EXPIRIES: [(&str, AfterExpiry); 2] =
     [("execute", AfterExpiry::Execute), ("refuse", AfterExpiry::Refuse)];
 const ON_LAPSES: [(&str, OnLapse); 4] = [
@@ -201,8 +202,6 @@ const ON_LAPSES: [(&str, OnLapse); 4] = [
 const ON_SERVER_ERRORS: [(&str, OnServerError); 3] =
     [("unknown", OnServerError::Unknown), ("retry", OnServerError::Retry), ("store", OnServerError::Store)];
 
-const ACCEPTED_LATER: &str = "it comes with asynchronous answers; until then use \"wait\" or \"conflict\"";
-const ASYNC_LATER: &str = "leave `answer` out, or write \"sync\"";
 const RESUME_LATER: &str = "a gateway sees no recovery points to resume after; use \"unknown\", or \"retry\" if the upstream deduplicates";
 
 /// Largest body limit: bodies are held in memory whole, and SQLite takes no value of a gigabyte.

@@ -14,6 +14,7 @@
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::error::Error as StdError;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -31,7 +32,6 @@ use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower_service::Service;
 
-use super::server::PeerAddr;
 use ibid::http::Fate;
 
 /// A client of one upstream. Clones share its connections.
@@ -189,14 +189,13 @@ impl Base {
     /// The request as the upstream gets it, or `None` if its target would be too long to be one.
     fn outgoing<B>(&self, request: Request<B>) -> Option<Request<B>> {
         let (mut head, body) = request.into_parts();
-        let peer = head.extensions.get::<PeerAddr>().copied();
         let asked_host = head.headers.get(header::HOST).cloned().or_else(|| {
             head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
         head.uri = self.target(&head.uri)?;
         head.version = if self.http2 { Version::HTTP_2 } else { Version::HTTP_11 };
         head.headers = self.request_fields(head.headers);
-        mark_forwarded(&mut head.headers, peer, asked_host);
+        mark_forwarded(&mut head.headers, asked_host);
         // Ours are for us; hyper would take some as orders of its own.
         head.extensions = http::Extensions::new();
         Some(Request::from_parts(head, body))
@@ -265,14 +264,16 @@ fn end_to_end(headers: HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Say on whose behalf we ask. The list of addresses grows with each hop; protocol and host are those of
-/// the outermost one, so what a proxy before us said about them stands.
-fn mark_forwarded(headers: &mut HeaderMap, peer: Option<PeerAddr>, asked_host: Option<HeaderValue>) {
-    if let Some(PeerAddr(peer)) = peer {
-        let address = HeaderValue::from_str(&peer.ip().to_string()).expect("an address is plain ASCII");
-        headers.append(X_FORWARDED_FOR, address);
-        join_lines(headers, X_FORWARDED_FOR, b", ");
-    }
+/// Say on whose behalf we ask: the list of addresses grows with each hop.
+pub(crate) fn mark_peer(headers: &mut HeaderMap, peer: IpAddr) {
+    let address = HeaderValue::from_str(&peer.to_string()).expect("an address is plain ASCII");
+    headers.append(X_FORWARDED_FOR, address);
+    join_lines(headers, X_FORWARDED_FOR, b", ");
+}
+
+/// Say how we were asked. Protocol and host are those of the outermost hop, so what a proxy before us said about them
+/// stands.
+fn mark_forwarded(headers: &mut HeaderMap, asked_host: Option<HeaderValue>) {
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
     if let Some(host) = asked_host {
         headers.entry(X_FORWARDED_HOST).or_insert(host);
@@ -393,8 +394,8 @@ const HOP_BY_HOP: [HeaderName; 5] = [
 ];
 
 /// Fields that `Connection` cannot take away. Whoever names them would have the upstream execute another
-/// request than the one that was guarded, or without its key.
-const NEVER_HOP_BY_HOP: [&str; 7] = [
+/// request than the one that was guarded, without its key, or on nobody's behalf.
+const NEVER_HOP_BY_HOP: [&str; 8] = [
     "authorization",
     "content-encoding",
     "content-length",
@@ -402,6 +403,7 @@ const NEVER_HOP_BY_HOP: [&str; 7] = [
     "cookie",
     "host",
     "idempotency-key",
+    "x-forwarded-for",
 ];
 
 /// How long a connection may take to come about. A SYN lost twice is sent a third time after 3 s; an

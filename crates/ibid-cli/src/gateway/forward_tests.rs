@@ -11,7 +11,6 @@ use ibid_testkit::upstream_h2::UpstreamH2;
 use tower::ServiceExt;
 
 use super::forward::{ForwardBody, Forwarder};
-use super::server::PeerAddr;
 use ibid::http::Fate;
 
 #[tokio::test]
@@ -69,15 +68,17 @@ async fn the_upstream_learns_on_whose_behalf_we_ask() {
     let upstream = Upstream::start().await;
     let forwarder = forwarder(&upstream.url(), false);
     let from_us = |request: http::request::Builder| {
-        request.extension(PeerAddr("192.0.2.7:1234".parse().unwrap())).header("host", "shop.test")
+        let mut request = request.header("host", "shop.test").header("connection", "x-forwarded-for");
+        super::forward::mark_peer(request.headers_mut().unwrap(), "192.0.2.7".parse().unwrap());
+        request
     };
     send(&forwarder, from_us(post("a", ""))).await;
-    let behind_proxy = from_us(post("b", ""))
+    let behind_proxy = post("b", "")
         .header("x-forwarded-for", "198.51.100.1")
         .header("x-forwarded-for", "198.51.100.2")
         .header("x-forwarded-proto", "https")
         .header("x-forwarded-host", "outer.test");
-    send(&forwarder, behind_proxy).await;
+    send(&forwarder, from_us(behind_proxy)).await;
 
     let [first, second] = &upstream.requests()[..] else { panic!("two requests") };
     assert_eq!(first.header("host"), Some(upstream.addr().to_string()));

@@ -32,6 +32,7 @@ use ibid_core::policy::Policy;
 use ibid_core::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tower::Layer;
 use tower_service::Service;
 
@@ -68,7 +69,8 @@ impl Gateway {
             .principals(principals())
             .body_timeout(config.server.body_timeout)
             .hooks(config.hooks.clone())
-            .map_err(|error| Failure::usage("the hooks can't be used").because(error))?;
+            .map_err(|error| Failure::usage("the hooks can't be used").because(error))?
+            .resumes(upstream.clone());
         let app = Gate { guard: layer.layer(upstream), tenant: Arc::new(config.tenant.clone()) };
         let limits = ServerLimits {
             connections_max: config.server.max_connections as usize,
@@ -98,15 +100,20 @@ impl Gateway {
         let pages = admin::Pages::new(self.ibid.clone(), self.metrics, draining.subscribe());
         let admin = tokio::spawn(server::serve(self.admin, pages, ADMIN_LIMITS, until(drained.clone())));
         let chores = tokio::spawn(upkeep::run(self.ibid.clone(), self.schedule));
+        let asked_to_end = std::cell::Cell::new(None);
         let shutdown = async {
             shutdown.await;
             tracing::info!("draining");
+            asked_to_end.set(Some(Instant::now()));
+            // What is accepted from here on is delivered by another node, or by the next start.
+            chores.abort();
             draining.send_replace(true);
         };
         let ended = server::serve(self.public, self.app, self.limits, shutdown).await;
-        chores.abort();
-        // What runs apart from its client, and what waits for the store, gets a moment of its own.
-        let quiet = tokio::time::timeout(SETTLE_FOR, self.ibid.settled()).await.is_ok();
+        // What runs apart from its client has the drain's time too; what waits for the store gets a moment of its own.
+        let drained_at = asked_to_end.get().map_or_else(Instant::now, |at| at + self.limits.drain_for);
+        let until = drained_at.max(Instant::now() + SETTLE_FOR);
+        let quiet = tokio::time::timeout_at(until, self.ibid.settled()).await.is_ok();
         admin.abort();
         tracing::info!(finished = ended.finished, cut = ended.cut, quiet, "stopped");
     }
@@ -131,6 +138,8 @@ impl Service<Request<Incoming>> for Gate {
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         if let Some(PeerAddr(peer)) = request.extensions().get().copied() {
             self.tenant.strip_untrusted(request.headers_mut(), peer.ip());
+            // Here, for a request that is delivered later no longer has its connection.
+            forward::mark_peer(request.headers_mut(), peer.ip());
         }
         self.guard.call(request.map(ClientBody::from))
     }

@@ -9,6 +9,7 @@ mod mount;
 #[cfg(feature = "demo")]
 mod demo;
 mod doctor;
+mod gateway_async;
 mod gateway_basic;
 mod gateway_crash;
 mod gateway_drain;

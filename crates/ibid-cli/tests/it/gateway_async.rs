@@ -1,0 +1,327 @@
+//! Answers that come later: accepted with 202, delivered once without the client, through outages, kills and company.
+
+use futures_util::future::join_all;
+use ibid_testkit::client::{Request, Response};
+use ibid_testkit::upstream::{Reserved, Upstream};
+use serde_json::Value;
+
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five")
+}
+
+fn paid(key: &str) -> Request {
+    pay(key).fixture("status=201;body=paid")
+}
+
+/// Panics unless it is a 202 of the gateway's own; where to look.
+#[track_caller]
+fn accepted(answer: &Response) -> String {
+    assert_eq!(answer.status, 202, "{answer:?}");
+    assert_eq!(answer.header("retry-after").as_deref(), Some("1"), "{answer:?}");
+    assert_eq!(answer.header("cache-control").as_deref(), Some("no-store"), "{answer:?}");
+    let page = answer.header("location").expect("a place to look");
+    assert_eq!(answer.header("link"), Some(format!("<{page}>; rel=\"monitor\"")));
+    let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+    assert_eq!(body, serde_json::json!({ "accepted": true, "monitor": page }));
+    page
+}
+
+/// The key's page, held until it is done or for the route's `wait`.
+async fn watched(gateway: &Gateway, page: &str) -> Value {
+    let answer = gateway.call(&Request::get(page).header("Prefer", "wait=5")).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    serde_json::from_slice(&answer.body).expect("JSON")
+}
+
+/// Waits until the key's page says this.
+async fn until_page(gateway: &Gateway, page: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    until_async(what, async || Some(watched(gateway, page).await).filter(|said| is(said))).await
+}
+
+async fn until_state(gateway: &Gateway, page: &str, state: &str) -> Value {
+    until_page(gateway, page, &format!("the record is `{state}`"), |said| said["state"] == state).await
+}
+
+const ASYNC: &str = "[defaults]\nanswer = \"async\"\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n";
+
+on_every_store!(an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_after);
+async fn an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_after(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
+    let gateway = setup.start();
+    let request = pay("k").fixture("gate;status=201;body=paid;header=X-Own: 1");
+    let first = gateway.call(&request).await;
+    let page = accepted(&first);
+    assert_eq!(page, "/.ibid/keys/k?method=POST&path=%2Fpayments");
+    assert_eq!(first.header("preference-applied"), None);
+    upstream.until(|tally| tally.held == 1).await;
+
+    let again = gateway.call(&request).await;
+    accepted(&again);
+    assert_eq!(again.body, first.body);
+    assert_problem(&gateway.call(&pay("k").body("six")).await, 422, "key-reused");
+    let running = gateway.call(&Request::get(&page)).await;
+    assert_eq!(running.header("retry-after").as_deref(), Some("1"));
+    assert!(running.text().contains("\"state\":\"in_progress\""), "{running:?}");
+    let response = page.replacen("?", "/response?", 1);
+    assert_problem(&gateway.call(&Request::get(&response)).await, 409, "request-in-progress");
+
+    upstream.gate().open();
+    let done = until_state(&gateway, &page, "completed").await;
+    assert_eq!(
+        (&done["outcome"], &done["status"], &done["attempts"]),
+        (&"success".into(), &201.into(), &1.into())
+    );
+    for request in [request, Request::get(&response)] {
+        let answer = gateway.call(&request).await;
+        assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", true));
+        assert_eq!(answer.header("x-own").as_deref(), Some("1"));
+    }
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+    assert_eq!(gateway.metric("ibid_reserve_created_total", "").await, 1.0);
+}
+
+on_every_store!(what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind);
+async fn what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC).variable("IBID_LOG", "ibid=trace,ibid_core=trace");
+    let gateway = setup.start();
+    let request = Request::post("/payments?fast=1")
+        .key("canary-key")
+        .body("canary-body")
+        .header("Authorization", "Bearer canary-token")
+        .header("Cookie", "session=canary-cookie")
+        .header("X-Odd", b"caf\xe9")
+        .header("X-Hop", "1")
+        .header("Connection", "x-hop")
+        .fixture("gate;status=201;body=paid");
+    let page = accepted(&gateway.call(&request).await);
+    upstream.until(|tally| tally.held == 1).await;
+    assert_eq!(kept(&setup, "canary-token"), 1, "it is kept while it is needed, or this test proves nothing");
+    upstream.gate().open();
+    until_state(&gateway, &page, "completed").await;
+
+    let seen = upstream.requests().pop().expect("one");
+    assert_eq!((seen.method.as_str(), seen.target.as_str()), ("POST", "/payments?fast=1"));
+    assert_eq!(seen.body, b"canary-body");
+    assert_eq!(seen.header("authorization").as_deref(), Some("Bearer canary-token"));
+    assert_eq!(seen.header("cookie").as_deref(), Some("session=canary-cookie"));
+    assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+    assert_eq!(seen.key().as_deref(), Some("canary-key"));
+    assert!(seen.headers.iter().any(|(_, value)| value == b"caf\xe9"), "{seen:?}");
+    assert_eq!(seen.header("x-hop"), None);
+
+    assert_eq!((kept(&setup, "canary-token"), kept(&setup, "canary-body")), (0, 0));
+    assert_eq!(kept(&setup, "paid"), 1, "the answer stays");
+    for secret in ["canary-token", "canary-cookie", "canary-body", "canary-key"] {
+        assert!(!gateway.said().contains(secret), "`{secret}` in the log: {}", gateway.said());
+    }
+}
+
+/// How many of the things kept beside records hold this text.
+fn kept(setup: &Setup, text: &str) -> u32 {
+    if let Some(server) = setup.server() {
+        let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
+        return server.sql("postgres", &sql).trim().parse().expect("a number");
+    }
+    let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
+    let sql = "select count(*) from ibid_body where instr(data, cast(?1 as blob)) > 0";
+    file.query_row(sql, [text], |row| row.get(0)).expect("a number")
+}
+
+#[tokio::test]
+async fn a_client_has_its_way_where_the_route_lets_it() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).config(
+        "[[route]]\nmatch = \"POST /payments\"\nanswer = \"prefer\"\n[[route]]\nmatch = \"POST /always\"\nanswer = \"async\"\n",
+    );
+    let gateway = setup.start();
+    let at_once = gateway.call(&paid("a")).await;
+    assert_eq!((at_once.status, at_once.text().as_str(), is_replay(&at_once)), (201, "paid", false));
+
+    let later = gateway.call(&paid("b").header("Prefer", "respond-async")).await;
+    assert_eq!(later.header("preference-applied").as_deref(), Some("respond-async"));
+    let page = accepted(&later);
+    until_state(&gateway, &page, "completed").await;
+    // Whatever it prefers now: it is done.
+    let answer = gateway.call(&paid("b")).await;
+    assert!(answer.status == 201 && is_replay(&answer), "{answer:?}");
+    let answer = gateway.call(&paid("b").header("Prefer", "respond-async")).await;
+    assert!(is_replay(&answer) && answer.header("preference-applied").is_none(), "{answer:?}");
+
+    // Rather later than never, but at once if it does not take long.
+    let answer = gateway.call(&paid("c").header("Prefer", "respond-async, wait=5")).await;
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"), "{answer:?}");
+
+    let elsewhere = Request::post("/other").key("d").fixture("status=201").header("Prefer", "respond-async");
+    assert_eq!(gateway.call(&elsewhere).await.status, 201);
+    let always = Request::post("/always").key("e").header("Prefer", "respond-async");
+    let always = gateway.call(&always).await;
+    accepted(&always);
+    assert_eq!(always.header("preference-applied").as_deref(), Some("respond-async"));
+}
+
+on_every_store!(a_duplicate_of_a_running_request_may_be_shown_where_to_look);
+async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nin_flight = \"accepted\"\n");
+    let gateway = setup.start();
+    let request = pay("k").fixture("gate;status=201;body=paid");
+    let mut first = gateway.client().await;
+    first.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let page = accepted(&gateway.call(&request).await);
+    upstream.gate().open();
+    let answer = first.read().await.expect("the answer");
+    assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", false));
+    until_state(&gateway, &page, "completed").await;
+    assert!(is_replay(&gateway.call(&request).await));
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+on_every_store!(what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there);
+async fn what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there(on: On) {
+    let nobody = Reserved::port();
+    let setup = Setup::before(&nobody.url()).on(on).config(ASYNC);
+    let gateway = setup.start();
+    let page = accepted(&gateway.call(&paid("k")).await);
+    let refused = |said: &Value| said["state"] == "pending" && said["last_error"] == "not_sent";
+    until_page(&gateway, &page, "a try has failed", refused).await;
+    accepted(&gateway.call(&paid("k")).await);
+    let upstream = nobody.start();
+    let done = until_state(&gateway, &page, "completed").await;
+    assert!(done["attempts"].as_u64() > Some(1), "{done}");
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+}
+
+#[tokio::test]
+async fn what_is_never_delivered_is_given_back_to_its_client_and_shown_to_a_person() {
+    let nobody = Reserved::port();
+    let setup = Setup::before(&nobody.url())
+        .config(&format!("{ASYNC}[[route]]\nmatch = \"POST /payments\"\nmax_attempts = 1\n"));
+    let gateway = setup.start();
+    let page = accepted(&gateway.call(&paid("k")).await);
+    let given_back = until_state(&gateway, &page, "retryable").await;
+    assert_eq!((&given_back["needs_a_person"], &given_back["attempts"]), (&true.into(), &1.into()));
+    assert_eq!(kept(&setup, "five"), 0, "the request is not needed any more");
+    let upstream = nobody.start();
+    accepted(&gateway.call(&paid("k")).await);
+    let done = until_state(&gateway, &page, "completed").await;
+    assert_eq!((&done["needs_a_person"], &done["attempts"]), (&false.into(), &2.into()));
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+#[tokio::test]
+async fn a_delivery_whose_answer_is_lost_is_unknown_and_not_made_again() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).config(ASYNC).start();
+    let page = accepted(&gateway.call(&pay("k").fixture("cut=read")).await);
+    let said = until_state(&gateway, &page, "unknown").await;
+    assert_eq!(said["needs_a_person"], true);
+    assert_problem(&gateway.call(&pay("k").fixture("cut=read")).await, 409, "outcome-unknown");
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+}
+
+on_every_store!(a_kill_between_202_and_delivery_loses_nothing);
+async fn a_kill_between_202_and_delivery_loses_nothing(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
+    // It has seen the record and takes its time: longer than this test.
+    let mut gateway =
+        setup.clone().variable("IBID_FAILPOINTS", "deliver.before=return(pause:600000)").start();
+    let page = accepted(&gateway.call(&paid("k")).await);
+    gateway.until_said("a failpoint is hit").await;
+    gateway.kill();
+    assert_eq!(upstream.deliveries_begun(), 0);
+    let gateway = setup.start();
+    let done = until_state(&gateway, &page, "completed").await;
+    assert_eq!(done["attempts"], 1);
+    let answer = gateway.call(&paid("k")).await;
+    assert!(is_replay(&answer) && answer.text() == "paid", "{answer:?}");
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+}
+
+on_every_store!(a_kill_during_delivery_is_unknown_and_nothing_is_done_twice);
+async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
+    let request = pay("k").fixture("gate;status=201;body=paid");
+    let mut gateway = setup.start();
+    let page = accepted(&gateway.call(&request).await);
+    // Executed, and the answer is on its way.
+    upstream.until(|tally| tally.held == 1).await;
+    gateway.kill();
+    upstream.gate().open();
+    let gateway = setup.start();
+    let said = until_state(&gateway, &page, "unknown").await;
+    assert_eq!(said["last_error"], "lapsed");
+    assert_problem(&gateway.call(&request).await, 409, "outcome-unknown");
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+}
+
+on_every_store!(a_kill_before_the_first_byte_is_delivered_again_where_the_operator_says_so);
+async fn a_kill_before_the_first_byte_is_delivered_again_where_the_operator_says_so(on: On) {
+    let upstream = Upstream::start().await;
+    let config = ASYNC.replace("lease", "on_lapse = \"retry\"\nlease");
+    let setup = Setup::before(&upstream.url()).on(on).config(&config);
+    let mut gateway = setup.clone().variable("IBID_FAILPOINTS", "deliver.after=return(kill)").start();
+    let page = accepted(&gateway.call(&paid("k")).await);
+    assert!(!gateway.ended().await.success());
+    let gateway = setup.start();
+    let done = until_state(&gateway, &page, "completed").await;
+    assert_eq!(done["attempts"], 2);
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+}
+
+on_every_store!(of_two_gateways_on_one_store_exactly_one_delivers);
+async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(&ASYNC.replace("lease = \"1s\"", ""));
+    let gateways = [setup.start(), setup.start()];
+    let keys: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
+    let sent =
+        keys.iter().enumerate().map(async |(n, key)| accepted(&gateways[n % 2].call(&paid(key)).await));
+    let pages = join_all(sent).await;
+    // Each is asked for at the other's.
+    join_all(
+        pages.iter().enumerate().map(|(n, page)| until_state(&gateways[(n + 1) % 2], page, "completed")),
+    )
+    .await;
+    let tally = upstream.tally();
+    assert_eq!((tally.total, tally.begun, tally.repeated()), (200, 200, vec![]));
+    for (n, key) in keys.iter().enumerate() {
+        assert!(is_replay(&gateways[(n + 1) % 2].call(&paid(key)).await), "{key}");
+    }
+}
+
+on_every_store!(what_one_gateway_left_behind_another_delivers);
+async fn what_one_gateway_left_behind_another_delivers(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
+    let mut first = setup.clone().variable("IBID_FAILPOINTS", "deliver.before=return(pause:600000)").start();
+    let second = setup.start();
+    let page = accepted(&first.call(&paid("k")).await);
+    first.until_said("a failpoint is hit").await;
+    first.kill();
+    until_state(&second, &page, "completed").await;
+    assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_delivery_that_runs_at_shutdown_comes_to_its_end() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).config(ASYNC);
+    let request = pay("k").fixture("gate;status=201;body=paid");
+    let mut gateway = setup.start();
+    accepted(&gateway.call(&request).await);
+    upstream.until(|tally| tally.held == 1).await;
+    gateway.signal("TERM");
+    gateway.until_said("draining").await;
+    upstream.gate().open();
+    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    let answer = setup.start().call(&request).await;
+    assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", true));
+    assert_eq!(upstream.executions("k"), 1);
+}

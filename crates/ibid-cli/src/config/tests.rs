@@ -204,12 +204,8 @@ fn every_error_names_file_line_and_key() {
             "ibid.toml:5: `include`: a JSON pointer begins with `/`, this one does not: `amount`",
         ),
         (
-            "[defaults]\nanswer = \"async\"",
-            "ibid.toml:5: `answer = \"async\"` is not available in this release",
-        ),
-        (
-            "[defaults]\nin_flight = \"accepted\"",
-            "ibid.toml:5: `in_flight = \"accepted\"` is not available in this release",
+            "[defaults]\nanswer = \"later\"",
+            "ibid.toml:5: `answer` must be \"sync\", \"async\" or \"prefer\", not \"later\"",
         ),
         (
             "[defaults]\non_lapse = \"resume\"",

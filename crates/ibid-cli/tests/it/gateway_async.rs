@@ -86,7 +86,10 @@ async fn an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_afte
 on_every_store!(what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind);
 async fn what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC).variable("IBID_LOG", "ibid=trace,ibid_core=trace");
+    let setup = Setup::before(&upstream.url())
+        .on(on)
+        .config(ASYNC)
+        .variable("IBID_LOG", "ibid=trace,ibid_core=trace");
     let gateway = setup.start();
     let request = Request::post("/payments?fast=1")
         .key("canary-key")
@@ -295,6 +298,41 @@ async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
         assert!(is_replay(&gateways[(n + 1) % 2].call(&paid(key)).await), "{key}");
     }
 }
+
+on_every_store!(kills_under_load_lose_nothing_and_do_nothing_twice);
+async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
+    let upstream = Upstream::start().await;
+    upstream.behave("delay=100;status=201;body=paid");
+    let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
+    let mut gateways = [setup.start(), setup.start()];
+    let (mut pages, mut lost) = (Vec::new(), 0);
+    for round in 0..KILLS {
+        let sent = (0..20).map(async |n| {
+            let key = format!("k-{round}-{n}");
+            let answer = gateways[n % 2].call(&pay(&key)).await;
+            (key, accepted(&answer))
+        });
+        pages.extend(join_all(sent).await);
+        // Somewhere within the round's deliveries, and elsewhere each time.
+        upstream.until(|tally| tally.total >= pages.len() - 20 - lost + round % 10).await;
+        gateways[round % 2].kill();
+        lost = pages.len() - upstream.total();
+        gateways[round % 2] = setup.start();
+    }
+    let mut unknown = 0;
+    for (key, page) in &pages {
+        let ended = |said: &Value| said["state"] == "completed" || said["state"] == "unknown";
+        let said = until_page(&gateways[0], page, &format!("`{key}` has come to an end"), ended).await;
+        match said["state"] == "completed" {
+            true => assert_eq!((upstream.executions(key), &said["status"]), (1, &201.into()), "{key}"),
+            false => unknown += 1,
+        }
+    }
+    assert_eq!(upstream.tally().repeated(), Vec::<&str>::new(), "nothing is done twice");
+    assert!(unknown > 0 && unknown < pages.len(), "{unknown} of {}: the kills met some", pages.len());
+}
+
+const KILLS: usize = 8;
 
 on_every_store!(what_one_gateway_left_behind_another_delivers);
 async fn what_one_gateway_left_behind_another_delivers(on: On) {

@@ -12,6 +12,7 @@ mod adapters;
 mod engine;
 mod hooks;
 mod http;
+mod http_async;
 mod ledger;
 mod lossy;
 mod outbox;

@@ -86,6 +86,8 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../../../docs/guides/axum.md")]
     struct AxumGuide;
+    #[doc = include_str!("../../../docs/guides/async.md")]
+    struct AsyncGuide;
     #[doc = include_str!("../../../docs/guides/webhooks.md")]
     struct WebhooksGuide;
 }

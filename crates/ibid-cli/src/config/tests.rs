@@ -205,7 +205,7 @@ fn every_error_names_file_line_and_key() {
         ),
         (
             "[defaults]\nanswer = \"later\"",
-            "ibid.toml:5: `answer` must be \"sync\", \"async\" or \"prefer\", not \"later\"",
+            "ibid.toml:5: `answer` must be \"sync\" or \"async\" or \"prefer\", not \"later\"",
         ),
         (
             "[defaults]\non_lapse = \"resume\"",

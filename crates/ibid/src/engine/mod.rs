@@ -8,6 +8,7 @@ mod cache;
 mod clock_watch;
 mod evidence;
 mod waiters;
+#[cfg(feature = "http")]
 mod watch;
 mod writes;
 

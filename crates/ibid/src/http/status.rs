@@ -6,7 +6,7 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::Stored;
 use ibid_core::key::Key;
-use ibid_core::policy::{AfterExpiry, KeyRule, Policy, Profile};
+use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, Policy, Profile};
 use ibid_core::record::State;
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
@@ -150,9 +150,14 @@ fn policy(shared: &Shared) -> String {
 
 fn described(policy: &Policy) -> String {
     let key = if policy.key == KeyRule::Required { "required" } else { "optional" };
+    let answer = match policy.answer {
+        AnswerRule::Sync => "sync",
+        AnswerRule::Async => "async",
+        AnswerRule::Prefer => "prefer",
+    };
     let after = if policy.after_expiry == AfterExpiry::Execute { "execute" } else { "refuse" };
     format!(
-        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
+        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"answer\":\"{answer}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
          \"after_expiry\":\"{after}\",\"response_version\":{},\"fingerprint\":{{\"headers\":[{}],\"include\":[{}],\
          \"exclude\":[{}]}}",
         profile_name(policy.profile),

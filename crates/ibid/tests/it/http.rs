@@ -796,6 +796,7 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
     assert_eq!(policy["routes"][2]["guard"], "off");
     assert_eq!(policy["routes"][1]["key"], "optional");
     assert_eq!(policy["defaults"]["retention_seconds"], 86400);
+    assert_eq!(policy["defaults"]["answer"], "sync");
 }
 
 #[tokio::test]

@@ -208,6 +208,39 @@ pub struct Reconcile {
     /// Tries before a person is asked.
     #[n(1)]
     pub attempts: u32,
+    /// The pattern of the route, as metrics name it. None: `*`.
+    #[n(2)]
+    pub route: Option<String>,
+    /// How a gateway asks. None: by what the application registered.
+    #[n(3)]
+    pub question: Option<Question>,
+}
+
+/// How a gateway asks its upstream. Texts may hold `{key}`, `{tenant}` and the names in the route's pattern.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Question {
+    /// The path and query to GET.
+    #[n(0)]
+    pub path: String,
+    /// Header lines of that request.
+    #[n(1)]
+    pub headers: Vec<(String, String)>,
+    /// Answers that say it was executed: this one becomes the stored answer.
+    #[n(2)]
+    pub executed: Vec<u16>,
+    /// Answers that say it was not.
+    #[n(3)]
+    pub not_executed: Vec<u16>,
+    /// The status under which the answer is stored. None: its own.
+    #[n(4)]
+    pub status: Option<u16>,
+}
+
+impl Reconcile {
+    /// By what the application registered.
+    pub fn new(settle: Duration, attempts: u32) -> Reconcile {
+        Reconcile { settle, attempts, route: None, question: None }
+    }
 }
 
 /// What an answer's status says about the work.
@@ -477,7 +510,7 @@ mod tests {
         assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
         assert_eq!(refused(|p| p.max_attempts = 0), "max_attempts");
         assert_eq!(refused(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
-        let reconcile = |settle| Some(Reconcile { settle: Duration::from_secs(settle), attempts: 10 });
+        let reconcile = |settle| Some(Reconcile::new(Duration::from_secs(settle), 10));
         assert_eq!(refused(|p| p.reconcile = reconcile(59)), "settle");
     }
 
@@ -512,5 +545,24 @@ mod tests {
             let bytes = minicbor::to_vec(&policy).unwrap();
             assert_eq!(minicbor::decode::<Policy>(&bytes).unwrap(), policy);
         }
+        let question = Question {
+            path: "/payments/{id}?key={key}".into(),
+            headers: vec![("x-tenant-id".into(), "{tenant}".into())],
+            executed: vec![200, 402],
+            not_executed: vec![404],
+            status: Some(201),
+        };
+        let route = Some("/payments/{id}".to_owned());
+        let reconcile = Reconcile { route, question: Some(question), ..Reconcile::new(DAY, 3) };
+        let policy = Policy { reconcile: Some(reconcile), ..Policy::default() };
+        assert_eq!(Policy::from_bytes(&policy.to_bytes()), Some(policy));
+    }
+
+    #[test]
+    fn a_policy_from_before_questions_were_kept_can_still_be_read() {
+        // Two fields, as the releases before wrote them.
+        let old = minicbor::to_vec((60_000_000u64, 7u32)).unwrap();
+        let read: Reconcile = minicbor::decode(&old).unwrap();
+        assert_eq!(read, Reconcile::new(Duration::from_secs(60), 7));
     }
 }

@@ -400,8 +400,10 @@ impl Stage {
                 Event::Phase { begun: begun()?, nonce, step: Step { point, phases: 1 }, result }
             }
             ("claims", "") => Event::Claim { nonce },
-            ("sweeps", "") => Event::Lapsed { nonce },
-            ("resumes", "") => Event::Resume { nonce },
+            ("sweeps", "") => Event::Lapsed { nonce, careful: false },
+            ("sweeps", "carefully") => Event::Lapsed { nonce, careful: true },
+            ("resumes", "") => Event::Resume { nonce, careful: false },
+            ("resumes", "carefully") => Event::Resume { nonce, careful: true },
             ("calls", "the outside") => {
                 let point = self.shelf.record().map_or(0, |record| record.point) + 1;
                 Event::Calling { begun: begun()?, nonce, point: Some(point) }
@@ -426,7 +428,7 @@ impl Stage {
                     None if what == "nothing" => Found::Nothing,
                     None => return Err(format!("nobody can find `{what}`")),
                 };
-                Event::Found { nonce, by, what: &found, as_of }
+                Event::Found { nonce, by, what: &found, as_of, jitter: 0.0 }
             }
             ("forgets", "") => Event::Forget { nonce, reason: "asked to" },
             _ => return Err(format!("nobody knows how to `{verb}`")),
@@ -569,16 +571,18 @@ impl Stage {
                 "max_run" => policy.max_run = duration(value)?,
                 "retention" => policy.retention = duration(value)?,
                 "tombstone" => policy.tombstone = duration(value)?,
+                "upstream_timeout" => policy.upstream_timeout = duration(value)?,
+                "linger" => policy.linger = duration(value)?,
                 "pending_deadline" => policy.pending_deadline = duration(value)?,
                 "max_attempts" => policy.max_attempts = value.parse().map_err(|_| "a number, please")?,
                 "settle" => {
                     let attempts = policy.reconcile.as_ref().map_or(10, |rule| rule.attempts);
-                    policy.reconcile = Some(Reconcile { settle: duration(value)?, attempts });
+                    policy.reconcile = Some(Reconcile::new(duration(value)?, attempts));
                 }
                 "tries" => {
                     let settle = policy.reconcile.as_ref().map_or(SETTLE, |rule| rule.settle);
                     let attempts = value.parse().map_err(|_| "a number, please")?;
-                    policy.reconcile = Some(Reconcile { settle, attempts });
+                    policy.reconcile = Some(Reconcile::new(settle, attempts));
                 }
                 _ => set_word(policy, field, value)?,
             }

@@ -51,7 +51,7 @@ pub(super) fn told(record: Option<&Record>, nonce: Nonce, kept: &Kept) -> Verdic
     match (bearing(record, kept), record) {
         (Bearing::Settles, Some(record)) => {
             let what = &kept.evidence.what;
-            match settle::found(Some(record), nonce, Finder::Webhook, what, kept.as_of) {
+            match settle::found(Some(record), nonce, Finder::Webhook, what, kept.as_of, 0.0) {
                 Verdict::Write(mut change, decision) => {
                     change.history.iter_mut().for_each(|line| named(line, kept));
                     // Invariant: the event is used up by the very commit that it led to.

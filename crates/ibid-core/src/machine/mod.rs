@@ -44,12 +44,14 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::Phase { begun, nonce, step, result } => holder::phase(record, begun, *nonce, *step, result),
 
         Event::Claim { nonce } => settle::claim(record, *nonce, now),
-        Event::Lapsed { nonce } => settle::lapsed(record, *nonce, now),
-        Event::Resume { nonce } => settle::resume(record, *nonce, now),
+        Event::Lapsed { nonce, careful } => settle::lapsed(record, *nonce, *careful, now),
+        Event::Resume { nonce, careful } => settle::resume(record, *nonce, *careful, now),
         Event::NeverClaimed { nonce } => settle::never_claimed(record, *nonce, now),
         Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
         Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
-        Event::Found { nonce, by, what, as_of } => settle::found(record, *nonce, *by, what, *as_of),
+        Event::Found { nonce, by, what, as_of, jitter } => {
+            settle::found(record, *nonce, *by, what, *as_of, *jitter)
+        }
         Event::Told { nonce, kept } => evidence::told(record, *nonce, kept),
         Event::Forget { nonce, reason } => settle::forget(record, *nonce, reason, now),
     }
@@ -137,11 +139,15 @@ pub enum Event<'a> {
     Lapsed {
         /// Of this write.
         nonce: Nonce,
+        /// The store's clock has just jumped: what would run again is left alone.
+        careful: bool,
     },
     /// A sweeper that can run the handler takes over a lapsed record that may be resumed.
     Resume {
         /// Of this write; becomes the owner.
         nonce: Nonce,
+        /// The store's clock has just jumped: nothing is taken over.
+        careful: bool,
     },
     /// The reaper found the pending deadline passed.
     NeverClaimed {
@@ -170,6 +176,8 @@ pub enum Event<'a> {
         what: &'a Found,
         /// The instant that the evidence speaks of.
         as_of: Timestamp,
+        /// From 0 to 1, drawn by the caller: how much of the spread is added to the pause before the next look.
+        jitter: f64,
     },
     /// Somebody outside said what became of the record, and it was kept.
     Told {
@@ -512,7 +520,10 @@ fn unknown(mut draft: Draft, why: ErrorCode) -> Draft {
     draft.note.last_error = Some(why);
     draft.note.tries = 0;
     draft.note.absent_at = None;
-    draft.due_in = draft.policy.reconcile.as_ref().map(|reconcile| reconcile.settle);
+    // The first look comes when the Attempt is over, also one that lost its lease with the delivery just made: until
+    // its time-out and its linger have passed, "not there" proves nothing and its own late answer may settle the record.
+    let over_in = draft.policy.upstream_timeout + draft.policy.linger;
+    draft.due_in = draft.policy.reconcile.as_ref().map(|reconcile| reconcile.settle.max(over_in));
     draft.flags.dead_letter = draft.due_in.is_none();
     draft.flags.owed = false;
     (draft.expires_in, draft.purge_in) = (None, None);
@@ -527,10 +538,21 @@ fn retained(draft: &mut Draft) {
 }
 
 /// From one try to the next: doubling from a second, so that a short outage costs little, up to five minutes, so
-/// that a long one is noticed when it ends. The caller's schedule adds jitter.
+/// that a long one is noticed when it ends.
 fn backoff(tries: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(1u32.checked_shl(tries.min(16)).unwrap_or(u32::MAX)).min(BACKOFF_MAX)
 }
 
+/// A pause made longer, never shorter, so that what became unknown together is not asked about together for ever.
+fn spread(pause: Duration, jitter: f64) -> Duration {
+    pause.saturating_add(pause.min(SPREAD_MAX).mul_f64(SPREAD * jitter.clamp(0.0, 1.0)))
+}
+
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
+
+/// How much of a pause is added at most: enough to part a crowd within a few tries, little to a client that waits.
+const SPREAD: f64 = 0.25;
+
+/// Longest pause that is spread in proportion; past a day there is no crowd left to part.
+const SPREAD_MAX: Duration = Duration::from_secs(24 * 3600);

@@ -3,7 +3,7 @@
 
 use super::{
     Answer, Decision, Finder, Found, Verdict, backoff, completed, freed, request::run_again, rewrite, same,
-    unknown, with, write,
+    spread, unknown, with, write,
 };
 use crate::change::{Change, Expect, Happened, Mark};
 use crate::policy::{OnLapse, Profile};
@@ -39,9 +39,13 @@ fn is_overdue(record: &Record, now: Timestamp) -> bool {
 }
 
 /// The sweeper found the lease run out.
-pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
     match record {
         Some(record) if record.state == State::InProgress && record.is_due(now) => {
+            // After a jump of the store's clock a lapse may be none: nobody is let run for one lease.
+            if careful && runs_again(record) {
+                return Verdict::Keep(Decision::Wait { overlong: false });
+            }
             Verdict::Write(lapse(record, nonce), Decision::Settled)
         }
         _ => Verdict::Keep(Decision::Ignored),
@@ -49,10 +53,11 @@ pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> V
 }
 
 /// A sweeper that can run the handler takes over. What can't be resumed is left to [`lapsed`].
-pub(super) fn resume(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
     match record {
         Some(record)
-            if record.state == State::InProgress
+            if !careful
+                && record.state == State::InProgress
                 && record.is_due(now)
                 && record.policy.on_lapse == OnLapse::Resume
                 && !record.flags.asynchronous
@@ -165,6 +170,7 @@ pub(super) fn found(
     by: Finder,
     what: &Found,
     as_of: Timestamp,
+    jitter: f64,
 ) -> Verdict {
     let Some(record) = record.filter(|record| record.state == State::Unknown) else {
         return Verdict::Keep(Decision::Ignored);
@@ -181,10 +187,12 @@ pub(super) fn found(
     match (what, by) {
         (Found::Executed(answer), _) => settled(record, nonce, answer, &format!("{who}: executed")),
         (Found::NotExecuted, Finder::Webhook | Finder::Operator) => released(record, nonce, who),
+        // Asked too early, or of several who asked at once another was first to say so: one look is one try.
+        (_, Finder::Reconciler) if !record.is_due(as_of) => Verdict::Keep(Decision::Ignored),
         // One look is no proof while the delivery may still run.
         (Found::NotExecuted, Finder::Reconciler) if was_absent(record, as_of) => released(record, nonce, who),
-        (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, Some(as_of)),
-        (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, None),
+        (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, Some(as_of), jitter),
+        (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, None, jitter),
         (Found::Nothing, _) => Verdict::Keep(Decision::Ignored),
     }
 }
@@ -220,7 +228,7 @@ fn released(record: &Record, nonce: Nonce, who: &str) -> Verdict {
 }
 
 /// One more try is used up. After the last, a person must look.
-fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>) -> Verdict {
+fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>, jitter: f64) -> Verdict {
     let mut draft = same(record);
     draft.note.tries += 1;
     // Where somebody saw nothing at all, an earlier "not there" no longer counts as the first of two.
@@ -230,8 +238,8 @@ fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>) -> Verdi
     // Once a person must look, that stays so until the outcome is known.
     draft.flags.dead_letter |= !left;
     draft.due_in = match rule {
-        Some(rule) if left && absent.is_some() => Some(rule.settle),
-        Some(_) if left => Some(backoff(draft.note.tries)),
+        Some(rule) if left && absent.is_some() => Some(spread(rule.settle, jitter)),
+        Some(_) if left => Some(spread(backoff(draft.note.tries), jitter)),
         _ => None,
     };
     let detail =

@@ -147,7 +147,8 @@ enum Op {
     Owes(Box<Record>, Nonce),
     Phase(Box<Record>, Nonce, u16, Bytes),
     Claim(Nonce),
-    Lapsed(Nonce),
+    /// Carefully, or not.
+    Lapsed(Nonce, bool),
     NeverClaimed(Nonce),
     EffectDone(Nonce, Answer),
     EffectDead(Nonce),
@@ -336,9 +337,9 @@ impl World {
                 Op::Request(ask, role)
             }
             Kind::Worker if state == Some(State::Pending) => Op::Claim(nonce),
-            // After a jump the sweeper leaves alone what would run again.
-            Kind::Sweeper if due && self.real < self.careful_until => return,
-            Kind::Sweeper if due && state == Some(State::InProgress) => Op::Lapsed(nonce),
+            Kind::Sweeper if due && state == Some(State::InProgress) => {
+                Op::Lapsed(nonce, self.real < self.careful_until)
+            }
             Kind::Reaper if due && state == Some(State::Pending) && how.is_multiple_of(2) => {
                 Op::NeverClaimed(nonce)
             }
@@ -730,7 +731,7 @@ impl World {
                 Some(_) => self.meet("a late finish was accepted"),
             },
             (Op::Phase(..), _) => self.meet("a phase was committed"),
-            (Op::Lapsed(_), _) => {
+            (Op::Lapsed(..), _) => {
                 self.meet("a sweep settled");
                 if draft.is_some_and(|d| d.state == State::Unknown && d.policy.on_lapse == OnLapse::Retry) {
                     self.meet("a lapse was poison");
@@ -753,7 +754,7 @@ impl World {
     fn lost_race(&mut self, op: &Op, change: &Change, newer: Option<&Record>) {
         match (op, change.expect, newer) {
             (Op::Request(..), Expect::Absent, Some(_)) => self.meet("an insert lost to another"),
-            (Op::Request(..) | Op::Lapsed(_), Expect::Due(version), Some(newer))
+            (Op::Request(..) | Op::Lapsed(..), Expect::Due(version), Some(newer))
                 if newer.version == version =>
             {
                 self.meet("a takeover was refused because the lease was renewed");
@@ -765,7 +766,7 @@ impl World {
             (Op::GaveUp(..), Expect::Absent, _) => {
                 self.meet("a given-up placeholder was beaten by the begin");
             }
-            (Op::Lapsed(_), ..) => self.meet("a sweep was refused"),
+            (Op::Lapsed(..), ..) => self.meet("a sweep was refused"),
             (Op::Found(_, Finder::Reconciler, ..), _, Some(newer)) if newer.state == State::Completed => {
                 self.meet("a reconciler lost to the late owner");
             }
@@ -877,7 +878,7 @@ impl Op {
             | Op::Owes(_, nonce)
             | Op::Phase(_, nonce, ..)
             | Op::Claim(nonce)
-            | Op::Lapsed(nonce)
+            | Op::Lapsed(nonce, _)
             | Op::NeverClaimed(nonce)
             | Op::EffectDone(nonce, _)
             | Op::EffectDead(nonce)
@@ -900,11 +901,13 @@ impl Op {
                 Event::Phase { begun, nonce: *nonce, step: Step { point: *point, phases: 1 }, result }
             }
             Op::Claim(nonce) => Event::Claim { nonce: *nonce },
-            Op::Lapsed(nonce) => Event::Lapsed { nonce: *nonce },
+            Op::Lapsed(nonce, careful) => Event::Lapsed { nonce: *nonce, careful: *careful },
             Op::NeverClaimed(nonce) => Event::NeverClaimed { nonce: *nonce },
             Op::EffectDone(nonce, answer) => Event::EffectDone { nonce: *nonce, answer },
             Op::EffectDead(nonce) => Event::EffectDead { nonce: *nonce },
-            Op::Found(nonce, by, what, as_of) => Event::Found { nonce: *nonce, by: *by, what, as_of: *as_of },
+            Op::Found(nonce, by, what, as_of) => {
+                Event::Found { nonce: *nonce, by: *by, what, as_of: *as_of, jitter: 0.0 }
+            }
             Op::Forget(nonce) => Event::Forget { nonce: *nonce, reason: "asked to" },
         }
     }
@@ -922,7 +925,7 @@ fn policies() -> [Policy; POLICIES] {
         retention: Duration::from_secs(RETENTION),
         pending_deadline: Duration::from_secs(2 * LEASE),
         upstream_timeout: Duration::from_secs(UPSTREAM),
-        reconcile: Some(Reconcile { settle: Duration::from_secs(SETTLE), attempts: 4 }),
+        reconcile: Some(Reconcile::new(Duration::from_secs(SETTLE), 4)),
         ..Policy::default()
     };
     let all = [

@@ -241,10 +241,18 @@ fn events() -> Vec<Happening> {
         }
     }
     type Make = fn(&Answer) -> Event<'_>;
-    let chores: [(&'static str, &'static str, &'static str, Make); 7] = [
+    let chores: [(&'static str, &'static str, &'static str, Make); 9] = [
         ("worker", "claims it", "claimed", |_| Event::Claim { nonce: WRITE }),
-        ("sweeper", "comes", "lapse", |_| Event::Lapsed { nonce: WRITE }),
-        ("sweeper", "can run the handler", "resume", |_| Event::Resume { nonce: WRITE }),
+        ("sweeper", "comes", "lapse", |_| Event::Lapsed { nonce: WRITE, careful: false }),
+        ("sweeper", "comes just after a clock jump", "lapse", |_| Event::Lapsed {
+            nonce: WRITE,
+            careful: true,
+        }),
+        ("sweeper", "can run the handler", "resume", |_| Event::Resume { nonce: WRITE, careful: false }),
+        ("sweeper", "could run the handler just after a clock jump", "resume", |_| Event::Resume {
+            nonce: WRITE,
+            careful: true,
+        }),
         ("reaper", "looks for what was never claimed", "never claimed", |_| Event::NeverClaimed {
             nonce: WRITE,
         }),
@@ -270,7 +278,7 @@ fn events() -> Vec<Happening> {
         for (what, found, old) in finds {
             let play: Play = Box::new(move |scene| {
                 let as_of = if old { Timestamp::default() } else { scene.now };
-                let event = Event::Found { nonce: WRITE, by, what: &found, as_of };
+                let event = Event::Found { nonce: WRITE, by, what: &found, as_of, jitter: 0.0 };
                 Some(decide(scene.record.as_ref(), &event, scene.now))
             });
             all.push(Happening { who, what, arrow: "found", play });
@@ -423,12 +431,23 @@ fn situations() -> Vec<Situation> {
             },
         },
         Situation {
+            title: "`unknown`, its attempt perhaps not over yet",
+            make: |policy| {
+                policy.reconcile.as_ref()?;
+                let mut set = Set::new(policy, false);
+                set.run();
+                set.says(6);
+                Some(set.scene())
+            },
+        },
+        Situation {
             title: "`unknown`, to be reconciled",
             make: |policy| {
                 policy.reconcile.as_ref()?;
                 let mut set = Set::new(policy, false);
                 set.run();
                 set.says(6);
+                set.wait(60);
                 Some(set.scene())
             },
         },
@@ -439,8 +458,10 @@ fn situations() -> Vec<Situation> {
                 let mut set = Set::new(policy, false);
                 set.run();
                 set.says(6);
+                set.wait(60);
                 let (what, as_of) = (Found::NotExecuted, set.shelf.now);
-                set.happens(&Event::Found { nonce: Nonce(90), by: Finder::Reconciler, what: &what, as_of });
+                let by = Finder::Reconciler;
+                set.happens(&Event::Found { nonce: Nonce(90), by, what: &what, as_of, jitter: 0.0 });
                 set.wait(60);
                 Some(set.scene())
             },
@@ -562,8 +583,7 @@ fn variants() -> Vec<(Vec<&'static str>, Policy)> {
         ("retry", OnServerError::Retry),
         ("store", OnServerError::Store),
     ];
-    let asks =
-        [("set", Some(Reconcile { settle: Duration::from_secs(60), attempts: 10 })), ("not set", None)];
+    let asks = [("set", Some(Reconcile::new(Duration::from_secs(60), 10))), ("not set", None)];
     let mut all = Vec::new();
     for (lapse, on_lapse) in lapses {
         for (error, on_server_error) in errors {

@@ -1028,11 +1028,68 @@ fn a_reconciler_is_believed_that_nothing_was_executed_when_it_saw_so_twice_settl
         record      is unknown
         record      is due in 60s
         +59s
-        reconciler  finds not executed  -> later
+        reconciler  finds not executed  -> ignored
         +1s
         reconciler  finds not executed  -> settled
         record      is retryable
         record      has history reconcile try
+        ",
+    );
+}
+
+#[test]
+fn not_there_counts_for_nothing_until_the_attempt_has_lingered_to_its_end() {
+    story(
+        "
+        policy      settle=60s upstream_timeout=30s linger=90s
+        ann         begins              -> run
+        ann         times out           -> unsettled
+        record      is due in 120s
+        +60s
+        reconciler  finds not executed  -> ignored
+        +60s
+        reconciler  finds not executed  -> later
+        record      is due in 60s
+        +60s
+        reconciler  finds not executed  -> settled
+        ",
+    );
+}
+
+#[test]
+fn not_there_at_first_and_executed_after_all_is_completed() {
+    story(
+        "
+        policy      settle=60s
+        ann         begins              -> run
+        ann         times out           -> unsettled
+        +60s
+        reconciler  finds not executed  -> later
+        +60s
+        reconciler  finds executed 201  -> settled
+        bob         begins              -> replay 201
+        ",
+    );
+}
+
+#[test]
+fn of_several_reconcilers_that_ask_at_once_one_uses_up_a_try() {
+    story(
+        "
+        policy  settle=60s tries=2
+        ann     begins                           -> run
+        ann     times out                        -> unsettled
+        +60s
+        rita    finds nothing                    -> later
+        rob     finds nothing                    -> ignored
+        rob     finds not executed as of 1s ago  -> ignored
+        record  is unknown
+        record  is due in 2s
+        bob     begins                           -> unknown
+        +2s
+        rob     finds nothing                    -> later
+        record  is unknown, dead letter
+        rita    finds nothing                    -> ignored
         ",
     );
 }
@@ -1047,7 +1104,7 @@ fn two_looks_count_as_two_only_if_they_were_made_settle_apart() {
         +60s
         rita    finds not executed                -> later
         +60s                                         (rob looked when rita did, and is slow to say so)
-        rob     finds not executed as of 60s ago  -> later
+        rob     finds not executed as of 60s ago  -> ignored
         record  is unknown
         rob     finds not executed                -> settled
         ",
@@ -1089,6 +1146,32 @@ fn after_the_last_try_a_person_must_look() {
         bob         begins                 -> unknown, dead letter
         operator    resolves not executed  -> settled
         bob         begins                 -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn after_a_clock_jump_the_sweeper_lets_nobody_run_and_settles_the_rest() {
+    for (rule, careful) in
+        [("retry", "wait"), ("resume", "wait"), ("unknown", "settled"), ("fail", "settled")]
+    {
+        story(&format!(
+            "
+            policy   on_lapse={rule}
+            ann      begins             -> run
+            +30s
+            sweeper  resumes carefully  -> ignored
+            sweeper  sweeps carefully   -> {careful}
+            ",
+        ));
+    }
+    story(
+        "
+        policy   on_lapse=retry max_attempts=1
+        ann      begins            -> run
+        +30s
+        sweeper  sweeps carefully  -> settled
+        record   is unknown, dead letter
         ",
     );
 }

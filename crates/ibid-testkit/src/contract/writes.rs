@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Body, BodyKind, Commit, Draft, Expect, Happened, Mark};
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::policy::{Policy, Reconcile};
+use ibid_core::policy::{Policy, Question, Reconcile};
 use ibid_core::record::{ErrorCode, Flags, Nonce, Note, State, Version};
 use ibid_core::scope::{Identity, Operation};
 
@@ -329,7 +329,9 @@ fn everything(name: &Name, state: State) -> Draft {
 /// A later configuration governs later records only.
 pub async fn every_record_keeps_its_own_policy(subject: &dyn Subject) {
     let store = subject.store();
-    let reconcile = Some(Reconcile { settle: LONG, attempts: 7 });
+    let question =
+        Some(Question { path: "/by-key/{key}".into(), executed: vec![200], ..Question::default() });
+    let reconcile = Some(Reconcile { question, ..Reconcile::new(LONG, 7) });
     let mut policies = vec![
         Policy::default(),
         Policy::payments(),

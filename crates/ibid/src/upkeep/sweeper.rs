@@ -80,19 +80,15 @@ impl Resumes {
 
 /// Settles one lapsed lease. 1 if it was still lapsed.
 async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
-    let policy = &stored.record.policy;
-    let would_run = matches!(policy.on_lapse, OnLapse::Retry | OnLapse::Resume);
-    if would_run && ibid.inner().is_clock_unsure(policy.lease) {
-        return 0;
-    }
-    if policy.on_lapse == OnLapse::Resume
+    if stored.record.policy.on_lapse == OnLapse::Resume
         && let Some(resumer) = ibid.inner().resumes.get()
         && let Some(resumed) = resume(ibid, &stored, &resumer).await
     {
         return resumed;
     }
-    let id = stored.record.id;
-    let settlement = ibid.inner().settle_patiently(Some(stored), |nonce| Event::Lapsed { nonce }).await;
+    let (id, lease) = (stored.record.id, stored.record.policy.lease);
+    let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.inner().is_clock_unsure(lease) };
+    let settlement = ibid.inner().settle_patiently(Some(stored), lapsed).await;
     if settlement.decision != Decision::Settled {
         return 0;
     }
@@ -112,7 +108,9 @@ async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Opti
     let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code())?.1;
     let ask = Arc::new(resumer.ask(record, &request)?);
     let at = Instant::now();
-    let taken = ibid.inner().settle_patiently(Some(stored.clone()), |nonce| Event::Resume { nonce }).await;
+    let lease = record.policy.lease;
+    let resumed = |nonce| Event::Resume { nonce, careful: ibid.inner().is_clock_unsure(lease) };
+    let taken = ibid.inner().settle_patiently(Some(stored.clone()), resumed).await;
     let (Decision::Run { after }, Some(stored)) = (taken.decision, taken.stored) else { return None };
     tracing::warn!(record = %stored.record.id.short(), after, "a lease lapsed; the sweeper resumes it");
     counter!(telemetry::ZOMBIE_KEYS).increment(1);

@@ -101,6 +101,12 @@ pub const EFFECTS_DEAD: &str = "ibid_effects_dead_total";
 pub const EFFECTS_LOST: &str = "ibid_effects_lost_total";
 /// Webhooks by source and outcome.
 pub const HOOKS: &str = "ibid_hooks_total";
+/// Questions about unknown records.
+pub const RECONCILE_SCHEDULED: &str = "ibid_reconcile_scheduled_total";
+/// Questions that settled their record.
+pub const RECONCILE_RESOLVED: &str = "ibid_reconcile_resolved_total";
+/// Questions that taught nothing.
+pub const RECONCILE_FAILED: &str = "ibid_reconcile_failed_total";
 /// Records by state.
 pub const RECORDS: &str = "ibid_records";
 /// Records that a person must look at.
@@ -148,6 +154,13 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "counter",
         "webhooks, by source and outcome: accepted, early, stale, known, contradicts, duplicate, ignored, unreadable, \
          refused, failed",
+    ),
+    (RECONCILE_SCHEDULED, "counter", "questions about the outcome of an unknown record"),
+    (RECONCILE_RESOLVED, "counter", "questions after which the outcome was known"),
+    (
+        RECONCILE_FAILED,
+        "counter",
+        "questions that taught nothing: no answer, or one that says neither executed nor not executed",
     ),
     (RECORDS, "gauge", "records, by state"),
     (DEAD_LETTERS, "gauge", "records that a person must look at"),

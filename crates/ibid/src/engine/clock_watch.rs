@@ -1,5 +1,5 @@
-//! Compares the store's clock with this process's monotonic one. After a jump a lapse may be none, so nobody takes
-//! over to run for one lease. Node time may only delay.
+//! Compares the store's clock with this process's monotonic one, and remembers when the store was away. After either a
+//! lapse may be none, so nobody takes over to run for one lease. Node time may only delay.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,6 +14,8 @@ pub(crate) struct ClockWatch(Mutex<Inner>);
 struct Inner {
     last: Option<(Instant, Timestamp)>,
     jumped_at: Option<Instant>,
+    /// The first failure since the store last answered.
+    away_at: Option<Instant>,
 }
 
 impl ClockWatch {
@@ -27,12 +29,21 @@ impl ClockWatch {
         let own = at.saturating_duration_since(last_at);
         let forward = now.since(last_now);
         let back = last_now.since(now);
-        if back > JUMP_MAX || forward.abs_diff(own) > JUMP_MAX {
+        // Only an answer to what was asked after the failure tells that the store is back.
+        let is_back = inner.away_at.take_if(|away_at| at >= *away_at).is_some();
+        if back > JUMP_MAX || forward.abs_diff(own) > JUMP_MAX || (is_back && own > AWAY_MAX) {
             inner.jumped_at = Some(at);
             inner.last = Some((at, now));
         } else if at > last_at {
             inner.last = Some((at, now));
         }
+    }
+
+    /// The store did not answer. Whoever holds a lease could not renew it meanwhile, and after a failover what was
+    /// renewed last may be lost.
+    pub(crate) fn failed(&self, at: Instant) {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.away_at.get_or_insert(at);
     }
 
     /// Whether a takeover to run must wait, for a record with this lease.
@@ -44,6 +55,9 @@ impl ClockWatch {
 
 /// More than a slow answer, less than any sensible lease.
 const JUMP_MAX: Duration = Duration::from_secs(1);
+
+/// A renewal that failed is tried again within seconds: a store that was away for less has made nobody lapse.
+const AWAY_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -61,6 +75,23 @@ mod tests {
             watch.observe(own, store);
             assert!(!watch.is_unsure(own, Duration::from_secs(60)));
         }
+    }
+
+    #[test]
+    fn after_the_store_was_away_takeovers_wait_for_one_lease_and_a_blip_changes_nothing() {
+        let (watch, start, lease) = (ClockWatch::default(), Instant::now(), Duration::from_secs(60));
+        let answered = |secs| watch.observe(at(start, secs).0, at(start, secs).1);
+        answered(100);
+        watch.failed(start + Duration::from_secs(101));
+        answered(100);
+        assert!(!watch.is_unsure(start + Duration::from_secs(101), lease), "asked before the failure");
+        watch.failed(start + Duration::from_secs(110));
+        answered(120);
+        assert!(watch.is_unsure(start + Duration::from_secs(179), lease));
+        assert!(!watch.is_unsure(start + Duration::from_secs(180), lease));
+        watch.failed(start + Duration::from_millis(120_500));
+        answered(121);
+        assert!(!watch.is_unsure(start + Duration::from_secs(180), lease));
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::attempt::Attempt;
 use crate::failpoint;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::{Deliveries, Resumes};
+use crate::upkeep::{Deliveries, Registered, Resumes};
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
@@ -158,14 +158,14 @@ pub struct Unavailable;
 
 impl Ibid {
     /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
-    pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
+    pub async fn start(store: Arc<dyn Store>, mut settings: Settings) -> Result<Ibid, StartError> {
         failpoint::announce();
-        let ours = settings.identity;
+        let ours = settings.identity.clone();
         let kept = store.keep("identity", Bytes::from(ours.clone())).await?;
         if kept != ours.as_bytes() {
             return Err(StartError::Identity { kept: String::from_utf8_lossy(&kept).into_owned(), ours });
         }
-        let mut secrets = settings.secrets;
+        let mut secrets = std::mem::take(&mut settings.secrets);
         if secrets.is_empty() {
             // Every node of this store must draw the same fingerprints, so the first one's secret counts.
             let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
@@ -177,6 +177,18 @@ impl Ibid {
             return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
+        Ok(Ibid::on(store, secrets, settings))
+    }
+
+    /// For chores alone, by an operator's hand: it begins nothing, and so need not agree with the store on identity and
+    /// secrets.
+    pub fn for_upkeep(store: Arc<dyn Store>) -> Ibid {
+        let secret = Secret::new(random::<32>()).expect("32 bytes are long enough");
+        let secrets = Secrets::new(vec![secret]).expect("one secret is there once");
+        Ibid::on(store, secrets, Settings { attempts_max: 0, cache_bytes: 0, ..Settings::default() })
+    }
+
+    fn on(store: Arc<dyn Store>, secrets: Secrets, settings: Settings) -> Ibid {
         let (doubts, doubted) = mpsc::channel(evidence::DOUBTS_MAX);
         let inner = Inner {
             batcher: Batcher::start(store.clone()),
@@ -192,13 +204,14 @@ impl Ibid {
             flights: Flights::default(),
             resumes: Resumes::default(),
             deliveries: Deliveries::default(),
+            finder: Registered::default(),
             enqueued: Notify::new(),
             doubts,
             loose: Loose::default(),
         };
         let inner = Arc::new(inner);
         tokio::spawn(evidence::settle_doubts(Arc::downgrade(&inner), doubted));
-        Ok(Ibid { inner })
+        Ibid { inner }
     }
 
     /// The store underneath.

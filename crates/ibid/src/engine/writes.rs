@@ -30,7 +30,7 @@ use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::{Deliveries, Resumes};
+use crate::upkeep::{Deliveries, Registered, Resumes};
 
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     pub(crate) resumes: Resumes,
     /// How many accepted requests run here, and the news of another.
     pub(crate) deliveries: Deliveries,
+    /// Who asks about unknown records here.
+    pub(crate) finder: Registered,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
     /// Records that became unknown: something may have been heard of them before.
@@ -235,6 +237,16 @@ impl Inner {
         Ok(loaded)
     }
 
+    /// Records in `state` whose due instant has passed. Upkeep may be the first to see that the clock has jumped.
+    pub(crate) async fn due(&self, state: State, limit: u32) -> Result<Vec<Stored>, StoreError> {
+        let at = Instant::now();
+        let due = self.store.due(state, limit).await.inspect_err(|error| self.watch_error(error))?;
+        if let Some(first) = due.first() {
+            self.clock.observe(at, first.now);
+        }
+        Ok(due)
+    }
+
     pub(crate) async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
         let mut pause = RETRY_MIN;
         loop {
@@ -303,11 +315,6 @@ impl Inner {
         Living::count(self, |loose| &loose.begins)
     }
 
-    /// The store said `now` in an answer to what was asked at `at`.
-    pub(crate) fn saw(&self, at: Instant, now: Timestamp) {
-        self.clock.observe(at, now);
-    }
-
     fn observe(&self, at: Instant, commit: &Commit) {
         match commit {
             Commit::Done(stamp) => self.clock.observe(at, stamp.now),
@@ -319,6 +326,14 @@ impl Inner {
     fn count_error(&self, error: &StoreError) {
         counter!(telemetry::STORE_ERRORS).increment(1);
         tracing::debug!(error = error as &dyn std::error::Error, "the store failed");
+        self.watch_error(error);
+    }
+
+    /// While the store is away nobody can renew: what has lapsed when it is back may be alive.
+    fn watch_error(&self, error: &StoreError) {
+        if error.is_transient() {
+            self.clock.failed(Instant::now());
+        }
     }
 }
 

@@ -1,9 +1,11 @@
-//! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time, the deliverer runs what was
-//! accepted. Any number of nodes may run them at once: each acts by compare-and-set on what it saw.
+//! The chores: the sweeper deals with lapsed leases, the reaper removes what is past its time, the reconciler settles
+//! what is unknown, by asking or by evidence, the deliverer runs what was accepted. Any number of nodes may run them at
+//! once: each acts by compare-and-set on what it saw.
 
 mod deliverer;
 mod evidence;
 mod reaper;
+mod reconciler;
 mod sweeper;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,6 +16,8 @@ use metrics::{counter, gauge};
 pub(crate) use deliverer::Deliveries;
 pub use evidence::weigh_once;
 pub use reaper::reap_once;
+pub(crate) use reconciler::Registered;
+pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once};
 pub(crate) use sweeper::Resumes;
 pub use sweeper::{Resume, sweep_once};
 
@@ -27,41 +31,43 @@ pub struct Schedule {
     pub sweep_every: Duration,
     /// From one reaping to the next.
     pub reap_every: Duration,
+    /// From one round of questions about unknown records to the next.
+    pub reconcile_every: Duration,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Schedule { sweep_every: Duration::from_secs(10), reap_every: Duration::from_secs(60) }
+        Schedule {
+            sweep_every: Duration::from_secs(10),
+            reap_every: Duration::from_secs(60),
+            reconcile_every: Duration::from_secs(5),
+        }
     }
 }
 
 /// Runs the chores until dropped. A failing chore is logged and tried again at its next time.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
-    // Beside each other: a long sweep must not keep accepted requests waiting.
-    tokio::join!(run_chores(&ibid, schedule), deliverer::run(&ibid));
+    // Beside each other: an upstream that is slow to say what became of a request holds up no sweep, and a long sweep
+    // no accepted request.
+    tokio::join!(
+        every(schedule.sweep_every, async || done("sweeper", sweep_once(&ibid).await)),
+        every(schedule.reap_every, async || done("reaper", reap_once(&ibid).await)),
+        every(schedule.reap_every, async || done("evidence", weigh_once(&ibid).await)),
+        every(schedule.reconcile_every, async || done("reconciler", reconcile_once(&ibid).await)),
+        deliverer::run(&ibid),
+    );
 }
 
-async fn run_chores(ibid: &Ibid, schedule: Schedule) {
-    let mut sweeps = ticker(schedule.sweep_every);
-    let mut reaps = ticker(schedule.reap_every);
+async fn every(pause: Duration, chore: impl AsyncFn()) {
+    let mut ticker = tokio::time::interval(pause);
+    ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            _ = sweeps.tick() => done("sweeper", sweep_once(ibid).await),
-            _ = reaps.tick() => {
-                done("reaper", reap_once(ibid).await);
-                done("evidence", weigh_once(ibid).await);
-            }
-        }
+        ticker.tick().await;
+        chore().await;
     }
 }
 
-fn ticker(every: Duration) -> tokio::time::Interval {
-    let mut ticker = tokio::time::interval(every);
-    ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    ticker
-}
-
-fn done(chore: &'static str, result: Result<u64, StoreError>) {
+fn done<T>(chore: &'static str, result: Result<T, StoreError>) {
     match result {
         Ok(_) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());

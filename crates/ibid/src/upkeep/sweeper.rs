@@ -21,12 +21,7 @@ use crate::telemetry;
 pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
     let mut swept = 0;
     for _ in 0..SWEEP_BATCHES_MAX {
-        let at = Instant::now();
-        let due = ibid.store().due(State::InProgress, SWEEP_BATCH).await?;
-        // The sweeper may be the first to see that the store's clock has jumped.
-        if let Some(first) = due.first() {
-            ibid.inner().saw(at, first.now);
-        }
+        let due = ibid.inner().due(State::InProgress, SWEEP_BATCH).await?;
         let full = due.len() as u32 == SWEEP_BATCH;
         // At once, so that they share commits.
         let settled =

@@ -419,6 +419,48 @@ async fn the_sweeper_settles_a_lapse_by_the_rule_that_the_record_was_begun_with(
 }
 
 #[tokio::test]
+async fn many_sweepers_at_once_settle_each_lapse_once() {
+    let world = world(Policy { on_lapse: OnLapse::Unknown, ..Policy::default() }).await;
+    let mut attempts = Vec::new();
+    for n in 0..50 {
+        attempts.push(world.run(&format!("k{n}")).await);
+    }
+    world.hands.advance(Duration::from_secs(61));
+    let sweepers: Vec<Ibid> = (0..8).map(|_| Ibid::for_upkeep(world.store.clone())).collect();
+    let sweeps = sweepers.iter().map(|sweeper| async move { upkeep::sweep_once(sweeper).await.unwrap() });
+    let swept: u64 = futures_util::future::join_all(sweeps).await.into_iter().sum();
+    assert_eq!(swept, 50);
+    for stored in world.store.list(Filter::default()).await.unwrap() {
+        assert_eq!((stored.record.state, stored.record.note.lapses), (State::Unknown, 1));
+    }
+    drop(attempts);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
+    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let attempt = world.run("k").await;
+    // Both clocks go together: nothing jumps.
+    let pass = async |length| {
+        world.hands.advance(length);
+        tokio::time::sleep(length).await;
+    };
+    world.store.set(Fault::Down);
+    pass(Duration::from_secs(30)).await;
+    assert!(upkeep::sweep_once(&world.ibid).await.is_err());
+    pass(Duration::from_secs(31)).await;
+    world.store.set(Fault::None);
+    assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "its holder could not renew");
+    assert!(matches!(world.begin("k").await, Begun::InFlight));
+    pass(Duration::from_secs(59)).await;
+    assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
+    pass(Duration::from_secs(1)).await;
+    assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 1);
+    assert_eq!(world.state().await, State::Retryable);
+    drop(attempt);
+}
+
+#[tokio::test]
 async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
     let world = world(Policy::default()).await;
     world.run("done").await.finish(created(), false).await;

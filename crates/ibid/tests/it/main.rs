@@ -25,6 +25,7 @@ mod outbox;
     feature = "sea-orm"
 ))]
 mod phases;
+mod reconcile;
 mod reference;
 mod store_memory;
 #[cfg(feature = "postgres")]

@@ -1,0 +1,241 @@
+//! Settles what is unknown by asking whoever can know. It only asks: nothing is ever run again from here.
+//!
+//! Several processes may ask about the same record at once; the machine takes one look for one try, and whoever settles
+//! first wins.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use ibid_core::change::Stored;
+use ibid_core::effect::downstream_key;
+use ibid_core::key::Key;
+use ibid_core::machine::{Answer, Decision, Event, Finder, Found};
+use ibid_core::policy::{Policy, Reconcile};
+use ibid_core::record::{Nonce, Record, State};
+use ibid_core::response::Response;
+use ibid_core::scope::{RecordId, Tenant};
+use ibid_core::store::{Pending, StoreError};
+use ibid_core::time::Timestamp;
+use metrics::counter;
+use tokio::time::Instant;
+
+use crate::engine::{Ibid, jitter};
+use crate::telemetry;
+
+/// Knows how to find out what became of a request.
+pub trait Find: Send + Sync {
+    /// Whether it can ask about records under this rule. The others are left to whoever can, and no try is used up.
+    fn asks(&self, rule: &Reconcile) -> bool {
+        let _ = rule;
+        true
+    }
+
+    /// Asks, once. It must change nothing. An error, a time-out and a doubt are all [`Finding::Nothing`]; what takes
+    /// longer than the route's `upstream_timeout` is dropped and counts as that.
+    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding>;
+}
+
+/// A request whose outcome nobody knows, as one who asks about it sees it.
+#[derive(Clone, Debug)]
+pub struct Doubtful {
+    /// Whose request it is. Whoever is asked must be asked about this tenant's, for another may use the same key.
+    pub tenant: Tenant,
+    /// Its method.
+    pub method: String,
+    /// Its path, as sent.
+    pub path: String,
+    /// Its key.
+    pub key: Key,
+    /// How many Attempts there were.
+    pub attempt: u32,
+    /// How often it was asked about before.
+    pub asked: u32,
+    /// When the first request came, by the store's clock.
+    pub created_at: Timestamp,
+    /// When the last Attempt began.
+    pub ran_at: Option<Timestamp>,
+    /// The provider's own id of what was done, if it is known.
+    pub provider_id: Option<String>,
+    /// The record's name in logs, which `ibid keys show` takes.
+    pub short: String,
+    /// The rules that it was begun with.
+    pub policy: Arc<Policy>,
+    id: RecordId,
+    birth: Nonce,
+}
+
+impl Doubtful {
+    fn of(record: &Record) -> Doubtful {
+        let operation = &record.identity.operation;
+        Doubtful {
+            tenant: record.identity.tenant.clone(),
+            method: operation.method.to_string(),
+            path: operation.path.to_string(),
+            key: record.identity.key.clone(),
+            attempt: record.attempt,
+            asked: record.note.tries,
+            created_at: record.created_at,
+            ran_at: record.ran_at,
+            provider_id: record.note.provider_id.clone(),
+            short: record.id.short(),
+            policy: record.policy.clone(),
+            id: record.id,
+            birth: record.birth,
+        }
+    }
+
+    /// The key under which its Phase or Effect of this name called the outside.
+    pub fn downstream_key(&self, name: &str) -> String {
+        downstream_key(&self.id, self.birth, name)
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// It was executed, with this answer. A decline is an answer.
+    Executed(Response),
+    /// It was executed, and its answer, of this status, can't be kept: retries are told so.
+    ExecutedUnkept(u16),
+    /// It was not executed. Believed when found twice, `settle` apart, after the Attempt's end.
+    NotExecuted,
+    /// No word either way.
+    Nothing,
+}
+
+/// What one round of questions came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reconciled {
+    /// Questions asked.
+    pub asked: u64,
+    /// Records whose outcome is known now.
+    pub settled: u64,
+    /// Records that a person must look at now.
+    pub dead_letters: u64,
+}
+
+impl Ibid {
+    /// Lets the reconciler of this process ask about records of routes with a reconcile rule.
+    pub fn reconcile_with(&self, finder: Arc<dyn Find>) {
+        *self.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(finder);
+    }
+}
+
+/// Who asks in this process.
+#[derive(Default)]
+pub(crate) struct Registered(Mutex<Option<Arc<dyn Find>>>);
+
+/// Asks about every unknown record whose next look is due. Without somebody to ask ([`Ibid::reconcile_with`]) it does
+/// nothing.
+pub async fn reconcile_once(ibid: &Ibid) -> Result<Reconciled, StoreError> {
+    let mut all = Reconciled::default();
+    let finder = ibid.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Some(finder) = finder else { return Ok(all) };
+    for _ in 0..BATCHES_MAX {
+        let due = ibid.inner().due(State::Unknown, BATCH).await?;
+        let full = due.len() as u32 == BATCH;
+        let (mut paces, mut looks) = (HashMap::new(), Vec::new());
+        for stored in due {
+            let Some(rule) = stored.record.policy.reconcile.as_ref() else { continue };
+            // After a jump of the store's clock two looks may be nearer than they seem: all wait.
+            if !finder.asks(rule) || ibid.inner().is_clock_unsure(rule.settle) {
+                continue;
+            }
+            let route = rule.route.clone().unwrap_or_else(|| "*".to_owned());
+            let turn: &mut u32 = paces.entry(route.clone()).or_default();
+            let at = Instant::now() + PACE * *turn;
+            *turn += 1;
+            looks.push(look(ibid, &*finder, stored, route, at));
+        }
+        let asked = looks.len() as u64;
+        for what in join_all(looks).await {
+            all.settled += u64::from(what == Came::Settled);
+            all.dead_letters += u64::from(what == Came::DeadLetter);
+        }
+        all.asked += asked;
+        // What was asked about is due later, so a round comes to an end.
+        if !full || asked == 0 {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// What came of one question.
+#[derive(PartialEq, Eq)]
+enum Came {
+    Settled,
+    Later,
+    DeadLetter,
+}
+
+/// Asks about one record and writes down what was found, by compare-and-set on what was seen.
+async fn look(ibid: &Ibid, finder: &dyn Find, stored: Stored, route: String, at: Instant) -> Came {
+    tokio::time::sleep_until(at).await;
+    let (record, policy) = (stored.record.id.short(), stored.record.policy.clone());
+    counter!(telemetry::RECONCILE_SCHEDULED, "route" => route.clone()).increment(1);
+    // From before the question: what happens from then on, the answer may or may not know.
+    let as_of = stored.now;
+    let found = ask(finder, &stored.record, &policy).await;
+    let event = |nonce| Event::Found { nonce, by: Finder::Reconciler, what: &found, as_of, jitter: jitter() };
+    let settlement = ibid.inner().settle_patiently(Some(stored), event).await;
+    if found == Found::Nothing {
+        counter!(telemetry::RECONCILE_FAILED, "route" => route.clone()).increment(1);
+    }
+    match settlement.decision {
+        Decision::Settled => {
+            let state = settlement.stored.map(|stored| stored.record.state.name());
+            tracing::info!(%record, state, "an unknown outcome is known now");
+            counter!(telemetry::RECONCILE_RESOLVED, "route" => route).increment(1);
+            Came::Settled
+        }
+        Decision::Later if settlement.stored.is_some_and(|stored| stored.record.due_at.is_none()) => {
+            tracing::error!(%record, "an outcome stays unknown: the last question is asked, a person must look");
+            Came::DeadLetter
+        }
+        _ => Came::Later,
+    }
+}
+
+async fn ask(finder: &dyn Find, record: &Record, policy: &Policy) -> Found {
+    let asking = async { finder.find(Doubtful::of(record)).await };
+    let limit = policy.upstream_timeout.min(QUESTION_FOR_MAX);
+    // A finder that panics has found nothing, and must not end the chore.
+    let finding = match tokio::time::timeout(limit, AssertUnwindSafe(asking).catch_unwind()).await {
+        Ok(Ok(finding)) => finding,
+        Ok(Err(_)) => {
+            tracing::error!(record = %record.id.short(), "whoever was to ask panicked");
+            Finding::Nothing
+        }
+        Err(_) => Finding::Nothing,
+    };
+    let executed = |status, kept| Answer { status, retry_after: false, kept, provider_id: None };
+    match finding {
+        Finding::Executed(response) if response.body.len() as u64 > policy.max_response_body => {
+            Found::Executed(executed(response.status, None))
+        }
+        Finding::Executed(response) => {
+            let response = response.repeatable();
+            Found::Executed(executed(response.status, Some(response.to_bytes())))
+        }
+        Finding::ExecutedUnkept(status) => Found::Executed(executed(status, None)),
+        Finding::NotExecuted => Found::NotExecuted,
+        Finding::Nothing => Found::Nothing,
+    }
+}
+
+/// Questions under way at once: an upstream that has just come back is not to be knocked over by those who ask after it.
+const BATCH: u32 = 64;
+
+/// Batches in one round, so that a round has an end; the next one is seconds away.
+const BATCHES_MAX: u32 = 16;
+
+/// From one question about a route to the next: fifty a second, next to nothing for what carries the route's traffic.
+const PACE: Duration = Duration::from_millis(20);
+
+/// Longest that one question may take, however slow the route's own work is: asking is reading.
+const QUESTION_FOR_MAX: Duration = Duration::from_secs(30);

@@ -1,0 +1,374 @@
+//! The reconciler: what it asks, when it believes it, and who wins when several know. On the memory store, whose clock
+//! a test moves; each look is made by a node of its own, which has seen no jump.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid::attempt::{Finished, Late};
+use ibid::engine::Begun;
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::memory::MemoryStore;
+use ibid::upkeep::{self, Doubtful, Find, Finding, Reconciled};
+use ibid::{Ibid, Settings};
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::{Policy, Reconcile};
+use ibid_core::record::{ErrorCode, Record, State};
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::store::{Browse, Filter, Pending};
+use ibid_core::time::Timestamp;
+use tokio::sync::{Barrier, Notify};
+
+struct Body;
+
+impl Asked for Body {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        b"b"
+    }
+}
+
+struct World {
+    ibid: Ibid,
+    store: Arc<MemoryStore>,
+    hands: Hands,
+}
+
+impl World {
+    async fn new() -> World {
+        let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
+        let store = Arc::new(MemoryStore::new(clock));
+        let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+        World { ibid, store, hands }
+    }
+
+    fn ask(&self, key: &str) -> Ask {
+        let identity = Identity {
+            tenant: Tenant::new("shop").expect("a good name"),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).expect("a good key"),
+        };
+        let policy = Policy {
+            reconcile: Some(Reconcile::new(SETTLE, ATTEMPTS)),
+            max_response_body: 100,
+            ..Policy::default()
+        };
+        self.ibid.ask(identity, Arc::new(policy), Arc::new(Body))
+    }
+
+    async fn begin(&self, key: &str) -> Begun {
+        self.ibid.begin(self.ask(key)).await.expect("the store answers")
+    }
+
+    /// A request that was sent and never answered.
+    async fn unknown(&self, key: &str) -> Late {
+        let Begun::Run(mut attempt) = self.begin(key).await else { panic!("not to be run") };
+        attempt.ready().await.expect("a fresh lease");
+        attempt.unknown(ErrorCode::TimedOut).await.1
+    }
+
+    /// One round of questions by a node that has seen no jump.
+    async fn reconcile(&self, finder: impl Find + 'static) -> Reconciled {
+        let node = Ibid::for_upkeep(self.store.clone());
+        node.reconcile_with(Arc::new(finder));
+        upkeep::reconcile_once(&node).await.expect("the store answers")
+    }
+
+    async fn record(&self, key: &str) -> Record {
+        let filter = Filter { key: Some(key.to_owned()), ..Filter::default() };
+        let mut all = self.store.list(filter).await.expect("a list");
+        assert_eq!(all.len(), 1, "one record");
+        all.remove(0).record
+    }
+}
+
+/// Says what it was told to, in turn, and keeps what it was asked.
+#[derive(Clone, Default)]
+struct Told {
+    findings: Arc<Mutex<VecDeque<Finding>>>,
+    asked: Arc<Mutex<Vec<Doubtful>>>,
+}
+
+impl Told {
+    fn to_say(findings: impl IntoIterator<Item = Finding>) -> Told {
+        Told { findings: Arc::new(Mutex::new(findings.into_iter().collect())), ..Told::default() }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+impl Find for Told {
+    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+        self.asked.lock().unwrap().push(doubtful);
+        let finding = self.findings.lock().unwrap().pop_front().unwrap_or(Finding::Nothing);
+        Box::pin(async move { finding })
+    }
+}
+
+/// A finder made of a closure.
+struct By<F>(F);
+
+impl<F: Fn(Doubtful) -> Pending<'static, Finding> + Send + Sync> Find for By<F> {
+    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+        (self.0)(doubtful)
+    }
+}
+
+fn answer(status: u16) -> Response {
+    Response { status, headers: vec![], body: Bytes::from_static(b"found"), trailers: vec![], version: 1 }
+}
+
+const SETTLE: Duration = Duration::from_secs(60);
+const ATTEMPTS: u32 = 3;
+const QUIET: Reconciled = Reconciled { asked: 0, settled: 0, dead_letters: 0 };
+
+#[tokio::test]
+async fn what_is_found_executed_is_replayed_as_it_was_found_also_a_decline() {
+    for status in [201, 402] {
+        let world = World::new().await;
+        let _late = world.unknown("k").await;
+        let told = Told::to_say([Finding::Executed(answer(status))]);
+        assert_eq!(world.reconcile(told.clone()).await, QUIET, "not before the attempt is over");
+        world.hands.advance(SETTLE);
+        let came = world.reconcile(told.clone()).await;
+        assert_eq!(came, Reconciled { asked: 1, settled: 1, dead_letters: 0 });
+        assert!(
+            matches!(world.begin("k").await, Begun::Replay(kept) if *kept.response == answer(status)),
+            "{status}"
+        );
+        let asked = told.asked.lock().unwrap();
+        let [seen] = &asked[..] else { panic!("asked once") };
+        let words = (seen.tenant.as_str(), seen.method.as_str(), seen.path.as_str(), seen.key.as_str());
+        assert_eq!(words, ("shop", "POST", "/pay", "k"));
+        assert_eq!((seen.attempt, seen.asked), (1, 0));
+        assert_eq!(seen.short, world.record("k").await.id.short());
+    }
+}
+
+#[tokio::test]
+async fn not_executed_is_believed_at_the_second_look_and_the_next_request_runs_once() {
+    let world = World::new().await;
+    let _late = world.unknown("k").await;
+    let told = Told::to_say([Finding::NotExecuted, Finding::NotExecuted]);
+    world.hands.advance(SETTLE);
+    assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, ..QUIET });
+    let Begun::Unknown { settled_in: Some(wait) } = world.begin("k").await else { panic!("still unknown") };
+    assert!(SETTLE <= wait && wait <= SETTLE.mul_f64(1.25), "until the next look: {wait:?}");
+    world.hands.advance(SETTLE - Duration::from_micros(1));
+    assert_eq!(world.reconcile(told.clone()).await, QUIET, "nobody asks before it is due");
+    world.hands.advance(SETTLE / 4);
+    assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled: 1, dead_letters: 0 });
+    assert_eq!(world.record("k").await.state, State::Retryable);
+    let (one, other) = tokio::join!(world.begin("k"), world.begin("k"));
+    let runs = [&one, &other].iter().filter(|begun| matches!(begun, Begun::Run(_))).count();
+    assert_eq!(runs, 1);
+}
+
+#[tokio::test]
+async fn not_there_at_first_and_executed_after_all_is_completed() {
+    let world = World::new().await;
+    let _late = world.unknown("k").await;
+    let told = Told::to_say([Finding::NotExecuted, Finding::Executed(answer(201))]);
+    for settled in [0, 1] {
+        world.hands.advance(2 * SETTLE);
+        assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled, dead_letters: 0 });
+    }
+    assert!(matches!(world.begin("k").await, Begun::Replay(_)));
+}
+
+#[tokio::test]
+async fn after_the_last_question_a_person_must_look_and_nothing_is_asked_or_run_again() {
+    let world = World::new().await;
+    let _late = world.unknown("k").await;
+    let told = Told::default();
+    for dead_letters in [0, 0, 1] {
+        world.hands.advance(10 * SETTLE);
+        assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled: 0, dead_letters });
+    }
+    world.hands.advance(10 * SETTLE);
+    assert_eq!(world.reconcile(told.clone()).await, QUIET);
+    assert_eq!(told.asked(), ATTEMPTS as usize);
+    assert!(matches!(world.begin("k").await, Begun::Unknown { settled_in: None }));
+    let record = world.record("k").await;
+    assert!(record.flags.dead_letter && record.state == State::Unknown && record.attempt == 1);
+    let history = world.store.history(record.id).await.expect("a history");
+    let tries = history.iter().filter(|(_, line)| line.what.name() == "reconcile try").count();
+    assert_eq!(tries, ATTEMPTS as usize, "each question has its line");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finder_that_panics_or_hangs_has_found_nothing_and_the_others_are_settled() {
+    let world = World::new().await;
+    let mut late = Vec::new();
+    for key in ["panics", "hangs", "known"] {
+        late.push(world.unknown(key).await);
+    }
+    world.hands.advance(SETTLE);
+    let finder = By(|doubtful: Doubtful| -> Pending<'static, Finding> {
+        match doubtful.key.as_str() {
+            "panics" => panic!("a bug of the application's"),
+            "hangs" => Box::pin(std::future::pending()),
+            _ => Box::pin(async { Finding::Executed(answer(201)) }),
+        }
+    });
+    assert_eq!(world.reconcile(finder).await, Reconciled { asked: 3, settled: 1, dead_letters: 0 });
+    for (key, state, tries) in
+        [("panics", State::Unknown, 1), ("hangs", State::Unknown, 1), ("known", State::Completed, 0)]
+    {
+        let record = world.record(key).await;
+        assert_eq!((record.state, record.note.tries), (state, tries), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn of_two_reconcilers_that_ask_at_once_one_settles_and_no_look_counts_twice() {
+    for (finding, settled) in [(Finding::Executed(answer(201)), 1), (Finding::Nothing, 0)] {
+        let world = World::new().await;
+        let _late = world.unknown("k").await;
+        world.hands.advance(SETTLE);
+        // Neither answer is given before both are asked.
+        let both = Arc::new(Barrier::new(2));
+        let finder = || {
+            let (both, finding) = (both.clone(), finding.clone());
+            By(move |_| -> Pending<'static, Finding> {
+                let (both, finding) = (both.clone(), finding.clone());
+                Box::pin(async move {
+                    both.wait().await;
+                    finding
+                })
+            })
+        };
+        let (one, other) = tokio::join!(world.reconcile(finder()), world.reconcile(finder()));
+        assert_eq!((one.asked, other.asked), (1, 1));
+        assert_eq!(one.settled + other.settled, settled, "one settles, the other is told");
+        let record = world.record("k").await;
+        assert_eq!(record.note.tries, u32::from(settled == 0), "one look is one try");
+    }
+}
+
+#[tokio::test]
+async fn a_late_answer_during_a_question_wins_and_the_finding_changes_nothing() {
+    let world = World::new().await;
+    let late = world.unknown("k").await;
+    world.hands.advance(SETTLE);
+    let (asked, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let finder = By({
+        let (asked, answered) = (asked.clone(), answered.clone());
+        move |_| -> Pending<'static, Finding> {
+            let (asked, answered) = (asked.clone(), answered.clone());
+            Box::pin(async move {
+                asked.notify_one();
+                answered.notified().await;
+                Finding::Executed(answer(200))
+            })
+        }
+    });
+    let owner = async {
+        asked.notified().await;
+        assert!(matches!(late.finish(answer(201), false).await, Finished::Stored(_)));
+        answered.notify_one();
+    };
+    let (came, ()) = tokio::join!(world.reconcile(finder), owner);
+    assert_eq!(came, Reconciled { asked: 1, settled: 0, dead_letters: 0 });
+    assert!(matches!(world.begin("k").await, Begun::Replay(kept) if kept.response.status == 201));
+    assert!(!world.record("k").await.flags.dead_letter, "two accounts of one success are no contradiction");
+}
+
+#[tokio::test]
+async fn a_late_answer_after_a_question_finds_the_outcome_known() {
+    let world = World::new().await;
+    let late = world.unknown("k").await;
+    world.hands.advance(SETTLE);
+    world.reconcile(Told::to_say([Finding::Executed(answer(200))])).await;
+    assert!(matches!(late.finish(answer(201), false).await, Finished::Superseded(_)));
+    assert!(matches!(world.begin("k").await, Begun::Replay(kept) if kept.response.status == 200));
+}
+
+#[tokio::test]
+async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
+    let world = World::new().await;
+    let _late = world.unknown("k").await;
+    world.hands.advance(SETTLE);
+    let large = Response { body: Bytes::from(vec![b'x'; 101]), ..answer(201) };
+    assert_eq!(world.reconcile(Told::to_say([Finding::Executed(large)])).await.settled, 1);
+    assert!(matches!(world.begin("k").await, Begun::NotRetained));
+}
+
+#[tokio::test]
+async fn after_a_jump_of_the_stores_clock_nobody_is_asked() {
+    let world = World::new().await;
+    let _late = world.unknown("k").await;
+    let told = Told::to_say([Finding::NotExecuted]);
+    world.ibid.reconcile_with(Arc::new(told.clone()));
+    // Two looks that seem to be apart may not be.
+    world.hands.advance(Duration::from_secs(3600));
+    assert_eq!(upkeep::reconcile_once(&world.ibid).await.expect("the store answers"), QUIET);
+    assert_eq!(told.asked(), 0);
+}
+
+#[tokio::test]
+async fn what_a_finder_can_not_ask_about_is_left_to_others_and_uses_up_no_try() {
+    struct NotMine;
+    impl Find for NotMine {
+        fn asks(&self, rule: &Reconcile) -> bool {
+            rule.question.is_some()
+        }
+        fn find(&self, _: Doubtful) -> Pending<'static, Finding> {
+            panic!("it said that it can't")
+        }
+    }
+    let world = World::new().await;
+    let _late = world.unknown("k").await;
+    world.hands.advance(SETTLE);
+    assert_eq!(world.reconcile(NotMine).await, QUIET);
+    let told = Told::to_say([Finding::Executed(answer(201))]);
+    assert_eq!(world.reconcile(told).await.settled, 1);
+}
+
+#[tokio::test]
+async fn a_node_for_upkeep_begins_nothing() {
+    let world = World::new().await;
+    let node = Ibid::for_upkeep(world.store.clone());
+    assert!(node.begin(world.ask("k")).await.is_err());
+    assert!(world.store.list(Filter::default()).await.expect("a list").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_about_one_route_go_out_at_its_pace() {
+    let world = World::new().await;
+    let mut late = Vec::new();
+    for n in 0..150 {
+        late.push(world.unknown(&format!("k{n}")).await);
+    }
+    world.hands.advance(SETTLE);
+    let started = tokio::time::Instant::now();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let finder = By({
+        let asked = asked.clone();
+        move |_| -> Pending<'static, Finding> {
+            asked.lock().unwrap().push(started.elapsed());
+            Box::pin(async { Finding::Executed(answer(201)) })
+        }
+    });
+    assert_eq!(world.reconcile(finder).await, Reconciled { asked: 150, settled: 150, dead_letters: 0 });
+    // On the paused clock of the test, in which a write takes no time.
+    let asked = asked.lock().unwrap();
+    let in_one_second =
+        asked.windows(53).filter(|asked| asked[52] - asked[0] < Duration::from_secs(1)).count();
+    assert_eq!(in_one_second, 0, "at most fifty a second, and one more for each batch that begins");
+}

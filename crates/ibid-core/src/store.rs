@@ -5,6 +5,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -131,6 +132,9 @@ pub struct Counts {
     pub by_state: [u64; State::ALL.len()],
     /// Those that a person must look at.
     pub dead_letters: u64,
+    /// How long ago the one whose last run began first did so, by state and by the store's clock; what never ran counts
+    /// from when it came.
+    pub oldest: [Option<Duration>; State::ALL.len()],
 }
 
 /// What came of a renewal.

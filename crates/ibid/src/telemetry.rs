@@ -111,6 +111,8 @@ pub const RECONCILE_FAILED: &str = "ibid_reconcile_failed_total";
 pub const RECORDS: &str = "ibid_records";
 /// Records that a person must look at.
 pub const DEAD_LETTERS: &str = "ibid_dead_letters";
+/// Age of the oldest unknown outcome.
+pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
 /// Whether begins are refused because the store does not answer.
 pub const BREAKER_OPEN: &str = "ibid_breaker_open";
 /// Unix time of a chore's last success.
@@ -164,6 +166,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ),
     (RECORDS, "gauge", "records, by state"),
     (DEAD_LETTERS, "gauge", "records that a person must look at"),
+    (
+        OLDEST_UNKNOWN,
+        "gauge",
+        "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown",
+    ),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
     (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
     (

@@ -77,14 +77,21 @@ pub async fn a_count_follows_every_write(subject: &dyn Subject) {
     let flags = Flags { owed: true, ..Flags::default() };
     changes.push(insert(&owed, Draft { flags, ..draft(&owed, State::Pending) }));
     commit_all(&*store, changes).await;
-    let grown = |by: [u64; State::ALL.len()], dead| Counts {
-        by_state: std::array::from_fn(|place| before.by_state[place] + by[place]),
-        dead_letters: before.dead_letters + dead,
+    subject.advance(Duration::from_millis(1)).await;
+    let grown = |by: [u64; State::ALL.len()], dead| {
+        let by_state: [u64; State::ALL.len()] =
+            std::array::from_fn(|place| before.by_state[place] + by[place]);
+        (by_state, before.dead_letters + dead)
     };
-    assert_eq!(count().await, grown([2, 2, 3, 4, 6], 1), "every insert is counted in its state");
+    let numbers = |counts: Counts| (counts.by_state, counts.dead_letters);
+    let first = count().await;
+    for since in first.oldest {
+        assert!(since.expect("one in every state") >= Duration::from_millis(1), "since it came: {since:?}");
+    }
+    assert_eq!(numbers(first), grown([2, 2, 3, 4, 6], 1), "every insert is counted in its state");
     let stored = load(&*store, name.id).await.expect("it stands");
     put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
-    assert_eq!(count().await, grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
+    assert_eq!(numbers(count().await), grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
 }
 
 /// So that a node which lacks one can refuse to start.

@@ -135,9 +135,12 @@ impl Browse for MemoryStore {
     fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
         Box::pin(async move {
             let mut counts = Counts::default();
-            for row in self.enter().0.rows.values() {
+            let (rooms, now) = self.enter();
+            for row in rooms.rows.values() {
                 if let Some(place) = State::ALL.iter().position(|state| *state == row.record.state) {
                     counts.by_state[place] += 1;
+                    let since = now.since(row.record.ran_at.unwrap_or(row.record.created_at));
+                    counts.oldest[place] = counts.oldest[place].max(Some(since));
                 }
                 counts.dead_letters += u64::from(row.record.flags.dead_letter);
             }

@@ -34,6 +34,9 @@ async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
     for (state, count) in State::ALL.into_iter().zip(counts.by_state) {
         gauge!(telemetry::RECORDS, "state" => state.name()).set(count as f64);
     }
+    let unknown = State::ALL.into_iter().zip(counts.oldest).find(|(state, _)| *state == State::Unknown);
+    let since = unknown.and_then(|(_, since)| since).unwrap_or_default();
+    gauge!(telemetry::OLDEST_UNKNOWN).set(since.as_secs_f64());
     gauge!(telemetry::DEAD_LETTERS).set(counts.dead_letters as f64);
     Ok(())
 }

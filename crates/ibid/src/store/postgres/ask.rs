@@ -143,6 +143,8 @@ impl PostgresStore {
             let place = place.ok_or_else(|| StoreError::lasting(KIND, OP, Unreadable("an unknown state")))?;
             counts.by_state[place] = get::<i64>(OP, row, 1)?.cast_unsigned();
             counts.dead_letters += get::<i64>(OP, row, 2)?.cast_unsigned();
+            let at = |place| get::<i64>(OP, row, place).map(Timestamp::from_micros);
+            counts.oldest[place] = Some(at(4)?.since(at(3)?));
         }
         Ok(counts)
     }

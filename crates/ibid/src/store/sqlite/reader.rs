@@ -195,10 +195,11 @@ impl View<'_> {
         let mut counts = Counts::default();
         while let Some(row) = rows.next()? {
             let state = State::from_code(row.get(0)?).ok_or_else(|| unreadable(0, "an unknown state"))?;
-            let place = State::ALL.iter().position(|known| *known == state);
             // Every state is among all states.
-            counts.by_state[place.unwrap_or_default()] = row.get::<_, i64>(1)?.cast_unsigned();
+            let place = State::ALL.iter().position(|known| *known == state).unwrap_or_default();
+            counts.by_state[place] = row.get::<_, i64>(1)?.cast_unsigned();
             counts.dead_letters += row.get::<_, i64>(2)?.cast_unsigned();
+            counts.oldest[place] = Some(self.now.since(Timestamp::from_micros(row.get(3)?)));
         }
         Ok(counts)
     }

@@ -3,10 +3,12 @@
 //! Every flag of the gateway is optional here, for its value may stand in a variable or in the file.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::ledger::LedgerArgs;
+use crate::config::value::parse_duration;
 
 /// Safe retries for HTTP APIs that move money, stock or messages.
 ///
@@ -42,9 +44,16 @@ pub(crate) enum Command {
     /// Changes nothing, and also describes a store that the gateway refuses. Exits with 1 if there is a warning or
     /// worse.
     Doctor(DoctorArgs),
-    /// Settle what is not certain
-    #[command(subcommand)]
-    Reconcile(ReconcileCommand),
+    /// Settle lapsed leases, each by the rule that its record was begun with
+    ///
+    /// Every gateway does so by itself; this is for a store that has none running.
+    Sweep(SweepArgs),
+    /// Ask the upstream about records whose outcome is unknown, or compare our books with the provider's
+    ///
+    /// By the rule that each record was begun with, when its next question is due. Every gateway does so by itself; this
+    /// is for a store that has none running.
+    #[command(args_conflicts_with_subcommands = true)]
+    Reconcile(ReconcileArgs),
     /// Look at records
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -166,6 +175,47 @@ pub(crate) enum ReconcileCommand {
     Ledger(LedgerArgs),
 }
 
+/// How to sweep.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct SweepArgs {
+    #[command(flatten)]
+    pub(crate) rounds: RoundsArgs,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
+}
+
+/// How to reconcile.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ReconcileArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ReconcileCommand>,
+
+    /// The API that is asked, an absolute `http://` URL
+    ///
+    /// Required: here, in the variable, or as `upstream` in the file. [default: none]
+    #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]
+    pub(crate) upstream: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) rounds: RoundsArgs,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
+}
+
+/// How often a chore is done.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct RoundsArgs {
+    /// Again after so long, such as `10s`, until told to stop [default: once]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) every: Option<Duration>,
+
+    /// Print one JSON object a round [default: a sentence]
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// What may be asked about records.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
@@ -254,6 +304,11 @@ pub(crate) struct ConfigCheckArgs {
     /// Print one JSON object with every setting [default: tables]
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let length = parse_duration(text).map_err(|problem| format!("it {problem}"))?;
+    if length.is_zero() { Err("it must be longer than zero".to_owned()) } else { Ok(length) }
 }
 
 /// Whole command lines that clap refuses, in the form of every other failure.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileCommand};
+use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileArgs, ReconcileCommand};
 use config::{Config, Variables};
 use gateway::Gateway;
 use open::open_store;
@@ -58,10 +58,30 @@ fn run(command: Command) -> Result<(), Failures> {
             let secrets = config::secrets_of(&args.place, &Variables::of_process()?)?;
             wait_for(commands::doctor::run(&url, secrets, args.json, &mut stdout()))
         }
+        Command::Sweep(args) => {
+            let url = config::store_of(&args.place)?;
+            let rounds = rounds(&args.rounds);
+            wait_for(until_stopped(async {
+                let store = open_store(&url, false).await?;
+                commands::chores::sweep(&url, store, &rounds, &mut stdout()).await
+            }))
+        }
+        Command::Reconcile(ReconcileArgs { command: Some(ReconcileCommand::Ledger(args)), .. }) => {
+            commands::ledger::main(&args)
+        }
+        Command::Reconcile(args) => {
+            let (url, (upstream, http2)) = (config::store_of(&args.place)?, config::upstream_of(&args)?);
+            let rounds = rounds(&args.rounds);
+            wait_for(until_stopped(async {
+                let forwarder = gateway::forward::Forwarder::new(upstream, http2)
+                    .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
+                let store = open_store(&url, false).await?;
+                commands::chores::reconcile(&url, store, forwarder, &rounds, &mut stdout()).await
+            }))
+        }
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }
-        Command::Reconcile(ReconcileCommand::Ledger(args)) => commands::ledger::main(&args),
         Command::Keys(KeysCommand::List(args)) => {
             let url = config::store_of(&args.place)?;
             wait_for(async {
@@ -130,6 +150,19 @@ fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
             _ = int.recv() => {}
         }
     })
+}
+
+fn rounds(args: &args::RoundsArgs) -> commands::chores::Rounds {
+    commands::chores::Rounds { every: args.every, json: args.json }
+}
+
+/// Lets a command go on until it has ended or the process is told to stop.
+async fn until_stopped(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let stop = stop_signal()?;
+    tokio::select! {
+        ended = command => ended,
+        () = stop => Ok(()),
+    }
 }
 
 /// Logs to stderr, as the variables say.

@@ -3,12 +3,12 @@
 use std::io::Write;
 
 use ibid::http::hooks::Hook;
-use ibid_core::policy::Policy;
+use ibid_core::policy::{Policy, Reconcile};
 use serde_json::{Map, Value, json};
 
 use crate::args::ConfigCheckArgs;
 use crate::config::value::{show_duration, show_size};
-use crate::config::{Config, ReconcileRule, Route, Variables, policy};
+use crate::config::{Config, Route, Variables, policy};
 use crate::output::{Failure, Failures, print_fields, print_json, print_line, print_table};
 
 /// Checks the configuration and prints it to `out`; warnings go to `talk`.
@@ -141,7 +141,7 @@ fn route_json(route: &Route) -> Value {
         "guard": if route.guard { "on" } else { "off" },
         "line": route.line,
         "policy": policy_json(&route.policy),
-        "reconcile": route.reconcile.as_ref().map(|rule| rule_json(rule, &route.policy)),
+        "reconcile": route.policy.reconcile.as_ref().and_then(rule_json),
     })
 }
 
@@ -157,18 +157,19 @@ fn hook_json(hook: &Hook) -> Value {
     })
 }
 
-fn rule_json(rule: &ReconcileRule, policy: &Policy) -> Value {
+fn rule_json(rule: &Reconcile) -> Option<Value> {
+    let question = rule.question.as_ref()?;
     let headers: Map<String, Value> =
-        rule.headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    json!({
-        "request": format!("GET {}", rule.path),
+        question.headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    Some(json!({
+        "request": format!("GET {}", question.path),
         "headers": headers,
-        "executed": rule.executed,
-        "not_executed": rule.not_executed,
-        "settle": policy.reconcile.as_ref().map(|reconcile| show_duration(reconcile.settle)),
+        "executed": question.executed,
+        "not_executed": question.not_executed,
+        "settle": show_duration(rule.settle),
         "attempts": rule.attempts,
-        "status": rule.status,
-    })
+        "status": question.status,
+    }))
 }
 
 /// Every rule of a policy, by its key.

@@ -1,5 +1,6 @@
 //! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
 
+pub(crate) mod chores;
 pub(crate) mod config_check;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use ibid_core::policy::{OnLapse, OnServerError, Policy};
+use ibid_core::policy::Policy;
 
-use super::DAY;
+use crate::gateway::tenant::{TenantFrom, TenantHow};
+
 use super::read::Reader;
-use super::route::RouteDraft;
+use super::route::{RouteDraft, placeholders};
 use super::value::show_duration;
+use super::{DAY, Route};
 
 /// Collects what is allowed and should be known.
 pub(super) struct Advice<'a> {
@@ -44,21 +46,32 @@ impl<'a> Advice<'a> {
             );
             self.warn(draft.line, text);
         }
-        if let Some(rule) = &draft.reconcile {
-            let text = format!(
-                "{name} has a reconcile rule, and this release does not ask by it yet: an unknown record stays \
-                 unknown until an operator or a later release settles it"
-            );
-            self.warn(draft.reconcile_line, text);
-            if !rule.path.contains("{key}") && !rule.headers.iter().any(|(_, value)| value.contains("{key}"))
-            {
-                let text = format!(
-                    "the reconcile rule of {name} does not carry {{key}}: does it find the right one?"
-                );
-                self.warn(draft.reconcile_line, text);
+        self.rule(&name, draft, policy);
+        self.policy(&name, draft.line, policy, horizon);
+    }
+
+    fn rule(&mut self, name: &str, draft: &RouteDraft, policy: &Policy) {
+        let (Some(rule), Some(reconcile)) = (&draft.reconcile, &policy.reconcile) else { return };
+        let mut warn = |text: &str| {
+            self.warn(draft.reconcile_line, format!("the reconcile rule of {name} {text}"));
+        };
+        // The same key on another order is another record.
+        let names = placeholders(&draft.pattern);
+        for missing in ["key"].into_iter().chain(names.iter().map(String::as_str)) {
+            if !rule.carries(missing) {
+                warn(&format!("does not carry {{{missing}}}: does it find the right one?"));
             }
         }
-        self.policy(&name, draft.line, policy, horizon);
+        if reconcile.attempts == 1 {
+            warn("has one attempt, and `not_executed` is believed only when seen twice");
+        }
+        let over = policy.upstream_timeout + policy.linger;
+        if reconcile.settle < over {
+            let over = show_duration(over);
+            warn(&format!(
+                "is first asked by after {over} (upstream_timeout and linger), for until then its attempt may go on"
+            ));
+        }
     }
 
     pub(super) fn policy(&mut self, name: &str, line: usize, policy: &Policy, horizon: Option<Duration>) {
@@ -78,9 +91,8 @@ impl<'a> Advice<'a> {
                 format!("{name}: max_run is shorter than upstream_timeout, so a slow attempt lapses first");
             self.warn(line, text);
         }
-        let ends_unknown =
-            policy.on_lapse == OnLapse::Unknown || policy.on_server_error == OnServerError::Unknown;
-        if policy.reconcile.is_none() && ends_unknown {
+        // Whatever the other rules say: an answer that does not come in time leaves its outcome unknown.
+        if policy.reconcile.is_none() {
             self.dead_letters.push(name.to_owned());
         }
     }
@@ -94,5 +106,17 @@ impl<'a> Advice<'a> {
                 self.dead_letters.join(", ")
             ));
         }
+    }
+}
+
+/// Rules that ask by a tenant whom the upstream does not know.
+pub(super) fn tenants(how: Option<&TenantHow>, routes: &[Route], warnings: &mut Vec<String>) {
+    let hashed = how.is_some_and(|how| how.from == TenantFrom::Authorization);
+    if hashed && routes.iter().any(|route| route.policy.reconcile.is_some()) {
+        warnings.push(
+            "with tenant `authorization` a reconcile rule's {tenant} is a digest of the credential: the upstream must \
+             know tenants by that"
+                .to_owned(),
+        );
     }
 }

@@ -385,14 +385,14 @@ pub(crate) const KEYS: &[Key] = &[
         "not_executed",
         "array of statuses",
         "[404]",
-        "Answers that say it was not, believed when seen twice, `settle` apart.",
+        "Answers that say it was not, believed when seen twice, `settle` apart, after the attempt is over.",
     ),
     key(
         "route.reconcile",
         "settle",
         "duration",
         "\"60s\"",
-        "At least 2 × `upstream_timeout`, and by default that if it is longer: before then a delivery may still run.",
+        "From the moment the outcome became unknown to the first question, and between two that find nothing. At least 2 × `upstream_timeout`, and by default that if it is longer: before then a delivery may still run. The first question also waits for `upstream_timeout` + `linger`.",
     ),
     key(
         "route.reconcile",
@@ -531,7 +531,7 @@ pub(crate) const KEYS: &[Key] = &[
         "reconcile_every",
         "duration",
         "\"5s\"",
-        "How often unknown records are looked for. Accepted and not used in this release.",
+        "How often the reconciler looks for unknown records whose next question is due. Short, for it is an index look-up; when a question is due says the record itself.",
     ),
     key(
         "server",

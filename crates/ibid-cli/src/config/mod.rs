@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use http::{Method, Uri};
 use ibid_core::fingerprint::Secret;
-use ibid_core::policy::{Policy, Reconcile};
+use ibid_core::policy::{BindRule, Policy};
 use toml::de::DeTable;
 
-use crate::args::{GatewayArgs, StoreArgs};
+use crate::args::{GatewayArgs, ReconcileArgs, StoreArgs};
 use crate::gateway::tenant::{TenantFrom, TenantHow, TenantHowError, parse_net};
 use crate::output::{Failure, Failures};
 use advice::Advice;
@@ -38,7 +38,6 @@ mod tests;
 pub(crate) mod value;
 mod variables;
 
-pub(crate) use route::ReconcileRule;
 pub(crate) use store::StoreUrl;
 pub(crate) use variables::{Log, Variables};
 
@@ -88,8 +87,6 @@ pub(crate) struct Route {
     pub(crate) guard: bool,
     /// All layers put together.
     pub(crate) policy: Policy,
-    /// How unknown records are to be settled.
-    pub(crate) reconcile: Option<ReconcileRule>,
     /// Where it stands in the file.
     pub(crate) line: usize,
 }
@@ -170,6 +167,16 @@ pub(crate) fn store_of(args: &StoreArgs) -> Result<StoreUrl, Failures> {
         .map(Option::unwrap_or_default)
 }
 
+/// The upstream that `ibid reconcile` asks, and whether it speaks HTTP/2: the flag, the variable, the file.
+pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<(Uri, bool), Failures> {
+    let flags = GatewayArgs { upstream: args.upstream.clone(), ..GatewayArgs::default() };
+    let (upstream, http2) = from_file(&args.place, |root, reader| {
+        (read_upstream(root, reader, &flags), root.boolean("upstream_http2").unwrap_or(false))
+    })?;
+    // It is missing only where an error was kept.
+    upstream.map(|upstream| (upstream, http2)).ok_or_else(|| Failure::usage("there is no upstream").into())
+}
+
 /// How many fingerprint secrets a gateway would be given: by the variable, or in the file.
 pub(crate) fn secrets_of(args: &StoreArgs, variables: &Variables) -> Result<usize, Failures> {
     from_file(args, |root, reader| read_secrets(root, reader, variables).len())
@@ -218,6 +225,7 @@ fn assemble(
     let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes);
     let secrets = read_secrets(root, reader, variables);
     let (upkeep, server) = (read_upkeep(root), read_server(root));
+    advice::tenants(tenant.as_ref(), &routes, &mut warnings);
     refuse_limits(root, reader);
     if let (Some(listen), Some(admin)) = (listen, admin_listen) {
         check_addresses(listen, admin, upstream.as_ref(), reader, &mut warnings);
@@ -527,21 +535,17 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Ro
     let layers = [base, &draft.preset_rules, &draft.rules];
     let mut policy = policy::resolve(&layers);
     let reader = advice.reader;
-    if let Some(rule) = &draft.reconcile {
-        let settle = rule.settle.unwrap_or_else(|| SETTLE.max(2 * policy.upstream_timeout));
-        policy.reconcile = Some(Reconcile { settle, attempts: rule.attempts });
+    policy.reconcile = draft.reconcile.as_ref().map(|rule| rule.made(&draft.pattern, &policy));
+    if policy.bind == BindRule::Principal && policy.reconcile.is_some() {
+        let problem = "the question of a reconcile rule can't say which principal's key it is about";
+        let hint =
+            "leave out `bind = \"principal\"`, or the rule: one principal's answer could settle another's";
+        reader.refuse_with_hint(draft.reconcile_line, problem, hint);
     }
     check_policy(&policy, &layers, draft.reconcile_line, reader);
     let horizon = draft.rules.retry_horizon.or(base.retry_horizon);
     advice.route(&draft, &policy, horizon);
-    Route {
-        methods: draft.methods,
-        pattern: draft.pattern,
-        guard: draft.guard,
-        policy,
-        reconcile: draft.reconcile,
-        line: draft.line,
-    }
+    Route { methods: draft.methods, pattern: draft.pattern, guard: draft.guard, policy, line: draft.line }
 }
 
 fn check_policy(policy: &Policy, layers: &[&Overlay], line: usize, reader: &Reader<'_>) {
@@ -621,8 +625,5 @@ pub(crate) const LISTEN: &str = "127.0.0.1:8080";
 
 /// Where operators connect by default.
 pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8081";
-
-/// How far apart "not executed" must be seen by default: twice the default time-out of the upstream.
-const SETTLE: Duration = Duration::from_secs(60);
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -131,8 +131,9 @@ fn intro(section: &str) -> &'static str {
              Keys marked `hmac` are for that scheme alone.\n\n"
         }
         "route.reconcile" => {
-            "How unknown records of the route are to be settled. This release checks and keeps the rule and does not \
-             ask by it yet: an unknown record stays unknown until an operator or a later release settles it.\n\n"
+            "How unknown records of the route are settled: the upstream is asked. The rule travels with the record, so \
+             a later configuration governs later records only. Without one an unknown record is a dead letter at \
+             once.\n\n"
         }
         _ => "",
     }

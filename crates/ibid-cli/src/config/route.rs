@@ -3,29 +3,39 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use http::Method;
+use http::uri::PathAndQuery;
+use http::{HeaderName, HeaderValue, Method};
+use ibid_core::policy::{Policy, Question, Reconcile};
 
 use super::policy::Overlay;
 use super::read::{Reader, Section};
 use super::value::near_miss;
+use crate::gateway::reconcile::fill;
 
-/// How the upstream is asked what became of an unknown record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ReconcileRule {
-    /// The path to GET, with `{…}` to be filled in.
-    pub(crate) path: String,
-    /// Header lines, with `{…}` to be filled in.
-    pub(crate) headers: Vec<(String, String)>,
-    /// Answers that say it was executed.
-    pub(crate) executed: Vec<u16>,
-    /// Answers that say it was not.
-    pub(crate) not_executed: Vec<u16>,
-    /// "Not executed" counts when seen twice, this far apart. None: by the upstream's time-out.
-    pub(crate) settle: Option<Duration>,
-    /// Tries before a person is asked.
-    pub(crate) attempts: u32,
-    /// The status under which the found answer is stored.
-    pub(crate) status: Option<u16>,
+/// A `[route.reconcile]` as the file has it.
+#[derive(Debug)]
+pub(super) struct RuleDraft {
+    pub(super) question: Question,
+    /// None: by the upstream's time-out.
+    settle: Option<Duration>,
+    attempts: u32,
+}
+
+impl RuleDraft {
+    /// The rule as records keep it.
+    pub(super) fn made(&self, pattern: &str, policy: &Policy) -> Reconcile {
+        Reconcile {
+            settle: self.settle.unwrap_or_else(|| SETTLE.max(2 * policy.upstream_timeout)),
+            attempts: self.attempts,
+            route: Some(pattern.to_owned()),
+            question: Some(self.question.clone()),
+        }
+    }
+
+    /// Whether the question holds `{name}` somewhere.
+    pub(super) fn carries(&self, name: &str) -> bool {
+        texts(&self.question).any(|text| placeholders(text).iter().any(|held| held == name))
+    }
 }
 
 /// A route as the file has it, before the layers are put together.
@@ -36,7 +46,7 @@ pub(super) struct RouteDraft {
     pub(super) preset: Option<String>,
     pub(super) preset_rules: Overlay,
     pub(super) rules: Overlay,
-    pub(super) reconcile: Option<ReconcileRule>,
+    pub(super) reconcile: Option<RuleDraft>,
     pub(super) reconcile_line: usize,
     pub(super) line: usize,
 }
@@ -199,10 +209,10 @@ fn read_rule(
     reader: &Reader<'_>,
     names: &[String],
     one_tenant: bool,
-) -> Option<ReconcileRule> {
+) -> Option<RuleDraft> {
     let request = section.text("request");
     let request_line = section.line_of("request").unwrap_or(section.line);
-    let rule = ReconcileRule {
+    let question = Question {
         path: request
             .as_deref()
             .and_then(|request| request.strip_prefix("GET "))
@@ -212,30 +222,30 @@ fn read_rule(
         headers: section.pairs("headers").unwrap_or_default(),
         executed: section.statuses("executed").unwrap_or_else(|| vec![200]),
         not_executed: section.statuses("not_executed").unwrap_or_else(|| vec![404]),
-        settle: section.positive("settle"),
-        attempts: section.count("attempts").unwrap_or(10),
         status: section.status("status"),
     };
+    let settle = section.positive("settle");
+    let attempts = section.count("attempts").unwrap_or(10);
     let lines = section.lines().clone();
     let line_of = |key: &str| lines.get(key).copied().unwrap_or(section.line);
     if request.is_none() && !lines.contains_key("request") {
         reader.refuse(section.line, "`request` is missing: how is the upstream asked?");
-    } else if request.is_some() && !rule.path.starts_with('/') {
+    } else if request.is_some() && !question.path.starts_with('/') {
         let hint = "write for example \"GET /payments/by-key/{key}\"";
         reader.refuse_with_hint(
             request_line,
             "`request` must be GET and a path: asking must change nothing",
             hint,
         );
+    } else if request.is_some() && !is_target(&question.path) {
+        reader.refuse(request_line, "`request` can't be sent: its path is no path of a URL");
     }
-    for (name, _) in &rule.headers {
-        if name.parse::<http::HeaderName>().is_err() {
-            reader
-                .refuse(line_of("headers"), format!("`headers` holds `{name}`, which is not a header name"));
+    for (name, value) in &question.headers {
+        if let Some(problem) = header_problem(name, value) {
+            reader.refuse(line_of("headers"), format!("`headers` holds `{name}`, {problem}"));
         }
     }
-    let texts = || std::iter::once(&rule.path).chain(rule.headers.iter().map(|(_, value)| value));
-    for name in texts().flat_map(|text| placeholders(text)) {
+    for name in texts(&question).flat_map(placeholders) {
         if !["key", "tenant"].contains(&name.as_str()) && !names.contains(&name) {
             let hint = "there are {key}, {tenant} and the names in `match`";
             reader.refuse_with_hint(
@@ -245,26 +255,64 @@ fn read_rule(
             );
         }
     }
-    if !one_tenant && !texts().any(|text| text.contains("{tenant}")) {
+    if !one_tenant && !texts(&question).any(|text| text.contains("{tenant}")) {
         let problem = "the reconcile rule does not carry {tenant} in `request` or `headers`";
         let hint = "without it one tenant's answer could settle another's record; with `tenant = none` it may be left out";
         reader.refuse_with_hint(section.line, problem, hint);
     }
-    if let Some(both) = rule.executed.iter().find(|status| rule.not_executed.contains(status)) {
+    if let Some(both) = question.executed.iter().find(|status| question.not_executed.contains(status)) {
         reader.refuse(
             line_of("not_executed"),
             format!("`{both}` can't mean both `executed` and `not_executed`"),
         );
     }
     section.finish();
-    Some(rule)
+    Some(RuleDraft { question, settle, attempts })
+}
+
+/// Every text of a question in which something is filled in.
+fn texts(question: &Question) -> impl Iterator<Item = &str> {
+    let values = question.headers.iter().map(|(_, value)| value.as_str());
+    std::iter::once(question.path.as_str()).chain(values)
+}
+
+/// Whether a request can be sent there, whatever is filled in.
+fn is_target(path: &str) -> bool {
+    let filled = fill(path, |_| Some("x".to_owned()));
+    !path.contains('#') && filled.is_some_and(|path| PathAndQuery::try_from(path).is_ok())
+}
+
+/// Why a line can't stand in a question.
+fn header_problem(name: &str, value: &str) -> Option<&'static str> {
+    let Ok(name) = name.parse::<HeaderName>() else { return Some("which is not a header name") };
+    let filled = fill(value, |_| Some("x".to_owned()));
+    if NOT_ASKED_WITH.contains(&name.as_str()) {
+        return Some("which the gateway sets by itself");
+    }
+    let fits = filled.is_some_and(|value| HeaderValue::from_str(&value).is_ok());
+    (!fits).then_some("whose value can't be sent")
 }
 
 /// The names in braces.
-fn placeholders(text: &str) -> Vec<String> {
+pub(super) fn placeholders(text: &str) -> Vec<String> {
     let opened = text.split('{').skip(1);
     opened.filter_map(|rest| Some(rest.split_once('}')?.0.trim_start_matches('*').to_owned())).collect()
 }
+
+/// How far apart "not executed" must be seen by default: twice the default time-out of the upstream.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// Lines that say how a request is sent, or what may come back.
+const NOT_ASKED_WITH: [&str; 8] = [
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
 
 /// Methods that a route may name. The others change nothing, so repeating them is safe already.
 const GUARDED: [Method; 4] = [Method::POST, Method::PATCH, Method::PUT, Method::DELETE];

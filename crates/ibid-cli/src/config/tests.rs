@@ -2,7 +2,9 @@
 
 use super::*;
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
-use ibid_core::policy::{AfterExpiry, InFlight, KeyRule, OnLapse, OnServerError, Profile};
+use ibid_core::policy::{
+    AfterExpiry, InFlight, KeyRule, OnLapse, OnServerError, Profile, Question, Reconcile,
+};
 use ibid_core::scope::ScopeRule;
 
 /// Enough to start with.
@@ -115,9 +117,17 @@ secrets = ["0123456789abcdef0123456789abcdef"]
         Duration::from_millis(250),
         "`[defaults]` holds where the preset is silent"
     );
-    assert_eq!(payments.policy.reconcile, Some(Reconcile { settle: Duration::from_secs(60), attempts: 4 }));
-    assert_eq!(payments.reconcile.as_ref().unwrap().path, "/payments/by-key/{key}");
-    assert_eq!(payments.reconcile.as_ref().unwrap().status, Some(201));
+    let question = Question {
+        path: "/payments/by-key/{key}".into(),
+        headers: vec![("x-tenant-id".into(), "{tenant}".into())],
+        executed: vec![200],
+        not_executed: vec![404],
+        status: Some(201),
+    };
+    let route = Some("/payments".to_owned());
+    let reconcile =
+        Reconcile { route, question: Some(question), ..Reconcile::new(Duration::from_secs(60), 4) };
+    assert_eq!(payments.policy.reconcile, Some(reconcile));
     assert_eq!(config.routes[1].methods, [Method::POST, Method::PUT]);
     assert_eq!(config.routes[1].policy.retention, DAY);
     assert_eq!(config.upkeep.sweep_every, Duration::from_secs(1));
@@ -400,11 +410,27 @@ fn a_reconcile_rule_is_checked() {
             .contains("`settle` must be at least 2 × upstream_timeout")
     );
     assert!(refusal(&rule(&format!("{asks}attempts = 0"))).contains("`attempts`"));
+    for path in ["/p/{key", "/p /{key}", "/p/{key}#x"] {
+        let asks = format!("request = \"GET {path}\"");
+        assert!(refusal(&rule(&asks)).contains("no path of a URL"), "{path}");
+    }
+    for (line, problem) in [
+        ("\"a b\" = \"x\"", "not a header name"),
+        ("content-length = \"1\"", "the gateway sets by itself"),
+        ("x = \"a\\nb\"", "value can't be sent"),
+    ] {
+        let lines = format!(
+            "[[route]]\nmatch = \"POST /p\"\n[route.reconcile]\n{asks}headers = {{ t = \"{{tenant}}\", {line} }}\n"
+        );
+        assert!(refusal(&lines).contains(problem), "{line}: {}", refusal(&lines));
+    }
     assert!(refusal(&rule(&format!("{asks}not_executed = [404, 200]"))).contains("`200` can't mean both"));
     assert!(
         refusal(&rule(&format!("{asks}every = \"5s\"")))
             .contains("`every` is not a key of `[route.reconcile]`")
     );
+    let bound = rule(asks).replace("[route.rec", "bind = \"principal\"\n[route.rec");
+    assert!(refusal(&bound).contains("can't say which principal's"), "{}", refusal(&bound));
     // The default keeps up with a longer time-out.
     let slow = format!("[defaults]\nupstream_timeout = \"2m\"\n{}", rule(asks));
     assert_eq!(more(&slow).routes[0].policy.reconcile.as_ref().unwrap().settle, Duration::from_secs(240));
@@ -439,10 +465,25 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
     warns("[defaults]\nupstream_timeout = \"16m\"", "max_run is shorter than upstream_timeout");
     warns("[store]\nurl = \"memory:\"", "gone when the process ends");
     let rule = "[[route]]\nmatch = \"POST /x\"\n[route.reconcile]\nrequest = \"GET /x/{tenant}\"\n";
-    warns(rule, "an unknown record stays unknown");
     warns(rule, "does not carry {key}");
-    let quiet = "[defaults]\non_lapse = \"fail\"\non_server_error = \"store\"\n";
-    assert_eq!(more(quiet).warnings, Vec::<String>::new());
+    let rule =
+        "[[route]]\nmatch = \"POST /x/{id}\"\n[route.reconcile]\nrequest = \"GET /x/{tenant}/{key}\"\n";
+    warns(rule, "does not carry {id}");
+    warns(
+        &format!("{rule}attempts = 1\n"),
+        "one attempt, and `not_executed` is believed only when seen twice",
+    );
+    warns(&format!("[defaults]\nlinger = \"2m\"\n{rule}"), "first asked by after 150s");
+    let whole = rule.replace("{tenant}", "{tenant}/{id}");
+    let said = |text: &str| {
+        more(text).warnings.into_iter().filter(|w| !w.starts_with("no reconcile rule for every"))
+    };
+    assert_eq!(said(&whole).collect::<Vec<_>>(), Vec::<String>::new());
+    let hashed = format!("upstream = \"http://a\"\n[tenant]\nfrom = \"authorization\"\n{whole}");
+    let warnings = read(&hashed).unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("a digest of the credential")), "{warnings:#?}");
+    let no_rule = "[defaults]\non_lapse = \"fail\"\non_server_error = \"store\"\n";
+    warns(no_rule, "no reconcile rule for every other POST and PATCH");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 mod body;
 pub(crate) mod forward;
+pub(crate) mod reconcile;
 pub(crate) mod server;
 pub(crate) mod tenant;
 
@@ -28,7 +29,6 @@ use ibid::http::{
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
-use ibid_core::policy::Policy;
 use ibid_core::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -64,6 +64,7 @@ impl Gateway {
         let ibid = Ibid::start(store, settings(config)?).await.map_err(|error| refused(config, &error))?;
         let forwarder = Forwarder::new(config.upstream.clone(), config.upstream_http2)
             .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
+        ibid.reconcile_with(Arc::new(reconcile::Asker(forwarder.clone())));
         let upstream = Upstream { forwarder, unguarded_for: config.defaults.upstream_timeout };
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
             .principals(principals())
@@ -79,8 +80,11 @@ impl Gateway {
             drain_for: config.server.drain_for,
             ..ServerLimits::default()
         };
-        let schedule =
-            Schedule { sweep_every: config.upkeep.sweep_every, reap_every: config.upkeep.reap_every };
+        let schedule = Schedule {
+            sweep_every: config.upkeep.sweep_every,
+            reap_every: config.upkeep.reap_every,
+            reconcile_every: config.upkeep.reconcile_every,
+        };
         Ok(Gateway { public, admin, app, ibid, metrics, limits, schedule })
     }
 
@@ -203,8 +207,7 @@ fn routes(config: &Config) -> Result<Routes, Failure> {
         begins: Begins::Guard,
         methods: route.methods.clone(),
         pattern: route.pattern.clone(),
-        // Nobody asks yet in this release, so an unknown record is a person's at once, and its clients are told so.
-        policy: route.guard.then(|| Policy { reconcile: None, ..route.policy.clone() }),
+        policy: route.guard.then(|| route.policy.clone()),
     };
     Routes::new(config.defaults.clone(), config.routes.iter().map(rule).collect())
         .map_err(|error| Failure::usage("the routes can't be used").because(error))

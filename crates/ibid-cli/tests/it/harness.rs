@@ -161,6 +161,13 @@ impl Setup {
         bare(self.folder()).args(words).output().expect("the binary starts")
     }
 
+    /// Starts another command of the binary in the folder that goes on until it is told to stop.
+    pub(crate) fn spawn(&self, words: &[&str]) -> Child {
+        let mut command = bare(self.folder());
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn().expect("the binary starts")
+    }
+
     fn command(&self) -> Command {
         let file = self.folder().join("ibid.toml");
         std::fs::write(&file, &self.config).expect("the file can be written");

@@ -17,6 +17,7 @@ mod gateway_hooks;
 mod gateway_http;
 mod gateway_load;
 mod gateway_postgres;
+mod gateway_reconcile;
 mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;

@@ -6,7 +6,10 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response, StatusCode, header, response};
 use http_body::Body;
 use http_body_util::BodyExt;
+use ibid_core::policy::Policy;
 use ibid_core::response::{Line, Response as Kept, may_be_repeated};
+
+use crate::upkeep::Finding;
 
 /// What a handler's answer turned out to be.
 pub(super) enum Captured<B> {
@@ -39,6 +42,18 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, lim
         }
     }
     Captured::Whole { head, body: joined(read), trailers }
+}
+
+/// What a server answered that was asked about a request, as the answer of that request: read whole within the policy's
+/// limits, without what no retry may have. What is cut off is no finding.
+pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> Finding {
+    match read(answer, policy.max_response_body).await {
+        Captured::Whole { head, body, trailers } => {
+            Finding::Executed(kept(&head, &body, trailers.as_ref(), policy.response_version))
+        }
+        Captured::Unkept { head, .. } => Finding::ExecutedUnkept(head.status.as_u16()),
+        Captured::Broken => Finding::Nothing,
+    }
 }
 
 /// The part of an answer that every retry may have.

@@ -17,6 +17,7 @@ mod status;
 mod tenants;
 
 pub use body::ReplyBody;
+pub use capture::executed;
 pub use held::{Held, NotRun, Unbegun};
 pub use layer::{Guard, GuardLayer};
 pub use routes::{Begins, Route, Routes, RoutesError, Rule};

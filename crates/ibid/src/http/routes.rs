@@ -130,10 +130,12 @@ impl Routes {
                 problem: error.to_string(),
             })?;
         }
-        let route = rule.policy.as_ref().map(|policy| Route {
-            pattern: Arc::from(rule.pattern.as_str()),
-            policy: Arc::new(policy.clone()),
-            begins: rule.begins,
+        let route = rule.policy.clone().map(|mut policy| {
+            // It travels with the record, whose own route a later configuration may not have.
+            if let Some(reconcile) = &mut policy.reconcile {
+                reconcile.route.get_or_insert_with(|| rule.pattern.clone());
+            }
+            Route { pattern: Arc::from(rule.pattern.as_str()), policy: Arc::new(policy), begins: rule.begins }
         });
         self.rules.push((rule, route));
         Ok(())

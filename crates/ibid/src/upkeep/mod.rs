@@ -47,18 +47,19 @@ impl Default for Schedule {
 
 /// Runs the chores until dropped. A failing chore is logged and tried again at its next time.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
+    let ibid = &ibid;
     // Beside each other: an upstream that is slow to say what became of a request holds up no sweep, and a long sweep
     // no accepted request.
     tokio::join!(
-        every(schedule.sweep_every, async || done("sweeper", sweep_once(&ibid).await)),
-        every(schedule.reap_every, async || done("reaper", reap_once(&ibid).await)),
-        every(schedule.reap_every, async || done("evidence", weigh_once(&ibid).await)),
-        every(schedule.reconcile_every, async || done("reconciler", reconcile_once(&ibid).await)),
-        deliverer::run(&ibid),
+        every(schedule.sweep_every, || async { done("sweeper", sweep_once(ibid).await) }),
+        every(schedule.reap_every, || async { done("reaper", reap_once(ibid).await) }),
+        every(schedule.reap_every, || async { done("evidence", weigh_once(ibid).await) }),
+        every(schedule.reconcile_every, || async { done("reconciler", reconcile_once(ibid).await) }),
+        deliverer::run(ibid),
     );
 }
 
-async fn every(pause: Duration, chore: impl AsyncFn()) {
+async fn every<F: Future<Output = ()>>(pause: Duration, mut chore: impl FnMut() -> F) {
     let mut ticker = tokio::time::interval(pause);
     ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -151,7 +151,7 @@ async fn what_is_found_executed_is_replayed_as_it_was_found_also_a_decline() {
             matches!(world.begin("k").await, Begun::Replay(kept) if *kept.response == answer(status)),
             "{status}"
         );
-        let asked = told.asked.lock().unwrap();
+        let asked = told.asked.lock().unwrap().clone();
         let [seen] = &asked[..] else { panic!("asked once") };
         let words = (seen.tenant.as_str(), seen.method.as_str(), seen.path.as_str(), seen.key.as_str());
         assert_eq!(words, ("shop", "POST", "/pay", "k"));

@@ -1,0 +1,318 @@
+//! The gateway settles unknown outcomes by asking the upstream, which executed and then cut the connection.
+//!
+//! The client's requests say in their own `x-fixture` how they are treated; the gateway's questions are treated as the
+//! upstream was told, or as the rule's own header says.
+
+use std::io::{BufRead, BufReader};
+use std::process::Command;
+
+use ibid_testkit::client::{Request, Response};
+use ibid_testkit::upstream::{Seen, Upstream};
+use serde_json::Value;
+
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
+
+on_every_store!(what_the_upstream_says_it_executed_is_replayed);
+async fn what_the_upstream_says_it_executed_is_replayed(on: On) {
+    let upstream = Upstream::start().await;
+    upstream.behave("status=200;body=paid;header=x-payment: 7;header=set-cookie: a=b");
+    let setup = setup(&upstream, "status = 201").on(on);
+    let gateway = setup.start();
+    let lost = gateway.call(&lost("k")).await;
+    assert_problem(&lost, 502, "outcome-unknown");
+    let early = gateway.call(&pay("k")).await;
+    assert_problem(&early, 409, "outcome-unknown");
+    let wait: u64 = early.header("retry-after").expect("a next look").parse().expect("seconds");
+    assert!((1..=2).contains(&wait), "until the question, which is due in a second: {wait}");
+
+    let known = until_known(&gateway, "k").await;
+    assert_eq!((known.status, known.text().as_str()), (201, "paid"));
+    assert_eq!(known.header("x-payment").as_deref(), Some("7"));
+    assert_eq!(known.header("set-cookie"), None, "what no retry may have is not kept");
+    assert!(is_replay(&known));
+    assert_eq!(upstream.executions("k"), 1);
+    let asked = questions(&upstream);
+    assert_eq!(asked.len(), 1);
+    assert_eq!(asked[0].target, "/payments/by-key/k");
+    assert_eq!(asked[0].header("accept-encoding").as_deref(), Some("identity"));
+    assert_eq!(counts(&gateway).await, (1.0, 1.0, 0.0));
+}
+
+on_every_store!(what_is_absent_twice_is_run_once_more_by_the_next_retry);
+async fn what_is_absent_twice_is_run_once_more_by_the_next_retry(on: On) {
+    let upstream = Upstream::start().await;
+    upstream.behave("status=404");
+    let setup = setup(&upstream, "").on(on);
+    let gateway = setup.start();
+    assert_problem(&gateway.call(&lost("k")).await, 502, "outcome-unknown");
+    let ran = until_known(&gateway, "k").await;
+    assert_eq!((ran.status, is_replay(&ran)), (201, false));
+    assert_eq!(upstream.executions("k"), 2, "the first, which left no trace, and one more");
+    assert_eq!(questions(&upstream).len(), 2);
+    assert!(is_replay(&gateway.call(&pay("k")).await));
+    assert_eq!(counts(&gateway).await, (2.0, 1.0, 0.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_absent_once_and_then_there_is_completed() {
+    let upstream = Upstream::start().await;
+    upstream.behave("status=404");
+    let gateway = setup(&upstream, "").start();
+    gateway.call(&lost("k")).await;
+    until_async("it is asked once", async || (questions(&upstream).len() == 1).then_some(())).await;
+    upstream.behave("status=200;body=paid");
+    let known = until_known(&gateway, "k").await;
+    assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn answers_that_say_nothing_end_as_dead_letters_and_never_in_another_run() {
+    let upstream = Upstream::start().await;
+    // An error, a reset, both words cut short, silence.
+    let ways = [
+        ("a", "status=500"),
+        ("b", "cut=read;rst"),
+        ("c", "status=404;body=gone;cut=body"),
+        ("d", "status=200;body=paid;cut=body"),
+        ("e", "gate"),
+        ("f", "status=302;header=location: /payments"),
+    ];
+    let routes: String = ways
+        .iter()
+        .map(|(route, way)| {
+            format!(
+                "[[route]]\nmatch = \"POST /{route}\"\n[route.reconcile]\nrequest = \"GET /found/{{key}}\"\n\
+                 settle = \"1s\"\nattempts = 2\nheaders = {{ \"x-fixture\" = \"{way}\" }}\n"
+            )
+        })
+        .collect();
+    let gateway = Setup::before(&upstream.url()).config(&format!("{QUICK}{routes}")).start();
+    let post = |route: &str| Request::post(&format!("/{route}")).key(route).fixture("cut=read").body("{}");
+    for (route, _) in ways {
+        assert_problem(&gateway.call(&post(route)).await, 502, "outcome-unknown");
+    }
+    for (route, way) in ways {
+        let told = until_async("a person must look", async || {
+            let told = gateway.call(&post(route)).await;
+            assert_problem(&told, 409, "outcome-unknown");
+            told.header("retry-after").is_none().then_some(told)
+        })
+        .await;
+        let said: Value = serde_json::from_slice(&told.body).expect("a problem is JSON");
+        assert_eq!(said["retry"], "never", "{way}");
+        assert_eq!(upstream.executions(route), 1, "{way}");
+        let failed = gateway.metric("ibid_reconcile_failed_total", &format!("route=\"/{route}\"")).await;
+        assert_eq!(failed, 2.0, "{way}");
+    }
+    assert_eq!(gateway.metric("ibid_reconcile_resolved_total", "").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_tenants_record_is_settled_by_that_tenants_answer() {
+    let upstream = Upstream::start().await;
+    let rule = "headers = { \"x-tenant-id\" = \"{tenant}\", \"x-fixture\" = \"body=paid by {tenant}\" }";
+    let gateway = setup(&upstream, rule).tenant("header:x-tenant-id").start();
+    for tenant in ["ann", "bob"] {
+        gateway.call(&lost("same").header("x-tenant-id", tenant)).await;
+    }
+    for tenant in ["ann", "bob"] {
+        let known = until(&gateway, &pay("same").header("x-tenant-id", tenant)).await;
+        assert_eq!((known.text(), is_replay(&known)), (format!("paid by {tenant}"), true));
+    }
+    let asked: Vec<_> = questions(&upstream).iter().filter_map(|seen| seen.header("x-tenant-id")).collect();
+    assert_eq!(asked.len(), 2, "each question says for whom: {asked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_found_answer_too_large_to_keep_completes_the_record_without_it() {
+    let upstream = Upstream::start().await;
+    upstream.behave("bytes=5000");
+    let config = format!("{QUICK}max_response_body = \"1KiB\"\n{}", rule(""));
+    let gateway = Setup::before(&upstream.url()).config(&config).start();
+    gateway.call(&lost("k")).await;
+    assert_problem(&until_known(&gateway, "k").await, 410, "response-not-retained");
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+on_every_store!(of_two_gateways_on_one_store_one_settles_each_record);
+async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
+    let upstream = Upstream::start().await;
+    upstream.behave("body=paid");
+    let setup = setup(&upstream, "").on(on);
+    let (one, other) = (setup.start(), setup.start());
+    let keys: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
+    for (n, key) in keys.iter().enumerate() {
+        let gateway = if n % 2 == 0 { &one } else { &other };
+        assert_problem(&gateway.call(&lost(key)).await, 502, "outcome-unknown");
+    }
+    for key in &keys {
+        for gateway in [&one, &other] {
+            let known = until_known(gateway, key).await;
+            assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
+        }
+        assert_eq!(upstream.executions(key), 1);
+    }
+    let (first, second) = (counts(&one).await, counts(&other).await);
+    assert_eq!(first.1 + second.1, 12.0, "each settled once: {first:?}, {second:?}");
+    assert_eq!(first.0 + second.0, questions(&upstream).len() as f64, "every question is counted");
+}
+
+on_every_store!(killed_while_it_asks_a_gateway_loses_nothing);
+async fn killed_while_it_asks_a_gateway_loses_nothing(on: On) {
+    let upstream = Upstream::start().await;
+    upstream.behave("gate");
+    let config = QUICK.replace("500ms", "2s") + &rule("").replace("\"1s\"", "\"4s\"");
+    let setup = Setup::before(&upstream.url()).config(&config).on(on);
+    let mut first = setup.start();
+    assert_problem(&first.call(&lost("k")).await, 502, "outcome-unknown");
+    upstream.until(|tally| tally.held == 1).await;
+    first.kill();
+    upstream.behave("body=paid");
+    upstream.gate().open();
+    let known = until_known(&setup.start(), "k").await;
+    assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_late_answer_settles_its_record_before_anybody_is_asked() {
+    let upstream = Upstream::start().await;
+    upstream.behave("status=404");
+    let config = QUICK.replace("linger = \"0s\"", "linger = \"30s\"") + &rule("");
+    let gateway = Setup::before(&upstream.url()).config(&config).start();
+    let slow = Request::post("/payments").key("k").fixture("status=201;body=late;gate").body("{}");
+    assert_problem(&gateway.call(&slow).await, 504, "outcome-unknown");
+    upstream.gate().open();
+    let known = until_known(&gateway, "k").await;
+    assert_eq!((known.status, known.text().as_str(), is_replay(&known)), (201, "late", true));
+    assert_eq!((upstream.executions("k"), questions(&upstream).len()), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
+    let upstream = Upstream::start().await;
+    upstream.behave("body=paid");
+    let patient = QUICK.replace("reconcile_every = \"100ms\"", "reconcile_every = \"1h\"");
+    let old = "[[route]]\nmatch = \"POST /shops/{shop}/payments\"\n[route.reconcile]\nsettle = \"1s\"\n\
+               request = \"GET /old/{shop}?key={key}\"\n";
+    let setup = Setup::before(&upstream.url());
+    let mut first = setup.clone().config(&format!("{patient}{old}")).start();
+    let post = |fixture: &str| Request::post("/shops/a%20b/payments").key("k/1").fixture(fixture).body("{}");
+    assert_problem(&first.call(&post("cut=read")).await, 502, "outcome-unknown");
+    first.kill();
+    // Neither this route nor its rule is known any more.
+    let second = setup.config(QUICK).start();
+    let known = until(&second, &post("status=201")).await;
+    assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
+    assert_eq!(questions(&upstream)[0].target, "/old/a%20b?key=k%2F1");
+    second.until_said("no reconcile rule for every other POST and PATCH").await;
+}
+
+on_every_store!(an_operator_sweeps_and_reconciles_without_a_gateway);
+async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
+    let upstream = Upstream::start().await;
+    upstream.behave("body=paid");
+    let config = QUICK.replace("[defaults]", "[defaults]\nlease = \"1s\"") + &rule("");
+    let setup = Setup::before(&upstream.url()).config(&config).on(on);
+    let mut gateway = setup.start();
+    let held = Request::post("/payments").key("k").fixture("gate").body("{}");
+    let mut client = gateway.client().await;
+    client.send(&held).await;
+    upstream.until(|tally| tally.held == 1).await;
+    gateway.kill();
+    let (store, url) = (setup.store(), upstream.url());
+    let count = |words: &[&str], field: &str| {
+        let ran = setup.ibid(words);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let said: Value = serde_json::from_slice(&ran.stdout).expect("one JSON object");
+        said[field].as_u64().expect("a number")
+    };
+    let sweep = ["sweep", "--json", "--store", &store];
+    until_async("its lease has lapsed", async || (count(&sweep, "swept") == 1).then_some(())).await;
+    assert_eq!(count(&sweep, "swept"), 0);
+    let reconcile = ["reconcile", "--json", "--store", &store, "--upstream", &url];
+    until_async("its question is due", async || (count(&reconcile, "settled") == 1).then_some(())).await;
+    assert_eq!(count(&reconcile, "asked"), 0);
+    let again = setup.start().call(&pay("k")).await;
+    assert_eq!((again.text().as_str(), is_replay(&again)), ("paid", true));
+    assert_eq!(upstream.executions("k"), 1);
+
+    let ran = setup.ibid(&["reconcile", "--store", &store, "--config", "/dev/null"]);
+    assert_eq!(ran.status.code(), Some(2), "it must be told whom to ask");
+    let ran = setup.ibid(&["sweep", "--store", &store, "--every", "0s"]);
+    assert_eq!(ran.status.code(), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
+    let upstream = Upstream::start().await;
+    let setup = setup(&upstream, "");
+    setup.start().kill();
+    let (store, url) = (setup.store(), upstream.url());
+    for (words, line) in [
+        (vec!["sweep"], "{\"swept\":0}"),
+        (vec!["reconcile", "--upstream", &url], "{\"asked\":0,\"dead_letters\":0,\"settled\":0}"),
+    ] {
+        let more = ["--every", "20ms", "--json", "--store", &store];
+        let mut child = setup.spawn(&[&words[..], &more].concat());
+        let lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
+        let said: Vec<String> = lines.take(3).map(|line| line.expect("text")).collect();
+        assert_eq!(said, [line; 3]);
+        let told = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
+        assert!(told.expect("`kill` can be run").success());
+        assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    }
+}
+
+/// A request that the upstream executes, and whose answer is lost.
+fn lost(key: &str) -> Request {
+    Request::post("/payments").key(key).fixture("cut=read").body("{}")
+}
+
+/// The same request, in better weather.
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).fixture("status=201").body("{}")
+}
+
+/// A gateway that asks soon, with these lines in its rule.
+fn setup(upstream: &Upstream, lines: &str) -> Setup {
+    Setup::before(&upstream.url()).config(&format!("{QUICK}{}", rule(lines)))
+}
+
+fn rule(lines: &str) -> String {
+    format!(
+        "[[route]]\nmatch = \"POST /payments\"\n[route.reconcile]\nrequest = \"GET /payments/by-key/{{key}}\"\n\
+         settle = \"1s\"\n{lines}\n"
+    )
+}
+
+async fn until_known(gateway: &Gateway, key: &str) -> Response {
+    until(gateway, &pay(key)).await
+}
+
+/// Retries until the outcome is known.
+async fn until(gateway: &Gateway, request: &Request) -> Response {
+    until_async("the outcome is known", async || {
+        let answer = gateway.call(request).await;
+        (answer.status != 409).then_some(answer)
+    })
+    .await
+}
+
+/// What the upstream was asked, oldest first.
+fn questions(upstream: &Upstream) -> Vec<Seen> {
+    upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect()
+}
+
+/// Questions asked, outcomes known by them, and questions that taught nothing.
+async fn counts(gateway: &Gateway) -> (f64, f64, f64) {
+    let count = async |what: &str| {
+        gateway.metric(&format!("ibid_reconcile_{what}_total"), "route=\"/payments\"").await
+    };
+    (count("scheduled").await, count("resolved").await, count("failed").await)
+}
+
+/// As short as the rules allow: `settle` is twice the time-out.
+const QUICK: &str = "[upkeep]\nreconcile_every = \"100ms\"\nsweep_every = \"100ms\"\n\
+                     [defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n";

@@ -165,7 +165,7 @@ pub(crate) struct DoctorArgs {
 }
 
 /// What may be settled, and how.
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ReconcileCommand {
     /// Compare our books with the provider's
     ///

@@ -90,6 +90,8 @@ mod pages {
     struct AsyncGuide;
     #[doc = include_str!("../../../docs/guides/webhooks.md")]
     struct WebhooksGuide;
+    #[doc = include_str!("../../../docs/guides/reconcile.md")]
+    struct ReconcileGuide;
 }
 
 /// Those whose examples need a driver.

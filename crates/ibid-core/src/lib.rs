@@ -2,6 +2,7 @@
 //! [`fingerprint::Fingerprint`] a retry is told from another request under the same key. Everything here is
 //! a function of its arguments, so that a test can be any request on any day.
 
+pub mod act;
 pub mod change;
 pub mod effect;
 pub mod evidence;

@@ -2,6 +2,8 @@
 //!
 //! Every store passes `ibid_testkit::contract::exercise`.
 
+mod filter;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,9 +16,11 @@ use crate::evidence::Witness;
 use crate::fingerprint::SecretId;
 use crate::policy::Policy;
 use crate::record::{Nonce, State, Version};
-use crate::scope::{IdPrefix, RecordId};
+use crate::scope::RecordId;
 use crate::sql::{Dialect, SqlError, SqlTx};
 use crate::time::Timestamp;
+
+pub use filter::{Filter, Part, PathPattern};
 
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -99,30 +103,6 @@ pub trait Browse: Send + Sync {
 
     /// How many records are in each state, and how many are dead letters.
     fn count(&self) -> Pending<'_, Result<Counts, StoreError>>;
-}
-
-/// Which records to list.
-#[derive(Clone, Debug)]
-pub struct Filter {
-    /// Only in this state.
-    pub state: Option<State>,
-    /// Only this tenant's.
-    pub tenant: Option<String>,
-    /// Only under this key.
-    pub key: Option<String>,
-    /// Only ids that begin so.
-    pub prefix: Option<IdPrefix>,
-    /// Only ids after this one: the cursor.
-    pub after: Option<RecordId>,
-    /// How many at most.
-    pub limit: u32,
-}
-
-impl Default for Filter {
-    fn default() -> Self {
-        // A screenful or two; a list is read by a person, and the cursor gets the rest.
-        Filter { state: None, tenant: None, key: None, prefix: None, after: None, limit: 100 }
-    }
 }
 
 /// How many records there are.

@@ -86,6 +86,7 @@ pub async fn exercise(subject: &dyn Subject) {
     races::a_renewal_and_a_takeover_never_both_win(subject).await;
     races::of_many_who_keep_a_value_all_get_the_same(subject).await;
     browsing::a_list_gives_what_fits_in_the_order_of_ids(subject).await;
+    browsing::a_list_is_narrowed_by_operation_age_and_dead_letter(subject).await;
     browsing::a_count_follows_every_write(subject).await;
     browsing::a_secret_that_fingerprints_name_is_found_until_its_records_go(subject).await;
     browsing::a_history_is_told_in_order_and_outlives_its_record(subject).await;

@@ -38,10 +38,11 @@
 //! 2h`, `never expires`, `keeps its request`, `keeps no request`.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use ibid_core::act::Act;
 use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
 use ibid_core::fingerprint::{Asked, Secret, Secrets};
 use ibid_core::key::{Key, KeyForm};
@@ -419,7 +420,7 @@ impl Stage {
                 let by = match first {
                     "finds" => Finder::Reconciler,
                     "hears" => Finder::Webhook,
-                    _ => Finder::Operator,
+                    _ => Finder::Operator(act()),
                 };
                 let (what, as_of) = evidence(what, now)?;
                 found = match what.strip_prefix("executed ") {
@@ -430,7 +431,7 @@ impl Stage {
                 };
                 Event::Found { nonce, by, what: &found, as_of, jitter: 0.0 }
             }
-            ("forgets", "") => Event::Forget { nonce, reason: "asked to" },
+            ("forgets", "") => Event::Forget { nonce, act: act() },
             _ => return Err(format!("nobody knows how to `{verb}`")),
         };
         Ok(decide(self.shelf.record(), &event, now))
@@ -640,6 +641,12 @@ fn given_answer(words: &str, from: &str) -> Result<Answer, String> {
         "with retry-after" => Ok(Answer { retry_after: true, ..answer }),
         other => Err(format!("nobody finishes `{other}`")),
     }
+}
+
+/// A person's act, for stories that do not care whose.
+pub fn act() -> &'static Act {
+    static ACT: LazyLock<Act> = LazyLock::new(|| Act::new("ann", "asked to").expect("a name and a reason"));
+    &ACT
 }
 
 /// What was found, and when it was so.

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
 pub use evidence::{Bearing, bearing};
 
+use crate::act::Act;
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::evidence::Kept;
 use crate::fingerprint::{Asked, Fingerprint, Secrets};
@@ -53,7 +54,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
             settle::found(record, *nonce, *by, what, *as_of, *jitter)
         }
         Event::Told { nonce, kept } => evidence::told(record, *nonce, kept),
-        Event::Forget { nonce, reason } => settle::forget(record, *nonce, reason, now),
+        Event::Forget { nonce, act } => settle::forget(record, *nonce, act, now),
     }
 }
 
@@ -171,7 +172,7 @@ pub enum Event<'a> {
         /// Of this write.
         nonce: Nonce,
         /// Who.
-        by: Finder,
+        by: Finder<'a>,
         /// What was found.
         what: &'a Found,
         /// The instant that the evidence speaks of.
@@ -190,8 +191,8 @@ pub enum Event<'a> {
     Forget {
         /// Of this write.
         nonce: Nonce,
-        /// Why, for the history.
-        reason: &'a str,
+        /// Who and why, for the history.
+        act: &'a Act,
     },
 }
 
@@ -326,13 +327,13 @@ pub struct Answer {
 
 /// Who looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finder {
+pub enum Finder<'a> {
     /// By asking the upstream or provider.
     Reconciler,
     /// By being told, with a signature.
     Webhook,
-    /// By knowing.
-    Operator,
+    /// By knowing, and answering for it.
+    Operator(&'a Act),
 }
 
 /// What was found.

@@ -5,7 +5,8 @@ use super::{
     Answer, Decision, Finder, Found, Verdict, backoff, completed, freed, request::run_again, rewrite, same,
     spread, unknown, with, write,
 };
-use crate::change::{Change, Expect, Happened, Mark};
+use crate::act::Act;
+use crate::change::{Change, Draft, Expect, Happened, Mark};
 use crate::policy::{OnLapse, Profile};
 use crate::record::{ErrorCode, Nonce, Record, State};
 use crate::refusal::Refusal;
@@ -140,13 +141,13 @@ pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestam
 pub(super) fn effect_done(record: Option<&Record>, nonce: Nonce, answer: &Answer) -> Verdict {
     match record {
         Some(record) if record.state == State::Pending && record.flags.owed => {
-            settled(record, nonce, answer, "answered by its effect")
+            settled(record, nonce, answer, Happened::Settled, "answered by its effect")
         }
         // It was dead, and an operator had it made after all.
         Some(record)
             if record.state == State::Unknown && record.note.last_error == Some(ErrorCode::EffectDead) =>
         {
-            settled(record, nonce, answer, "answered by its effect after all")
+            settled(record, nonce, answer, Happened::Settled, "answered by its effect after all")
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
@@ -167,7 +168,7 @@ pub(super) fn effect_dead(record: Option<&Record>, nonce: Nonce) -> Verdict {
 pub(super) fn found(
     record: Option<&Record>,
     nonce: Nonce,
-    by: Finder,
+    by: Finder<'_>,
     what: &Found,
     as_of: Timestamp,
     jitter: f64,
@@ -179,18 +180,34 @@ pub(super) fn found(
     if record.ran_at.is_some_and(|ran_at| as_of < ran_at) {
         return Verdict::Keep(Decision::Ignored);
     }
-    let who = match by {
-        Finder::Reconciler => "reconciler",
-        Finder::Webhook => "webhook",
-        Finder::Operator => "operator",
-    };
     match (what, by) {
-        (Found::Executed(answer), _) => settled(record, nonce, answer, &format!("{who}: executed")),
-        (Found::NotExecuted, Finder::Webhook | Finder::Operator) => released(record, nonce, who),
+        (Found::Executed(answer), Finder::Operator(act)) => {
+            let detail = format!("resolved as executed ({}), unknown to completed, {act}", answer.status);
+            settled(record, nonce, answer, Happened::Operator, &detail)
+        }
+        (Found::Executed(answer), Finder::Reconciler) => {
+            settled(record, nonce, answer, Happened::Settled, "reconciler: executed")
+        }
+        (Found::Executed(answer), Finder::Webhook) => {
+            settled(record, nonce, answer, Happened::Settled, "webhook: executed")
+        }
+        (Found::NotExecuted, Finder::Operator(act)) => {
+            let draft = released(record);
+            let detail = format!("resolved as not executed, unknown to {}, {act}", draft.state.name());
+            let change = with(write(record, nonce, draft), Happened::Operator, detail);
+            Verdict::Write(change, Decision::Settled)
+        }
+        (Found::NotExecuted, Finder::Webhook) => {
+            let change = write(record, nonce, released(record));
+            Verdict::Write(with(change, Happened::Settled, "webhook: not executed"), Decision::Settled)
+        }
         // Asked too early, or of several who asked at once another was first to say so: one look is one try.
         (_, Finder::Reconciler) if !record.is_due(as_of) => Verdict::Keep(Decision::Ignored),
         // One look is no proof while the delivery may still run.
-        (Found::NotExecuted, Finder::Reconciler) if was_absent(record, as_of) => released(record, nonce, who),
+        (Found::NotExecuted, Finder::Reconciler) if was_absent(record, as_of) => {
+            let change = write(record, nonce, released(record));
+            Verdict::Write(with(change, Happened::Settled, "reconciler: not executed"), Decision::Settled)
+        }
         (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, Some(as_of), jitter),
         (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, None, jitter),
         (Found::Nothing, _) => Verdict::Keep(Decision::Ignored),
@@ -198,33 +215,34 @@ pub(super) fn found(
 }
 
 /// An operator wants the answer gone. What is unknown is resolved, never forgotten; what runs is left alone.
-pub(super) fn forget(record: Option<&Record>, nonce: Nonce, reason: &str, now: Timestamp) -> Verdict {
+pub(super) fn forget(record: Option<&Record>, nonce: Nonce, act: &Act, now: Timestamp) -> Verdict {
     match record {
         Some(record) if record.state == State::Completed || record.is_expired(now) => {
             let mut draft = same(record);
             draft.expires_in = Some(std::time::Duration::ZERO);
             draft.purge_in = Some(std::time::Duration::ZERO);
+            let before = match (record.is_expired(now), record.note.status) {
+                (true, _) => format!("expired {}", record.state.name()),
+                (false, Some(status)) => format!("{} ({status})", record.state.name()),
+                (false, None) => record.state.name().to_owned(),
+            };
             let change = write(record, nonce, draft);
-            Verdict::Write(
-                with(change, Happened::Operator, format!("forgotten: {reason}")),
-                Decision::Forgotten,
-            )
+            let detail = format!("forgotten, {before} to absent, {act}");
+            Verdict::Write(with(change, Happened::Operator, detail), Decision::Forgotten)
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-fn settled(record: &Record, nonce: Nonce, answer: &Answer, detail: &str) -> Verdict {
+fn settled(record: &Record, nonce: Nonce, answer: &Answer, what: Happened, detail: &str) -> Verdict {
     let (draft, body) = completed(same(record), answer);
     let mut change = write(record, nonce, draft);
     change.bodies.extend(body);
-    Verdict::Write(with(change, Happened::Settled, detail), Decision::Settled)
+    Verdict::Write(with(change, what, detail), Decision::Settled)
 }
 
-fn released(record: &Record, nonce: Nonce, who: &str) -> Verdict {
-    let why = record.note.last_error.unwrap_or(ErrorCode::NotSent);
-    let change = write(record, nonce, freed(same(record), why));
-    Verdict::Write(with(change, Happened::Settled, format!("{who}: not executed")), Decision::Settled)
+fn released(record: &Record) -> Draft {
+    freed(same(record), record.note.last_error.unwrap_or(ErrorCode::NotSent))
 }
 
 /// One more try is used up. After the last, a person must look.

@@ -14,7 +14,7 @@ use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
 use ibid_core::time::Timestamp;
-use ibid_testkit::story::{Shelf, answer, ask};
+use ibid_testkit::story::{Shelf, act, answer, ask};
 use proptest::prelude::*;
 
 proptest! {
@@ -152,7 +152,7 @@ enum Op {
     NeverClaimed(Nonce),
     EffectDone(Nonce, Answer),
     EffectDead(Nonce),
-    Found(Nonce, Finder, Found, Timestamp),
+    Found(Nonce, Finder<'static>, Found, Timestamp),
     Forget(Nonce),
 }
 
@@ -361,7 +361,7 @@ impl World {
             }
             Kind::Operator if how.is_multiple_of(8) => Op::Forget(nonce),
             Kind::Operator if state == Some(State::Unknown) && how.is_multiple_of(4) => {
-                Op::Found(nonce, Finder::Operator, self.truth(), self.shelf.now)
+                Op::Found(nonce, Finder::Operator(act()), self.truth(), self.shelf.now)
             }
             Kind::Effect => match self.effect(how, luck, nonce) {
                 Some(op) => op,
@@ -908,7 +908,7 @@ impl Op {
             Op::Found(nonce, by, what, as_of) => {
                 Event::Found { nonce: *nonce, by: *by, what, as_of: *as_of, jitter: 0.0 }
             }
-            Op::Forget(nonce) => Event::Forget { nonce: *nonce, reason: "asked to" },
+            Op::Forget(nonce) => Event::Forget { nonce: *nonce, act: act() },
         }
     }
 }

@@ -17,7 +17,7 @@ use ibid_core::machine::{
 use ibid_core::policy::{AfterExpiry, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State};
 use ibid_core::time::Timestamp;
-use ibid_testkit::story::{Shelf, answer, ask};
+use ibid_testkit::story::{Shelf, act, answer, ask};
 
 #[test]
 fn the_reference_of_states_is_what_the_machine_does() {
@@ -258,7 +258,7 @@ fn events() -> Vec<Happening> {
         }),
         ("its effect", "is done", "effect done", |answer| Event::EffectDone { nonce: WRITE, answer }),
         ("its effect", "is dead", "effect dead", |_| Event::EffectDead { nonce: WRITE }),
-        ("operator", "forgets it", "forgotten", |_| Event::Forget { nonce: WRITE, reason: "asked to" }),
+        ("operator", "forgets it", "forgotten", |_| Event::Forget { nonce: WRITE, act: act() }),
     ];
     for (who, what, arrow, make) in chores {
         let play: Play = Box::new(move |scene| {
@@ -266,8 +266,11 @@ fn events() -> Vec<Happening> {
         });
         all.push(Happening { who, what, arrow, play });
     }
-    let finders =
-        [("reconciler", Finder::Reconciler), ("webhook", Finder::Webhook), ("operator", Finder::Operator)];
+    let finders = [
+        ("reconciler", Finder::Reconciler),
+        ("webhook", Finder::Webhook),
+        ("operator", Finder::Operator(act())),
+    ];
     for (who, by) in finders {
         let finds = [
             ("finds it executed", Found::Executed(answer(201, "found")), false),

@@ -1,14 +1,17 @@
 //! What an operator asks: list, count, history.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Draft, Expect, Happened};
+use ibid_core::change::{Draft, Expect, Happened, Mark};
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::record::{Flags, State};
-use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter};
+use ibid_core::record::{Flags, Record, State};
+use ibid_core::scope::{Identity, Operation, RecordId};
+use ibid_core::store::{Browse, Counts, Filter, PathPattern};
 
-use super::{Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, replace, telling};
+use super::{
+    LONG, Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, replace, telling,
+};
 
 /// By state, tenant, key and prefix, and page by page.
 pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn Subject) {
@@ -56,6 +59,62 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn Subject) {
     let before = Filter { after: Some(RecordId::from_bytes([0; 32])), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, before).await, [one], "a cursor before the prefix takes nothing away");
     assert_eq!(list(&*store, Filter { limit: 0, ..of_ours() }).await, [], "zero means none");
+}
+
+/// By method, path, route, age and the need of a person, each alone and all together.
+pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn Subject) {
+    let store = subject.store();
+    let tenant = format!("narrow-{:x}", nonce().0);
+    let dead = Flags { dead_letter: true, owed: true, ..Flags::default() };
+    let mut put_at = async |method: &str, path: &str, flags: Flags| {
+        let mut name = Name::of(&tenant, &format!("key-{:x}", nonce().0));
+        let operation = Operation { method: method.into(), path: path.into() };
+        name.identity = Arc::new(Identity { operation, ..Identity::clone(&name.identity) });
+        let row = Draft { flags, created: Mark::Now, ..draft(&name, State::Unknown) };
+        put(&*store, &insert(&name, row)).await.record
+    };
+    let plain = put_at("POST", "/pay", Flags::default()).await;
+    subject.advance(TICK).await;
+    let odd = put_at("POST", "/pay_x%*?[a]\\", Flags { owed: true, ..Flags::default() }).await;
+    let one = put_at("PATCH", "/pay/7", dead).await;
+    let deep = put_at("POST", "/pay/7/refund", dead).await;
+
+    let of = || Filter { tenant: Some(tenant.clone()), ..Filter::default() };
+    let sorted = |records: &[&Record]| {
+        let mut ids: Vec<RecordId> = records.iter().map(|record| record.id).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let at = |path| Filter { path: Some(path), ..of() };
+    assert_eq!(list(&*store, Filter { method: Some("PATCH".to_owned()), ..of() }).await, [one.id]);
+    assert_eq!(list(&*store, at(PathPattern::exactly("/pay"))).await, [plain.id], "no more than the path");
+    assert_eq!(list(&*store, at(PathPattern::exactly("/PAY"))).await, [], "letters have a case");
+    assert_eq!(list(&*store, at(PathPattern::exactly("/pay_x%*?[a]\\"))).await, [odd.id], "as it is written");
+    assert_eq!(list(&*store, at(PathPattern::exactly("/pay/_"))).await, [], "and no pattern of the store's");
+    assert_eq!(list(&*store, at(PathPattern::of_route("/pay/{id}"))).await, [one.id], "one segment");
+    assert_eq!(list(&*store, at(PathPattern::of_route("/pay/{id}/refund"))).await, [deep.id]);
+    let rest = at(PathPattern::of_route("/pay/{*rest}"));
+    assert_eq!(list(&*store, rest).await, sorted(&[&one, &deep]), "all that follow");
+    let needy = Filter { dead_letter: true, ..of() };
+    assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only what a person must look at");
+
+    let from = Filter { created_from: Some(odd.created_at), ..of() };
+    assert_eq!(list(&*store, from).await, sorted(&[&odd, &one, &deep]), "the instant itself is in");
+    let before = Filter { created_before: Some(odd.created_at), ..of() };
+    assert_eq!(list(&*store, before).await, [plain.id], "the instant itself is not");
+    assert_eq!(list(&*store, Filter { older_than: Some(LONG), ..of() }).await, [], "nobody is so old");
+    assert_eq!(list(&*store, Filter { older_than: Some(Duration::MAX), ..of() }).await, []);
+    subject.advance(TICK).await;
+    let aged = Filter { older_than: Some(Duration::from_millis(1)), ..of() };
+    assert_eq!(list(&*store, aged).await.len(), 4, "by the store's own clock");
+    let all = Filter {
+        state: Some(State::Unknown),
+        method: Some("POST".to_owned()),
+        path: Some(PathPattern::of_route("/pay/{*rest}")),
+        created_from: Some(plain.created_at),
+        ..Filter { dead_letter: true, ..of() }
+    };
+    assert_eq!(list(&*store, all).await, [deep.id], "all of it must fit");
 }
 
 /// Each state by itself, and the dead letters.

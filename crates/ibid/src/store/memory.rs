@@ -122,7 +122,7 @@ impl Browse for MemoryStore {
                 _ => Bound::Included(low),
             };
             let in_order = rooms.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
-            let records = in_order.map(|(_, row)| &row.record).filter(|record| fits(record, &filter));
+            let records = in_order.map(|(_, row)| &row.record).filter(|record| filter.fits(record, now));
             let stored = records.map(|record| Stored { record: record.clone(), answer: None, now });
             Ok(stored.take(filter.limit as usize).collect())
         })
@@ -308,12 +308,6 @@ impl Rooms {
         let answer = kept.filter(|(birth, _)| *birth == row.record.birth).map(|(_, data)| data.clone());
         Some(Stored { record: row.record.clone(), answer, now })
     }
-}
-
-fn fits(record: &Record, filter: &Filter) -> bool {
-    filter.state.is_none_or(|state| record.state == state)
-        && filter.tenant.as_deref().is_none_or(|tenant| record.identity.tenant.as_str() == tenant)
-        && filter.key.as_deref().is_none_or(|key| record.identity.key.as_str() == key)
 }
 
 /// The least id and the greatest.

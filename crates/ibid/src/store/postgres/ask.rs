@@ -4,7 +4,7 @@ use ibid_core::change::{Happened, History, Stored};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Flags, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Counts, Filter, Renewed, StoreError};
+use ibid_core::store::{Counts, Filter, Part, PathPattern, Renewed, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Error, Row};
@@ -41,13 +41,28 @@ impl PostgresStore {
         // Nothing sorts before the empty string of bytes.
         let after = filter.after.as_ref().map_or(&[][..], |id| id.as_bytes());
         let (state, limit) = (filter.state.map(|state| i64::from(state.code())), i64::from(filter.limit));
-        let params: [Param<'_>; 7] = [
+        let path = filter.path.as_ref().map(like);
+        let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(|count| count as i64);
+        let dead =
+            filter.dead_letter.then(|| i64::from(Flags { dead_letter: true, ..Flags::default() }.bits()));
+        let from = filter.created_from.map(Timestamp::as_micros);
+        let before = filter.created_before.map(Timestamp::as_micros);
+        // An age beyond all time fits nothing, and the sum must not overflow in the server.
+        let age = filter.older_than.map(|age| i64::try_from(age.as_micros()).unwrap_or(AGE_MAX).min(AGE_MAX));
+        let params: [Param<'_>; 14] = [
             (&low, Type::BYTEA),
             (&high, Type::BYTEA),
             (&after, Type::BYTEA),
             (&state, Type::INT8),
             (&filter.tenant, Type::TEXT),
             (&filter.key, Type::TEXT),
+            (&filter.method, Type::TEXT),
+            (&path, Type::TEXT),
+            (&slashes, Type::INT8),
+            (&dead, Type::INT8),
+            (&from, Type::INT8),
+            (&before, Type::INT8),
+            (&age, Type::INT8),
             (&limit, Type::INT8),
         ];
         self.records("list", include_str!("sql/list.sql"), &params).await
@@ -188,6 +203,21 @@ impl PostgresStore {
     }
 }
 
+/// The pattern as LIKE takes it.
+fn like(pattern: &PathPattern) -> String {
+    let mut like = String::new();
+    for part in pattern.parts() {
+        match part {
+            Part::Some => like.push_str("_%"),
+            Part::Text(text) => text.chars().for_each(|char| match char {
+                '%' | '_' | '\\' => like.extend(['\\', char]),
+                char => like.push(char),
+            }),
+        }
+    }
+    like
+}
+
 pub(super) fn get<'r, T: FromSql<'r>>(
     op: &'static str,
     row: &'r Row,
@@ -195,6 +225,9 @@ pub(super) fn get<'r, T: FromSql<'r>>(
 ) -> Result<T, StoreError> {
     row.try_get(column).map_err(|error: Error| StoreError::lasting(KIND, op, error))
 }
+
+/// A hundred years in microseconds: nothing is older.
+const AGE_MAX: i64 = 100 * 366 * 86_400_000_000;
 
 /// Rows that a purge removes in one transaction: some tens of milliseconds.
 const PURGE_SLICE: i64 = 1000;

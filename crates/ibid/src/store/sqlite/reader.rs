@@ -9,7 +9,7 @@ use ibid_core::evidence::{Kept, Open};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Counts, Filter, StoreError};
+use ibid_core::store::{Counts, Filter, Part, PathPattern, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot::Sender;
@@ -151,6 +151,12 @@ impl View<'_> {
             filter.state.map(State::code),
             filter.tenant,
             filter.key,
+            filter.method,
+            filter.path.as_ref().map(glob),
+            filter.path.as_ref().and_then(PathPattern::slashes),
+            filter.dead_letter.then(|| Flags { dead_letter: true, ..Flags::default() }.bits()),
+            filter.created_from.map(Timestamp::as_micros),
+            filter.before(self.now).map(Timestamp::as_micros),
             filter.limit
         ];
         self.many(include_str!("sql/list.sql"), fit)
@@ -203,6 +209,21 @@ impl View<'_> {
         }
         Ok(counts)
     }
+}
+
+/// The pattern as GLOB takes it: unlike LIKE it tells `a` from `A`.
+fn glob(pattern: &PathPattern) -> String {
+    let mut glob = String::new();
+    for part in pattern.parts() {
+        match part {
+            Part::Some => glob.push_str("?*"),
+            Part::Text(text) => text.chars().for_each(|char| match char {
+                '*' | '?' | '[' => glob.extend(['[', char, ']']),
+                char => glob.push(char),
+            }),
+        }
+    }
+    glob
 }
 
 /// About what a question weighs while it waits; its answer weighs more.

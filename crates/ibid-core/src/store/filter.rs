@@ -1,0 +1,195 @@
+//! Which records an operator asks for. Every part is tested inside the store, so that a page is as full as it can be.
+
+use std::time::Duration;
+
+use crate::record::{Record, State};
+use crate::scope::{IdPrefix, RecordId};
+use crate::time::Timestamp;
+
+/// Which records to list.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    /// Only in this state.
+    pub state: Option<State>,
+    /// Only this tenant's.
+    pub tenant: Option<String>,
+    /// Only under this key.
+    pub key: Option<String>,
+    /// Only of this method, upper case.
+    pub method: Option<String>,
+    /// Only of these paths.
+    pub path: Option<PathPattern>,
+    /// Only those that a person must look at.
+    pub dead_letter: bool,
+    /// Only those whose first request came at this instant or later.
+    pub created_from: Option<Timestamp>,
+    /// Only those whose first request came before this instant.
+    pub created_before: Option<Timestamp>,
+    /// Only those whose first request came longer ago than this, by the store's clock.
+    pub older_than: Option<Duration>,
+    /// Only ids that begin so.
+    pub prefix: Option<IdPrefix>,
+    /// Only ids after this one: the cursor.
+    pub after: Option<RecordId>,
+    /// How many at most.
+    pub limit: u32,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Filter {
+            state: None,
+            tenant: None,
+            key: None,
+            method: None,
+            path: None,
+            dead_letter: false,
+            created_from: None,
+            created_before: None,
+            older_than: None,
+            prefix: None,
+            after: None,
+            // A screenful or two; a list is read by a person, and the cursor gets the rest.
+            limit: 100,
+        }
+    }
+}
+
+impl Filter {
+    /// The instant before which the first request must have come, at the store's `now`.
+    pub fn before(&self, now: Timestamp) -> Option<Timestamp> {
+        let young = self.older_than.map(|age| {
+            let micros = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+            Timestamp::from_micros(now.as_micros().saturating_sub(micros))
+        });
+        [self.created_before, young].into_iter().flatten().min()
+    }
+
+    /// Whether the record fits, but for prefix, cursor and limit: for a store that has no language to ask in.
+    pub fn fits(&self, record: &Record, now: Timestamp) -> bool {
+        let identity = &record.identity;
+        self.state.is_none_or(|state| record.state == state)
+            && self.tenant.as_deref().is_none_or(|tenant| identity.tenant.as_str() == tenant)
+            && self.key.as_deref().is_none_or(|key| identity.key.as_str() == key)
+            && self.method.as_deref().is_none_or(|method| &*identity.operation.method == method)
+            && self.path.as_ref().is_none_or(|path| path.fits(&identity.operation.path))
+            && (!self.dead_letter || record.flags.dead_letter)
+            && self.created_from.is_none_or(|from| record.created_at >= from)
+            && self.before(now).is_none_or(|before| record.created_at < before)
+    }
+}
+
+/// Concrete paths, or all that a route's pattern matches.
+///
+/// A segment `{name}` stands for one segment, a last segment `{*rest}` for all that follow; anything else stands for
+/// itself. After a `{*rest}` a `{name}` before it may stand for several segments, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPattern {
+    parts: Vec<Part>,
+    /// How many slashes the path has; none: at least as many as the pattern.
+    slashes: Option<usize>,
+}
+
+/// A piece of a [`PathPattern`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// These characters.
+    Text(String),
+    /// At least one character.
+    Some,
+}
+
+impl PathPattern {
+    /// This one path.
+    pub fn exactly(path: &str) -> PathPattern {
+        PathPattern { parts: vec![Part::Text(path.to_owned())], slashes: None }
+    }
+
+    /// All that a route's pattern matches.
+    pub fn of_route(pattern: &str) -> PathPattern {
+        let mut parts = Vec::new();
+        let mut text = String::new();
+        let last = pattern.split('/').count() - 1;
+        let mut rest = false;
+        for (place, segment) in pattern.split('/').enumerate() {
+            if place > 0 {
+                text.push('/');
+            }
+            let name = segment.strip_prefix('{').and_then(|inner| inner.strip_suffix('}'));
+            match name {
+                Some(name) if !name.is_empty() && (!name.starts_with('*') || place == last) => {
+                    rest |= name.starts_with('*');
+                    if !text.is_empty() {
+                        parts.push(Part::Text(std::mem::take(&mut text)));
+                    }
+                    parts.push(Part::Some);
+                }
+                _ => text.push_str(segment),
+            }
+        }
+        if !text.is_empty() || parts.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        PathPattern { slashes: (!rest).then_some(last), parts }
+    }
+
+    /// The pieces, in order, for a store to put into its own language.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// How many slashes a path must have; none: any number.
+    pub fn slashes(&self) -> Option<usize> {
+        self.slashes
+    }
+
+    /// Whether it matches this path.
+    pub fn fits(&self, path: &str) -> bool {
+        let counted = self.slashes.is_none_or(|slashes| path.matches('/').count() == slashes);
+        counted && fits(&self.parts, path)
+    }
+}
+
+/// Depth is bounded by the parts of the pattern.
+fn fits(parts: &[Part], path: &str) -> bool {
+    match parts.split_first() {
+        None => path.is_empty(),
+        Some((Part::Text(text), rest)) => {
+            path.strip_prefix(text.as_str()).is_some_and(|after| fits(rest, after))
+        }
+        Some((Part::Some, rest)) => {
+            let mut ends = path.char_indices().map(|(at, char)| at + char.len_utf8());
+            ends.any(|end| fits(rest, &path[end..]))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_pattern_matches_what_the_route_does() {
+        let cases = [
+            ("/payments", "/payments", true),
+            ("/payments", "/payments/", false),
+            ("/payments/{id}", "/payments/7", true),
+            ("/payments/{id}", "/payments/", false),
+            ("/payments/{id}", "/payments/7/refund", false),
+            ("/payments/{id}/refund", "/payments/7/refund", true),
+            ("/payments/{id}/refund", "/payments/a/b/refund", false),
+            ("/a/{*rest}", "/a/b/c", true),
+            ("/a/{*rest}", "/a/", false),
+            ("/a/{*rest}", "/b/c", false),
+            ("/x%_*?[a]/{id}", "/x%_*?[a]/ü", true),
+            ("/x%/{id}", "/xy/1", false),
+            ("/{}/b", "/{}/b", true),
+            ("/{*not}/last", "/{*not}/last", true),
+        ];
+        for (pattern, path, fits) in cases {
+            assert_eq!(PathPattern::of_route(pattern).fits(path), fits, "{pattern} {path}");
+        }
+        assert!(PathPattern::exactly("/a/{id}").fits("/a/{id}"), "a path has no wildcards");
+        assert!(!PathPattern::exactly("/a/{id}").fits("/a/7"));
+    }
+}

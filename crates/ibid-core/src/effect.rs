@@ -285,6 +285,8 @@ pub struct EffectFilter {
     pub state: Option<EffectState>,
     /// Only this Record's.
     pub record: Option<RecordId>,
+    /// Only those that a person must look at: dead, or unknown and never due. It stands instead of the state.
+    pub dead_letter: bool,
     /// Only after this place: the cursor.
     pub after: i64,
     /// How many at most.
@@ -294,7 +296,7 @@ pub struct EffectFilter {
 impl Default for EffectFilter {
     fn default() -> Self {
         // A screenful or two; the cursor gets the rest.
-        EffectFilter { state: None, record: None, after: 0, limit: 100 }
+        EffectFilter { state: None, record: None, dead_letter: false, after: 0, limit: 100 }
     }
 }
 

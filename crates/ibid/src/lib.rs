@@ -58,6 +58,8 @@ pub mod outbox;
 
 pub mod ledger;
 
+pub mod operator;
+
 pub mod upkeep;
 
 pub mod store;

@@ -115,6 +115,8 @@ pub const DEAD_LETTERS: &str = "ibid_dead_letters";
 pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
 /// Whether begins are refused because the store does not answer.
 pub const BREAKER_OPEN: &str = "ibid_breaker_open";
+/// Tenants that send more duplicates than is allowed.
+pub const TENANTS_ABOVE: &str = "ibid_tenants_above_duplicate_rate";
 /// Unix time of a chore's last success.
 pub const CHORE_LAST_RUN: &str = "ibid_chore_last_run_seconds";
 /// Differences between our books and a provider's, as of the last comparison.
@@ -172,6 +174,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown",
     ),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
+    (
+        TENANTS_ABOVE,
+        "gauge",
+        "tenants whose part of duplicates is above `duplicate_rate`, as this process saw them",
+    ),
     (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
     (
         LEDGER_DIFFERENCES,

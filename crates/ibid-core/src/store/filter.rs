@@ -87,7 +87,7 @@ impl Filter {
 pub struct PathPattern {
     parts: Vec<Part>,
     /// How many slashes the path has; none: at least as many as the pattern.
-    slashes: Option<usize>,
+    slashes: Option<u32>,
 }
 
 /// A piece of a [`PathPattern`].
@@ -130,7 +130,9 @@ impl PathPattern {
         if !text.is_empty() || parts.is_empty() {
             parts.push(Part::Text(text));
         }
-        PathPattern { slashes: (!rest).then_some(last), parts }
+        // A longer pattern than the longest request line fits no path.
+        let slashes = u32::try_from(last).unwrap_or(u32::MAX);
+        PathPattern { slashes: (!rest).then_some(slashes), parts }
     }
 
     /// The pieces, in order, for a store to put into its own language.
@@ -139,13 +141,13 @@ impl PathPattern {
     }
 
     /// How many slashes a path must have; none: any number.
-    pub fn slashes(&self) -> Option<usize> {
+    pub fn slashes(&self) -> Option<u32> {
         self.slashes
     }
 
     /// Whether it matches this path.
     pub fn fits(&self, path: &str) -> bool {
-        let counted = self.slashes.is_none_or(|slashes| path.matches('/').count() == slashes);
+        let counted = self.slashes.is_none_or(|slashes| path.matches('/').count() == slashes as usize);
         counted && fits(&self.parts, path)
     }
 }

@@ -66,7 +66,7 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     let store = subject.store();
     let tenant = format!("narrow-{:x}", nonce().0);
     let dead = Flags { dead_letter: true, owed: true, ..Flags::default() };
-    let mut put_at = async |method: &str, path: &str, flags: Flags| {
+    let put_at = async |method: &str, path: &str, flags: Flags| {
         let mut name = Name::of(&tenant, &format!("key-{:x}", nonce().0));
         let operation = Operation { method: method.into(), path: path.into() };
         name.identity = Arc::new(Identity { operation, ..Identity::clone(&name.identity) });

@@ -46,6 +46,11 @@ impl Cache {
         Some((cached, now))
     }
 
+    /// Trusts what it has under this id no longer.
+    pub(crate) fn forget(&self, id: &RecordId) {
+        self.kept.remove(id);
+    }
+
     /// Keeps a completed record; anything else is left alone.
     pub(crate) fn put(
         &self,

@@ -7,6 +7,7 @@ mod breaker;
 mod cache;
 mod clock_watch;
 mod evidence;
+mod tenants;
 mod waiters;
 #[cfg(feature = "http")]
 mod watch;
@@ -33,15 +34,17 @@ use crate::attempt::Attempt;
 use crate::failpoint;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::{Deliveries, Registered, Resumes};
+use crate::upkeep::{Deliveries, Ran, Registered, Resumes};
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
+use tenants::Tenants;
 use waiters::{Place, Waiters};
 
 pub use batch::Counts;
 pub use evidence::{Heard, Hearing};
+pub use tenants::TenantRate;
 use writes::Loose;
 pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, random, still_owns};
 
@@ -70,6 +73,9 @@ pub struct Settings {
     /// Attempts that live in this process at once. A client that hangs up leaves its Attempt running, so connections
     /// do not bound them; past this, begins are refused as if the store were away.
     pub attempts_max: usize,
+    /// Which part of a tenant's requests may be duplicates, from 0 to 1. A tenant above it is counted by the gauge
+    /// `ibid_tenants_above_duplicate_rate`, and nothing else happens to it.
+    pub duplicate_rate: f64,
 }
 
 impl Default for Settings {
@@ -83,6 +89,9 @@ impl Default for Settings {
             cache_ttl: Duration::from_secs(60),
             // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
             attempts_max: 8192,
+            // Clients of a healthy network retry a few requests in a thousand; who sends every second one again has a
+            // broken retry loop or loses our answers.
+            duplicate_rate: 0.5,
         }
     }
 }
@@ -205,6 +214,9 @@ impl Ibid {
             resumes: Resumes::default(),
             deliveries: Deliveries::default(),
             finder: Registered::default(),
+            tenants: Tenants::default(),
+            duplicate_rate: settings.duplicate_rate,
+            ran: Ran::default(),
             enqueued: Notify::new(),
             doubts,
             loose: Loose::default(),
@@ -239,7 +251,16 @@ impl Ibid {
     }
 
     /// As `begin`, in the caller's own task: that must not be dropped before it ends.
-    pub(crate) async fn begin_here(&self, mut ask: Ask) -> Result<Begun, Unavailable> {
+    pub(crate) async fn begin_here(&self, ask: Ask) -> Result<Begun, Unavailable> {
+        let identity = ask.identity.clone();
+        let begun = self.begin_uncounted(ask).await;
+        if let Ok(begun) = &begun {
+            self.inner.tenants.saw(&identity.tenant, begun);
+        }
+        begun
+    }
+
+    async fn begin_uncounted(&self, mut ask: Ask) -> Result<Begun, Unavailable> {
         // Drawn per begin: the same Ask begun twice, at once or after a refusal, is two writers.
         ask.nonce = nonce();
         if let Some(begun) = self.cached(&ask) {

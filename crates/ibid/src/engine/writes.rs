@@ -25,12 +25,13 @@ use super::batch::{Batcher, Unsaid};
 use super::breaker::Breaker;
 use super::cache::Cache;
 use super::clock_watch::ClockWatch;
+use super::tenants::Tenants;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::{Deliveries, Registered, Resumes};
+use crate::upkeep::{Deliveries, Ran, Registered, Resumes};
 
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -45,6 +46,11 @@ pub(crate) struct Inner {
     pub(super) attempts_max: usize,
     /// Keys that are being reserved inside callers' transactions.
     pub(crate) flights: Flights,
+    /// Who sends duplicates.
+    pub(crate) tenants: Tenants,
+    pub(super) duplicate_rate: f64,
+    /// When the chores last ran here.
+    pub(crate) ran: Ran,
     /// Who runs lapsed requests here.
     pub(crate) resumes: Resumes,
     /// How many accepted requests run here, and the news of another.
@@ -267,6 +273,11 @@ impl Inner {
     /// As what a request comes under these rules.
     pub(crate) fn role(&self, policy: &Policy) -> Role {
         if self.is_clock_unsure(policy.lease) { Role::Careful } else { Role::Caller }
+    }
+
+    /// Trusts the cache about this record no longer: an operator has written it.
+    pub(crate) fn forget(&self, id: &RecordId) {
+        self.cache.forget(id);
     }
 
     /// Wakes those who wait for this record.

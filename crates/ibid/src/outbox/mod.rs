@@ -104,7 +104,7 @@ mod carry;
 
 mod ending;
 
-mod operator;
+pub(crate) mod operator;
 
 pub(crate) mod statements;
 

@@ -2,15 +2,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ibid_core::act::Act;
 use ibid_core::change::{Happened as Line, History};
 use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::machine::{EffectEvent, EffectState};
 use ibid_core::sql::{SqlError, SqlTx};
-use ibid_core::store::{Pending, SqlStore, StoreError, Work};
+use ibid_core::store::{Pending, SqlStore, Store, StoreError, Work};
 use ibid_core::time::Timestamp;
 use tokio::time::Instant;
 
-use super::ending::{Answered, Happened, answer, bounded};
+use super::ending::{Answered, Happened, answer};
 use super::handler::Settled;
 use super::statements;
 use crate::engine::Ibid;
@@ -41,33 +42,71 @@ pub enum OperatorError {
 
 /// The Effects that fit, in the order of their places in the outbox.
 pub async fn list(ibid: &Ibid, filter: EffectFilter) -> Result<Vec<StoredEffect>, OperatorError> {
-    let store = sql(ibid)?;
-    let now = store.now();
-    work(store, move |tx| Box::pin(async move { statements::list(tx, &filter, now).await })).await
+    list_at(&**ibid.store(), filter).await
 }
 
 /// Has an Effect made that is dead or unknown: the operator's word that making it (again) is right. Its tries count anew.
-pub async fn retry(ibid: &Ibid, seq: i64, reason: &str) -> Result<(), OperatorError> {
-    decide(ibid, seq, EffectEvent::Retry, format!("retried: {reason}")).await?;
-    ibid.inner().enqueued.notify_waiters();
-    Ok(())
+pub async fn retry(ibid: &Ibid, seq: i64, act: &Act) -> Result<(), OperatorError> {
+    retry_at(&**ibid.store(), Some(ibid), seq, act).await
 }
 
 /// Lets an Effect go that is dead or unknown: it will not be made. A Record that it owes its answer is `unknown`, and
 /// others of its aggregate go on.
-pub async fn discard(ibid: &Ibid, seq: i64, reason: &str) -> Result<(), OperatorError> {
-    decide(ibid, seq, EffectEvent::Discard, format!("discarded: {reason}")).await?;
-    // What waited behind it in its aggregate may go now.
-    ibid.inner().enqueued.notify_waiters();
-    Ok(())
+pub async fn discard(ibid: &Ibid, seq: i64, act: &Act) -> Result<(), OperatorError> {
+    discard_at(&**ibid.store(), Some(ibid), seq, act).await
 }
 
-async fn decide(ibid: &Ibid, seq: i64, event: EffectEvent, detail: String) -> Result<(), OperatorError> {
-    let store = sql(ibid)?;
-    let (now, sent_at) = (store.now(), Instant::now());
-    let done = work(store, move |tx| Box::pin(done(tx, seq, event, detail, now))).await?;
-    if let Some(answered) = done? {
-        answered.tell(ibid, sent_at);
+pub(crate) async fn list_at(
+    store: &dyn Store,
+    filter: EffectFilter,
+) -> Result<Vec<StoredEffect>, OperatorError> {
+    let store = sql(store)?;
+    let now = store.now();
+    work(store, move |tx| Box::pin(async move { statements::list(tx, &filter, now).await })).await
+}
+
+pub(crate) async fn load_at(store: &dyn Store, seq: i64) -> Result<StoredEffect, OperatorError> {
+    let store = sql(store)?;
+    let now = store.now();
+    let found = work(store, move |tx| Box::pin(async move { statements::load(tx, seq, now).await })).await?;
+    found.ok_or(OperatorError::NoSuchEffect(seq))
+}
+
+pub(crate) async fn retry_at(
+    store: &dyn Store,
+    ibid: Option<&Ibid>,
+    seq: i64,
+    act: &Act,
+) -> Result<(), OperatorError> {
+    decide(store, ibid, seq, EffectEvent::Retry, "retried", act).await
+}
+
+pub(crate) async fn discard_at(
+    store: &dyn Store,
+    ibid: Option<&Ibid>,
+    seq: i64,
+    act: &Act,
+) -> Result<(), OperatorError> {
+    decide(store, ibid, seq, EffectEvent::Discard, "discarded", act).await
+}
+
+async fn decide(
+    store: &dyn Store,
+    ibid: Option<&Ibid>,
+    seq: i64,
+    event: EffectEvent,
+    what: &'static str,
+    act: &Act,
+) -> Result<(), OperatorError> {
+    let store = sql(store)?;
+    let (now, sent_at, act) = (store.now(), Instant::now(), act.clone());
+    let done = work(store, move |tx| Box::pin(done(tx, seq, event, (what, act), now))).await??;
+    if let Some(ibid) = ibid {
+        if let Some(answered) = done {
+            answered.tell(ibid, sent_at);
+        }
+        // It is due, or what waited behind it in its aggregate may go now.
+        ibid.inner().enqueued.notify_waiters();
     }
     Ok(())
 }
@@ -77,7 +116,7 @@ async fn done(
     tx: &mut dyn SqlTx,
     seq: i64,
     event: EffectEvent,
-    detail: String,
+    (what, act): (&'static str, Act),
     now: Option<Timestamp>,
 ) -> Result<Result<Option<Answered>, OperatorError>, SqlError> {
     let Some(effect) = statements::load(tx, seq, now).await? else {
@@ -95,11 +134,12 @@ async fn done(
     let answered = match change.state {
         // It may still have been asked about, and its Record waited.
         EffectState::Discarded if effect.owes => {
-            answer(tx, &effect, &Settled::Dead { why: detail.clone() }, now).await?
+            answer(tx, &effect, &Settled::Dead { why: format!("{what} {act}") }, now).await?
         }
         _ => None,
     };
-    let detail = bounded(format!("effect `{}` {detail}", effect.name));
+    let (name, before, after) = (&effect.name, effect.state.name(), change.state.name());
+    let detail = format!("effect `{name}` {what}, {before} to {after}, {act}");
     records::note(tx, &effect.record, &History { what: Line::Operator, detail }, now).await?;
     Ok(Ok(answered))
 }
@@ -123,6 +163,6 @@ async fn work<T: Send + 'static>(
     value.ok_or_else(|| StoreError::lasting("sql", "work", "the store did not do the work").into())
 }
 
-fn sql(ibid: &Ibid) -> Result<&dyn SqlStore, OperatorError> {
-    ibid.inner().store.sql().ok_or(OperatorError::NoSql)
+fn sql(store: &dyn Store) -> Result<&dyn SqlStore, OperatorError> {
+    store.sql().ok_or(OperatorError::NoSql)
 }

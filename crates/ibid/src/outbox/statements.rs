@@ -85,6 +85,11 @@ pub(crate) async fn list(
     let [at, after, limit] = page;
     let state = filter.state.map_or(Param::Null(I64), code);
     let found = match (&filter.record, filter.state) {
+        (record, _) if filter.dead_letter => {
+            let record = Param::maybe_bytes(record.as_ref().map(|id| &id.as_bytes()[..]));
+            let params = [at, after, limit, record, code(EffectState::Dead), code(EffectState::Unknown)];
+            tx.query(of(tx, &LIST_DEAD), &params).await?
+        }
         (Some(record), _) => {
             let params = [at, after, limit, Param::Bytes(record.as_bytes()), state];
             tx.query(of(tx, &LIST_OF_RECORD), &params).await?
@@ -163,5 +168,6 @@ static TAKE: Both = both!("take.sql", EFFECT);
 static COMMIT: Both = both!("commit.sql", &[I64]);
 static LOAD: Both = both!("load.sql", EFFECT);
 static LIST: Both = both!("list.sql", EFFECT);
+static LIST_DEAD: Both = both!("list_dead.sql", EFFECT);
 static LIST_OF_RECORD: Both = both!("list_of_record.sql", EFFECT);
 static LIST_OF_STATE: Both = both!("list_of_state.sql", EFFECT);

@@ -40,6 +40,24 @@ impl Ibid {
         database: &D,
         wait: Duration,
     ) -> Result<BegunInside<D::Tx>, TxError> {
+        let identity = ask.identity.clone();
+        let begun = self.try_inside(ask, database, wait).await;
+        match &begun {
+            Ok(BegunInside::Already(begun)) => self.inner().tenants.saw(&identity.tenant, begun),
+            Ok(BegunInside::Run(inside)) => {
+                self.inner().tenants.ran(&identity.tenant, inside.begun().attempt > 1);
+            }
+            Err(_) => {}
+        }
+        begun
+    }
+
+    async fn try_inside<D: Database>(
+        &self,
+        ask: Ask,
+        database: &D,
+        wait: Duration,
+    ) -> Result<BegunInside<D::Tx>, TxError> {
         let store = sql(self)?;
         let until = Instant::now() + wait;
         let mut ask = ask;

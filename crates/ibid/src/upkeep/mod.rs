@@ -4,6 +4,7 @@
 
 mod deliverer;
 mod evidence;
+mod ran;
 mod reaper;
 mod reconciler;
 mod sweeper;
@@ -15,6 +16,8 @@ use metrics::{counter, gauge};
 
 pub(crate) use deliverer::Deliveries;
 pub use evidence::weigh_once;
+pub use ran::Chore;
+pub(crate) use ran::Ran;
 pub use reaper::reap_once;
 pub(crate) use reconciler::Registered;
 pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once};
@@ -51,10 +54,12 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
     // Beside each other: an upstream that is slow to say what became of a request holds up no sweep, and a long sweep
     // no accepted request.
     tokio::join!(
-        every(schedule.sweep_every, || async { done("sweeper", sweep_once(ibid).await) }),
-        every(schedule.reap_every, || async { done("reaper", reap_once(ibid).await) }),
-        every(schedule.reap_every, || async { done("evidence", weigh_once(ibid).await) }),
-        every(schedule.reconcile_every, || async { done("reconciler", reconcile_once(ibid).await) }),
+        every(schedule.sweep_every, || async { done(ibid, "sweeper", sweep_once(ibid).await) }),
+        every(schedule.reap_every, || async { done(ibid, "reaper", reap_once(ibid).await) }),
+        every(schedule.reap_every, || async { done(ibid, "evidence", weigh_once(ibid).await) }),
+        every(schedule.reconcile_every, || async {
+            done(ibid, "reconciler", reconcile_once(ibid).await.map(|did| did.settled));
+        }),
         deliverer::run(ibid),
     );
 }
@@ -68,14 +73,17 @@ async fn every<F: Future<Output = ()>>(pause: Duration, mut chore: impl FnMut() 
     }
 }
 
-fn done<T>(chore: &'static str, result: Result<T, StoreError>) {
+fn done(ibid: &Ibid, chore: &'static str, result: Result<u64, StoreError>) {
     match result {
-        Ok(_) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-            gauge!(telemetry::CHORE_LAST_RUN, "chore" => chore).set(now);
+        Ok(did) => {
+            let now = SystemTime::now();
+            let seconds = now.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+            gauge!(telemetry::CHORE_LAST_RUN, "chore" => chore).set(seconds);
+            ibid.inner().ran.succeeded(chore, did, now);
         }
         Err(error) => {
             counter!(telemetry::STORE_ERRORS).increment(1);
+            ibid.inner().ran.failed(chore, error.to_string());
             tracing::warn!(chore, error = &error as &dyn std::error::Error, "a chore failed");
         }
     }

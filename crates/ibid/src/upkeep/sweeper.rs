@@ -31,6 +31,7 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
             break;
         }
     }
+    gauge!(telemetry::TENANTS_ABOVE).set(ibid.tenants_above_duplicate_rate() as f64);
     gauge!(telemetry::BREAKER_OPEN).set(f64::from(u8::from(ibid.is_breaker_open())));
     Ok(swept)
 }

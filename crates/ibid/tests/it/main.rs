@@ -15,6 +15,7 @@ mod http;
 mod http_async;
 mod ledger;
 mod lossy;
+mod operator;
 mod outbox;
 #[cfg(all(
     feature = "postgres",

@@ -19,7 +19,7 @@ mod postgres;
 mod world;
 
 use crate::lossy::Reply;
-use world::{Gate, Provider, World, made, not_made};
+use world::{Gate, Provider, World, because, made, not_made};
 
 #[tokio::test]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
@@ -105,7 +105,7 @@ async fn one_that_a_person_must_look_at_holds_up_its_aggregate_until_it_is_disca
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
-    outbox::discard(&world.ibid, world.effects().await[0].seq, "settled by phone").await.unwrap();
+    outbox::discard(&world.ibid, world.effects().await[0].seq, &because("settled by phone")).await.unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     let states: Vec<_> = world.effects().await.iter().map(|effect| effect.state).collect();
     assert_eq!(states, [Discarded, Done]);
@@ -292,7 +292,9 @@ async fn past_the_key_window_a_repeatable_effect_is_not_called() {
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 1));
     // An operator who confirms has it called all the same.
-    outbox::retry(&world.ibid, world.only().await.seq, "the provider has no such charge").await.unwrap();
+    outbox::retry(&world.ibid, world.only().await.seq, &because("the provider has no such charge"))
+        .await
+        .unwrap();
     worker.run_once().await.unwrap();
     assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 2));
 }
@@ -342,7 +344,7 @@ async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after
     assert_eq!(world.ledger(), ["w charge dead: card declined"]);
 
     let seq = world.only().await.seq;
-    outbox::retry(&world.ibid, seq, "another card").await.unwrap();
+    outbox::retry(&world.ibid, seq, &because("another card")).await.unwrap();
     assert_eq!(world.only().await.tries, 0);
     let other = Provider::new("w", |_| made());
     assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
@@ -364,22 +366,28 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
     let world = World::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     let seq = world.only().await.seq;
-    let refused = outbox::retry(&world.ibid, seq, "why not").await;
+    let refused = outbox::retry(&world.ibid, seq, &because("why not")).await;
     assert!(matches!(refused, Err(OperatorError::NotNow(Queued))), "{refused:?}");
-    let absent = outbox::discard(&world.ibid, seq + 1, "").await;
+    let absent = outbox::discard(&world.ibid, seq + 1, &because("no reason")).await;
     assert!(matches!(absent, Err(OperatorError::NoSuchEffect(_))), "{absent:?}");
 
     let provider = Provider::new("w", |_| Outcome::Refused { why: "no".into() });
     world.worker(&provider).run_once().await.unwrap();
-    outbox::discard(&world.ibid, seq, "refunded by hand").await.unwrap();
+    outbox::discard(&world.ibid, seq, &because("refunded by hand")).await.unwrap();
     assert_eq!(world.only().await.state, Discarded);
     let history = world.ibid.store().history(world.record("k").await.id).await.unwrap();
     let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert!(
-        lines.contains(&(Happened::Operator, "effect `charge` discarded: refunded by hand")),
+        lines.contains(&(
+            Happened::Operator,
+            "effect `charge` discarded, dead to discarded, by ann: refunded by hand"
+        )),
         "{lines:?}"
     );
-    assert!(matches!(outbox::retry(&world.ibid, seq, "").await, Err(OperatorError::NotNow(Discarded))));
+    assert!(matches!(
+        outbox::retry(&world.ibid, seq, &because("no reason")).await,
+        Err(OperatorError::NotNow(Discarded))
+    ));
 }
 
 #[tokio::test]
@@ -389,7 +397,7 @@ async fn an_effect_discarded_while_it_is_asked_about_leaves_its_record_unknown()
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
     world.worker(&provider).run_once().await.unwrap();
     assert_eq!(world.record("k").await.state, State::Pending);
-    outbox::discard(&world.ibid, world.only().await.seq, "give up").await.unwrap();
+    outbox::discard(&world.ibid, world.only().await.seq, &because("give up")).await.unwrap();
     assert_eq!(world.record("k").await.state, State::Unknown);
 }
 

@@ -42,7 +42,7 @@ impl PostgresStore {
         let after = filter.after.as_ref().map_or(&[][..], |id| id.as_bytes());
         let (state, limit) = (filter.state.map(|state| i64::from(state.code())), i64::from(filter.limit));
         let path = filter.path.as_ref().map(like);
-        let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(|count| count as i64);
+        let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(i64::from);
         let dead =
             filter.dead_letter.then(|| i64::from(Flags { dead_letter: true, ..Flags::default() }.bits()));
         let from = filter.created_from.map(Timestamp::as_micros);

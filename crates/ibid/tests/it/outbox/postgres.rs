@@ -21,7 +21,7 @@ use sqlx::postgres::PgPoolOptions;
 
 use crate::lossy::{Lossy, Reply};
 
-use super::world::{Gate, Provider, ask, begin, made};
+use super::world::{Gate, Provider, ask, because, begin, made};
 
 /// One node of an application.
 struct Node {
@@ -310,8 +310,8 @@ async fn an_operator_retries_and_discards() {
     assert_eq!(node.worker(&provider).run_once().await.unwrap().dead, 2);
     let effects = node.effects().await;
     assert_eq!(effects[1].state, Unknown);
-    outbox::discard(&node.ibid, effects[0].seq, "paid in cash").await.unwrap();
-    outbox::retry(&node.ibid, effects[1].seq, "asked them").await.unwrap();
+    outbox::discard(&node.ibid, effects[0].seq, &because("paid in cash")).await.unwrap();
+    outbox::retry(&node.ibid, effects[1].seq, &because("asked them")).await.unwrap();
     let effects = node.effects().await;
     assert_eq!((effects[1].state, effects[1].tries, effects[1].called_at), (Queued, 0, None));
     let queued = EffectFilter { state: Some(Queued), ..EffectFilter::default() };

@@ -15,6 +15,7 @@ use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;
 use ibid::transaction::rusqlite::{Rusqlite, RusqliteTx};
 use ibid::{Ibid, Settings};
+use ibid_core::act::Act;
 use ibid_core::effect::{EffectFilter, NewEffect, StoredEffect};
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::Key;
@@ -358,4 +359,9 @@ impl Asked for Nothing {
     fn body(&self) -> &[u8] {
         b"{}"
     }
+}
+
+/// A person's act.
+pub(crate) fn because(reason: &str) -> Act {
+    Act::new("ann", reason).expect("a name and a reason")
 }

@@ -1,0 +1,300 @@
+//! What a person does about records, on the memory store with its clock in hand.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ibid::attempt::Attempt;
+use ibid::engine::Begun;
+use ibid::operator::{Act, Deed, Filter, Found, Operator, Refused, Seen, answer};
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::memory::MemoryStore;
+use ibid::{Ibid, Settings};
+use ibid_core::change::{Happened, Stored};
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::Policy;
+use ibid_core::record::{ErrorCode, State};
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::time::Timestamp;
+use ibid_testkit::faults::{Fault, FaultyStore};
+
+struct Nothing;
+
+impl Asked for Nothing {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        b""
+    }
+}
+
+struct World {
+    ibid: Ibid,
+    operator: Operator,
+    store: Arc<FaultyStore>,
+    hands: Hands,
+}
+
+impl World {
+    async fn new() -> World {
+        let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
+        let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+        let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+        World { operator: Operator::of(&ibid), ibid, store, hands }
+    }
+
+    fn ask_of(&self, tenant: &str, key: &str) -> Ask {
+        let identity = Identity {
+            tenant: Tenant::new(tenant).expect("a good name"),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).expect("a good key"),
+        };
+        self.ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Nothing))
+    }
+
+    async fn begin(&self, key: &str) -> Begun {
+        self.ibid.begin(self.ask_of("shop", key)).await.expect("the store answers")
+    }
+
+    async fn run(&self, key: &str) -> Attempt {
+        match self.begin(key).await {
+            Begun::Run(attempt) => *attempt,
+            other => panic!("not to be run: {other:?}"),
+        }
+    }
+
+    /// A record whose attempt could not know what became of its work.
+    async fn unknown(&self, key: &str) -> RecordId {
+        let id = self.ask_of("shop", key).id;
+        self.run(key).await.unknown(ErrorCode::TimedOut).await;
+        id
+    }
+
+    async fn completed(&self, key: &str) -> RecordId {
+        let id = self.ask_of("shop", key).id;
+        self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned()), false).await;
+        id
+    }
+
+    async fn lines(&self, id: RecordId) -> Vec<(Happened, String)> {
+        let history = self.operator.life(id).await.expect("it is there").history;
+        history.into_iter().map(|(_, line)| (line.what, line.detail)).collect()
+    }
+}
+
+fn ann() -> Act {
+    Act::new("ann", "the bank has it").expect("a name and a reason")
+}
+
+fn bob() -> Act {
+    Act::new("bob", "the bank never saw it").expect("a name and a reason")
+}
+
+fn executed() -> Found {
+    Found::Executed(answer(201, "text/plain", "by hand"))
+}
+
+fn seen(stored: &Stored) -> Seen {
+    Seen { id: stored.record.id, version: stored.record.version }
+}
+
+#[tokio::test]
+async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
+    let world = World::new().await;
+    let id = world.unknown("k").await;
+    let stored = world.operator.resolve(id, None, &executed(), &ann()).await.expect("it is settled");
+    assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
+    assert!(!stored.record.flags.dead_letter, "nobody need look any more");
+    let Begun::Replay(kept) = world.begin("k").await else { panic!("a retry replays") };
+    assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"by hand"[..]));
+    let line = "resolved as executed (201), unknown to completed, by ann: the bank has it";
+    assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+}
+
+#[tokio::test]
+async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
+    let world = World::new().await;
+    let id = world.unknown("k").await;
+    world.operator.resolve(id, None, &Found::NotExecuted, &bob()).await.expect("it is settled");
+    let line = "resolved as not executed, unknown to retryable, by bob: the bank never saw it";
+    assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+    let attempt = world.run("k").await;
+    assert_eq!(attempt.number(), 2);
+    assert!(matches!(world.begin("k").await, Begun::InFlight), "one retry runs, no more");
+}
+
+#[tokio::test]
+async fn a_forgotten_key_runs_as_new_although_its_answer_was_in_the_cache() {
+    let world = World::new().await;
+    let id = world.completed("k").await;
+    assert!(matches!(world.begin("k").await, Begun::Replay(_)), "it is in the cache");
+    world.operator.forget(id, None, &ann()).await.expect("it is forgotten");
+    let line = "forgotten, completed (201) to absent, by ann: the bank has it";
+    assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+    assert_eq!(world.run("k").await.number(), 1, "as new");
+}
+
+#[tokio::test]
+async fn what_the_machine_does_not_allow_is_refused_with_the_record_as_it_is() {
+    let world = World::new().await;
+    let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
+    let running = world.run("r").await;
+    let busy = world.ask_of("shop", "r").id;
+    let absent = world.ask_of("shop", "absent").id;
+    let refused = [
+        (world.operator.forget(unknown, None, &ann()).await, State::Unknown),
+        (world.operator.forget(busy, None, &ann()).await, State::InProgress),
+        (world.operator.resolve(busy, None, &executed(), &ann()).await, State::InProgress),
+        (world.operator.resolve(completed, None, &Found::NotExecuted, &ann()).await, State::Completed),
+    ];
+    for (refused, state) in refused {
+        let Err(Refused::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
+        assert_eq!(stored.record.state, state);
+    }
+    let missing = world.operator.forget(absent, None, &ann()).await;
+    assert!(matches!(missing, Err(Refused::NoSuchRecord)), "{missing:?}");
+    drop(running);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_many_operators_one_settles_a_record_and_the_others_are_told_who() {
+    let world = World::new().await;
+    let id = world.unknown("k").await;
+    let act = async |place: usize| {
+        let operator = world.operator.clone();
+        let act = Act::new(&format!("person-{place}"), "knows it").expect("a name and a reason");
+        let found = if place.is_multiple_of(2) { executed() } else { Found::NotExecuted };
+        tokio::spawn(async move { operator.resolve(id, None, &found, &act).await }).await.expect("no panic")
+    };
+    let done: Vec<_> = join_all((0..16).map(act)).await;
+    let winners: Vec<usize> = (0..16).filter(|place| done[*place].is_ok()).collect();
+    assert_eq!(winners.len(), 1, "{done:?}");
+    let settled: Vec<_> =
+        world.lines(id).await.into_iter().filter(|(what, _)| *what == Happened::Operator).collect();
+    assert_eq!(settled.len(), 1, "one line: {settled:?}");
+    for lost in done.into_iter().filter_map(Result::err) {
+        let Refused::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
+        assert_ne!(stored.record.state, State::Unknown);
+        let told = &last.as_ref().expect("who won").1.detail;
+        assert!(told.contains(&format!("by person-{}:", winners[0])), "{told}");
+        assert!(lost.to_string().contains(told.as_str()), "{lost}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
+    let world = World::new().await;
+    let id = world.unknown("k").await;
+    let looked_at = world.operator.life(id).await.expect("it is there").stored.record.version;
+    world.operator.resolve(id, Some(looked_at), &Found::NotExecuted, &bob()).await.expect("as it was");
+    // The retry runs and is unknown again: what ann saw was about the run before.
+    world.run("k").await.unknown(ErrorCode::Broken).await;
+    let late = world.operator.resolve(id, Some(looked_at), &executed(), &ann()).await;
+    let Err(Refused::Changed { stored, .. }) = late else { panic!("{late:?}") };
+    assert_eq!((stored.record.state, stored.record.attempt), (State::Unknown, 2));
+}
+
+#[tokio::test]
+async fn an_act_whose_reply_is_lost_is_recognised_as_done() {
+    let world = World::new().await;
+    let id = world.unknown("k").await;
+    world.store.set(Fault::LosesReplies);
+    let (operator, store) = (world.operator.clone(), world.store.clone());
+    let before = store.commits();
+    let acting = tokio::spawn(async move { operator.resolve(id, None, &executed(), &ann()).await });
+    while store.commits() == before {
+        tokio::task::yield_now().await;
+    }
+    world.store.set(Fault::None);
+    let stored = acting.await.expect("no panic").expect("it is done");
+    assert_eq!(stored.record.state, State::Completed);
+    let acts = world.lines(id).await.into_iter().filter(|(what, _)| *what == Happened::Operator).count();
+    assert_eq!(acts, 1, "written once");
+}
+
+#[tokio::test]
+async fn an_answer_larger_than_the_rules_keep_is_refused_and_nothing_is_written() {
+    let world = World::new().await;
+    let id = world.unknown("k").await;
+    let body = vec![b'x'; Policy::default().max_response_body as usize + 1];
+    let large = Found::Executed(answer(200, "text/plain", body));
+    let refused = world.operator.resolve(id, None, &large, &ann()).await;
+    assert!(matches!(refused, Err(Refused::TooLarge { .. })), "{refused:?}");
+    assert_eq!(world.operator.life(id).await.unwrap().stored.record.state, State::Unknown);
+}
+
+#[tokio::test]
+async fn many_are_shown_first_and_only_what_was_shown_and_stayed_so_is_changed() {
+    let world = World::new().await;
+    for key in ["a", "b", "c"] {
+        world.unknown(key).await;
+    }
+    world.completed("done").await;
+    let deed = Deed::Resolve(Found::NotExecuted);
+    let preview = world.operator.preview(Filter::default(), &deed, &bob()).await.expect("a preview");
+    assert_eq!((preview.records.len(), preview.left_alone, preview.next), (3, 1, None));
+    let shown: Vec<Seen> = preview.records.iter().map(seen).collect();
+    // One is settled by another, and a new one comes.
+    world.operator.resolve(shown[1].id, None, &executed(), &ann()).await.expect("it is settled");
+    let newcomer = world.unknown("new").await;
+    let done = world.operator.each(&shown, &deed, &bob()).await;
+    assert!(done.iter().zip(&shown).all(|((id, _), seen)| *id == seen.id), "in their order");
+    assert!(done[0].1.is_ok() && done[2].1.is_ok(), "{done:?}");
+    assert!(matches!(done[1].1, Err(Refused::Changed { .. })), "{done:?}");
+    assert_eq!(world.operator.life(newcomer).await.unwrap().stored.record.state, State::Unknown);
+    let forget = world.operator.preview(Filter::default(), &Deed::Forget, &bob()).await.expect("a preview");
+    assert_eq!(forget.records.len(), 2, "the completed ones");
+}
+
+#[tokio::test]
+async fn pages_follow_one_another_and_the_last_has_no_cursor() {
+    let world = World::new().await;
+    for place in 0..5 {
+        world.unknown(&format!("k{place}")).await;
+    }
+    world.hands.advance(Duration::from_secs(60));
+    world.unknown("young").await;
+    let old =
+        |after| Filter { older_than: Some(Duration::from_secs(30)), after, limit: 3, ..Filter::default() };
+    let first = world.operator.find(old(None)).await.expect("a page");
+    let second = world.operator.find(old(first.next)).await.expect("a page");
+    assert_eq!((first.records.len(), second.records.len(), second.next), (3, 2, None));
+    let letters =
+        world.operator.dead_letters(None, 0, 4).await.expect("a store without an outbox has some too");
+    assert_eq!((letters.records.records.len(), letters.effects.len()), (4, 0));
+    assert!(letters.records.next.is_some());
+}
+
+#[tokio::test]
+async fn tenants_are_told_by_the_part_of_their_requests_that_are_duplicates() {
+    let world = World::new().await;
+    let send = async |tenant: &str, key: String| {
+        if let Begun::Run(attempt) = world.ibid.begin(world.ask_of(tenant, &key)).await.expect("it answers") {
+            attempt.finish(Response::plain(201, "text/plain", String::new()), false).await;
+        }
+    };
+    for round in 0..30 {
+        send("calm", format!("calm-{round}")).await;
+        send("noisy", "always the same".to_owned()).await;
+        send("half", format!("half-{}", round / 2)).await;
+    }
+    send("quiet", "one".to_owned()).await;
+    send("quiet", "one".to_owned()).await;
+    let rates = world.ibid.tenants(3);
+    let told: Vec<_> =
+        rates.iter().map(|rate| (rate.tenant.as_str(), rate.requests, rate.duplicates)).collect();
+    assert_eq!(told, [("noisy", 30, 29), ("half", 30, 15), ("calm", 30, 0)]);
+    assert_eq!(world.ibid.tenants_above_duplicate_rate(), 1, "half of them is still allowed");
+    assert_eq!(world.ibid.tenants(10).last().map(|rate| rate.tenant.as_str()), Some("quiet"));
+}

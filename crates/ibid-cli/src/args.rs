@@ -2,6 +2,8 @@
 //!
 //! Every flag of the gateway is optional here, for its value may stand in a variable or in the file.
 
+pub(crate) mod operator;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::ledger::LedgerArgs;
 use crate::config::value::parse_duration;
+use operator::{EffectsCommand, KeysForgetArgs, KeysResolveArgs, NarrowArgs};
 
 /// Safe retries for HTTP APIs that move money, stock or messages.
 ///
@@ -54,9 +57,12 @@ pub(crate) enum Command {
     /// is for a store that has none running.
     #[command(args_conflicts_with_subcommands = true)]
     Reconcile(ReconcileArgs),
-    /// Look at records
+    /// Look at records and settle them
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Look at effects, the calls to the outside, and settle them
+    #[command(subcommand)]
+    Effects(EffectsCommand),
     /// Look at the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -223,6 +229,10 @@ pub(crate) enum KeysCommand {
     List(KeysListArgs),
     /// Show one record with its history
     Show(KeysShowArgs),
+    /// Settle an unknown record by what you found out: executed, with an answer, or not executed
+    Resolve(KeysResolveArgs),
+    /// Forget the answer of a completed or expired record: its key runs as new
+    Forget(KeysForgetArgs),
 }
 
 /// Which records to list.
@@ -239,6 +249,9 @@ pub(crate) struct KeysListArgs {
     /// Only under this key, written without quotes [default: every key]
     #[arg(long)]
     pub(crate) key: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) narrow: NarrowArgs,
 
     /// How many at most, up to 1000
     #[arg(long, value_name = "COUNT", default_value_t = LIST_LIMIT)]
@@ -330,6 +343,8 @@ Variables without a flag:
   IBID_SECRETS     fingerprint secrets, comma-separated, newest first; not a flag, for command
                    lines are visible to everyone on the host [default: `fingerprint.secrets`
                    of the file, else one that is made once and kept in the store]
+  IBID_ADMIN_TOKEN what an operator must show to the admin API, at least 16 characters; not a
+                   flag, for the same reason [default: none, and then there is no such API]
   IBID_LOG         which log lines to write: `info`, `ibid=debug` [default: info]
   IBID_LOG_FORMAT  `text` or `json` [default: text]";
 
@@ -399,8 +414,10 @@ mod tests {
         assert_eq!(failure.hint.unwrap(), "a similar argument exists: '--upstream'");
         let failure = refusal(&parse("ibid keys show").unwrap_err());
         assert!(failure.message.contains("<ID>"), "{}", failure.message);
-        for later in ["resolve", "forget"] {
-            assert!(parse(&format!("ibid keys {later}")).is_err());
-        }
+        let failure = refusal(&parse("ibid keys resolve 1a2b3c4d --reason r").unwrap_err());
+        assert!(failure.message.contains("--not-executed"), "{}", failure.message);
+        assert!(parse("ibid keys resolve 1a2b3c4d --reason r --not-executed --status 200").is_err());
+        assert!(parse("ibid keys resolve 1a2b3c4d --reason r --status 101").is_err());
+        assert!(parse("ibid keys forget 1a2b3c4d --yes").is_err(), "no reason");
     }
 }

@@ -13,9 +13,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileArgs, ReconcileCommand};
+use args::operator::EffectsCommand;
+use args::{
+    Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileArgs, ReconcileCommand, StoreArgs,
+};
 use config::{Config, Variables};
 use gateway::Gateway;
+use ibid::operator::Operator;
 use open::open_store;
 use output::{Failure, Failures};
 
@@ -89,6 +93,21 @@ fn run(command: Command) -> Result<(), Failures> {
                 commands::keys::list(&*store, &args, &mut stdout(), &mut stderr()).await
             })
         }
+        Command::Keys(KeysCommand::Resolve(args)) => at_store(&args.act.place, async |operator| {
+            commands::settle::resolve(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+        Command::Keys(KeysCommand::Forget(args)) => at_store(&args.act.place, async |operator| {
+            commands::settle::forget(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+        Command::Effects(EffectsCommand::List(args)) => at_store(&args.place, async |operator| {
+            commands::effects::list(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+        Command::Effects(EffectsCommand::Retry(args)) => at_store(&args.act.place, async |operator| {
+            commands::effects::retry(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+        Command::Effects(EffectsCommand::Discard(args)) => at_store(&args.act.place, async |operator| {
+            commands::effects::discard(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
         Command::Keys(KeysCommand::Show(args)) => {
             let url = config::store_of(&args.place)?;
             wait_for(async {
@@ -129,6 +148,10 @@ fn announce(config: &Config, public: std::net::SocketAddr, admin: std::net::Sock
         "ibid: listening on {public}, admin on {admin}, upstream {}, store {}",
         config.upstream, config.store
     );
+    match config.admin_token {
+        Some(_) => eprintln!("ibid: admin API at http://{admin}/v1/"),
+        None => eprintln!("ibid: no admin API: `IBID_ADMIN_TOKEN` is not set"),
+    }
     for route in config.routes.iter().filter(|route| !route.guard) {
         eprintln!("ibid: not guarded: {} {}", joined(&route.methods), route.pattern);
     }
@@ -173,6 +196,15 @@ fn logging(log: &config::Log) {
         true => builder.json().init(),
         false => builder.with_ansi(false).init(),
     }
+}
+
+/// Runs an operator's command at the store that these name.
+fn at_store(
+    place: &StoreArgs,
+    command: impl AsyncFnOnce(Operator) -> Result<(), Failure>,
+) -> Result<(), Failures> {
+    let url = config::store_of(place)?;
+    wait_for(async { command(Operator::at(open_store(&url, false).await?)).await })
 }
 
 /// Runs a command that asks a store a few questions: one thread is enough.

@@ -114,6 +114,7 @@ fn as_json(config: &Config) -> Value {
             "from": config.tenant.word(),
             "trusted": config.tenant.trusted.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
+        "admin_api": config.admin_token.is_some(),
         // How many, never which.
         "fingerprint": { "secrets": config.secrets.len() },
         "defaults": policy_json(&config.defaults),
@@ -123,6 +124,7 @@ fn as_json(config: &Config) -> Value {
             "sweep_every": show_duration(config.upkeep.sweep_every),
             "reap_every": show_duration(config.upkeep.reap_every),
             "reconcile_every": show_duration(config.upkeep.reconcile_every),
+            "duplicate_percent": config.upkeep.duplicate_percent,
         },
         "server": {
             "max_connections": config.server.max_connections,

@@ -7,13 +7,14 @@ use std::io::Write;
 use ibid_core::change::{History, Stored};
 use ibid_core::record::{Record, State};
 use ibid_core::scope::{IdPrefix, RecordId};
-use ibid_core::store::{Browse, Filter, StoreError};
+use ibid_core::store::{Browse, Filter, PathPattern, StoreError};
 use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
 use super::config_check::policy_json;
+use crate::args::operator::NarrowArgs;
 use crate::args::{KeysListArgs, KeysShowArgs};
-use crate::config::value::near_miss;
+use crate::config::value::{near_miss, parse_duration};
 use crate::output::{Failure, print_fields, print_json, print_line, print_table};
 
 /// Lists the records that fit; how to go on is said on `talk`.
@@ -28,6 +29,12 @@ pub(crate) async fn list(
         state: args.state.as_deref().map(parse_state).transpose()?,
         tenant: args.tenant.clone(),
         key: args.key.clone(),
+        method: args.narrow.method.as_deref().map(str::to_uppercase),
+        path: path(&args.narrow),
+        dead_letter: args.narrow.dead_letters,
+        created_from: args.narrow.created_from.as_deref().map(parse_instant).transpose()?,
+        created_before: args.narrow.created_before.as_deref().map(parse_instant).transpose()?,
+        older_than: args.narrow.older_than.as_deref().map(parse_age).transpose()?,
         prefix: None,
         after: args.after.as_deref().map(parse_cursor).transpose()?,
         // One more than asked for tells whether there are more.
@@ -92,7 +99,7 @@ pub(crate) async fn show(
     Ok(())
 }
 
-fn print_records(found: &[Stored], out: &mut dyn Write) -> Result<(), Failure> {
+pub(super) fn print_records(found: &[Stored], out: &mut dyn Write) -> Result<(), Failure> {
     if found.is_empty() {
         return Ok(());
     }
@@ -160,7 +167,7 @@ fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
     fields
 }
 
-fn record_json(record: &Record) -> Value {
+pub(super) fn record_json(record: &Record) -> Value {
     let identity = &record.identity;
     let note = &record.note;
     let at = |instant: Option<Timestamp>| instant.map(rfc3339);
@@ -231,7 +238,7 @@ fn due_name(state: State) -> &'static str {
 }
 
 /// To the millisecond: enough to compare with a log, short enough for a table.
-fn rfc3339(at: Timestamp) -> String {
+pub(super) fn rfc3339(at: Timestamp) -> String {
     match jiff::Timestamp::from_microsecond(at.as_micros()) {
         Ok(instant) => format!("{instant:.3}"),
         // A saturated sum: past the year 9999.
@@ -250,12 +257,30 @@ fn parse_state(word: &str) -> Result<State, Failure> {
     })
 }
 
-fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
+pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
     text.parse().map_err(|error| {
         Failure::usage(format!("`{text}` is not the beginning of a record's id"))
             .because(error)
             .hint("ids are shown by `ibid keys list` and in every log line about a record")
     })
+}
+
+fn path(narrow: &NarrowArgs) -> Option<PathPattern> {
+    let exact = narrow.path.as_deref().map(PathPattern::exactly);
+    exact.or(narrow.route.as_deref().map(PathPattern::of_route))
+}
+
+fn parse_instant(text: &str) -> Result<Timestamp, Failure> {
+    let parsed: Result<jiff::Timestamp, _> = text.parse();
+    let instant = parsed.map_err(|error| {
+        let failure = Failure::usage(format!("`{text}` is no instant")).because(error);
+        failure.hint("write it as `2026-11-16T09:30:00Z`")
+    })?;
+    Ok(Timestamp::from_micros(instant.as_microsecond()))
+}
+
+fn parse_age(text: &str) -> Result<std::time::Duration, Failure> {
+    parse_duration(text).map_err(|form| Failure::usage(format!("`--older-than {text}` {form}")))
 }
 
 /// After all ids that begin so: with an id in full, after that one.

@@ -1,10 +1,13 @@
 //! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
 
+mod act;
 pub(crate) mod chores;
 pub(crate) mod config_check;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod effects;
 pub(crate) mod keys;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
+pub(crate) mod settle;

@@ -534,6 +534,13 @@ pub(crate) const KEYS: &[Key] = &[
         "How often the reconciler looks for unknown records whose next question is due. Short, for it is an index look-up; when a question is due says the record itself.",
     ),
     key(
+        "upkeep",
+        "duplicate_percent",
+        "number",
+        "50",
+        "How many of a tenant's requests may be duplicates before the gauge `ibid_tenants_above_duplicate_rate` counts it. Healthy clients retry a few in a thousand; who sends every second request again has a broken retry loop or loses the answers.",
+    ),
+    key(
         "server",
         "max_connections",
         "number",

@@ -70,6 +70,8 @@ pub(crate) struct Config {
     pub(crate) server: Server,
     /// What fingerprints are keyed with, newest first; none: one that the store keeps.
     pub(crate) secrets: Vec<Vec<u8>>,
+    /// What an operator must show to the admin API; none: there is no such API.
+    pub(crate) admin_token: Option<ibid_console::Token>,
     /// The file that was read, if any.
     pub(crate) file: Option<PathBuf>,
     /// What is allowed and should be known, one line each.
@@ -106,6 +108,7 @@ pub(crate) struct Upkeep {
     pub(crate) sweep_every: Duration,
     pub(crate) reap_every: Duration,
     pub(crate) reconcile_every: Duration,
+    pub(crate) duplicate_percent: u32,
 }
 
 /// What one listener holds at most.
@@ -224,6 +227,7 @@ fn assemble(
     let (defaults, routes) = read_routes(root, reader, one_tenant, &mut warnings);
     let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes);
     let secrets = read_secrets(root, reader, variables);
+    let admin_token = read_admin_token(reader, variables);
     let (upkeep, server) = (read_upkeep(root), read_server(root));
     advice::tenants(tenant.as_ref(), &routes, &mut warnings);
     refuse_limits(root, reader);
@@ -247,6 +251,7 @@ fn assemble(
         upkeep,
         server,
         secrets,
+        admin_token,
         file: None,
         warnings,
     })
@@ -581,12 +586,24 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Var
     secrets
 }
 
+fn read_admin_token(reader: &Reader<'_>, variables: &Variables) -> Option<ibid_console::Token> {
+    match ibid_console::Token::new(given(&variables.admin_token)?) {
+        Ok(token) => Some(token),
+        Err(error) => {
+            let failure = Failure::usage("`IBID_ADMIN_TOKEN` can't be used").because(error);
+            reader.keep(0, failure.hint("make one with `openssl rand -hex 32`"));
+            None
+        }
+    }
+}
+
 fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
     let mut section = root.section("upkeep", "upkeep");
     let upkeep = Upkeep {
         sweep_every: section.positive("sweep_every").unwrap_or(Duration::from_secs(10)),
         reap_every: section.positive("reap_every").unwrap_or(Duration::from_secs(60)),
         reconcile_every: section.positive("reconcile_every").unwrap_or(Duration::from_secs(5)),
+        duplicate_percent: section.percent("duplicate_percent").unwrap_or(50),
     };
     section.finish();
     upkeep

@@ -177,6 +177,15 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
+    /// A whole number from 1 to 100.
+    pub(super) fn percent(&mut self, key: &'static str) -> Option<u32> {
+        const FORM: &str = "must be a whole number from 1 to 100";
+        self.read(key, FORM, |value| {
+            let number = integer(value.as_integer()?).and_then(|number| u32::try_from(number).ok());
+            Some(number.filter(|number| (1..=100).contains(number)).ok_or(FORM))
+        })
+    }
+
     pub(super) fn status(&mut self, key: &'static str) -> Option<u16> {
         self.read(key, STATUS_FORM, |value| Some(status(value).ok_or(STATUS_FORM)))
     }

@@ -8,6 +8,8 @@ use crate::output::Failure;
 pub(crate) struct Variables {
     /// `IBID_SECRETS`.
     pub(crate) secrets: Option<String>,
+    /// `IBID_ADMIN_TOKEN`.
+    pub(crate) admin_token: Option<String>,
     /// Names that begin with `IBID_`.
     pub(crate) names: Vec<String>,
 }
@@ -60,7 +62,14 @@ impl Variables {
                 return Err(failure.hint("write secrets in hex or base64"));
             }
         };
-        Ok(Variables { secrets, names: names.filter(|name| name.starts_with("IBID_")).collect() })
+        // What is not UTF-8 is no good token either, and refused as such.
+        let admin_token =
+            std::env::var_os("IBID_ADMIN_TOKEN").map(|token| token.to_string_lossy().into_owned());
+        Ok(Variables {
+            secrets,
+            admin_token,
+            names: names.filter(|name| name.starts_with("IBID_")).collect(),
+        })
     }
 }
 
@@ -74,7 +83,7 @@ pub(super) fn misspelt(names: &[String]) -> Vec<String> {
     misspelt.collect()
 }
 
-const KNOWN: [&str; 10] = [
+const KNOWN: [&str; 11] = [
     "IBID_UPSTREAM",
     "IBID_TENANT",
     "IBID_LISTEN",
@@ -83,6 +92,7 @@ const KNOWN: [&str; 10] = [
     "IBID_CONFIG",
     "IBID_UPSTREAM_HTTP2",
     "IBID_SECRETS",
+    "IBID_ADMIN_TOKEN",
     "IBID_LOG",
     "IBID_LOG_FORMAT",
 ];

@@ -1,4 +1,5 @@
-//! The operator's listener: `/healthz` (the process lives), `/readyz` (it can serve), `/metrics`.
+//! The operator's listener: `/healthz` (the process lives), `/readyz` (it can serve), `/metrics`, and the operator's API
+//! under `/v1`, which is `ibid_console`'s.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -6,14 +7,16 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::Full;
 use ibid::{Ibid, telemetry};
 use ibid_core::scope::RecordId;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::sync::watch;
+use tower::ServiceExt;
 use tower_service::Service;
 
 use crate::output::Failure;
@@ -54,11 +57,18 @@ impl Metrics {
 pub(crate) struct Pages {
     ibid: Ibid,
     metrics: Metrics,
+    /// The operator's API; none without a token.
+    console: Option<Router>,
     draining: watch::Receiver<bool>,
 }
 
 impl Pages {
-    pub(crate) fn new(ibid: Ibid, metrics: Metrics, draining: watch::Receiver<bool>) -> Pages {
+    pub(crate) fn new(
+        ibid: Ibid,
+        metrics: Metrics,
+        console: Option<Router>,
+        draining: watch::Receiver<bool>,
+    ) -> Pages {
         let handle = metrics.0.clone();
         // Histograms collect samples until somebody drains them: without a scraper that would be for ever.
         tokio::spawn(async move {
@@ -67,10 +77,10 @@ impl Pages {
                 handle.run_upkeep();
             }
         });
-        Pages { ibid, metrics, draining }
+        Pages { ibid, metrics, console, draining }
     }
 
-    async fn answer(self, method: Method, path: String) -> Response<Full<Bytes>> {
+    async fn answer(self, method: Method, path: String) -> Response<Body> {
         if method != Method::GET && method != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
         }
@@ -78,11 +88,11 @@ impl Pages {
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready().await,
             "/metrics" => self.metrics.page(),
-            _ => text(StatusCode::NOT_FOUND, "not found: /healthz, /readyz, /metrics\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found: /healthz, /readyz, /metrics, /v1/\n"),
         }
     }
 
-    async fn ready(&self) -> Response<Full<Bytes>> {
+    async fn ready(&self) -> Response<Body> {
         if *self.draining.borrow() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
@@ -95,8 +105,12 @@ impl Pages {
     }
 }
 
-impl<B: Send + 'static> Service<Request<B>> for Pages {
-    type Response = Response<Full<Bytes>>;
+impl<B> Service<Request<B>> for Pages
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<axum::BoxError>,
+{
+    type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
@@ -105,13 +119,32 @@ impl<B: Send + 'static> Service<Request<B>> for Pages {
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        if request.uri().path().starts_with("/v1/") {
+            return match self.console.clone() {
+                Some(console) => Box::pin(console.oneshot(request.map(Body::new))),
+                None => Box::pin(std::future::ready(Ok(no_api()))),
+            };
+        }
         let answer = self.clone().answer(request.method().clone(), request.uri().path().to_owned());
         Box::pin(async move { Ok(answer.await) })
     }
 }
 
-pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+/// Nobody set a token, and an API that everybody may use would be worse than none.
+fn no_api() -> Response<Body> {
+    let problem = serde_json::json!({
+        "type": "urn:ibid:problem:no-admin-api",
+        "title": "There is no admin API",
+        "status": 403,
+        "detail": "start the gateway with `IBID_ADMIN_TOKEN` set, and send it as `Authorization: Bearer`",
+    });
+    let mut response = text(StatusCode::FORBIDDEN, problem.to_string());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    response
+}
+
+pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::from(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

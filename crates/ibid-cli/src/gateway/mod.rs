@@ -50,6 +50,7 @@ pub(crate) struct Gateway {
     app: Gate,
     ibid: Ibid,
     metrics: admin::Metrics,
+    console: Option<axum::Router>,
     limits: ServerLimits,
     schedule: Schedule,
 }
@@ -85,7 +86,8 @@ impl Gateway {
             reap_every: config.upkeep.reap_every,
             reconcile_every: config.upkeep.reconcile_every,
         };
-        Ok(Gateway { public, admin, app, ibid, metrics, limits, schedule })
+        let console = config.admin_token.clone().map(|token| ibid_console::router(&ibid, token));
+        Ok(Gateway { public, admin, app, ibid, metrics, console, limits, schedule })
     }
 
     /// Where clients and operators connect, once the system has chosen the ports.
@@ -101,7 +103,7 @@ impl Gateway {
     /// Serves until `shutdown`, then lets what runs come to its end, within the drain's deadline.
     pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) {
         let (draining, drained) = watch::channel(false);
-        let pages = admin::Pages::new(self.ibid.clone(), self.metrics, draining.subscribe());
+        let pages = admin::Pages::new(self.ibid.clone(), self.metrics, self.console, draining.subscribe());
         let admin = tokio::spawn(server::serve(self.admin, pages, ADMIN_LIMITS, until(drained.clone())));
         let chores = tokio::spawn(upkeep::run(self.ibid.clone(), self.schedule));
         let asked_to_end = std::cell::Cell::new(None);
@@ -225,6 +227,7 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
         cache_ttl: config.store_options.cache_ttl,
         // A connection has one run at a time over HTTP/1.1; as many again may have lost their client.
         attempts_max: 2 * config.server.max_connections as usize,
+        duplicate_rate: f64::from(config.upkeep.duplicate_percent) / 100.0,
     })
 }
 

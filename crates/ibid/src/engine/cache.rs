@@ -34,6 +34,10 @@ impl Cache {
         Cache { kept: QuickCache::with_weighter(items, bytes_max, Weight), ttl }
     }
 
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
     /// The completed record under this id and the time it is now, unless it is too old to be trusted.
     pub(crate) fn get(&self, id: &RecordId) -> Option<(Arc<Cached>, Timestamp)> {
         let cached = self.kept.get(id)?;

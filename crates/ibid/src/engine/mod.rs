@@ -309,6 +309,11 @@ impl Ibid {
         self.inner.breaker.is_open()
     }
 
+    /// How long a completed record is trusted without asking the store.
+    pub fn cache_ttl(&self) -> Duration {
+        self.inner.cache.ttl()
+    }
+
     /// How many duplicates wait for an answer now.
     pub fn waiting(&self) -> usize {
         self.inner.waiters.count()

@@ -242,7 +242,7 @@ async fn many_are_shown_first_and_only_what_was_shown_and_stayed_so_is_changed()
     }
     world.completed("done").await;
     let deed = Deed::Resolve(Found::NotExecuted);
-    let preview = world.operator.preview(Filter::default(), &deed, &bob()).await.expect("a preview");
+    let preview = world.operator.preview(Filter::default(), &deed).await.expect("a preview");
     assert_eq!((preview.records.len(), preview.left_alone, preview.next), (3, 1, None));
     let shown: Vec<Seen> = preview.records.iter().map(seen).collect();
     // One is settled by another, and a new one comes.
@@ -253,7 +253,7 @@ async fn many_are_shown_first_and_only_what_was_shown_and_stayed_so_is_changed()
     assert!(done[0].1.is_ok() && done[2].1.is_ok(), "{done:?}");
     assert!(matches!(done[1].1, Err(Refused::Changed { .. })), "{done:?}");
     assert_eq!(world.operator.life(newcomer).await.unwrap().stored.record.state, State::Unknown);
-    let forget = world.operator.preview(Filter::default(), &Deed::Forget, &bob()).await.expect("a preview");
+    let forget = world.operator.preview(Filter::default(), &Deed::Forget).await.expect("a preview");
     assert_eq!(forget.records.len(), 2, "the completed ones");
 }
 

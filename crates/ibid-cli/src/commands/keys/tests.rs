@@ -18,9 +18,7 @@ impl Browse for Shelf {
         let bounds = filter.prefix.as_ref().map(IdPrefix::bounds);
         let fits = |stored: &&Stored| {
             let record = &stored.record;
-            filter.state.is_none_or(|state| record.state == state)
-                && filter.tenant.as_ref().is_none_or(|tenant| record.identity.tenant.as_str() == tenant)
-                && filter.key.as_ref().is_none_or(|key| record.identity.key.as_str() == key)
+            filter.fits(record, stored.now)
                 && bounds.is_none_or(|(low, high)| low <= record.id && record.id <= high)
                 && filter.after.is_none_or(|after| record.id > after)
         };

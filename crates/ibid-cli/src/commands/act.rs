@@ -1,0 +1,70 @@
+//! What the operator's acts have in common: who, why, and whether it is meant.
+
+use std::io::Write;
+
+use ibid::operator::{Act, ActError, Refused};
+use ibid::outbox::OperatorError;
+use ibid_core::store::StoreError;
+
+use super::keys::print_records;
+use crate::args::operator::ActArgs;
+use crate::output::Failure;
+
+/// Who acts and why.
+pub(super) fn act(args: &ActArgs) -> Result<Act, Failure> {
+    let user = || ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let who = args.who.clone().or_else(user).unwrap_or_default();
+    Act::new(&who, &args.reason).map_err(|error| {
+        let hint = match error {
+            ActError::Who => "say who you are with `--who`",
+            ActError::Reason => "say why with `--reason`, for whoever reads the history",
+        };
+        Failure::usage(error.to_string()).hint(hint)
+    })
+}
+
+/// Nothing is done without `--yes`.
+pub(super) fn meant() -> Failure {
+    Failure::no("nothing was done yet").hint("if that is right, say it again with `--yes`")
+}
+
+/// Why an act on a record was not done.
+pub(super) fn refused(refused: Refused, id: &str, out: &mut dyn Write) -> Failure {
+    match refused {
+        Refused::NoSuchRecord => Failure::no(format!("no record begins with `{id}`"))
+            .hint("expired records are removed; `ibid keys list` shows what is there"),
+        Refused::Ambiguous(page) => {
+            let more = if page.next.is_some() { "more than " } else { "" };
+            let message = format!("{more}{} records begin with `{id}`", page.records.len());
+            if let Err(failure) = print_records(&page.records, out) {
+                return failure;
+            }
+            Failure::no(message).hint("give more digits: `ibid keys list --json` has ids in full")
+        }
+        Refused::NotNow { .. } | Refused::Changed { .. } => Failure::no(refused.to_string()).hint(
+            "an unknown record is resolved, a completed or expired one forgotten, what runs is left alone",
+        ),
+        Refused::TooLarge { .. } => Failure::usage(refused.to_string()).hint("give a smaller `--body`"),
+        Refused::Store(error) => failed(&error),
+    }
+}
+
+/// Why an act on an effect was not done.
+pub(super) fn not_done(error: OperatorError) -> Failure {
+    match error {
+        OperatorError::NoSql => Failure::usage(error.to_string()).hint("name a SQL store with `--store`"),
+        OperatorError::NoSuchEffect(_) => {
+            Failure::no(error.to_string()).hint("`ibid effects list` shows what is there")
+        }
+        OperatorError::NotNow(_) | OperatorError::Moved => {
+            Failure::no(error.to_string()).hint("`ibid effects list` shows how it stands")
+        }
+        OperatorError::Store(error) => failed(&error),
+    }
+}
+
+fn failed(error: &StoreError) -> Failure {
+    Failure::world("the store failed")
+        .because_of(error)
+        .hint("it may have been written all the same: look again")
+}

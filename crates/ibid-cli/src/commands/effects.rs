@@ -1,0 +1,165 @@
+//! `ibid effects list`, `retry` and `discard`: calls to the outside as an operator sees them.
+
+use std::io::Write;
+
+use ibid::operator::Operator;
+use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
+use serde_json::{Value, json};
+
+use super::act::{act, meant, not_done, refused};
+use super::keys::{parse_prefix, rfc3339};
+use crate::args::operator::{EffectArgs, EffectsListArgs};
+use crate::config::value::near_miss;
+use crate::output::{Failure, print_json, print_line, print_table};
+
+/// Lists the effects that fit; how to go on is said on `talk`.
+pub(crate) async fn list(
+    operator: &Operator,
+    args: &EffectsListArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let state = args.state.as_deref().map(parse_state).transpose()?;
+    let record = match &args.record {
+        None => None,
+        Some(id) => match operator.one(&parse_prefix(id)?).await {
+            Ok(stored) => Some(stored.record.id),
+            Err(error) => return Err(refused(error, id, out)),
+        },
+    };
+    let filter =
+        EffectFilter { state, record, dead_letter: args.dead_letters, after: args.after, limit: args.limit };
+    let (effects, next) = operator.effects(filter).await.map_err(not_done)?;
+    if args.json {
+        print_json(out, &effects.iter().map(effect_json).collect())?;
+    } else if !effects.is_empty() {
+        print_effects(&effects, out)?;
+    }
+    match next {
+        Some(next) => print_line(talk, format_args!("there are more: `--after {next}`")),
+        None if effects.is_empty() => print_line(talk, "no effect fits"),
+        None => Ok(()),
+    }
+}
+
+/// Has an effect made.
+pub(crate) async fn retry(
+    operator: &Operator,
+    args: &EffectArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let who = act(&args.act)?;
+    if !args.act.yes {
+        let effect = preview(operator, args, out).await?;
+        print_line(talk, "would be retried: the worker makes the call under the same downstream key")?;
+        if effect.may_be_second() {
+            print_line(talk, "careful: the provider may have forgotten that key, and do it a second time")?;
+        }
+        return Err(meant());
+    }
+    let effect = operator.retry(args.seq, &who).await.map_err(not_done)?;
+    print_done(&effect, args, "retried", out)
+}
+
+/// Lets an effect go.
+pub(crate) async fn discard(
+    operator: &Operator,
+    args: &EffectArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let who = act(&args.act)?;
+    if !args.act.yes {
+        let effect = preview(operator, args, out).await?;
+        print_line(talk, "would be discarded: nobody makes the call any more")?;
+        if effect.owes {
+            print_line(talk, "its record's answer waits for it, and would be unknown")?;
+        }
+        return Err(meant());
+    }
+    let effect = operator.discard(args.seq, &who).await.map_err(not_done)?;
+    print_done(&effect, args, "discarded", out)
+}
+
+async fn preview(
+    operator: &Operator,
+    args: &EffectArgs,
+    out: &mut dyn Write,
+) -> Result<StoredEffect, Failure> {
+    let effect = operator.effect(args.seq).await.map_err(not_done)?;
+    match args.act.json {
+        true => print_json(out, &effect_json(&effect))?,
+        false => print_effects(std::slice::from_ref(&effect), out)?,
+    }
+    match effect.state {
+        EffectState::Dead | EffectState::Unknown => Ok(effect),
+        state => Err(not_done(ibid::outbox::OperatorError::NotNow(state))),
+    }
+}
+
+fn print_done(
+    effect: &StoredEffect,
+    args: &EffectArgs,
+    what: &str,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    match args.act.json {
+        true => print_json(out, &effect_json(effect)),
+        false => print_line(out, format_args!("{}: {what}, now {}", effect.seq, effect.state.name())),
+    }
+}
+
+fn print_effects(effects: &[StoredEffect], out: &mut dyn Write) -> Result<(), Failure> {
+    let rows = effects.iter().map(|effect| {
+        vec![
+            effect.seq.to_string(),
+            effect.state.name().to_owned(),
+            effect.kind.clone(),
+            effect.name.clone(),
+            effect.tries.to_string(),
+            effect.tenant.clone(),
+            effect.record.short(),
+            effect.due_at.map_or("-".to_owned(), rfc3339),
+            rfc3339(effect.created_at),
+            effect.last_error.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    print_table(out, &COLUMNS, rows.collect())
+}
+
+fn effect_json(effect: &StoredEffect) -> Value {
+    json!({
+        "seq": effect.seq,
+        "record": effect.record.to_string(),
+        "tenant": effect.tenant,
+        "name": effect.name,
+        "kind": effect.kind,
+        "state": effect.state.name(),
+        "tries": effect.tries,
+        "due_at": effect.due_at.map(rfc3339),
+        "created_at": rfc3339(effect.created_at),
+        "called_at": effect.called_at.map(rfc3339),
+        "done_at": effect.done_at.map(rfc3339),
+        "aggregate": effect.aggregate,
+        "downstream_key": effect.downstream_key,
+        "owes": effect.owes,
+        "may_be_second": effect.may_be_second(),
+        "provider_id": effect.provider_id,
+        "last_error": effect.last_error,
+    })
+}
+
+fn parse_state(word: &str) -> Result<EffectState, Failure> {
+    let names = || EffectState::ALL.iter().map(|state| state.name());
+    EffectState::ALL.into_iter().find(|state| state.name() == word).ok_or_else(|| {
+        let hint = match near_miss(word, names()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("the states are {}", names().collect::<Vec<_>>().join(", ")),
+        };
+        Failure::usage(format!("`--state {word}` is no state of an effect")).hint(hint)
+    })
+}
+
+const COLUMNS: [&str; 10] =
+    ["place", "state", "kind", "name", "tries", "tenant", "record", "due", "created", "last error"];

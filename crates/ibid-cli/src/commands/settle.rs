@@ -1,0 +1,119 @@
+//! `ibid keys resolve` and `ibid keys forget`: a person settles what is unknown, or lets an answer go.
+
+use std::io::Write;
+
+use ibid::operator::{Deed, Filter, Found, Operator, Refused, answer};
+use ibid_core::change::Stored;
+
+use super::act::{act, meant, refused};
+use super::keys::{parse_prefix, print_records, record_json};
+use crate::args::operator::{ActArgs, KeysForgetArgs, KeysResolveArgs};
+use crate::output::{Failure, print_json, print_line};
+
+/// Settles the unknown record whose id begins so.
+pub(crate) async fn resolve(
+    operator: &Operator,
+    args: &KeysResolveArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let found = found(args)?;
+    run(operator, &args.id, &Deed::Resolve(found), &args.act, out, talk).await
+}
+
+/// Forgets the answer of the completed or expired record whose id begins so.
+pub(crate) async fn forget(
+    operator: &Operator,
+    args: &KeysForgetArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    run(operator, &args.id, &Deed::Forget, &args.act, out, talk).await?;
+    if args.act.yes {
+        print_line(
+            talk,
+            "a running gateway may replay its answer until its `cache_ttl` is over (60s by default)",
+        )?;
+    }
+    Ok(())
+}
+
+async fn run(
+    operator: &Operator,
+    id: &str,
+    deed: &Deed,
+    args: &ActArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let who = act(args)?;
+    let prefix = parse_prefix(id)?;
+    let one = match operator.one(&prefix).await {
+        Ok(one) => one,
+        Err(error) => return Err(refused(error, id, out)),
+    };
+    let record = one.record.id;
+    if !args.yes {
+        let full = record.to_string().parse().ok();
+        let preview = operator.preview(Filter { prefix: full, ..Filter::default() }, deed).await;
+        let preview = preview.map_err(|error| refused(Refused::Store(error), id, out))?;
+        show(&one, args.json, out)?;
+        if preview.records.is_empty() {
+            // What is asked of the machine again says why.
+            let last = None;
+            return Err(refused(Refused::NotNow { stored: Box::new(one), last }, id, out));
+        }
+        print_line(talk, format_args!("would be {}, by {}: {}", words(deed), who.who(), who.reason()))?;
+        return Err(meant());
+    }
+    let done = match deed {
+        Deed::Resolve(found) => operator.resolve(record, None, found, &who).await,
+        Deed::Forget => operator.forget(record, None, &who).await,
+    };
+    match done {
+        Ok(stored) if args.json => print_json(out, &record_json(&stored.record)),
+        Ok(stored) => {
+            let state = match deed {
+                Deed::Resolve(_) => stored.record.state.name(),
+                Deed::Forget => "absent",
+            };
+            print_line(out, format_args!("{}: {}, now {state}", record.short(), words(deed)))
+        }
+        Err(error) => Err(refused(error, id, out)),
+    }
+}
+
+fn show(stored: &Stored, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    match json {
+        true => print_json(out, &record_json(&stored.record)),
+        false => print_records(std::slice::from_ref(stored), out),
+    }
+}
+
+fn words(deed: &Deed) -> String {
+    match deed {
+        Deed::Resolve(Found::Executed(answer)) => format!("resolved as executed ({})", answer.status),
+        Deed::Resolve(_) => "resolved as not executed".to_owned(),
+        Deed::Forget => "forgotten".to_owned(),
+    }
+}
+
+fn found(args: &KeysResolveArgs) -> Result<Found, Failure> {
+    let Some(status) = args.status else { return Ok(Found::NotExecuted) };
+    let visible = |text: &str| !text.is_empty() && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    if !visible(&args.content_type) {
+        return Err(Failure::usage(format!("`--content-type {}` is no media type", args.content_type)));
+    }
+    let body = match args.body.as_deref() {
+        None => Vec::new(),
+        Some(text) => match text.strip_prefix('@') {
+            None => text.as_bytes().to_vec(),
+            Some(path) => std::fs::read(path)
+                .map_err(|error| Failure::usage(format!("cannot read the body `{path}`")).because(error))?,
+        },
+    };
+    if matches!(status, 204 | 205 | 304) && !body.is_empty() {
+        return Err(Failure::usage(format!("an answer {status} has no body")).hint("leave `--body` out"));
+    }
+    Ok(Found::Executed(answer(status, &args.content_type, body)))
+}

@@ -1,0 +1,129 @@
+//! The operator's API: records, effects, dead letters, tenants and upkeep, as JSON under `/v1`.
+//!
+//! It cannot decide, only ask: everything goes through [`ibid::operator`]. Whoever mounts it keeps it off the listener
+//! that clients reach.
+//!
+//! ```no_run
+//! # async fn serve(ibid: ibid::Ibid) -> Result<(), Box<dyn std::error::Error>> {
+//! let token = ibid_console::Token::new("from-a-secret-store-0123456789")?;
+//! let admin: axum::Router = ibid_console::router(&ibid, token);
+//! # Ok(()) }
+//! ```
+
+mod auth;
+mod bulk;
+mod effects;
+mod extract;
+mod problem;
+mod records;
+mod status;
+mod views;
+mod words;
+
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use http::header::{CACHE_CONTROL, HeaderValue};
+use http::{Method, StatusCode, Uri};
+use ibid::Ibid;
+use ibid::operator::Operator;
+use utoipa::openapi::OpenApi as Document;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub use auth::{Token, TokenError};
+
+use problem::Problem;
+
+/// The API over this engine, for those who know the token.
+pub fn router(ibid: &Ibid, token: Token) -> Router {
+    let (router, document) = api().split_for_parts();
+    let desk = Desk { operator: Operator::of(ibid), ibid: ibid.clone() };
+    router
+        .route("/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(not_so)
+        .layer(middleware::from_fn_with_state(token, auth::check))
+        .layer(middleware::from_fn(bounded))
+        .with_state(desk)
+}
+
+/// The OpenAPI document of the API.
+pub fn openapi() -> Document {
+    api().split_for_parts().1
+}
+
+/// What every answer is made from.
+#[derive(Clone)]
+struct Desk {
+    operator: Operator,
+    ibid: Ibid,
+}
+
+fn api() -> OpenApiRouter<Desk> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(records::list))
+        .routes(routes!(bulk::preview))
+        .routes(routes!(bulk::act))
+        .routes(routes!(records::show))
+        .routes(routes!(records::resolve))
+        .routes(routes!(records::forget))
+        .routes(routes!(effects::list))
+        .routes(routes!(effects::retry))
+        .routes(routes!(effects::discard))
+        .routes(routes!(effects::dead_letters))
+        .routes(routes!(status::tenants))
+        .routes(routes!(status::upkeep))
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "ibid operator API",
+        description = "What an operator sees and does. Every act needs a name and a reason, and is kept in the record's \
+                       history with who, what, before and after. Served on the admin listener only.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    security(("token" = [])),
+    components(schemas(problem::ProblemView)),
+    modifiers(&Bearer),
+)]
+struct Description;
+
+struct Bearer;
+
+impl Modify for Bearer {
+    fn modify(&self, document: &mut Document) {
+        let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        document.components.get_or_insert_default().add_security_scheme("token", scheme);
+    }
+}
+
+async fn nowhere(uri: Uri) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "not-found", "There is nothing here")
+        .detail(format!("`{}` is no path of this API: see `/v1/openapi.json`", uri.path()))
+}
+
+async fn not_so(method: Method, uri: Uri) -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Not with this method")
+        .detail(format!("`{}` does not take {method}: see `/v1/openapi.json`", uri.path()))
+}
+
+/// No answer takes for ever, and none is kept by a cache: they are about now.
+async fn bounded(request: Request, next: Next) -> Response {
+    let answered = tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await;
+    let mut response = answered.unwrap_or_else(|_| Problem::too_slow().into_response());
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The patience of a person; a list that walks millions of rows takes some seconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Answers that say no (RFC 9457), and what each error of the engine means here.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use ibid::operator::Refused;
+use ibid::outbox::OperatorError;
+use ibid_core::store::StoreError;
+use serde::Serialize;
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, response};
+use utoipa::{IntoResponses, ToSchema};
+
+use crate::views::{EffectView, HistoryView, RecordView};
+
+/// Why a request was turned away.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemView {
+    /// `urn:ibid:problem:` and a code that stays the same.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The same for every problem of this type.
+    title: &'static str,
+    /// The HTTP status.
+    status: u16,
+    /// What is wrong with this request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    /// The record as it is now, where it stands in the way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<Box<RecordView>>,
+    /// What last settled it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<HistoryView>,
+    /// The records that begin so, where several do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    records: Vec<RecordView>,
+    /// The effect as it is now, where it stands in the way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effect: Option<Box<EffectView>>,
+}
+
+/// A [`ProblemView`] on its way out.
+#[derive(Debug)]
+pub(crate) struct Problem(Box<ProblemView>);
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, code: &str, title: &'static str) -> Problem {
+        Problem(Box::new(ProblemView {
+            kind: format!("urn:ibid:problem:{code}"),
+            title,
+            status: status.as_u16(),
+            detail: None,
+            record: None,
+            last: None,
+            records: Vec::new(),
+            effect: None,
+        }))
+    }
+
+    pub(crate) fn detail(mut self, detail: impl Into<String>) -> Problem {
+        self.0.detail = Some(detail.into());
+        self
+    }
+
+    pub(crate) fn invalid(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, "invalid-input", "The input is not valid").detail(detail)
+    }
+
+    pub(crate) fn unacceptable(detail: impl Into<String>) -> Problem {
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        Problem::new(status, "answer-impossible", "The answer can't be kept").detail(detail)
+    }
+
+    pub(crate) fn unauthorized() -> Problem {
+        Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "Who are you?")
+            .detail("send `Authorization: Bearer` and the value of `IBID_ADMIN_TOKEN`")
+    }
+
+    pub(crate) fn too_slow() -> Problem {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too-slow", "It took too long")
+            .detail("an act may have been written all the same: look again")
+    }
+
+    /// With the effect as it is now.
+    pub(crate) fn effect(mut self, effect: EffectView) -> Problem {
+        self.0.effect = Some(Box::new(effect));
+        self
+    }
+
+    fn store(error: &StoreError) -> Problem {
+        tracing::warn!(error = error as &dyn std::error::Error, "the store failed an operator");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store failed")
+            .detail("an act may have been written all the same: look again")
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(self.0)).into_response();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Problem {
+        Problem::store(&error)
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        let detail = refused.to_string();
+        let conflict = |code, title| Problem::new(StatusCode::CONFLICT, code, title).detail(&detail);
+        match refused {
+            Refused::NoSuchRecord => Problem::new(StatusCode::NOT_FOUND, "no-such-record", "No such record")
+                .detail("no record's id begins so; expired records are removed"),
+            Refused::Ambiguous(page) => {
+                let mut problem = conflict("ambiguous-id", "Several records begin so");
+                problem.0.detail = Some("give more digits of the id".to_owned());
+                problem.0.records = page.records.iter().map(RecordView::of).collect();
+                problem
+            }
+            Refused::NotNow { stored, last } => {
+                let mut problem = conflict("not-now", "The record does not allow it now");
+                problem.0.record = Some(Box::new(RecordView::of(&stored)));
+                problem.0.last = last.map(|last| HistoryView::of(&last));
+                problem
+            }
+            Refused::Changed { stored, last } => {
+                let mut problem = conflict("changed", "The record has changed");
+                problem.0.record = Some(Box::new(RecordView::of(&stored)));
+                problem.0.last = last.map(|last| HistoryView::of(&last));
+                problem
+            }
+            Refused::TooLarge { .. } => Problem::unacceptable(detail),
+            Refused::Store(error) => Problem::store(&error),
+        }
+    }
+}
+
+impl From<OperatorError> for Problem {
+    fn from(error: OperatorError) -> Problem {
+        let detail = error.to_string();
+        match error {
+            OperatorError::NoSql => {
+                Problem::new(StatusCode::CONFLICT, "no-outbox", "There is no outbox").detail(detail)
+            }
+            OperatorError::NoSuchEffect(_) => {
+                Problem::new(StatusCode::NOT_FOUND, "no-such-effect", "No such effect").detail(detail)
+            }
+            OperatorError::NotNow(_) | OperatorError::Moved => {
+                Problem::new(StatusCode::CONFLICT, "not-now", "The effect does not allow it now")
+                    .detail(detail)
+            }
+            OperatorError::Store(error) => Problem::store(&error),
+        }
+    }
+}
+
+/// Every way to be turned away, for the OpenAPI document.
+pub(crate) struct Refusals;
+
+impl IntoResponses for Refusals {
+    fn responses() -> BTreeMap<String, RefOr<response::Response>> {
+        let one = |(status, description): (&str, &str)| {
+            let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+            let response = ResponseBuilder::new()
+                .description(description)
+                .content("application/problem+json", content)
+                .build();
+            (status.to_owned(), RefOr::T(response))
+        };
+        REFUSALS.into_iter().map(one).collect()
+    }
+}
+
+const REFUSALS: [(&str, &str); 8] = [
+    ("400", "The request can't be read"),
+    ("401", "No token, or another one"),
+    ("404", "No such record or effect"),
+    ("409", "What is stored does not allow it, or somebody was quicker: the answer says who"),
+    ("413", "The body is too large"),
+    ("415", "The body is not JSON"),
+    ("422", "The given answer can't be kept"),
+    ("503", "The store failed"),
+];

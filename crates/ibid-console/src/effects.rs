@@ -10,7 +10,7 @@ use crate::Desk;
 use crate::extract::{Asked, At, Told};
 use crate::problem::{Problem, Refusals};
 use crate::views::{EffectView, RecordView};
-use crate::words::{ActBody, EffectWord, cursor, limit};
+use crate::words::{EffectWord, cursor, limit};
 
 /// Which effects. All that is given must fit.
 #[derive(Debug, Default, Deserialize, IntoParams)]

@@ -45,7 +45,7 @@ impl Metrics {
     }
 
     /// All of them, in Prometheus' text.
-    pub(crate) fn page(&self) -> Response<Full<Bytes>> {
+    pub(crate) fn page(&self) -> Response<Body> {
         let mut page = text(StatusCode::OK, self.0.render());
         page.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
         page

@@ -295,6 +295,11 @@ impl Gateway {
         until_async(&format!("the log says `{words}`"), heard).await;
     }
 
+    /// One request to the operator's listener.
+    pub(crate) async fn admin(&self, request: &Request) -> Response {
+        Client::connect(self.admin).await.call(request).await
+    }
+
     /// One page of the operator's listener.
     pub(crate) async fn page(&self, path: &str) -> Response {
         Client::connect(self.admin).await.call(&Request::get(path)).await

@@ -1,5 +1,6 @@
 //! The binary as a shell, a client and an operator see it.
 
+mod admin;
 mod config;
 
 mod h2_client;
@@ -23,3 +24,4 @@ mod gateway_store;
 mod gateway_tenant;
 mod gateway_upstream;
 mod ledger;
+mod settle;

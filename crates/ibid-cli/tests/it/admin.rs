@@ -1,0 +1,366 @@
+//! The operator's API on a running gateway, over real sockets.
+
+use futures_util::future::join_all;
+use ibid_testkit::client::{Request, Response};
+use ibid_testkit::upstream::Upstream;
+use serde_json::{Value, json};
+
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
+use crate::settle::dead_effect;
+
+const TOKEN: &str = "an-admin-token-of-the-tests";
+
+fn pay(key: &str, fixture: &str) -> Request {
+    Request::post("/payments").key(key).body("five").fixture(fixture)
+}
+
+fn with_token(setup: Setup) -> Setup {
+    setup.variable("IBID_ADMIN_TOKEN", TOKEN)
+}
+
+async fn get(gateway: &Gateway, path: &str) -> Response {
+    gateway.admin(&Request::get(path).header("authorization", format!("Bearer {TOKEN}"))).await
+}
+
+async fn post(gateway: &Gateway, path: &str, body: &Value) -> Response {
+    let request = Request::post(path)
+        .header("authorization", format!("Bearer {TOKEN}"))
+        .header("content-type", "application/json")
+        .body(body.to_string());
+    gateway.admin(&request).await
+}
+
+fn json_of(response: &Response) -> Value {
+    assert_eq!(response.status, 200, "{response:?}");
+    serde_json::from_slice(&response.body).expect("JSON")
+}
+
+/// The only record that fits.
+async fn only(gateway: &Gateway, query: &str) -> Value {
+    let page = json_of(&get(gateway, &format!("/v1/records?{query}")).await);
+    let records = page["records"].as_array().expect("records");
+    assert_eq!(records.len(), 1, "{page}");
+    records[0].clone()
+}
+
+fn id(record: &Value) -> String {
+    record["id"].as_str().expect("an id").to_owned()
+}
+
+/// A record whose answer was lost.
+async fn unknown(gateway: &Gateway, key: &str) -> Value {
+    assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
+    only(gateway, &format!("state=unknown&key={key}")).await
+}
+
+fn acts(life: &Value) -> Vec<&str> {
+    let lines = life["history"].as_array().expect("a history").iter();
+    lines.filter(|line| line["what"] == "operator").filter_map(|line| line["detail"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn without_a_token_there_is_no_api_and_the_start_says_so() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    gateway.until_said("no admin API: `IBID_ADMIN_TOKEN` is not set").await;
+    for path in ["/v1/records", "/v1/openapi.json", "/v1/nothing"] {
+        assert_problem(&get(&gateway, path).await, 403, "no-admin-api");
+    }
+    assert_eq!(gateway.page("/healthz").await.status, 200, "probes need none");
+    let refused = Setup::before(&upstream.url()).variable("IBID_ADMIN_TOKEN", "short").refused();
+    refused.says(2, "`IBID_ADMIN_TOKEN` can't be used", "at least 16 characters", "openssl rand");
+}
+
+#[tokio::test]
+async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url())).start();
+    let record = id(&unknown(&gateway, "k").await);
+    let wrong = [
+        None,
+        Some("Bearer".to_owned()),
+        Some(format!("Bearer {TOKEN}x")),
+        Some(format!("Bearer {}", &TOKEN[1..])),
+        Some(format!("Basic {TOKEN}")),
+        Some(TOKEN.to_owned()),
+    ];
+    for credential in wrong {
+        let signed = |request: Request| match &credential {
+            Some(line) => request.header("authorization", line),
+            None => request,
+        };
+        for path in ["/v1/records", "/v1/openapi.json", "/v1/upkeep", "/v1/nothing"] {
+            let refused = gateway.admin(&signed(Request::get(path))).await;
+            assert_problem(&refused, 401, "unauthorized");
+            assert_eq!(refused.header("www-authenticate").as_deref(), Some("Bearer"));
+        }
+        let act = Request::post(&format!("/v1/records/{record}/forget")).body("{}");
+        assert_problem(&gateway.admin(&signed(act)).await, 401, "unauthorized");
+    }
+    assert!(!gateway.said().contains(TOKEN), "the log does not hold it");
+    // A client's request for such a path is one for the API behind.
+    let seen = upstream.requests().len();
+    let request = Request::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
+    assert!(!gateway.call(&request).await.text().contains(&record), "no record on the public listener");
+    assert_eq!(upstream.requests().len(), seen + 1, "it went upstream");
+}
+
+async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url()).on(on)).start();
+    let record = unknown(&gateway, "k").await;
+    assert_eq!(record["dead_letter"], true);
+    let path = format!("/v1/records/{}/resolve", &id(&record)[..8]);
+    let answer = json!({ "status": 201, "content_type": "text/plain", "body": "paid by hand" });
+    let resolve = json!({
+        "who": "ann", "reason": "the bank has it", "version": record["version"],
+        "found": { "completed": answer },
+    });
+    let settled = json_of(&post(&gateway, &path, &resolve).await);
+    assert_eq!((&settled["state"], &settled["status"]), (&json!("completed"), &json!(201)));
+    let retry = gateway.call(&pay("k", "status=500")).await;
+    assert_eq!((retry.status, retry.text().as_str()), (201, "paid by hand"), "{retry:?}");
+    assert!(is_replay(&retry));
+    assert_eq!(retry.header("content-type").as_deref(), Some("text/plain"));
+    assert_eq!(upstream.executions("k"), 1, "it ran once, before");
+
+    let life = json_of(&get(&gateway, &format!("/v1/records/{}", id(&record))).await);
+    assert_eq!(acts(&life), ["resolved as executed (201), unknown to completed, by ann: the bank has it"]);
+    let late =
+        post(&gateway, &path, &json!({ "who": "bob", "reason": "me too", "found": "not_executed" })).await;
+    assert_problem(&late, 409, "not-now");
+    let told: Value = serde_json::from_slice(&late.body).expect("JSON");
+    assert_eq!(told["record"]["state"], "completed");
+    assert!(
+        told["detail"].as_str().is_some_and(|detail| detail.contains("by ann: the bank has it")),
+        "{told}"
+    );
+}
+on_every_store!(an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer);
+
+async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url()).on(on)).start();
+    let record = unknown(&gateway, "k").await;
+    let path = format!("/v1/records/{}/resolve", id(&record));
+    let resolve = json!({ "who": "ann", "reason": "they never saw it", "found": "not_executed" });
+    assert_eq!(json_of(&post(&gateway, &path, &resolve).await)["state"], "retryable");
+    let before = upstream.executions("k");
+    let first = gateway.call(&pay("k", "status=201;body=done")).await;
+    let second = gateway.call(&pay("k", "status=201;body=done")).await;
+    assert_eq!((first.status, is_replay(&first), is_replay(&second)), (201, false, true));
+    assert_eq!(upstream.executions("k"), before + 1);
+}
+on_every_store!(what_an_operator_found_not_executed_is_executed_once_by_the_retry);
+
+async fn a_forgotten_key_runs_as_new(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url()).on(on)).start();
+    gateway.call(&pay("k", "status=201;body=first")).await;
+    assert!(is_replay(&gateway.call(&pay("k", "status=201;body=second")).await));
+    let record = only(&gateway, "key=k&state=completed").await;
+    let path = format!("/v1/records/{}/forget", id(&record));
+    let forgotten = json_of(&post(&gateway, &path, &json!({ "who": "ann", "reason": "a test" })).await);
+    assert_eq!(forgotten["final_everywhere_in_seconds"], 60);
+    let again = gateway.call(&pay("k", "status=201;body=second")).await;
+    assert_eq!((again.text().as_str(), is_replay(&again)), ("second", false));
+    assert_eq!(upstream.executions("k"), 2);
+    let life = json_of(&get(&gateway, &format!("/v1/records/{}", id(&record))).await);
+    assert_eq!(acts(&life), ["forgotten, completed (201) to absent, by ann: a test"]);
+    let unknown = id(&unknown(&gateway, "lost").await);
+    let refused =
+        post(&gateway, &format!("/v1/records/{unknown}/forget"), &json!({ "who": "a", "reason": "b" })).await;
+    assert_problem(&refused, 409, "not-now");
+}
+on_every_store!(a_forgotten_key_runs_as_new);
+
+async fn of_two_operators_at_once_one_settles_it_and_the_other_is_told(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url()).on(on)).start();
+    for round in 0..5 {
+        let record = id(&unknown(&gateway, &format!("k{round}")).await);
+        let path = format!("/v1/records/{record}/resolve");
+        let found = [json!({ "completed": { "status": 402 } }), json!("not_executed")];
+        let act = async |place: usize| {
+            let who = ["ann", "bob"][place];
+            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": found[place] })).await
+        };
+        let both = join_all([act(0), act(1)]).await;
+        let won = both.iter().position(|response| response.status == 200).expect("one wins");
+        let lost = &both[1 - won];
+        assert_problem(lost, 409, "not-now");
+        let winner = format!("by {}: knows", ["ann", "bob"][won]);
+        assert!(lost.text().contains(&winner), "{lost:?}");
+        let life = json_of(&get(&gateway, &format!("/v1/records/{record}")).await);
+        assert_eq!(acts(&life).len(), 1, "{life}");
+    }
+}
+on_every_store!(of_two_operators_at_once_one_settles_it_and_the_other_is_told);
+
+async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url()).on(on)).start();
+    for place in 0..4 {
+        unknown(&gateway, &format!("k{place}")).await;
+    }
+    gateway.call(&pay("done", "status=201")).await;
+    let preview = json!({ "filter": { "route": "/payments", "older_than": "0s" }, "deed": "not_executed" });
+    let shown = json_of(&post(&gateway, "/v1/records/preview", &preview).await);
+    assert_eq!((&shown["count"], &shown["left_alone"]), (&json!(4), &json!(1)), "{shown}");
+    // One is settled meanwhile, another comes.
+    let first = shown["records"][0]["id"].as_str().expect("an id");
+    let one = json!({ "who": "bob", "reason": "sooner", "found": { "completed": { "status": 200 } } });
+    json_of(&post(&gateway, &format!("/v1/records/{first}/resolve"), &one).await);
+    unknown(&gateway, "newcomer").await;
+    let act = json!({
+        "who": "ann", "reason": "outage of Monday", "deed": "not_executed", "records": shown["records"],
+    });
+    let done = json_of(&post(&gateway, "/v1/records/bulk", &act).await);
+    assert_eq!(done["done"], 3, "{done}");
+    assert_eq!(done["refused"].as_array().map(Vec::len), Some(1));
+    assert!(done["refused"][0]["why"].as_str().is_some_and(|why| why.contains("by bob: sooner")), "{done}");
+    only(&gateway, "state=unknown").await;
+    let retryable = json_of(&get(&gateway, "/v1/records?state=retryable").await);
+    assert_eq!(retryable["records"].as_array().map(Vec::len), Some(3));
+}
+on_every_store!(many_are_previewed_and_only_what_was_shown_is_settled);
+
+#[tokio::test]
+async fn lists_are_narrowed_and_paged_and_what_is_not_understood_is_refused() {
+    let upstream = Upstream::start().await;
+    let gateway = with_token(Setup::before(&upstream.url())).start();
+    for place in 0..5 {
+        gateway.call(&pay(&format!("k{place}"), "status=201")).await;
+    }
+    let mut ids = Vec::new();
+    let mut after = String::new();
+    for _ in 0..3 {
+        let page = json_of(&get(&gateway, &format!("/v1/records?limit=2{after}")).await);
+        ids.extend(page["records"].as_array().expect("records").iter().map(id));
+        let Some(next) = page["next"].as_str() else { break };
+        after = format!("&after={next}");
+    }
+    assert_eq!(ids.len(), 5, "every record once");
+    ids.dedup();
+    assert_eq!(ids.len(), 5);
+    let count = async |query: &str| {
+        json_of(&get(&gateway, &format!("/v1/records?{query}")).await)["records"].as_array().map(Vec::len)
+    };
+    assert_eq!(count("method=POST&path=/payments&state=completed&tenant=-").await, Some(5));
+    assert_eq!(count("path=/paymentsx").await, Some(0));
+    assert_eq!(count("route=/%7Bany%7D&older_than=0s&created_from=2020-01-01T00:00:00Z").await, Some(5));
+    assert_eq!(count("created_before=2020-01-01T00:00:00Z").await, Some(0));
+    assert_eq!(count("dead_letter=true").await, Some(0));
+    let refused = [
+        "stat=unknown",
+        "state=unknwon",
+        "limit=0",
+        "limit=1001",
+        "after=abc",
+        "older_than=5y",
+        "created_from=yesterday",
+        "path=payments",
+        "path=/a&route=/b",
+        "method=post",
+        "tenant=",
+        "state=unknown&state=unknown",
+    ];
+    for query in refused {
+        assert_problem(&get(&gateway, &format!("/v1/records?{query}")).await, 400, "invalid-input");
+    }
+    assert_problem(&get(&gateway, "/v1/records/zz").await, 400, "invalid-input");
+    assert_problem(&get(&gateway, "/v1/records/00000000").await, 404, "no-such-record");
+    assert_problem(&get(&gateway, "/v1/upkeep?x=1").await, 400, "invalid-input");
+    let path = format!("/v1/records/{}/resolve", ids[0]);
+    let bodies = [
+        json!({ "who": "ann", "reason": "r" }),
+        json!({ "who": "", "reason": "r", "found": "not_executed" }),
+        json!({ "who": "ann", "reason": " ", "found": "not_executed" }),
+        json!({ "who": "ann", "reason": "x".repeat(501), "found": "not_executed" }),
+        json!({ "who": "ann", "reason": "r", "found": "executed" }),
+        json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 101 } } }),
+        json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 600 } } }),
+        json!({ "who": "ann", "reason": "r", "found": "not_executed", "extra": 1 }),
+        json!({ "who": "ann", "reason": "r", "found": "not_executed", "version": "1" }),
+    ];
+    for body in bodies {
+        let refused = post(&gateway, &path, &body).await;
+        assert_eq!((refused.status, problem(&refused).as_str()), (400, "invalid-input"), "{body}");
+    }
+    let unknown = id(&unknown(&gateway, "lost").await);
+    let bodied =
+        json!({ "who": "a", "reason": "r", "found": { "completed": { "status": 204, "body": "x" } } });
+    assert_problem(
+        &post(&gateway, &format!("/v1/records/{unknown}/resolve"), &bodied).await,
+        422,
+        "answer-impossible",
+    );
+    let large = json!({ "who": "a", "reason": "r", "found": { "completed": { "status": 200, "body": "x".repeat(3 << 20) } } });
+    assert_problem(&post(&gateway, &path, &large).await, 413, "too-large");
+    let plain = Request::post(&path).header("authorization", format!("Bearer {TOKEN}")).body("{}");
+    assert_problem(&gateway.admin(&plain).await, 415, "unsupported-media-type");
+    assert_problem(&post(&gateway, "/v1/records", &json!({})).await, 405, "method-not-allowed");
+    assert_problem(&get(&gateway, "/v1/nothing").await, 404, "not-found");
+}
+
+#[tokio::test]
+async fn effects_and_dead_letters_are_shown_and_settled() {
+    let upstream = Upstream::start().await;
+    let setup = with_token(Setup::before(&upstream.url()));
+    let gateway = setup.start();
+    let record = id(&unknown(&gateway, "k").await);
+    let (first, second) = (dead_effect(&setup, &record, "charge"), dead_effect(&setup, &record, "mail"));
+    let letters = json_of(&get(&gateway, "/v1/dead-letters").await);
+    assert_eq!(letters["records"].as_array().map(Vec::len), Some(1));
+    assert_eq!(letters["effects"].as_array().map(Vec::len), Some(2), "{letters}");
+    let act = json!({ "who": "ann", "reason": "their outage is over" });
+    let retried = json_of(&post(&gateway, &format!("/v1/effects/{first}/retry"), &act).await);
+    assert_eq!(retried["state"], "queued");
+    let discarded = json_of(&post(&gateway, &format!("/v1/effects/{second}/discard"), &act).await);
+    assert_eq!(discarded["state"], "discarded");
+    let late = post(&gateway, &format!("/v1/effects/{second}/retry"), &act).await;
+    assert_problem(&late, 409, "not-now");
+    assert!(late.text().contains("\"state\":\"discarded\""), "as it is now: {late:?}");
+    assert_problem(&post(&gateway, "/v1/effects/999/retry", &act).await, 404, "no-such-effect");
+    let life = json_of(&get(&gateway, &format!("/v1/records/{record}")).await);
+    let expected = [
+        "effect `charge` retried, dead to queued, by ann: their outage is over",
+        "effect `mail` discarded, dead to discarded, by ann: their outage is over",
+    ];
+    assert_eq!(acts(&life), expected);
+    let queued = json_of(&get(&gateway, &format!("/v1/effects?state=queued&record={record}")).await);
+    assert_eq!(queued["effects"][0]["seq"], first);
+    let page = json_of(&get(&gateway, "/v1/effects?limit=1").await);
+    let rest = json_of(&get(&gateway, &format!("/v1/effects?after={}", page["next"])).await);
+    assert_eq!(rest["effects"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
+async fn a_noisy_tenant_is_named_in_the_api_and_only_counted_in_the_metrics() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).tenant("header:x-tenant-id");
+    let gateway = with_token(setup).config("[upkeep]\nsweep_every = \"50ms\"\n").start();
+    for round in 0..25 {
+        let noisy = pay("always", "status=201").header("x-tenant-id", "noisy-tenant");
+        gateway.call(&noisy).await;
+        let calm = pay(&format!("calm-{round}"), "status=201").header("x-tenant-id", "calm-tenant");
+        gateway.call(&calm).await;
+    }
+    let tenants = json_of(&get(&gateway, "/v1/tenants").await);
+    assert_eq!(tenants["above"], 1, "{tenants}");
+    let first = &tenants["tenants"][0];
+    assert_eq!((&first["tenant"], &first["duplicates"]), (&json!("noisy-tenant"), &json!(24)), "{tenants}");
+    let counted =
+        async || (gateway.metric("ibid_tenants_above_duplicate_rate", "").await == 1.0).then_some(());
+    until_async("the gauge counts it", counted).await;
+    assert!(!gateway.page("/metrics").await.text().contains("noisy-tenant"), "never by name");
+    let ran = async || {
+        let upkeep = json_of(&get(&gateway, "/v1/upkeep").await);
+        let chores = upkeep["chores"].as_array().expect("chores").clone();
+        let done = |name: &str| {
+            chores.iter().any(|chore| chore["name"] == name && chore["succeeded_at"].is_string())
+        };
+        (done("sweeper") && done("reaper")).then_some(())
+    };
+    until_async("every chore has run", ran).await;
+}

@@ -5,6 +5,7 @@ use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::problem::Problem;
 
@@ -52,10 +53,26 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large")
                 .detail(format!("a body has at most {BODY_MAX} bytes and comes to its end"))
         })?;
-        match serde_json::from_slice(&bytes) {
+        let read = serde_json::from_slice(&bytes).and_then(|value| serde_json::from_value(whole(value)));
+        match read {
             Ok(value) => Ok(Told(value)),
             Err(error) => Err(Problem::invalid(format!("the body: {error}"))),
         }
+    }
+}
+
+/// In JSON `201` and `201.0` are one number, and a schema's integer is either. Depth is the parser's own bound.
+fn whole(value: Value) -> Value {
+    match value {
+        Value::Number(number) => match number.as_f64() {
+            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < WHOLE_MAX => {
+                Value::from(float as i64)
+            }
+            _ => Value::Number(number),
+        },
+        Value::Array(items) => items.into_iter().map(whole).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        other => other,
     }
 }
 
@@ -64,6 +81,9 @@ fn is_json(request: &Request) -> bool {
     let essence = value.split(';').next().unwrap_or_default().trim();
     essence.eq_ignore_ascii_case("application/json")
 }
+
+/// Up to here every whole number has a float of its own.
+const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// An answer of a megabyte, escaped, or the names of five hundred records.
 const BODY_MAX: usize = 2 << 20;

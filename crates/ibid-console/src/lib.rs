@@ -30,8 +30,9 @@ use http::header::{CACHE_CONTROL, HeaderValue};
 use http::{Method, StatusCode, Uri};
 use ibid::Ibid;
 use ibid::operator::Operator;
-use utoipa::openapi::OpenApi as Document;
+use utoipa::openapi::schema::AdditionalProperties;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{OpenApi as Document, RefOr, Schema};
 use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -42,7 +43,7 @@ use problem::Problem;
 
 /// The API over this engine, for those who know the token.
 pub fn router(ibid: &Ibid, token: Token) -> Router {
-    let (router, document) = api().split_for_parts();
+    let (router, document) = parts();
     let desk = Desk { operator: Operator::of(ibid), ibid: ibid.clone() };
     router
         .route("/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
@@ -55,7 +56,7 @@ pub fn router(ibid: &Ibid, token: Token) -> Router {
 
 /// The OpenAPI document of the API.
 pub fn openapi() -> Document {
-    api().split_for_parts().1
+    parts().1
 }
 
 /// What every answer is made from.
@@ -63,6 +64,25 @@ pub fn openapi() -> Document {
 struct Desk {
     operator: Operator,
     ibid: Ibid,
+}
+
+fn parts() -> (Router<Desk>, Document) {
+    let (router, mut document) = api().split_for_parts();
+    let schemas = document.components.iter_mut().flat_map(|components| components.schemas.values_mut());
+    schemas.for_each(close);
+    (router, document)
+}
+
+/// A choice is one of its forms and nothing beside: the reader refuses more, so the document must say so.
+fn close(schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::OneOf(choice)) = schema else { return };
+    for form in &mut choice.items {
+        if let RefOr::T(Schema::Object(object)) = form
+            && !object.properties.is_empty()
+        {
+            object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+        }
+    }
 }
 
 fn api() -> OpenApiRouter<Desk> {

@@ -97,58 +97,61 @@ impl From<EffectState> for EffectWord {
 pub(crate) struct Which {
     /// Only in this state.
     #[param(nullable = false, inline)]
-    #[schema(nullable = false)]
     state: Option<StateWord>,
     /// Only this tenant's.
     #[param(nullable = false, min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
-    #[schema(nullable = false, min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
     tenant: Option<String>,
     /// Only under this key, written without quotes.
     #[param(nullable = false, min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
-    #[schema(nullable = false, min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
     key: Option<String>,
     /// Only of this HTTP method, upper case.
     #[param(nullable = false, pattern = "^[A-Z]{1,16}$")]
-    #[schema(nullable = false, pattern = "^[A-Z]{1,16}$")]
+    #[schema(pattern = "^[A-Z]{1,16}$")]
     method: Option<String>,
-    /// Only of this very path. Not together with `route`.
+    /// Only of this very path.
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
-    #[schema(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
+    #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     path: Option<String>,
     /// Only of paths that this route pattern matches, such as `/payments/{id}`.
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
-    #[schema(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
+    #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     route: Option<String>,
     /// Only those that a person must look at.
     #[param(nullable = false)]
-    #[schema(nullable = false)]
     dead_letter: Option<bool>,
     /// Only those whose first request came at this instant or later.
     #[param(nullable = false, format = DateTime)]
-    #[schema(nullable = false, format = DateTime)]
+    #[schema(format = DateTime)]
     created_from: Option<String>,
     /// Only those whose first request came before this instant.
     #[param(nullable = false, format = DateTime)]
-    #[schema(nullable = false, format = DateTime)]
+    #[schema(format = DateTime)]
     created_before: Option<String>,
     /// Only those whose first request came longer ago, by the store's clock: `90s`, `15m`, `24h`, `7d`.
     #[param(nullable = false, pattern = "^[0-9]{1,6}[smhd]$")]
-    #[schema(nullable = false, pattern = "^[0-9]{1,6}[smhd]$")]
+    #[schema(pattern = "^[0-9]{1,6}[smhd]$")]
     older_than: Option<String>,
     /// Only ids after this one: `next` of the page before.
     #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
-    #[schema(nullable = false, pattern = "^[0-9a-f]{64}$")]
+    #[schema(pattern = "^[0-9a-f]{64}$")]
     after: Option<String>,
     /// How many at most; 100 unless said.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
-    #[schema(nullable = false, minimum = 1, maximum = 1000)]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
 impl Which {
     pub(crate) fn filter(self) -> Result<Filter, Problem> {
         let path = match (self.path, self.route) {
-            (Some(_), Some(_)) => return Err(Problem::invalid("`path` and `route` can't stand together")),
+            (Some(path), Some(route)) => {
+                let (path, route) = (in_path("path", path)?, in_path("route", route)?);
+                // Both must fit; if they exclude one another nothing does, and no record has an empty path.
+                let both = PathPattern::of_route(&route).fits(&path);
+                Some(PathPattern::exactly(if both { &path } else { "" }))
+            }
             (Some(path), None) => Some(PathPattern::exactly(&in_path("path", path)?)),
             (None, Some(route)) => Some(PathPattern::of_route(&in_path("route", route)?)),
             (None, None) => None,
@@ -207,7 +210,7 @@ pub(crate) struct ActBody {
     reason: String,
     /// The `version` that was looked at: if the record has changed since, nothing is done.
     #[serde(default)]
-    #[schema(nullable = false, pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
+    #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
     version: Option<String>,
 }
 
@@ -238,7 +241,7 @@ pub(crate) struct ResolveBody {
     reason: String,
     /// The `version` that was looked at: if the record has changed since, nothing is done.
     #[serde(default)]
-    #[schema(nullable = false, pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
+    #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
     version: Option<String>,
     /// What was found out.
     found: FoundBody,

@@ -157,7 +157,8 @@ fn flags_win_over_the_file() {
     };
     let text =
         "listen = \"127.0.0.1:2\"\nadmin_listen = \"127.0.0.1:3\"\nupstream_http2 = true\n".to_owned() + BASE;
-    let variables = Variables { secrets: Some("a123456789abcdef, b123456789abcdef".into()), names: vec![] };
+    let variables =
+        Variables { secrets: Some("a123456789abcdef, b123456789abcdef".into()), ..Variables::default() };
     let config = Config::read(&flags, &variables, "ibid.toml", &text).unwrap();
     assert_eq!(config.upstream, "http://10.0.0.1:9");
     assert!(config.tenant.is_none());

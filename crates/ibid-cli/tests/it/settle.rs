@@ -90,7 +90,7 @@ on_every_store!(an_operator_settles_a_record_by_its_first_digits_once_it_is_mean
 #[tokio::test]
 async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).config("[store]\ncache_bytes = \"1B\"\n");
+    let setup = Setup::before(&upstream.url()).config("[store]\ncache_bytes = 1\n");
     let gateway = setup.start();
     lost(&gateway, "k").await;
     let id = only(&setup, &["--state", "unknown"]);

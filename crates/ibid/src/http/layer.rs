@@ -228,6 +228,7 @@ where
         return begun_by_handler(shared, inner, route, *taken).await;
     }
     if let Some(begun) = shared.ibid.cached(&ask) {
+        shared.ibid.inner().tenants.saw(&ask.identity.tenant, &begun);
         return answer(&begun, &route, &ask);
     }
     let (to_client, from_run) = oneshot::channel();

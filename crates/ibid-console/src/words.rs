@@ -157,11 +157,16 @@ impl Which {
             (None, None) => None,
         };
         let text = |name, text: Option<String>| match text {
-            Some(text) if text.is_empty() || text.len() > 1020 || text.chars().any(char::is_control) => {
+            Some(text)
+                if text.is_empty() || text.chars().count() > 255 || text.chars().any(char::is_control) =>
+            {
                 Err(Problem::invalid(format!("`{name}` has 1 to 255 characters and no control characters")))
             }
             text => Ok(text),
         };
+        if self.key.as_ref().is_some_and(|key| !key.bytes().all(|byte| (b' '..=b'~').contains(&byte))) {
+            return Err(Problem::invalid("`key` has printable ASCII only"));
+        }
         let is_method =
             |text: &String| (1..=16).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_uppercase());
         if self.method.as_ref().is_some_and(|method| !is_method(method)) {

@@ -7,6 +7,7 @@ mod connections;
 mod fill;
 mod payment;
 mod postgres;
+mod reap;
 mod rows;
 mod store;
 mod upstream;
@@ -38,6 +39,8 @@ enum Command {
     Bare(BareArgs),
     /// The engine on PostgreSQL beside the textbook's way, on a server of its own
     Postgres(PostgresArgs),
+    /// Reap expired keys while others are begun and finished, beside the same load alone
+    Reap(ReapArgs),
     /// Fill a store with completed keys
     Fill(FillArgs),
     /// A fast API for a gateway to stand before
@@ -89,6 +92,28 @@ struct PostgresArgs {
 }
 
 #[derive(Debug, Args)]
+struct ReapArgs {
+    /// The file of a new `sqlite:` store; without it, a PostgreSQL server of its own
+    #[arg(long)]
+    path: Option<PathBuf>,
+    /// Keys that are past their time
+    #[arg(long, default_value_t = 1_000_000)]
+    expired: u64,
+    /// Keys that are not
+    #[arg(long, default_value_t = 100_000)]
+    live: u64,
+    /// How many begin and finish at once
+    #[arg(long, default_value_t = 32)]
+    callers: u32,
+    /// How long a turn takes: one without the reaper, one with it, and so on
+    #[arg(long, default_value_t = 4)]
+    seconds: u64,
+    /// Turns of each kind; then the reaper goes on to the end beside the load
+    #[arg(long, default_value_t = 4)]
+    rounds: u32,
+}
+
+#[derive(Debug, Args)]
 struct FillArgs {
     /// The file of a `sqlite:` store, made if it is not there
     #[arg(long)]
@@ -130,6 +155,7 @@ fn main() -> ExitCode {
         Command::Store(args) => runtime.block_on(store::run(&args)),
         Command::Bare(args) => bare::run(&args, &runtime),
         Command::Postgres(args) => runtime.block_on(postgres::run(&args)),
+        Command::Reap(args) => reap::run(&args, &runtime),
         Command::Fill(args) => fill::run(&args, &runtime),
         Command::Upstream(args) => runtime.block_on(upstream::run(&args)),
         Command::Connections(args) => runtime.block_on(connections::run(&args)),

@@ -133,6 +133,8 @@ impl<'c> Rows<'c> {
             payment::METHOD,
             payment::PATH,
             template.note,
+            "-",
+            row.key,
         ])?;
         if rows != 1 {
             return Err("a finish found no begin".into());

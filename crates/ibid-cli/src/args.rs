@@ -57,6 +57,11 @@ pub(crate) enum Command {
     /// is for a store that has none running.
     #[command(args_conflicts_with_subcommands = true)]
     Reconcile(ReconcileArgs),
+    /// Remove what is past its time: answers, records, effects, history
+    ///
+    /// The gateway does so itself, every `upkeep.reap_every`; this is for stores that no gateway looks after, and to look
+    /// first. Any number may run at once. It may be stopped at any moment: the next run goes on.
+    Reap(ReapArgs),
     /// Look at records and settle them
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -220,6 +225,25 @@ pub(crate) struct RoundsArgs {
     /// Print one JSON object a round [default: a sentence]
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What to remove, and how often.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ReapArgs {
+    /// Count what would go now, and touch nothing [default: remove it]
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Go on until stopped, with so long from one round to the next: `60s`, `5m` [default: once, to the end]
+    #[arg(long, value_name = "DURATION", conflicts_with = "dry_run")]
+    pub(crate) every: Option<String>,
+
+    /// Print one JSON object, with `--every` one a round [default: one line a field]
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
 }
 
 /// What may be asked about records.

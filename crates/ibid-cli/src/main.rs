@@ -86,6 +86,13 @@ fn run(command: Command) -> Result<(), Failures> {
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
         }
+        Command::Reap(args) => {
+            let (url, keep) = (config::store_of(&args.place)?, config::keep_of(&args.place)?);
+            wait_for(async {
+                let store = open_store(&url, false).await?;
+                commands::reap::run(&*store, keep, &args, &mut stdout()).await
+            })
+        }
         Command::Keys(KeysCommand::List(args)) => {
             let url = config::store_of(&args.place)?;
             wait_for(async {

@@ -178,7 +178,7 @@ pub struct StoredEffect {
     pub created_at: Timestamp,
     /// When the first call was about to be made.
     pub called_at: Option<Timestamp>,
-    /// When it was done.
+    /// When it was done or discarded.
     pub done_at: Option<Timestamp>,
     /// What it is kept in order with.
     pub aggregate: Option<String>,

@@ -89,6 +89,11 @@ impl Key {
         }
     }
 
+    /// What stands for a key that is no longer kept. Nothing that a client sends is parsed to it.
+    pub(crate) fn forgotten() -> Key {
+        Key("".into())
+    }
+
     /// The decoded text: no quotes, no escapes, no parameters.
     pub fn as_str(&self) -> &str {
         &self.0

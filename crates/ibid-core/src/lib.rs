@@ -10,6 +10,7 @@ pub mod fingerprint;
 pub mod key;
 pub mod machine;
 pub mod policy;
+pub mod reap;
 pub mod record;
 pub mod refusal;
 pub mod response;

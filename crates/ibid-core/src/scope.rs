@@ -67,6 +67,28 @@ pub struct Identity {
     pub key: Key,
 }
 
+impl Identity {
+    /// What stands in a tombstone: whose it was and what for is not kept. No request can have it.
+    pub fn forgotten() -> Identity {
+        let operation = Operation { method: "".into(), path: "".into() };
+        Identity { tenant: Tenant("".into()), operation, key: Key::forgotten() }
+    }
+
+    /// The identity that a store kept, or has forgotten; none if it is neither.
+    pub fn stored(tenant: &str, method: &str, path: &str, key: &str) -> Option<Identity> {
+        if tenant.is_empty() && key.is_empty() {
+            return Some(Identity::forgotten());
+        }
+        let operation = Operation { method: method.into(), path: path.into() };
+        Some(Identity { tenant: Tenant::new(tenant).ok()?, operation, key: Key::stored(key).ok()? })
+    }
+
+    /// Whether it is that of a tombstone.
+    pub fn is_forgotten(&self) -> bool {
+        self.tenant.0.is_empty()
+    }
+}
+
 /// How far one key reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, minicbor::Encode, minicbor::Decode)]
 #[cbor(index_only)]

@@ -15,6 +15,7 @@ use crate::change::{Change, Commit, History, Stored};
 use crate::evidence::Witness;
 use crate::fingerprint::SecretId;
 use crate::policy::Policy;
+use crate::reap::{Course, Reaped, Ripe};
 use crate::record::{Nonce, State, Version};
 use crate::scope::RecordId;
 use crate::sql::{Dialect, SqlError, SqlTx};
@@ -47,9 +48,12 @@ pub trait Store: Browse + Witness + Send + Sync + 'static {
     /// Records in `state` whose due instant has passed, longest due first.
     fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>>;
 
-    /// Removes up to `limit` records past their `purge_at`, oldest first, with their bodies. The history stays: it is the
-    /// audit log. How many went.
-    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>>;
+    /// Takes one step on a course, oldest first: what may go of the next `limit` rows or fewer from `from` on. It names
+    /// no Version but an instant, and leaves the Version of what it strips alone.
+    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>>;
+
+    /// What `reap` would find on a course if it went to its end now. Read-only.
+    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>>;
 
     /// A secret that some record's fingerprint names and that is not among `known`.
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>>;

@@ -35,6 +35,7 @@ use bytes::Bytes;
 use ibid_core::change::{Body, BodyKind, Change, Commit, Draft, Expect, Happened, History, Mark, Stored};
 use ibid_core::key::Key;
 use ibid_core::policy::Policy;
+use ibid_core::reap::{Course, FROM_THE_START, Reaped};
 use ibid_core::record::{Flags, Nonce, Note, Record, State};
 use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
 use ibid_core::store::{Pending, Store, StoreError};
@@ -79,12 +80,17 @@ pub async fn exercise(subject: &dyn Subject) {
     upkeep::a_renewal_at_another_version_is_lost(subject).await;
     upkeep::a_long_run_is_renewed_again_and_again_and_still_finishes(subject).await;
     upkeep::due_gives_one_state_longest_due_first(subject).await;
-    upkeep::purge_removes_the_oldest_first_and_nothing_before_its_time(subject).await;
+    upkeep::reaping_removes_the_oldest_first_and_nothing_before_its_time(subject).await;
+    upkeep::an_expired_record_is_stripped_to_a_tombstone(subject).await;
+    upkeep::a_tombstone_gives_way_to_a_new_generation_whole(subject).await;
+    upkeep::what_would_go_is_what_then_goes(subject).await;
+    upkeep::history_goes_after_its_time_if_its_record_is_gone(subject).await;
     upkeep::the_first_value_kept_stays(subject).await;
     races::of_two_hundred_inserts_one_wins(subject).await;
     races::of_two_hundred_takeovers_one_wins_each_record(subject).await;
     races::a_renewal_and_a_takeover_never_both_win(subject).await;
     races::of_many_who_keep_a_value_all_get_the_same(subject).await;
+    races::many_reapers_take_each_record_once(subject).await;
     browsing::a_list_gives_what_fits_in_the_order_of_ids(subject).await;
     browsing::a_list_is_narrowed_by_operation_age_and_dead_letter(subject).await;
     browsing::a_count_follows_every_write(subject).await;
@@ -242,6 +248,19 @@ pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<St
         Commit::Conflict(stored) => stored.map(|stored| *stored),
         Commit::Done(_) => panic!("a change was taken although {why}"),
     }
+}
+
+/// Goes on a course to its end, in steps of no round number; what all of them came to.
+pub async fn reap_all(store: &dyn Store, course: Course) -> Reaped {
+    let mut all = Reaped { next: Some(FROM_THE_START), ..Reaped::default() };
+    while let Some(from) = all.next {
+        let step = store.reap(course, from, 97).await.expect("a reaping succeeds");
+        assert!(step.stripped + step.removed <= 97 || course != Course::Records, "no more than asked");
+        all.stripped += step.stripped;
+        all.removed += step.removed;
+        all.next = step.next;
+    }
+    all
 }
 
 fn cause(error: &StoreError) -> Option<String> {

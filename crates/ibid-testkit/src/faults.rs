@@ -9,6 +9,7 @@ use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::evidence::{Evidence, Kept, Open, Witness};
 use ibid_core::fingerprint::SecretId;
+use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
@@ -104,11 +105,15 @@ impl Store for FaultyStore {
         })
     }
 
-    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
         Box::pin(async move {
-            self.check("purge")?;
-            self.inner.purge(limit).await
+            self.check("reap")?;
+            self.inner.reap(course, from, limit).await
         })
+    }
+
+    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+        self.inner.ripe(course)
     }
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {

@@ -123,6 +123,8 @@ fn as_json(config: &Config) -> Value {
         "upkeep": {
             "sweep_every": show_duration(config.upkeep.sweep_every),
             "reap_every": show_duration(config.upkeep.reap_every),
+            "keep_effects": show_duration(config.upkeep.keep.effects),
+            "keep_history": show_duration(config.upkeep.keep.history),
             "reconcile_every": show_duration(config.upkeep.reconcile_every),
             "duplicate_percent": config.upkeep.duplicate_percent,
         },

@@ -10,4 +10,5 @@ pub(crate) mod effects;
 pub(crate) mod keys;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
+pub(crate) mod reap;
 pub(crate) mod settle;

@@ -528,6 +528,20 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "upkeep",
+        "keep_effects",
+        "duration",
+        "\"30d\"",
+        "How long effects that are done or discarded stay once their record is gone: a customer's complaint and a month's closing ask for them. Others are never removed.",
+    ),
+    key(
+        "upkeep",
+        "keep_history",
+        "duration",
+        "\"400d\"",
+        "How long the history of records that are gone is kept: a yearly audit, and a month to do it in. That of a record which is still there stays with it.",
+    ),
+    key(
+        "upkeep",
         "reconcile_every",
         "duration",
         "\"5s\"",

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{Method, Uri};
+use ibid::upkeep::Keep;
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::{BindRule, Policy};
 use toml::de::DeTable;
@@ -107,6 +108,7 @@ pub(crate) struct StoreOptions {
 pub(crate) struct Upkeep {
     pub(crate) sweep_every: Duration,
     pub(crate) reap_every: Duration,
+    pub(crate) keep: Keep,
     pub(crate) reconcile_every: Duration,
     pub(crate) duplicate_percent: u32,
 }
@@ -178,6 +180,11 @@ pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<(Uri, bool), Failures>
     })?;
     // It is missing only where an error was kept.
     upstream.map(|upstream| (upstream, http2)).ok_or_else(|| Failure::usage("there is no upstream").into())
+}
+
+/// How long the reaper keeps what outlives its record, by the file.
+pub(crate) fn keep_of(args: &StoreArgs) -> Result<Keep, Failures> {
+    from_file(args, |root, _| read_keep(&mut root.section("upkeep", "upkeep")))
 }
 
 /// How many fingerprint secrets a gateway would be given: by the variable, or in the file.
@@ -602,11 +609,20 @@ fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
     let upkeep = Upkeep {
         sweep_every: section.positive("sweep_every").unwrap_or(Duration::from_secs(10)),
         reap_every: section.positive("reap_every").unwrap_or(Duration::from_secs(60)),
+        keep: read_keep(&mut section),
         reconcile_every: section.positive("reconcile_every").unwrap_or(Duration::from_secs(5)),
         duplicate_percent: section.percent("duplicate_percent").unwrap_or(50),
     };
     section.finish();
     upkeep
+}
+
+fn read_keep(upkeep: &mut Section<'_, '_>) -> Keep {
+    let usual = Keep::default();
+    Keep {
+        effects: upkeep.positive("keep_effects").unwrap_or(usual.effects),
+        history: upkeep.positive("keep_history").unwrap_or(usual.history),
+    }
 }
 
 fn read_server(root: &mut Section<'_, '_>) -> Server {

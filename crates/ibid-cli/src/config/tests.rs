@@ -83,6 +83,8 @@ body = "auto"
 [upkeep]
 sweep_every = "1s"
 reap_every = "2s"
+keep_effects = "45d"
+keep_history = "700d"
 reconcile_every = "3s"
 [fingerprint]
 secrets = ["0123456789abcdef0123456789abcdef"]
@@ -131,6 +133,7 @@ secrets = ["0123456789abcdef0123456789abcdef"]
     assert_eq!(config.routes[1].methods, [Method::POST, Method::PUT]);
     assert_eq!(config.routes[1].policy.retention, DAY);
     assert_eq!(config.upkeep.sweep_every, Duration::from_secs(1));
+    assert_eq!(config.upkeep.keep, Keep { effects: 45 * DAY, history: 700 * DAY });
     assert_eq!(config.secrets, [b"0123456789abcdef0123456789abcdef".to_vec()]);
 }
 

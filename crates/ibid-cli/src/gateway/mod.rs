@@ -85,6 +85,7 @@ impl Gateway {
             sweep_every: config.upkeep.sweep_every,
             reap_every: config.upkeep.reap_every,
             reconcile_every: config.upkeep.reconcile_every,
+            keep: config.upkeep.keep,
         };
         let console = config.admin_token.clone().map(|token| ibid_console::router(&ibid, token));
         Ok(Gateway { public, admin, app, ibid, metrics, console, limits, schedule })

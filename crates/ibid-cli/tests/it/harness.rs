@@ -161,10 +161,10 @@ impl Setup {
         bare(self.folder()).args(words).output().expect("the binary starts")
     }
 
-    /// Starts another command of the binary in the folder that goes on until it is told to stop.
+    /// Starts another command of the binary and leaves it running; what it prints can be read once it has ended.
     pub(crate) fn spawn(&self, words: &[&str]) -> Child {
         let mut command = bare(self.folder());
-        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("the binary starts")
     }
 

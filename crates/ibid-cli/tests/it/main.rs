@@ -24,4 +24,5 @@ mod gateway_store;
 mod gateway_tenant;
 mod gateway_upstream;
 mod ledger;
+mod reap;
 mod settle;

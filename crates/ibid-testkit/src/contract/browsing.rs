@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use ibid_core::change::{Draft, Expect, Happened, Mark};
 use ibid_core::fingerprint::Fingerprint;
+use ibid_core::reap::Course;
 use ibid_core::record::{Flags, Record, State};
 use ibid_core::scope::{Identity, Operation, RecordId};
 use ibid_core::store::{Browse, Counts, Filter, PathPattern};
 
 use super::{
-    LONG, Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, replace, telling,
+    LONG, Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, reap_all, replace, telling,
 };
 
 /// By state, tenant, key and prefix, and page by page.
@@ -206,7 +207,7 @@ pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn Su
     assert_eq!(other, vec![], "who did nothing has none");
 
     subject.advance(TICK).await;
-    while store.purge(100).await.expect("a purge succeeds") > 0 {}
+    reap_all(&*store, Course::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "the record is gone");
     assert_eq!(store.history(name.id).await.expect("a history is read"), told, "what happened stays told");
 }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft};
+use ibid_core::reap::{Course, FROM_THE_START, Reaped};
 use ibid_core::record::State;
 use ibid_core::store::{Renewed, Store};
 use tokio::sync::Barrier;
 
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit, draft, insert, load, nonce, put, take_over,
+    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
+    reap_all, take_over,
 };
 
 /// One name, two hundred requests, one Attempt.
@@ -89,6 +91,48 @@ pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn Subject) {
     assert_eq!(after, kept[0], "what was told is what is kept");
 }
 
+/// Two hundred records, eight reapers: the counts add up, whoever came first.
+pub async fn many_reapers_take_each_record_once(subject: &dyn Subject) {
+    let store = subject.store();
+    reap_all(&*store, Course::Records).await;
+    let going = (0..RACERS).map(|place| {
+        let name = Name::fresh();
+        let term = if place % 2 == 0 { SHORT } else { LONG };
+        let ending =
+            Draft { expires_in: Some(SHORT), purge_in: Some(term), ..draft(&name, State::Completed) };
+        answering(insert(&name, ending), b"going")
+    });
+    commit_all(&*store, going.collect()).await;
+    subject.advance(TICK).await;
+    let line = Arc::new(Barrier::new(REAPERS));
+    let reapers: Vec<_> = (0..REAPERS)
+        .map(|_| {
+            let (store, line) = (store.clone(), line.clone());
+            tokio::spawn(async move {
+                line.wait().await;
+                let mut all = Reaped::default();
+                for _ in 0..STEPS {
+                    let step = store.reap(Course::Records, FROM_THE_START, 7).await;
+                    let step = step.expect("a reaping succeeds");
+                    all.stripped += step.stripped;
+                    all.removed += step.removed;
+                }
+                all
+            })
+        })
+        .collect();
+    // What one of them held while the others looked is left for the next round.
+    let mut all = Reaped::default();
+    for reaper in reapers {
+        let one = reaper.await.expect("a reaper ends");
+        all.stripped += one.stripped;
+        all.removed += one.removed;
+    }
+    let rest = reap_all(&*store, Course::Records).await;
+    let half = RACERS as u64 / 2;
+    assert_eq!((all.stripped + rest.stripped, all.removed + rest.removed), (half, half), "each once");
+}
+
 async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(Change, Commit)> {
     let racers = changes.into_iter().map(|change| {
         let store = store.clone();
@@ -142,3 +186,9 @@ const RACERS: usize = 200;
 
 /// Ten racers for each.
 const RECORDS: usize = 20;
+
+/// Who reap at once.
+const REAPERS: usize = 8;
+
+/// Steps of each: two of them together would be enough for all.
+const STEPS: usize = 20;

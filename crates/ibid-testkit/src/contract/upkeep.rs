@@ -1,16 +1,18 @@
-//! What workers that nobody waits for ask of a store: renew, due, purge, keep.
+//! What workers that nobody waits for ask of a store: renew, due, reap, keep.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::Draft;
-use ibid_core::record::{Nonce, Record, State, Version};
+use ibid_core::change::{Body, BodyKind, Change, Draft, Happened, Mark};
+use ibid_core::fingerprint::Fingerprint;
+use ibid_core::reap::{Course, FROM_THE_START, Reaped, Ripe};
+use ibid_core::record::{Nonce, Note, Record, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Renewed, Store};
+use ibid_core::store::{Filter, Renewed, Store};
 
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit_all, draft, insert, load, nonce, put, refused,
-    replace, take_over,
+    LONG, Name, SHORT, Subject, TICK, answering, commit_all, draft, insert, load, nonce, put, reap_all,
+    refused, replace, take_over, telling,
 };
 
 /// Otherwise an Attempt's renewal would refuse its own finish.
@@ -126,9 +128,9 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn Subject) {
 }
 
 /// And never a row that has no such time.
-pub async fn purge_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn Subject) {
+pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn Subject) {
     let store = subject.store();
-    while store.purge(100).await.expect("a purge succeeds") > 0 {}
+    reap_all(&*store, Course::Records).await;
     let names: Vec<Name> = (0..5).map(|_| Name::fresh()).collect();
     let ms = |n| Some(Duration::from_millis(n));
     let terms = [ms(1), ms(2), ms(3), Some(LONG), None];
@@ -138,16 +140,152 @@ pub async fn purge_removes_the_oldest_first_and_nothing_before_its_time(subject:
     });
     commit_all(&*store, going.collect()).await;
     subject.advance(TICK).await;
-    assert_eq!(store.purge(0).await.expect("a purge succeeds"), 0, "zero means none");
-    assert_eq!(store.purge(2).await.expect("a purge succeeds"), 2, "no more than asked");
+    let reap =
+        async |from, limit| store.reap(Course::Records, from, limit).await.expect("a reaping succeeds");
+    assert_eq!(reap(FROM_THE_START, 0).await, Reaped::default(), "zero means none");
+    let step = reap(FROM_THE_START, 2).await;
+    assert_eq!((step.stripped, step.removed), (0, 2), "no more than asked");
     let stands = async |name: &Name| load(&*store, name.id).await.is_some();
     assert!(!stands(&names[0]).await && !stands(&names[1]).await, "the oldest go first");
     assert!(stands(&names[2]).await, "the limit holds");
-    assert_eq!(store.purge(100).await.expect("a purge succeeds"), 1, "the rest of what is past its time");
+    let step = reap(step.next.expect("there is more"), 100).await;
+    assert_eq!((step.stripped, step.removed, step.next), (0, 1, None), "the rest of what is past its time");
     assert!(!stands(&names[2]).await, "it went");
     assert!(stands(&names[3]).await, "nothing goes before its time");
     assert!(stands(&names[4]).await, "what has no such time stays");
-    assert_eq!(store.purge(100).await.expect("a purge succeeds"), 0, "nothing is left to remove");
+    assert_eq!(reap(FROM_THE_START, 100).await.removed, 0, "nothing is left to remove");
+}
+
+/// Of an expired record stay id, fingerprint, state and instants; its Version too, so that whoever read it before may
+/// still write.
+pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject) {
+    let store = subject.store();
+    reap_all(&*store, Course::Records).await;
+    let (name, other) = (Name::of("shop of tombs", "key-1"), Name::of("shop of tombs", "key-2"));
+    let expired = put(&*store, &expiring(&name)).await;
+    let live = Draft { expires_in: Some(LONG), purge_in: Some(LONG), ..draft(&other, State::Completed) };
+    let live = put(&*store, &answering(insert(&other, live), b"live")).await;
+    subject.advance(TICK).await;
+    let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
+    assert_eq!(kept.len(), 3, "answer, request and the result of a phase");
+    let reaped = reap_all(&*store, Course::Records).await;
+    assert_eq!((reaped.stripped, reaped.removed), (1, 0));
+
+    let tomb = load(&*store, name.id).await.expect("the row stays");
+    assert_eq!(tomb.answer, None, "the answer is gone");
+    let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
+    assert_eq!(kept, vec![], "and all else that was kept beside it");
+    assert!(tomb.record.identity.is_forgotten(), "whose it was is not kept");
+    let forgotten =
+        Record { identity: tomb.record.identity.clone(), note: Note::default(), ..expired.record.clone() };
+    assert_eq!(tomb.record, forgotten, "the rest stays as it was, fingerprint and instants");
+    let listed = store.list(Filter { limit: 1000, ..Filter::default() }).await.expect("a list succeeds");
+    assert!(listed.iter().any(|stored| stored.record == tomb.record), "a list shows it");
+    let of_shop = Filter { tenant: Some("shop of tombs".to_owned()), ..Filter::default() };
+    let of_shop = store.list(of_shop).await.expect("a list succeeds");
+    assert_eq!(of_shop.len(), 1, "but not as the tenant's");
+    assert_eq!(load(&*store, other.id).await.map(|stored| stored.answer), Some(live.answer), "others stay");
+    assert_eq!(reap_all(&*store, Course::Records).await.stripped, 0, "it is stripped once");
+}
+
+/// As if it were absent: nothing of the tombstone shows through.
+pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let before = put(&*store, &expiring(&name)).await.record;
+    subject.advance(TICK).await;
+    reap_all(&*store, Course::Records).await;
+    let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
+    let mut again = replace(&before, running);
+    again.clears_bodies = true;
+    let birth = again.nonce;
+    again.draft.as_mut().expect("it writes").birth = birth;
+    let begun = put(&*store, &again).await.record;
+    assert_eq!(begun.identity, name.identity, "whose it is stands there again");
+    let finished = Draft { expires_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::Completed) };
+    put(&*store, &answering(replace(&begun, finished), b"again")).await;
+    subject.advance(TICK).await;
+    assert_eq!(reap_all(&*store, Course::Records).await.stripped, 1, "and it is stripped in its turn");
+    assert_eq!(load(&*store, name.id).await.expect("the row stays").answer, None);
+}
+
+/// A dry run tells the truth, and touches nothing.
+pub async fn what_would_go_is_what_then_goes(subject: &dyn Subject) {
+    let store = subject.store();
+    reap_all(&*store, Course::Records).await;
+    let mut changes = Vec::new();
+    for _ in 0..5 {
+        let name = Name::fresh();
+        let gone = Draft { purge_in: Some(SHORT), ..draft(&name, State::Completed) };
+        changes.push(answering(insert(&name, gone), b"going"));
+    }
+    changes.extend((0..3).map(|_| expiring(&Name::fresh())));
+    let running = Name::fresh();
+    let lapsed = Draft { due_in: Some(SHORT), ..draft(&running, State::InProgress) };
+    changes.push(insert(&running, lapsed));
+    commit_all(&*store, changes).await;
+    let ripe = async || store.ripe(Course::Records).await.expect("it is counted");
+    subject.advance(TICK).await;
+    assert_eq!(ripe().await, Ripe { strip: 3, remove: 5 });
+    assert_eq!(ripe().await, Ripe { strip: 3, remove: 5 }, "counting touched nothing");
+    let reaped = reap_all(&*store, Course::Records).await;
+    assert_eq!((reaped.stripped, reaped.removed), (3, 5));
+    assert_eq!(ripe().await, Ripe::default());
+    let running = load(&*store, running.id).await.expect("it stands");
+    assert_eq!(running.record.state, State::InProgress, "what has no such instant is left alone");
+    // Or the next who sweeps would find it.
+    let done = Name { id: running.record.id, identity: running.record.identity.clone() };
+    put(&*store, &replace(&running.record, draft(&done, State::Completed))).await;
+}
+
+/// What happened to a record that is still there stays told, however long ago.
+pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Subject) {
+    let store = subject.store();
+    let (live, gone) = (Name::fresh(), Name::fresh());
+    put(&*store, &telling(insert(&live, draft(&live, State::Unknown)), Happened::Unknown, "live")).await;
+    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&gone, State::Completed) };
+    put(&*store, &telling(insert(&gone, going), Happened::Settled, "gone")).await;
+    subject.advance(TICK).await;
+    let (at_once, later) = (Course::History { keep: SHORT }, Course::History { keep: LONG });
+    let told = async |name: &Name| store.history(name.id).await.expect("a history is read").len();
+    reap_all(&*store, at_once).await;
+    assert_eq!((told(&live).await, told(&gone).await), (1, 1), "both records are there");
+    reap_all(&*store, Course::Records).await;
+    assert_eq!(reap_all(&*store, later).await.removed, 0, "nothing goes before its time");
+    assert_eq!((told(&live).await, told(&gone).await), (1, 1));
+    let ripe = store.ripe(at_once).await.expect("it is counted");
+    assert!(ripe.remove > 0 && ripe.strip == 0, "{ripe:?}");
+    assert_eq!(reap_all(&*store, at_once).await.removed, ripe.remove, "what was counted goes");
+    assert_eq!((told(&live).await, told(&gone).await), (1, 0));
+    let stored = load(&*store, live.id).await.expect("it stands");
+    put(&*store, &replace(&stored.record, draft(&live, State::Completed))).await;
+}
+
+/// A record that will be stripped soon and stay for long, with all that a record can have.
+fn expiring(name: &Name) -> Change {
+    let mut bytes = [0x5a; Fingerprint::LEN];
+    bytes[0] = 1; // its version
+    let note = Note {
+        status: Some(201),
+        provider_id: Some("ch_1".to_owned()),
+        trace: Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
+        ..Note::default()
+    };
+    let expiring = Draft {
+        fingerprint: Fingerprint::from_bytes(&bytes),
+        created: Mark::Now,
+        ran: Mark::Now,
+        completed: Mark::Now,
+        expires_in: Some(SHORT),
+        purge_in: Some(LONG),
+        note,
+        ..draft(name, State::Completed)
+    };
+    let mut change = answering(insert(name, expiring), b"a secret answer");
+    for kind in [BodyKind::Request, BodyKind::Phase(1)] {
+        change.bodies.push(Body { kind, data: Bytes::from_static(b"asked") });
+    }
+    change
 }
 
 /// The first writer's value is what everybody gets.

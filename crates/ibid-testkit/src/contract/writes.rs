@@ -7,12 +7,13 @@ use bytes::Bytes;
 use ibid_core::change::{Body, BodyKind, Commit, Draft, Expect, Happened, Mark};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::policy::{Policy, Question, Reconcile};
+use ibid_core::reap::Course;
 use ibid_core::record::{ErrorCode, Flags, Nonce, Note, State, Version};
 use ibid_core::scope::{Identity, Operation};
 
 use super::{
     LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
-    refused, replace, take_over, telling,
+    reap_all, refused, replace, take_over, telling,
 };
 
 /// `Expect::Absent` counts where no row stands, and only there.
@@ -133,7 +134,7 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn Subject) {
     let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
     let old = put(&*store, &answering(insert(&name, going), b"old")).await;
     subject.advance(TICK).await;
-    while store.purge(100).await.expect("a purge succeeds") > 0 {}
+    reap_all(&*store, Course::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "what is past its time is removed");
     let new = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     assert_eq!(new.answer, None, "the removed record's answer went with it");

@@ -73,10 +73,11 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     match shared.ibid.watch(id, &identity.tenant, up_to).await {
         Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
         Ok(None) => not_found(),
-        Ok(Some(stored)) if stored.record.identity.tenant != identity.tenant => not_found(),
+        // A tombstone no longer says whose it was; its id does, and that was made from this tenant.
         Ok(Some(stored)) if stored.record.is_expired(stored.now) => {
             reply::refusal(Refusal::KeyExpired, profile, None)
         }
+        Ok(Some(stored)) if stored.record.identity.tenant != identity.tenant => not_found(),
         Ok(Some(stored)) if wants_response => response(shared, stored, asked_at),
         Ok(Some(stored)) => {
             let mut response = plain(StatusCode::OK, "application/json", state(&stored));

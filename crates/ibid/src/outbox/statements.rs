@@ -55,7 +55,7 @@ pub(crate) async fn commit(
         Param::I64(i64::from(change.tries)),
         interval(change.due_in),
         mark(change.called),
-        Param::Bool(change.state == EffectState::Done),
+        Param::Bool(change.state.is_final()),
         Param::maybe_bytes(change.result.as_deref()),
         Param::maybe_text(change.provider_id.as_deref()),
         Param::maybe_text(change.last_error.as_deref()),

@@ -1,19 +1,20 @@
 //! Records in this process's memory: for tests, examples and a first try. Nothing outlives the process.
 //!
 //! One lock around everything makes each call one step, which is all that the contract asks. It grows with the
-//! records that are kept; `purge` is what shrinks it.
+//! records that are kept; `reap` is what shrinks it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
 use ibid_core::evidence::{Evidence, Kept, Open, USED_KEPT_FOR, Witness};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::record::{Nonce, Record, State, Version};
-use ibid_core::scope::RecordId;
+use ibid_core::reap::{Course, FROM_THE_START, Reaped, Ripe};
+use ibid_core::record::{Nonce, Note, Record, State, Version};
+use ibid_core::scope::{Identity, RecordId};
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
 use ibid_core::time::Timestamp;
 
@@ -82,15 +83,24 @@ impl Store for MemoryStore {
         })
     }
 
-    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
         Box::pin(async move {
+            let started = Instant::now();
             let (mut rooms, now) = self.enter();
-            let oldest_first = rooms.purge.range(..=(now, ids().1)).take(limit as usize);
-            let gone: Vec<RecordId> = oldest_first.map(|(_, id)| *id).collect();
-            for id in &gone {
-                rooms.take(id);
-            }
-            Ok(gone.len() as u64)
+            let reaped = match course {
+                Course::Records => rooms.reap(Timestamp::from_micros(from), limit, now),
+                Course::History { keep } => rooms.forget(keep, limit, now),
+                // There is no outbox, and memory is the allocator's.
+                Course::Effects { .. } | Course::Room => Reaped::default(),
+            };
+            Ok(Reaped { took: started.elapsed(), ..reaped })
+        })
+    }
+
+    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+        Box::pin(async move {
+            let (rooms, now) = self.enter();
+            Ok(ripe(&rooms, course, now))
         })
     }
 
@@ -205,14 +215,33 @@ impl Witness for MemoryStore {
     }
 }
 
+fn ripe(rooms: &Rooms, course: Course, now: Timestamp) -> Ripe {
+    let mut ripe = Ripe::default();
+    match course {
+        Course::Records => {
+            for (_, id) in rooms.reap.range(..=(now, ids().1)) {
+                let goes = rooms.rows.get(id).is_some_and(|row| row.record.is_purgeable(now));
+                *(if goes { &mut ripe.remove } else { &mut ripe.strip }) += 1;
+            }
+        }
+        Course::History { keep } => {
+            let of_the_gone = rooms.history.iter().filter(|(id, _)| !rooms.rows.contains_key(id));
+            let old = of_the_gone.flat_map(|(_, lines)| lines).filter(|(at, _)| at.after(keep) <= now);
+            ripe.remove = old.count() as u64;
+        }
+        Course::Effects { .. } | Course::Room => {}
+    }
+    ripe
+}
+
 /// All that is kept, and the two orders in which upkeep asks for it.
 #[derive(Debug, Default)]
 struct Rooms {
     rows: BTreeMap<RecordId, Row>,
     /// Invariant: exactly the rows with a due instant.
     due: BTreeSet<(State, Timestamp, RecordId)>,
-    /// Invariant: exactly the rows that will be removed.
-    purge: BTreeSet<(Timestamp, RecordId)>,
+    /// Invariant: exactly the rows that will be removed, by when the reaper comes for them next.
+    reap: BTreeSet<(Timestamp, RecordId)>,
     /// Outlives the records, as an audit does.
     history: HashMap<RecordId, Vec<(Timestamp, History)>>,
     kept: HashMap<String, Bytes>,
@@ -223,8 +252,19 @@ struct Rooms {
 #[derive(Debug)]
 struct Row {
     record: Record,
+    /// Whether it was stripped: a tombstone.
+    bare: bool,
     /// By the code of its kind, each with the generation that wrote it.
     bodies: HashMap<u32, (Nonce, Bytes)>,
+}
+
+impl Row {
+    /// When the reaper comes for it next: to strip it, and then to remove it.
+    fn reap_at(&self) -> Option<Timestamp> {
+        let purge_at = self.record.purge_at?;
+        let stripped_by = if self.bare { None } else { self.record.expires_at };
+        Some(stripped_by.map_or(purge_at, |at| at.min(purge_at)))
+    }
 }
 
 impl Rooms {
@@ -268,8 +308,60 @@ impl Rooms {
             bodies.insert(body.kind.code(), (record.birth, body.data.clone()));
         }
         self.due.extend(record.due_at.map(|at| (record.state, at, record.id)));
-        self.purge.extend(record.purge_at.map(|at| (at, record.id)));
-        self.rows.insert(record.id, Row { record, bodies });
+        self.shelve(Row { record, bare: false, bodies });
+    }
+
+    fn shelve(&mut self, row: Row) {
+        self.reap.extend(row.reap_at().map(|at| (at, row.record.id)));
+        self.rows.insert(row.record.id, row);
+    }
+
+    /// Removes what is past its time, and strips what is only expired.
+    fn reap(&mut self, from: Timestamp, limit: u32, now: Timestamp) -> Reaped {
+        let oldest_first = self.reap.range((from, ids().0)..=(now, ids().1)).take(limit as usize);
+        let ripe: Vec<(Timestamp, RecordId)> = oldest_first.copied().collect();
+        let mut reaped = Reaped::default();
+        for (_, id) in &ripe {
+            // What is in the order is on the shelf.
+            let Some(mut row) = self.take(id) else { continue };
+            if row.record.is_purgeable(now) {
+                reaped.removed += 1;
+                continue;
+            }
+            row.bodies.clear();
+            row.bare = true;
+            row.record.identity = Arc::new(Identity::forgotten());
+            row.record.note = Note::default();
+            self.due.extend(row.record.due_at.map(|at| (row.record.state, at, *id)));
+            self.shelve(row);
+            reaped.stripped += 1;
+        }
+        if ripe.len() == limit as usize {
+            reaped.next = ripe.last().map(|(at, _)| at.as_micros());
+        }
+        reaped
+    }
+
+    /// Drops old lines of records that are gone, of so many at a time.
+    fn forget(&mut self, keep: Duration, limit: u32, now: Timestamp) -> Reaped {
+        let is_old = |(at, _): &(Timestamp, History)| at.after(keep) <= now;
+        let with_old = self
+            .history
+            .iter()
+            .filter(|(id, lines)| !self.rows.contains_key(*id) && lines.first().is_some_and(is_old));
+        let ids: Vec<RecordId> = with_old.map(|(id, _)| *id).take(limit as usize).collect();
+        let mut removed = 0;
+        for id in &ids {
+            let Some(lines) = self.history.get_mut(id) else { continue };
+            let before = lines.len();
+            lines.retain(|line| !is_old(line));
+            removed += (before - lines.len()) as u64;
+            if lines.is_empty() {
+                self.history.remove(id);
+            }
+        }
+        let next = (ids.len() == limit as usize && removed > 0).then_some(FROM_THE_START);
+        Reaped { removed, next, ..Reaped::default() }
     }
 
     /// Takes a row out, and out of both orders.
@@ -278,8 +370,8 @@ impl Rooms {
         if let Some(at) = row.record.due_at {
             self.due.remove(&(row.record.state, at, *id));
         }
-        if let Some(at) = row.record.purge_at {
-            self.purge.remove(&(at, *id));
+        if let Some(at) = row.reap_at() {
+            self.reap.remove(&(at, *id));
         }
         Some(row)
     }

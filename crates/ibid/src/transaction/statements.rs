@@ -8,11 +8,10 @@ use std::time::Duration;
 use ibid_core::change::{Change, Draft, Expect, History, Mark, Stamp, Stored};
 use ibid_core::effect::{NewEffect, downstream_key};
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::key::Key;
 use ibid_core::machine::EffectState;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
-use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::scope::{Identity, RecordId};
 use ibid_core::sql::Type::{Bytes as Blob, I64, Text};
 use ibid_core::sql::{Dialect, Param, Row, SqlError, SqlTx, Statement, Type};
 use ibid_core::time::Timestamp;
@@ -204,6 +203,8 @@ async fn update(
         Param::Text(&draft.identity.operation.method),
         Param::Text(&draft.identity.operation.path),
         Param::Bytes(&note),
+        Param::Text(draft.identity.tenant.as_str()),
+        Param::Text(draft.identity.key.as_str()),
     ];
     written_at(tx.query(statement, &params).await?)
 }
@@ -233,14 +234,13 @@ fn locked(id: RecordId, mut row: Row) -> Result<Locked, SqlError> {
                 .ok_or_else(|| SqlError::wrong("a fingerprint of a known version"))?,
         ),
     };
-    let tenant = Tenant::new(&row.text()?).map_err(|_| SqlError::wrong("a tenant"))?;
-    let operation = Operation { method: row.text()?.into(), path: row.text()?.into() };
-    let key = Key::stored(&row.text()?).map_err(|_| SqlError::wrong("a key"))?;
+    let identity = Identity::stored(&row.text()?, &row.text()?, &row.text()?, &row.text()?);
+    let identity = identity.ok_or_else(|| SqlError::wrong("a tenant and a key"))?;
     let note = Note::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("a note"))?;
     let answer = row.maybe_bytes()?;
     let record = Record {
         id,
-        identity: Arc::new(Identity { tenant, operation, key }),
+        identity: Arc::new(identity),
         version,
         birth,
         owner,

@@ -18,7 +18,7 @@ pub(crate) use deliverer::Deliveries;
 pub use evidence::weigh_once;
 pub use ran::Chore;
 pub(crate) use ran::Ran;
-pub use reaper::reap_once;
+pub use reaper::{Harvest, Keep, Outlook, reap_once, reap_outlook, reap_store};
 pub(crate) use reconciler::Registered;
 pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once};
 pub(crate) use sweeper::Resumes;
@@ -36,6 +36,8 @@ pub struct Schedule {
     pub reap_every: Duration,
     /// From one round of questions about unknown records to the next.
     pub reconcile_every: Duration,
+    /// How long the reaper keeps what outlives its record.
+    pub keep: Keep,
 }
 
 impl Default for Schedule {
@@ -44,6 +46,7 @@ impl Default for Schedule {
             sweep_every: Duration::from_secs(10),
             reap_every: Duration::from_secs(60),
             reconcile_every: Duration::from_secs(5),
+            keep: Keep::default(),
         }
     }
 }
@@ -55,7 +58,7 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
     // no accepted request.
     tokio::join!(
         every(schedule.sweep_every, || async { done(ibid, "sweeper", sweep_once(ibid).await) }),
-        every(schedule.reap_every, || async { done(ibid, "reaper", reap_once(ibid).await) }),
+        every(schedule.reap_every, || async { done(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|did| did.removed)) }),
         every(schedule.reap_every, || async { done(ibid, "evidence", weigh_once(ibid).await) }),
         every(schedule.reconcile_every, || async {
             done(ibid, "reconciler", reconcile_once(ibid).await.map(|did| did.settled));

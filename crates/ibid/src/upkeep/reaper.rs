@@ -1,32 +1,195 @@
-//! Removes what is past its time, in batches small enough for the foreground not to feel.
+//! Removes what is past its time, in steps small enough for the foreground not to feel.
+//!
+//! A record is stripped when replay ends and removed when its tombstone does; Effects and history outlive it for as long
+//! as [`Keep`] says. Each step adapts to how long the last one kept others waiting, and is followed by a pause in
+//! proportion to it. Any number of reapers may be at it: each row goes once.
 
-use ibid_core::machine::Event;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::Commit;
+use ibid_core::machine::{self, Event, Verdict};
+use ibid_core::reap::{Course, FROM_THE_START, Reaped, Ripe};
 use ibid_core::record::State;
-use ibid_core::store::StoreError;
+use ibid_core::store::{Store, StoreError};
 use metrics::{counter, gauge};
+use tokio::time::{Instant, sleep};
 
-use crate::engine::Ibid;
+use crate::engine::{Ibid, nonce};
 use crate::telemetry;
 
-/// Removes rows past their `purge_at`, and answers what was accepted and never claimed. How many rows went.
-pub async fn reap_once(ibid: &Ibid) -> Result<u64, StoreError> {
-    for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
-        ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
-    }
-    let mut gone = 0;
-    for _ in 0..REAP_BATCHES_MAX {
-        let batch = ibid.store().purge(REAP_BATCH).await?;
-        counter!(telemetry::RETENTION_PRUNED).increment(batch);
-        gone += batch;
-        if batch < u64::from(REAP_BATCH) {
-            break;
+/// How long is kept what outlives its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Effects that are done or discarded, counted from then. Others are never removed.
+    pub effects: Duration,
+    /// Lines of history, counted from when they were written. Those of a record that is still there stay with it.
+    pub history: Duration,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Keep {
+            // A customer's complaint and a month's closing ask whether a mail or a payout was sent.
+            effects: Duration::from_secs(30 * DAY),
+            // A yearly audit, and a month to do it in.
+            history: Duration::from_secs(400 * DAY),
         }
-        // The foreground goes between two batches.
-        tokio::task::yield_now().await;
     }
+}
+
+/// What a round of the reaper came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Harvest {
+    /// Accepted and never claimed, now `completed` with 408.
+    pub settled: u64,
+    /// Records that became tombstones.
+    pub stripped: u64,
+    /// Records that are gone.
+    pub removed: u64,
+    /// Effects that are gone.
+    pub effects: u64,
+    /// Lines of history that are gone.
+    pub history: u64,
+    /// Pages of a file that were given back to the system.
+    pub pages: u64,
+    /// Whether the round ended before the work did: the next goes on.
+    pub unfinished: bool,
+}
+
+/// What a round of the reaper would find.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outlook {
+    /// Records that would become tombstones, and records that would go.
+    pub records: Ripe,
+    /// Effects that would go.
+    pub effects: u64,
+    /// Lines of history that would go.
+    pub history: u64,
+}
+
+/// One round of the reaper.
+pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
+    let mut settled = 0;
+    // By the engine, so that whoever waits for one in this process is woken.
+    for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
+        let settlement =
+            ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
+        settled += u64::from(settlement.decision == machine::Decision::Settled);
+    }
+    let harvest = reap_store(&**ibid.store(), keep, |_| {}).await?;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
     count_records(ibid).await?;
-    Ok(gone)
+    Ok(Harvest { settled: settled + harvest.settled, ..harvest })
+}
+
+/// One round of the reaper on a store that this process only looks after; `told` hears after every step how far it came.
+pub async fn reap_store(
+    store: &dyn Store,
+    keep: Keep,
+    mut told: impl FnMut(&Harvest),
+) -> Result<Harvest, StoreError> {
+    let mut harvest = Harvest { settled: answer_unclaimed(store).await?, ..Harvest::default() };
+    let until = Instant::now() + ROUND_FOR_MAX;
+    for course in courses(keep) {
+        let (mut pace, mut from) = (Pace::default(), Some(FROM_THE_START));
+        while let Some(place) = from {
+            if Instant::now() >= until {
+                harvest.unfinished = true;
+                return Ok(harvest);
+            }
+            let reaped = store.reap(course, place, pace.batch).await?;
+            harvest.add(course, &reaped);
+            told(&harvest);
+            from = reaped.next;
+            if from.is_some() {
+                sleep(pace.after(reaped.took)).await;
+            }
+        }
+    }
+    Ok(harvest)
+}
+
+/// What [`reap_store`] would find; it touches nothing.
+pub async fn reap_outlook(store: &dyn Store, keep: Keep) -> Result<Outlook, StoreError> {
+    let [records, effects, history, _] = courses(keep);
+    Ok(Outlook {
+        records: store.ripe(records).await?,
+        effects: store.ripe(effects).await?.remove,
+        history: store.ripe(history).await?.remove,
+    })
+}
+
+/// Records first: an Effect and a line of history may go once their record has.
+fn courses(keep: Keep) -> [Course; 4] {
+    let Keep { effects, history } = keep;
+    [Course::Records, Course::Effects { keep: effects }, Course::History { keep: history }, Course::Room]
+}
+
+impl Harvest {
+    /// This one and another together: two rounds of the same work.
+    pub fn and(self, next: Harvest) -> Harvest {
+        Harvest {
+            settled: self.settled + next.settled,
+            stripped: self.stripped + next.stripped,
+            removed: self.removed + next.removed,
+            effects: self.effects + next.effects,
+            history: self.history + next.history,
+            pages: self.pages + next.pages,
+            unfinished: next.unfinished,
+        }
+    }
+
+    fn add(&mut self, course: Course, reaped: &Reaped) {
+        match course {
+            Course::Records => {
+                self.stripped += reaped.stripped;
+                self.removed += reaped.removed;
+                counter!(telemetry::RETENTION_PRUNED).increment(reaped.removed);
+            }
+            Course::Effects { .. } => self.effects += reaped.removed,
+            Course::History { .. } => self.history += reaped.removed,
+            Course::Room => self.pages += reaped.removed,
+        }
+    }
+}
+
+/// How many rows the next step takes.
+struct Pace {
+    batch: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace { batch: BATCH_FIRST }
+    }
+}
+
+impl Pace {
+    /// Learns from a step that took so long, and says how long to leave the store to others.
+    fn after(&mut self, took: Duration) -> Duration {
+        let ratio = STEP_FOR.as_secs_f64() / took.as_secs_f64().max(f64::EPSILON);
+        // By no more than a factor of two: one step may have met a checkpoint, or nothing at all.
+        let batch = f64::from(self.batch) * ratio.clamp(0.5, 2.0);
+        self.batch = (batch as u32).clamp(BATCH_MIN, BATCH_MAX);
+        took.saturating_mul(PAUSE_PARTS).min(PAUSE_MAX)
+    }
+}
+
+/// Answers what was accepted and never claimed. How many there were.
+async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
+    let mut settled = 0;
+    for stored in store.due(State::Pending, PENDING_BATCH).await? {
+        let event = Event::NeverClaimed { nonce: nonce() };
+        let Verdict::Write(change, _) = machine::decide(Some(&stored.record), &event, stored.now) else {
+            continue;
+        };
+        // Whoever claimed it meanwhile has it.
+        if let Some(fate) = store.commit(vec![Arc::from(change)]).await.pop() {
+            settled += u64::from(matches!(fate?, Commit::Done(_)));
+        }
+    }
+    Ok(settled)
 }
 
 async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
@@ -44,8 +207,51 @@ async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
 /// Accepted records read at once.
 const PENDING_BATCH: u32 = 256;
 
-/// Rows removed in one transaction: a few milliseconds, so that begins do not feel it.
-const REAP_BATCH: u32 = 500;
+/// What one step should take: about as long as the flush of a commit, so that whoever meets it waits for two instead of
+/// one.
+const STEP_FOR: Duration = Duration::from_millis(5);
 
-/// Batches in one reaping; at one a minute this keeps up with 3,000 keys a second.
-const REAP_BATCHES_MAX: u32 = 400;
+/// Rows of the first step, before anything was learnt: some milliseconds on a slow disk.
+const BATCH_FIRST: u32 = 64;
+
+/// Rows of a step at least. Below this its flush is most of its price, and the reaper would fall behind.
+const BATCH_MIN: u32 = 32;
+
+/// Rows of a step at most, however fast the store is: one that becomes slow all at once must not be caught in a long one.
+const BATCH_MAX: u32 = 1000;
+
+/// The pause after a step in parts of what it took: the reaper has a third of the store's time at most.
+const PAUSE_PARTS: u32 = 2;
+
+/// A store that is this slow has other troubles; the reaper need not sleep through them.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a round lasts at most: after it what was accepted is looked at again and the gauges are set anew, and the next
+/// round goes on.
+const ROUND_FOR_MAX: Duration = Duration::from_secs(60);
+
+const DAY: u64 = 24 * 3600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_step_is_followed_by_a_smaller_one_and_a_longer_pause() {
+        let mut pace = Pace { batch: 400 };
+        assert_eq!(pace.after(Duration::from_millis(50)), Duration::from_millis(100));
+        assert_eq!(pace.batch, 200, "by half at most");
+        assert_eq!(pace.after(Duration::from_millis(5)), Duration::from_millis(10));
+        assert_eq!(pace.batch, 200, "as it should be");
+        pace.after(Duration::from_millis(4));
+        assert_eq!(pace.batch, 250, "in proportion");
+        for _ in 0..20 {
+            pace.after(Duration::from_secs(9));
+        }
+        assert_eq!((pace.batch, pace.after(Duration::from_secs(9))), (BATCH_MIN, PAUSE_MAX));
+        for _ in 0..20 {
+            pace.after(Duration::ZERO);
+        }
+        assert_eq!(pace.batch, BATCH_MAX);
+    }
+}

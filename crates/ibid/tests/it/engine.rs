@@ -8,6 +8,7 @@ use ibid::attempt::{Attempt, Finished};
 use ibid::engine::{Begun, StartError, Unavailable};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
+use ibid::upkeep::Keep;
 use ibid::{Ibid, Settings, upkeep};
 use ibid_core::change::Stored;
 use ibid_core::fingerprint::{Asked, Secret};
@@ -392,7 +393,7 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
     let ask = both.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Body("b")));
     assert!(matches!(both.begin(ask).await, Ok(Begun::Replay(_))));
     world.hands.advance(Duration::from_secs(24 * 3600));
-    upkeep::reap_once(&both).await.expect("the store answers");
+    upkeep::reap_once(&both, Keep::default()).await.expect("the store answers");
     assert!(Ibid::start(world.store.clone(), with(&[new])).await.is_ok(), "once its records have gone");
 }
 
@@ -467,9 +468,9 @@ async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
     let running = world.run("running").await;
     let (_, _late) = world.run("unknown").await.unknown(ErrorCode::Broken).await;
     world.hands.advance(Duration::from_secs(24 * 3600 - 1));
-    assert_eq!(upkeep::reap_once(&world.ibid).await.unwrap(), 0);
+    assert_eq!(upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap().removed, 0);
     world.hands.advance(Duration::from_secs(1));
-    assert_eq!(upkeep::reap_once(&world.ibid).await.unwrap(), 1);
+    assert_eq!(upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap().removed, 1);
     let left = world.store.list(Filter::default()).await.unwrap();
     let mut keys: Vec<_> = left.iter().map(|stored| stored.record.identity.key.as_str()).collect();
     keys.sort_unstable();

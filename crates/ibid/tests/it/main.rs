@@ -26,6 +26,7 @@ mod outbox;
     feature = "sea-orm"
 ))]
 mod phases;
+mod reaping;
 mod reconcile;
 mod reference;
 mod store_memory;

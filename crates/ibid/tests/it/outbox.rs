@@ -9,6 +9,7 @@ use ibid::engine::Begun;
 use ibid::outbox::{self, OperatorError, Outcome, Round, Verified, WorkerError};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
+use ibid::upkeep::{Keep, reap_once, reap_outlook};
 use ibid_core::change::Happened;
 use ibid_core::effect::{EffectFilter, NewEffect, Rules};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
@@ -58,6 +59,41 @@ async fn a_replay_enqueues_nothing() {
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Replay(_)));
     assert_eq!(world.effects().await.len(), 1);
+}
+
+#[tokio::test]
+async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_a_dead_one_never() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match call.name.as_str() {
+        "mail" => Outcome::Refused { why: "no such address".into() },
+        _ => made(),
+    });
+    let effect = |name: &str| NewEffect::new(name, "charge", "");
+    world.pay("k", [effect("charge"), effect("mail")]).await;
+    world.pay("other", [effect("charge")]).await;
+    let worker = world.worker(&provider);
+    while !worker.run_once().await.unwrap().is_idle() {}
+    let keep = Keep { effects: Duration::from_secs(10 * DAY), ..Keep::default() };
+    let reap = async || {
+        let outlook = reap_outlook(&**world.ibid.store(), keep).await.unwrap();
+        let harvest = reap_once(&world.ibid, keep).await.unwrap();
+        assert!(outlook.effects <= harvest.effects, "more may go once their record has: {outlook:?}");
+        (harvest.removed, harvest.effects)
+    };
+    world.pass(DAY);
+    assert_eq!(reap().await, (1, 0), "a record with a dead effect stays; an effect outlives its record");
+    world.pass(10 * DAY);
+    assert_eq!(reap().await, (0, 1), "that of the record which is gone");
+    world.pass(1000 * DAY);
+    assert_eq!(reap().await, (0, 0), "a dead letter waits for a person, and its record with it");
+    assert_eq!(world.effects().await.len(), 2);
+    outbox::discard(&world.ibid, world.effects().await[1].seq, "settled by phone").await.unwrap();
+    assert_eq!(reap().await, (1, 1), "then the record goes, and what was done long ago");
+    let discarded = world.only().await;
+    assert_eq!((discarded.state, discarded.done_at.is_some()), (Discarded, true));
+    world.pass(10 * DAY);
+    assert_eq!(reap().await, (0, 1), "its time counts from when it was discarded");
+    assert!(world.effects().await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -560,3 +596,5 @@ async fn takes_go_by_their_indexes() {
     let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/commit.sql"));
     assert!(plan.contains("INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
 }
+
+const DAY: u64 = 24 * 3600;

@@ -11,12 +11,13 @@ use futures_util::FutureExt;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
 use ibid_core::change::{Commit, Draft, Happened};
+use ibid_core::reap::{Course, FROM_THE_START};
 use ibid_core::record::State;
 use ibid_core::store::{Browse, Filter, Pending, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{
-    self, LONG, Name, Subject, TICK, answering, commit, commit_all, draft, insert, load, put, refused,
-    replace, telling,
+    self, LONG, Name, Subject, TICK, answering, commit, commit_all, draft, insert, load, put, reap_all,
+    refused, replace, telling,
 };
 use rusqlite::Connection;
 
@@ -263,7 +264,8 @@ async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
         assert!(fates.iter().all(|fate| fate.as_ref().is_err_and(|error| error.is_transient())), "{fates:?}");
         let renewal = store.renew(vec![(name.id, begun.record.version)]).await;
         assert!(renewal.is_err_and(|error| error.is_transient()));
-        assert!(store.purge(1).await.is_err_and(|error| error.is_transient()));
+        let reaping = store.reap(Course::Records, FROM_THE_START, 1).await;
+        assert!(reaping.is_err_and(|error| error.is_transient()));
     }
     assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(begun.record), "reads go on");
     other.execute_batch("rollback").expect("the lock is given back");
@@ -296,7 +298,8 @@ async fn a_full_disk_is_transient_and_passes() {
             "what was told is kept"
         );
     }
-    assert_eq!(store.purge(100).await.expect("a purge needs no room"), stored.len() as u64);
+    let reaped = reap_all(store, Course::Records).await;
+    assert_eq!(reaped.removed, stored.len() as u64, "a reaping needs no room");
     put(store, &full.0).await;
 }
 
@@ -379,7 +382,7 @@ async fn a_policy_written_in_a_transaction_that_failed_is_written_again() {
 }
 
 #[tokio::test]
-async fn a_purge_larger_than_a_slice_removes_all_that_was_asked() {
+async fn bodies_go_with_their_records() {
     let subject = sqlite();
     let store = &*subject.store;
     let names: Vec<Name> = (0..700).map(|_| Name::fresh()).collect();
@@ -391,15 +394,53 @@ async fn a_purge_larger_than_a_slice_removes_all_that_was_asked() {
     };
     commit_all(store, names.iter().map(going).collect()).await;
     subject.hands.advance(TICK);
-    assert_eq!(store.purge(600).await.expect("a purge succeeds"), 600);
+    let step = store.reap(Course::Records, FROM_THE_START, 600).await.expect("a reaping succeeds");
+    assert_eq!(step.removed, 600);
     assert_eq!(store.list(Filter { limit: 1000, ..Filter::default() }).await.expect("a list").len(), 100);
-    assert_eq!(store.purge(u32::MAX).await.expect("a purge succeeds"), 100);
+    let step = store.reap(Course::Records, FROM_THE_START, u32::MAX).await.expect("a reaping succeeds");
+    assert_eq!((step.removed, step.next), (100, None));
     let bodies: i64 = subject
         .file
         .other_connection()
         .query_row("select count(*) from ibid_body", [], |row| row.get(0))
         .expect("the bodies are counted");
     assert_eq!(bodies, 0, "bodies go with their records");
+}
+
+#[tokio::test]
+async fn a_file_made_here_gives_room_back_in_steps_and_an_applications_keeps_its_size() {
+    let (ours, theirs) = (File::fresh(), File::fresh());
+    sql(&theirs.path(), "create table theirs (n integer)");
+    let pages = |file: &File| {
+        let pages = file.other_connection().query_row("pragma page_count", [], |row| row.get::<_, i64>(0));
+        pages.expect("the pages are counted")
+    };
+    for (file, shrinks) in [(ours, true), (theirs, false)] {
+        let subject = sqlite_on(&file, |_| {});
+        let store = &*subject.store;
+        for _ in 0..6 {
+            let going = (0..500).map(|_| {
+                let name = Name::fresh();
+                let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+                let mut change = answering(insert(&name, going), b"");
+                change.bodies[0].data = Bytes::from(vec![7; 8 << 10]);
+                change
+            });
+            commit_all(store, going.collect()).await;
+        }
+        subject.hands.advance(TICK);
+        let full = pages(&file);
+        assert_eq!(reap_all(store, Course::Records).await.removed, 3000);
+        assert_eq!(pages(&file), full, "what is free is free for others first");
+        let room = reap_all(store, Course::Room).await;
+        assert_eq!(room.removed > 0, shrinks);
+        assert!(pages(&file) <= full - room.removed.cast_signed(), "with the pages that told of them");
+        let spare = 1100;
+        assert_eq!(pages(&file) < spare, shrinks, "some stay for what is written next: {}", pages(&file));
+        assert_eq!(reap_all(store, Course::Room).await.removed, 0, "and no more goes");
+        let fine = file.other_connection().query_row("pragma integrity_check", [], |row| row.get(0));
+        assert_eq!(fine, Ok("ok".to_owned()));
+    }
 }
 
 #[tokio::test]
@@ -430,9 +471,16 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
         (include_str!("../../src/store/sqlite/sql/renew.sql"), "sqlite_autoindex_ibid_record_1"),
         (include_str!("../../src/store/sqlite/sql/list.sql"), "sqlite_autoindex_ibid_record_1"),
         (include_str!("../../src/store/sqlite/sql/due.sql"), "ibid_record_due"),
-        (include_str!("../../src/store/sqlite/sql/purge_pick.sql"), "ibid_record_purge"),
-        (include_str!("../../src/store/sqlite/sql/purge_pick.sql"), "sqlite_autoindex_ibid_effect_1"),
-        (include_str!("../../src/store/sqlite/sql/purge_bodies.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "ibid_record_reap"),
+        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_1"),
+        (include_str!("../../src/store/sqlite/sql/ripe_records.sql"), "ibid_record_reap"),
+        (include_str!("../../src/store/sqlite/sql/reap_strip.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_row.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_bodies.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_effects.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_effects.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/store/sqlite/sql/reap_history.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_history.sql"), "sqlite_autoindex_ibid_record_1"),
         (include_str!("../../src/store/sqlite/sql/body_clear.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/history.sql"), "ibid_event_id"),
     ];

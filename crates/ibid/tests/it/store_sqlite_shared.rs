@@ -7,9 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
 use ibid_core::change::{Draft, Happened};
+use ibid_core::reap::Course;
 use ibid_core::record::State;
 use ibid_core::store::{Browse, Store};
-use ibid_testkit::contract::{Name, TICK, answering, commit_all, draft, insert, load, put, telling};
+use ibid_testkit::contract::{
+    Name, TICK, answering, commit_all, draft, insert, load, put, reap_all, telling,
+};
 use rusqlite::{Connection, params};
 
 use crate::store_sqlite::{File, files, sql, sqlite, sqlite_on};
@@ -137,7 +140,7 @@ async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
         .execute("insert into payment (record, cents) values (?1, 4200)", [name.id.as_bytes()])
         .expect("a payment is made");
     subject.hands.advance(TICK);
-    assert_eq!(subject.store.purge(10).await.expect("a purge succeeds"), 1);
+    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 1);
     assert_eq!(one::<i64>(&theirs, "select cents from payment where record is null"), 4200);
     assert_eq!(one::<i64>(&theirs, "select count(*) from pragma_foreign_key_check"), 0);
 }
@@ -160,13 +163,13 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     for name in held {
         theirs.execute("insert into audit values (?1)", [name.id.as_bytes()]).expect("a line is written");
     }
-    assert_eq!(subject.store.purge(1000).await.expect("a purge succeeds"), 300);
+    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 300);
     for name in held {
         let stored = load(&*subject.store, name.id).await.expect("it is held");
         assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
     }
     theirs.execute("delete from audit", []).expect("the audit is over");
-    assert_eq!(subject.store.purge(1000).await.expect("a purge succeeds"), 300);
+    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 300);
 }
 
 #[tokio::test]
@@ -186,10 +189,10 @@ async fn a_record_stays_while_an_effect_of_its_own_is_open() {
     let twice = other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]);
     assert!(twice.is_err(), "one effect of a name");
     subject.hands.advance(TICK);
-    assert_eq!(subject.store.purge(10).await.expect("a purge succeeds"), 1);
+    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 1);
     assert!(load(&*subject.store, busy.id).await.is_some() && load(&*subject.store, free.id).await.is_none());
     other.execute("update ibid_effect set open = 0", []).expect("it is done");
-    assert_eq!(subject.store.purge(10).await.expect("a purge succeeds"), 1);
+    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 1);
     assert_eq!(one::<i64>(&other, "select count(*) from ibid_effect"), 2, "effects outlive their record");
 }
 

@@ -105,22 +105,6 @@ impl PostgresStore {
         Ok(fates)
     }
 
-    /// In slices, so that a large purge holds nobody up for long.
-    pub(super) async fn remove(&self, limit: u32) -> Result<u64, StoreError> {
-        let mut gone = 0;
-        // Each turn takes a slice off what is left, or is the last.
-        while gone < u64::from(limit) {
-            let slice = i64::from(limit - gone as u32).min(PURGE_SLICE);
-            let removed =
-                self.ask_hot("purge", include_str!("sql/purge.sql"), &[(&slice, Type::INT8)]).await?.len();
-            gone += removed as u64;
-            if (removed as i64) < slice {
-                break;
-            }
-        }
-        Ok(gone)
-    }
-
     pub(super) async fn find_history(&self, id: RecordId) -> Result<Vec<(Timestamp, History)>, StoreError> {
         const OP: &str = "read the history";
         let id: &[u8] = id.as_bytes();
@@ -190,7 +174,7 @@ impl PostgresStore {
         connection.query_once(sql, params).await.map_err(|error| store_error(op, error))
     }
 
-    async fn ask_hot(
+    pub(super) async fn ask_hot(
         &self,
         op: &'static str,
         sql: &'static str,
@@ -228,9 +212,6 @@ pub(super) fn get<'r, T: FromSql<'r>>(
 
 /// A hundred years in microseconds: nothing is older.
 const AGE_MAX: i64 = 100 * 366 * 86_400_000_000;
-
-/// Rows that a purge removes in one transaction: some tens of milliseconds.
-const PURGE_SLICE: i64 = 1000;
 
 /// Read, write, read: a value that is kept is found at the latest by the second look.
 const KEEP_TRIES: u32 = 3;

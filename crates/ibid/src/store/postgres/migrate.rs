@@ -66,8 +66,11 @@ fn digest(step: &str) -> [u8; 32] {
 }
 
 /// One file per step; a file that was released never changes.
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/0001_records.sql"), include_str!("migrations/0002_evidence.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_records.sql"),
+    include_str!("migrations/0002_evidence.sql"),
+    include_str!("migrations/0003_tombstones.sql"),
+];
 
 /// The newest step that this program knows.
 pub(super) const KNOWN: u32 = MIGRATIONS.len() as u32;

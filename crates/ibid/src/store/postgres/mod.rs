@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::fingerprint::SecretId;
+use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store, StoreError};
@@ -30,6 +31,7 @@ mod evidence;
 mod failure;
 mod migrate;
 mod open;
+mod reap;
 mod row;
 mod rows;
 mod sql_side;
@@ -193,8 +195,12 @@ impl Store for PostgresStore {
         Box::pin(self.find_due(state, limit))
     }
 
-    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
-        Box::pin(self.remove(limit))
+    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
+        Box::pin(self.reap_step(course, from, limit))
+    }
+
+    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+        Box::pin(self.count_ripe(course))
     }
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {

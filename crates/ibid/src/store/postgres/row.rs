@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use ibid_core::change::Stored;
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::key::Key;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
-use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::scope::{Identity, RecordId};
 use ibid_core::time::Timestamp;
 use sha2::{Digest, Sha256};
 use tokio_postgres::types::{FromSql, Type};
@@ -41,15 +40,14 @@ pub(super) fn stored(policies: &Policies, row: &Row) -> Result<Stored, Unreadabl
             Some(known.ok_or(Unreadable("a fingerprint of an unknown version"))?)
         }
     };
-    let tenant = Tenant::new(cells.get()?).map_err(|_| Unreadable("not a tenant"))?;
-    let operation = Operation { method: cells.get::<&str>()?.into(), path: cells.get::<&str>()?.into() };
-    let key = Key::stored(cells.get()?).map_err(|_| Unreadable("not a key"))?;
+    let identity = Identity::stored(cells.get()?, cells.get()?, cells.get()?, cells.get()?);
+    let identity = identity.ok_or(Unreadable("not a tenant and a key"))?;
     let note = Note::from_bytes(cells.get()?).ok_or(Unreadable("not a note"))?;
     let answer = cells.get::<Option<&[u8]>>()?.map(Bytes::copy_from_slice);
     let now = Timestamp::from_micros(cells.get()?);
     let record = Record {
         id: RecordId::from_bytes(id),
-        identity: Arc::new(Identity { tenant, operation, key }),
+        identity: Arc::new(identity),
         version,
         birth,
         owner,

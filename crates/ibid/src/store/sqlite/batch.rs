@@ -137,6 +137,8 @@ impl<'c> Batch<'c> {
             &*draft.identity.operation.method,
             &*draft.identity.operation.path,
             self.note,
+            draft.identity.tenant.as_str(),
+            draft.identity.key.as_str(),
         ])?;
         Ok(rows > 0)
     }

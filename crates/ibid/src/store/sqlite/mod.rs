@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, History, Stored};
 use ibid_core::fingerprint::SecretId;
+use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store, StoreError};
@@ -21,7 +22,7 @@ use tokio::sync::oneshot;
 use self::queue::{Lane, Queue, Serving};
 use self::reader::Ask;
 use self::sql_side::OnDisk;
-use self::writer::{Job, Purged};
+use self::writer::Job;
 use super::checkup::Checkup;
 use super::clock::Clock;
 use super::rows::{EachRow, RowsError};
@@ -33,6 +34,7 @@ mod failure;
 mod open;
 mod queue;
 mod reader;
+mod reap;
 mod row;
 mod rows;
 mod run;
@@ -217,11 +219,14 @@ impl Store for SqliteStore {
         Box::pin(self.ask("find due records", move |reply| Ask::Due { state, limit, reply }))
     }
 
-    fn purge(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
         Box::pin(async move {
-            self.write("purge", Lane::Usual, |reply| Job::Purge { limit, done: Purged::default(), reply })
-                .await?
+            self.write("reap", Lane::Usual, |reply| Job::Reap { course, from, limit, reply }).await?
         })
+    }
+
+    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+        Box::pin(self.ask("count what would go", move |reply| Ask::Ripe { course, reply }))
     }
 
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {

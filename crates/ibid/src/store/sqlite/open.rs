@@ -1,7 +1,8 @@
 //! Opening the file, and how every connection is set. What is in the file is `schema`'s business.
 //!
 //! The file may be the application's own. The one lasting setting that we change in it is the journal mode, to WAL:
-//! readers and a writer then leave each other alone. All else is set on our own connections.
+//! readers and a writer then leave each other alone. A file that we make is also made to shrink. All else is set on our
+//! own connections.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -88,6 +89,7 @@ pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
     if connection.is_readonly("main").map_err(failed)? {
         return Err(OpenError::ReadOnly { path: path.clone() });
     }
+    shrinkable(&connection).map_err(failed)?;
     enter_wal(place, &connection)?;
     settings(place, &connection).map_err(failed)?;
     schema::migrate(place, &connection)?;
@@ -136,6 +138,16 @@ pub(super) fn connect(place: &Place) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(&place.path, flags)?;
     connection.busy_timeout(place.options.busy_timeout)?;
     Ok(connection)
+}
+
+/// Lets a file that is still empty give room back later, step by step. In one that has tables this changes nothing: only
+/// a whole VACUUM would, and that is its owner's to run.
+fn shrinkable(connection: &Connection) -> rusqlite::Result<()> {
+    let pages: u32 = connection.query_row("pragma page_count", [], |row| row.get(0))?;
+    match pages {
+        0 => connection.pragma_update(None, "auto_vacuum", "incremental"),
+        _ => Ok(()),
+    }
 }
 
 /// Two processes that make one file at once refuse each other here without waiting, so we wait ourselves.

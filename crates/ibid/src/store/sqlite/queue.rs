@@ -87,13 +87,6 @@ impl<J: Weigh> Queue<J> {
         Ok(())
     }
 
-    /// Puts back what is left of a job that was begun: it goes last and needs no room of its own.
-    pub(super) fn put_back(&self, job: J) {
-        let mut line = self.line();
-        line.weight += job.weight();
-        line.usual.push_back(job);
-    }
-
     /// Waits for a job, for ever or for so long.
     pub(super) fn take(&self, patience: Option<Duration>) -> Found<J> {
         let mut line = self.line();

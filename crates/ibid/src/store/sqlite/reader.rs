@@ -7,6 +7,7 @@ use bytes::Bytes;
 use ibid_core::change::{Happened, History, Stored};
 use ibid_core::evidence::{Kept, Open};
 use ibid_core::fingerprint::SecretId;
+use ibid_core::reap::{Course, Ripe};
 use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Counts, Filter, Part, PathPattern, StoreError};
@@ -17,7 +18,7 @@ use tokio::sync::oneshot::Sender;
 use super::failure::{spoils_connection, store_error};
 use super::queue::{Found, Serving, Weigh};
 use super::row::{self, Policies, unreadable};
-use super::{Place, evidence, open};
+use super::{Place, evidence, open, reap};
 
 /// A question, and where to send the answer.
 pub(super) enum Ask {
@@ -29,6 +30,7 @@ pub(super) enum Ask {
     Bodies { id: RecordId, birth: Nonce, reply: Reply<Vec<(u32, Bytes)>> },
     Count { reply: Reply<Counts> },
     Evidence { which: Open, limit: u32, reply: Reply<Vec<Kept>> },
+    Ripe { course: Course, reply: Reply<Ripe> },
 }
 
 type Reply<T> = Sender<Result<T, StoreError>>;
@@ -43,7 +45,8 @@ impl Weigh for Ask {
             | Ask::OtherSecret { .. }
             | Ask::Bodies { .. }
             | Ask::Count { .. }
-            | Ask::Evidence { .. } => ASK_BYTES,
+            | Ask::Evidence { .. }
+            | Ask::Ripe { .. } => ASK_BYTES,
         }
     }
 }
@@ -86,6 +89,10 @@ impl Reader {
             Ask::Evidence { which, limit, reply } => {
                 let found = self.read("find evidence", |view| evidence::open(view.connection, which, limit));
                 drop(reply.send(found));
+            }
+            Ask::Ripe { course, reply } => {
+                let ripe = |view: &mut View<'_>| reap::ripe(view.connection, course, view.now);
+                drop(reply.send(self.read("count what would go", ripe)));
             }
         }
     }

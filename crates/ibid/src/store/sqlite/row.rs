@@ -6,10 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ibid_core::change::Stored;
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::key::Key;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
-use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::scope::{Identity, RecordId};
 use ibid_core::time::Timestamp;
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Error, OptionalExtension, Row};
@@ -43,14 +42,13 @@ pub(super) fn stored(
             Some(known.ok_or_else(|| cells.unreadable("a fingerprint of an unknown version"))?)
         }
     };
-    let tenant = Tenant::new(cells.text()?).map_err(|_| cells.unreadable("not a tenant"))?;
-    let operation = Operation { method: cells.text()?.into(), path: cells.text()?.into() };
-    let key = Key::stored(cells.text()?).map_err(|_| cells.unreadable("not a key"))?;
+    let identity = Identity::stored(cells.text()?, cells.text()?, cells.text()?, cells.text()?);
+    let identity = identity.ok_or_else(|| cells.unreadable("not a tenant and a key"))?;
     let note = cells.bytes()?.and_then(Note::from_bytes).ok_or_else(|| cells.unreadable("not a note"))?;
     let answer = cells.bytes()?.map(Bytes::copy_from_slice);
     let record = Record {
         id,
-        identity: Arc::new(Identity { tenant, operation, key }),
+        identity: Arc::new(identity),
         version,
         birth,
         owner,

@@ -80,6 +80,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_records.sql"),
     include_str!("migrations/0002_effects.sql"),
     include_str!("migrations/0003_evidence.sql"),
+    include_str!("migrations/0004_tombstones.sql"),
 ];
 
 /// The newest schema that this program knows.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit};
+use ibid_core::reap::{Course, Reaped};
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Renewed, StoreError};
@@ -33,10 +34,11 @@ pub(super) enum Job {
         leases: Vec<(RecordId, Version)>,
         reply: Sender<Result<Vec<Renewed>, StoreError>>,
     },
-    Purge {
+    Reap {
+        course: Course,
+        from: i64,
         limit: u32,
-        done: Purged,
-        reply: Sender<Result<u64, StoreError>>,
+        reply: Sender<Result<Reaped, StoreError>>,
     },
     Keep {
         name: String,
@@ -45,21 +47,6 @@ pub(super) enum Job {
     },
     /// A caller's closure; it sends its own reply.
     Run(Box<dyn FnOnce(&mut Writer) + Send>),
-}
-
-/// How far a purge has come.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Purged {
-    /// How many rows went.
-    gone: u32,
-    /// The last row that was looked at, by its instant and number: it may have stayed, and is not looked at again.
-    last: (i64, i64),
-}
-
-impl Default for Purged {
-    fn default() -> Self {
-        Purged { gone: 0, last: (i64::MIN, i64::MIN) }
-    }
 }
 
 /// What came of each Change of a job.
@@ -71,7 +58,7 @@ impl Weigh for Job {
             + match self {
                 Job::Commit { changes, .. } => changes.iter().map(|change| change_bytes(change)).sum(),
                 Job::Renew { leases, .. } => leases.len() * size_of::<(RecordId, Version)>(),
-                Job::Purge { .. } => 0,
+                Job::Reap { .. } => 0,
                 Job::Keep { name, value, .. } => name.len() + value.len(),
                 // What it holds on the heap is not ours to know.
                 Job::Run(work) => size_of_val(&**work),
@@ -146,7 +133,10 @@ impl Writer {
                 // Whoever left no longer needs to know; here and below.
                 let _ = reply.send(renewed.map_err(|stumble| store_error("renew", stumble.error)));
             }
-            Job::Purge { limit, done, reply } => self.purge(limit, done, reply, jobs),
+            Job::Reap { course, from, limit, reply } => {
+                let _ = reply.send(self.reap(course, from, limit));
+                self.shrink_log();
+            }
             Job::Keep { name, value, reply } => {
                 let _ = reply.send(self.keep(&name, &value));
             }
@@ -218,16 +208,6 @@ impl Writer {
                 };
                 (0..changes.len()).map(|place| Err(failed(place).unwrap_or_else(shared))).collect()
             }
-        }
-    }
-
-    /// Looks at a slice and puts the rest back behind what waits, so that a large purge holds nobody up.
-    fn purge(&mut self, limit: u32, done: Purged, reply: Sender<Result<u64, StoreError>>, jobs: &Queue<Job>) {
-        let slice = (limit - done.gone).min(PURGE_SLICE);
-        match self.transact(|connection, _, now| Ok(purge(connection, slice, done, now)?)) {
-            Ok((done, true)) if done.gone < limit => jobs.put_back(Job::Purge { limit, done, reply }),
-            Ok((done, _)) => drop(reply.send(Ok(done.gone.into()))),
-            Err(stumble) => drop(reply.send(Err(store_error("purge", stumble.error)))),
         }
     }
 
@@ -326,38 +306,6 @@ fn renew(
     Ok(fates)
 }
 
-/// Removes what may go of the next `slice` rows, and says whether there may be more.
-fn purge(
-    connection: &Connection,
-    slice: u32,
-    done: Purged,
-    now: Timestamp,
-) -> rusqlite::Result<(Purged, bool)> {
-    let mut pick = connection.prepare_cached(include_str!("sql/purge_pick.sql"))?;
-    let after = params![now.as_micros(), done.last.0, done.last.1, slice];
-    let rows: Vec<(i64, i64)> =
-        pick.query_map(after, |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<rusqlite::Result<_>>()?;
-    let mut record = connection.prepare_cached(include_str!("sql/purge_row.sql"))?;
-    let mut bodies = connection.prepare_cached(include_str!("sql/purge_bodies.sql"))?;
-    let mut gone = 0;
-    for (_, row) in &rows {
-        match record.execute([row]) {
-            Ok(_) => {
-                bodies.execute([row])?;
-                gone += 1;
-            }
-            // A row of the application refers to it and forbids that it goes. That is the application's right, and no
-            // reason to keep all those behind it.
-            Err(error) if failure::reach(&error) == Reach::One => {
-                tracing::debug!(%error, row, "a record that is past its time is held");
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    let last = rows.last().copied().unwrap_or(done.last);
-    Ok((Purged { gone: done.gone + gone, last }, rows.len() == slice as usize))
-}
-
 fn keep(connection: &Connection, name: &str, value: &[u8]) -> rusqlite::Result<Bytes> {
     connection.prepare_cached(include_str!("sql/keep.sql"))?.execute(params![name, value])?;
     kept(connection, name)
@@ -408,9 +356,6 @@ const CHANGES_MAX: usize = 512;
 
 /// Most bytes in one transaction, so that a few large answers do not hold up many small ones.
 const BATCH_BYTES_MAX: usize = 4 << 20;
-
-/// Rows that a purge removes before it lets others have their turn.
-const PURGE_SLICE: u32 = 256;
 
 /// From one try for the write lock to the next: a fraction of the shortest commit.
 const LOCK_RETRY_AFTER: Duration = Duration::from_micros(500);

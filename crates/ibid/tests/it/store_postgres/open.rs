@@ -27,7 +27,7 @@ async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes
     open(&server, &ours).await;
     server.sql(&theirs, &PostgresStore::migration_sql(0));
     let made = catalog(&server, &ours);
-    assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_purge"), "{made}");
+    assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_reap"), "{made}");
     assert_eq!(made, catalog(&server, &theirs));
     open_with(&server, &theirs, |options| options.migrate = false).await;
     // Many at once: one makes it, the others find it made.

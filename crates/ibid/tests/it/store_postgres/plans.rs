@@ -1,5 +1,6 @@
 //! What the server makes of the statements: its plans, and which updates stay within their page.
 
+use ibid_core::reap::{Course, FROM_THE_START};
 use ibid_core::record::{Note, Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::Store;
@@ -32,10 +33,10 @@ async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_a
         use_every_verb(&store).await;
         let log = server.log();
         let log = &log[before..];
-        for index in ["ibid_record_pkey", "ibid_record_due", "ibid_record_purge", "ibid_body_pkey"] {
+        for index in ["ibid_record_pkey", "ibid_record_due", "ibid_record_reap", "ibid_body_pkey"] {
             assert!(log.contains(&format!("Index Scan using {index}")), "{index} is used");
         }
-        for table in ["ibid_record", "ibid_body", "ibid_effect"] {
+        for table in ["ibid_record", "ibid_body", "ibid_effect", "ibid_event"] {
             let scan = log.find(&format!("Seq Scan on {table}"));
             let plan = scan.map(|at| &log[log[..at].rfind("Query Text").unwrap_or(at)..at]);
             assert_eq!(plan, None, "{table} is scanned (prepare: {prepare})");
@@ -57,7 +58,9 @@ async fn use_every_verb(store: &PostgresStore) {
         commit_all(store, records.iter().map(take).collect()).await;
         commit_all(store, records.iter().map(|record| answering(finish(record), b"done")).collect()).await;
         store.due(State::InProgress, 100).await.expect("due is answered");
-        store.purge(10).await.expect("a purge succeeds");
+        for course in [Course::Records, Course::Effects { keep: LONG }, Course::History { keep: LONG }] {
+            store.reap(course, FROM_THE_START, 10).await.expect("a reaping succeeds");
+        }
     }
 }
 

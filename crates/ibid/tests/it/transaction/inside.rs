@@ -3,7 +3,7 @@
 use ibid::attempt::Finished;
 use ibid::engine::Begun;
 use ibid::transaction::{Database, TxError};
-use ibid::upkeep;
+use ibid::upkeep::{self, Keep};
 use ibid_core::effect::NewEffect;
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
@@ -211,7 +211,7 @@ async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &Wo
     world
         .sql("update ibid_record set expires_at = 1, purge_at = 1 where key in ('ride', 'all inside')")
         .await;
-    assert_eq!(upkeep::reap_once(&world.ibid).await.unwrap(), 2);
+    assert_eq!(upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap().removed, 2);
     assert!(world.record("ride").await.is_none());
     assert_eq!(world.number("select count(*) from ride where record is null").await, 2);
     world.sql("drop table ride").await;

@@ -5,8 +5,8 @@
 --
 -- What is expected: 0 no row, 1 the version, 2 the version and that it is due, 3 anything. Marks: 0 keeps an instant, 1
 -- sets it to now, 2 clears it. A row that is hit is locked, so the insert always meets it and replaces it; written so,
--- it is found by its id whatever the planner believes. Tenant and key are part of the id and never change; under tenant
--- scope the operation may.
+-- it is found by its id whatever the planner believes. Tenant and key are part of the id and never change, but the
+-- reaper may have blanked them; under tenant scope the operation may change.
 with w as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now, t.*
   from unnest(
@@ -70,8 +70,8 @@ written as (
     attempt = excluded.attempt, lease_us = excluded.lease_us, state = excluded.state, flags = excluded.flags,
     policy = excluded.policy, point = excluded.point, created_at = excluded.created_at, ran_at = excluded.ran_at,
     completed_at = excluded.completed_at, due_at = excluded.due_at, expires_at = excluded.expires_at,
-    purge_at = excluded.purge_at, fingerprint = excluded.fingerprint, method = excluded.method, path = excluded.path,
-    note = excluded.note
+    purge_at = excluded.purge_at, fingerprint = excluded.fingerprint, tenant = excluded.tenant,
+    method = excluded.method, path = excluded.path, key = excluded.key, note = excluded.note, bare = false
   returning r.id
 ),
 done as materialized (

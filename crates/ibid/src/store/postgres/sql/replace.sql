@@ -2,7 +2,8 @@
 -- and say for which it was done. Whatever is missing from the answer is asked of commit.sql, which also tells what stands
 -- there. It has a small plan, because what a batch costs is for the most part the price of its statement.
 --
--- Rows are met in the order of the arrays, which is that of the ids. Marks: 0 keeps an instant, 1 sets it to now, 2 clears
+-- Tenant and key stay as they are: what begins a generation anew drops bodies, so it comes to commit.sql, and that
+-- writes them again over a tombstone. Rows are met in the order of the arrays, which is that of the ids. Marks: 0 keeps an instant, 1 sets it to now, 2 clears
 -- it.
 with done as (
   update ibid_record r set
@@ -14,7 +15,7 @@ with done as (
     due_at = case when w.due_us is not null then w.now + least(w.due_us, 9223372036854775807 - w.now) end,
     expires_at = case when w.expires_us is not null then w.now + least(w.expires_us, 9223372036854775807 - w.now) end,
     purge_at = case when w.purge_us is not null then w.now + least(w.purge_us, 9223372036854775807 - w.now) end,
-    fingerprint = w.fingerprint, method = w.method, path = w.path, note = w.note
+    fingerprint = w.fingerprint, method = w.method, path = w.path, note = w.note, bare = false
   from (
     select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now, t.*
     from unnest(

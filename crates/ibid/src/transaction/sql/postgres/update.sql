@@ -8,7 +8,7 @@ update ibid_record r set
   ran_at = case $17::int8 when 0 then ran_at when 1 then t.now end,
   completed_at = case $18::int8 when 0 then completed_at when 1 then t.now end,
   due_at = t.now + $19, expires_at = t.now + $20, purge_at = t.now + $21,
-  fingerprint = $22, method = $23, path = $24, note = $25
+  fingerprint = $22, tenant = $26, method = $23, path = $24, key = $27, note = $25, bare = false
 from t
 where r.id = $1 and r.count = $3 and r.nonce = $4 and (not $5::boolean or r.due_at <= t.now)
 returning t.now

@@ -7,6 +7,6 @@ update ibid_record set
   ran_at = case ?17 when 0 then ran_at when 1 then ?2 end,
   completed_at = case ?18 when 0 then completed_at when 1 then ?2 end,
   due_at = ?2 + ?19, expires_at = ?2 + ?20, purge_at = ?2 + ?21,
-  fingerprint = ?22, method = ?23, path = ?24, note = ?25
+  fingerprint = ?22, tenant = ?26, method = ?23, path = ?24, key = ?27, note = ?25, bare = 0
 where id = ?1 and count = ?3 and nonce = ?4 and (not ?5 or due_at <= ?2)
 returning ?2

@@ -1,0 +1,151 @@
+//! The reaper beside the foreground: what a million expired keys cost those who begin and finish meanwhile, and whether
+//! their room comes back.
+//!
+//! Turns without the reaper and turns with it alternate, so that both meet the same machine. Then it goes on to the end
+//! beside the load.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use ibid::Ibid;
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::upkeep::{Keep, reap_outlook, reap_store};
+use ibid_core::policy::Policy;
+use ibid_testkit::postgres::Postgres;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::rows::{self, Row, Rows};
+use crate::store::{histogram, measured};
+use crate::{Failed, ReapArgs, payment};
+
+pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
+    let (store, sizes, mut figures) = match &args.path {
+        Some(path) => {
+            fill_sqlite(path, args, runtime)?;
+            let before = std::fs::metadata(path)?.len();
+            let store = SqliteStore::open(path, SqliteOptions::default())?;
+            let figures =
+                runtime.block_on(async { beside(payment::engine(Arc::new(store)).await?, args).await })?;
+            // Closed by now, so that what is in the log is in the file.
+            ("sqlite", json!({ "before": before, "after": std::fs::metadata(path)?.len() }), figures)
+        }
+        None => {
+            let (sizes, figures) = runtime.block_on(on_postgres(args))?;
+            ("postgres", sizes, figures)
+        }
+    };
+    figures["what"] = json!("reap");
+    figures["store"] = json!(store);
+    figures["bytes"] = sizes;
+    println!("{figures}");
+    Ok(())
+}
+
+/// Load without the reaper and with it, in turn, and how it went.
+async fn beside(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
+    let turn = Duration::from_secs(args.seconds);
+    let (mut without, mut with) = (histogram()?, histogram()?);
+    let mut reaping = Duration::ZERO;
+    let mut left = ripe(&ibid).await?;
+    let expired = left;
+    let mut turns = 0;
+    while left > 0 {
+        if turns < args.rounds {
+            without.add(measured(&ibid, args.callers, turn).await?.0)?;
+        }
+        turns += 1;
+        let started = Instant::now();
+        let load = tokio::spawn({
+            let (ibid, callers) = (ibid.clone(), args.callers);
+            async move { measured(&ibid, callers, turn).await }
+        });
+        let ended = tokio::time::timeout(turn, to_the_end(&ibid)).await;
+        reaping += started.elapsed().min(turn);
+        let (took, _): (Histogram<u64>, f64) = load.await??;
+        with.add(took)?;
+        left = match ended {
+            Ok(done) => done.map(|()| 0)?,
+            Err(_) => ripe(&ibid).await?,
+        };
+        eprintln!("{left} left after {:.0} s of reaping", reaping.as_secs_f64());
+    }
+    let p99 = |took: &Histogram<u64>| took.value_at_quantile(0.99);
+    Ok(json!({
+        "expired": expired, "live": args.live, "callers": args.callers,
+        "reap_seconds": reaping.as_secs_f64().round(),
+        "rows_per_second": (expired as f64 / reaping.as_secs_f64()).round(),
+        "keys_without": without.len(), "keys_with": with.len(),
+        "p50_without": without.value_at_quantile(0.5), "p50_with": with.value_at_quantile(0.5),
+        "p99_without": p99(&without), "p99_with": p99(&with),
+        "ratio": (p99(&with) as f64 / p99(&without) as f64 * 100.0).round() / 100.0,
+    }))
+}
+
+async fn to_the_end(ibid: &Ibid) -> Result<(), Failed> {
+    while reap_store(&**ibid.store(), Keep::default(), |_| {}).await?.unfinished {}
+    Ok(())
+}
+
+async fn ripe(ibid: &Ibid) -> Result<u64, Failed> {
+    Ok(reap_outlook(&**ibid.store(), Keep::default()).await?.records.remove)
+}
+
+fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
+    let (connection, template) = rows::open(path, runtime)?;
+    // Whoever loses power here starts over.
+    connection.pragma_update(None, "synchronous", "off")?;
+    connection.pragma_update(None, "cache_size", -(256 << 10))?;
+    let mut rows = Rows::new(&connection, &template)?;
+    let all = args.expired + args.live;
+    for first in (0..all).step_by(BATCH as usize) {
+        connection.execute_batch("begin immediate")?;
+        let now = rows::now()?;
+        for key in first..(first + BATCH).min(all) {
+            // The older come first, as they would have.
+            let completed_at = if key < args.expired { now - TWO_DAYS_US } else { now };
+            rows.completed(&Row::new(format!("fill-{key}"))?, completed_at)?;
+        }
+        connection.execute_batch("commit")?;
+    }
+    drop(rows);
+    connection.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(()))?;
+    Ok(())
+}
+
+async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
+    let server = Postgres::start_with(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
+    let database = server.create_database();
+    let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
+    let ibid = payment::engine(Arc::new(store)).await?;
+    payment::pay(&ibid, &Arc::new(Policy::default()), "template").await?;
+    let fill = |from: u64, to: u64, goes_in: i64| {
+        let sql = include_str!("fill_expired.sql").replace("$1", &from.to_string());
+        server.sql(&database, &sql.replace("$2", &to.to_string()).replace("$3", &goes_in.to_string()));
+    };
+    let all = args.expired + args.live;
+    fill(0, args.expired, -TWO_DAYS_US);
+    fill(args.expired, all, TWO_DAYS_US);
+    server.sql(&database, "vacuum analyze");
+    server.sql(&database, "checkpoint");
+    let bytes = || -> Result<u64, Failed> {
+        let sql = "select pg_total_relation_size('ibid_record') + pg_total_relation_size('ibid_body')";
+        Ok(server.sql(&database, sql).parse()?)
+    };
+    let before = bytes()?;
+    let figures = beside(ibid, args).await?;
+    server.sql(&database, "vacuum");
+    let after = bytes()?;
+    // What the server keeps it uses again: as many keys as went need next to no room of their own.
+    fill(all, all + args.expired, TWO_DAYS_US);
+    Ok((json!({ "before": before, "after": after, "refilled": bytes()? }), figures))
+}
+
+/// Keys in one transaction: the log stays in memory.
+const BATCH: u64 = 10_000;
+
+/// Twice the retention: those that were completed this long ago went a day ago.
+const TWO_DAYS_US: i64 = 2 * 24 * 3600 * 1_000_000;

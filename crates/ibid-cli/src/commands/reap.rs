@@ -1,0 +1,118 @@
+//! `ibid reap`: removes what is past its time, or counts it.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use ibid::upkeep::{Harvest, Keep, Outlook, reap_outlook, reap_store};
+use ibid_core::store::{Store, StoreError};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::args::ReapArgs;
+use crate::config::value::parse_duration;
+use crate::output::{Failure, print_fields, print_json};
+
+/// Counts what would go, removes it to the end, or goes on until stopped.
+pub(crate) async fn run(
+    store: &dyn Store,
+    keep: Keep,
+    args: &ReapArgs,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    if args.dry_run {
+        let outlook = reap_outlook(store, keep).await.map_err(|error| failed(&error))?;
+        return print_outlook(&outlook, args.json, out);
+    }
+    let Some(every) = &args.every else {
+        return print_harvest(&to_the_end(store, keep).await?, args.json, out);
+    };
+    let every = parse_duration(every).map_err(|why| refused(every, why))?;
+    if every.is_zero() {
+        return Err(refused("0s", "must be longer than nothing"));
+    }
+    let mut rounds = tokio::time::interval(every);
+    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        print_harvest(&to_the_end(store, keep).await?, args.json, out)?;
+    }
+}
+
+/// Round after round until one finds nothing more.
+async fn to_the_end(store: &dyn Store, keep: Keep) -> Result<Harvest, Failure> {
+    let bar = bar(store, keep).await.map_err(|error| failed(&error))?;
+    let mut all = Harvest { unfinished: true, ..Harvest::default() };
+    // A round is bounded; each takes something away unless it is the last.
+    while all.unfinished {
+        let told = |round: &Harvest| bar.set_position(rows(&all.and(*round)));
+        let round = reap_store(store, keep, told).await.map_err(|error| failed(&error))?;
+        all = all.and(round);
+    }
+    bar.finish_and_clear();
+    Ok(all)
+}
+
+/// A bar on stderr if a person looks at it.
+async fn bar(store: &dyn Store, keep: Keep) -> Result<ProgressBar, StoreError> {
+    if !std::io::stderr().is_terminal() {
+        return Ok(ProgressBar::hidden());
+    }
+    let Outlook { records, effects, history } = reap_outlook(store, keep).await?;
+    let bar = ProgressBar::new(records.strip + records.remove + effects + history);
+    // The template is ours, and its test is that it compiles to the same as this.
+    let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    Ok(bar)
+}
+
+fn rows(harvest: &Harvest) -> u64 {
+    harvest.stripped + harvest.removed + harvest.effects + harvest.history
+}
+
+fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    let Harvest { settled, stripped, removed, effects, history, pages, unfinished: _ } = *harvest;
+    if as_json {
+        let value = json!({
+            "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
+            "history": history, "pages": pages,
+        });
+        return print_json(out, &value);
+    }
+    let fields = [
+        ("never claimed, stored as 408", settled.to_string()),
+        ("answers removed, tombstones left", stripped.to_string()),
+        ("records removed", removed.to_string()),
+        ("effects removed", effects.to_string()),
+        ("lines of history removed", history.to_string()),
+        ("pages given back", pages.to_string()),
+    ];
+    print_fields(out, &fields)
+}
+
+fn print_outlook(outlook: &Outlook, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    let Outlook { records, effects, history } = outlook;
+    if as_json {
+        let value = json!({
+            "stripped": records.strip, "removed": records.remove, "effects": effects, "history": history,
+        });
+        return print_json(out, &value);
+    }
+    let fields = [
+        ("answers that would go, tombstones left", records.strip.to_string()),
+        ("records that would go", records.remove.to_string()),
+        ("effects that would go", effects.to_string()),
+        ("lines of history that would go", history.to_string()),
+    ];
+    print_fields(out, &fields)
+}
+
+fn failed(error: &StoreError) -> Failure {
+    Failure::world("cannot reap").because_of(error).hint("what is gone is gone; run it again for the rest")
+}
+
+fn refused(given: &str, why: &str) -> Failure {
+    Failure::usage(format!("`--every {given}`: {why}")).hint("write it like `60s` or `5m`")
+}
+
+const BAR: &str = "{elapsed_precise} {bar:40} {human_pos}/{human_len} {per_sec} {eta}";

@@ -1,0 +1,207 @@
+//! `ibid reap` and the gateway's own upkeep as processes: counted, two at once, and killed in the middle.
+
+use std::collections::HashSet;
+use std::process::Output;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid_core::change::{Change, Draft, Happened};
+use ibid_core::record::State;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Counts, Filter, Store};
+use ibid_testkit::contract::{LONG, Name, answering, commit_all, draft, insert, telling};
+use serde_json::{Value, json};
+
+use crate::harness::{On, Setup, on_every_store, until_async};
+
+async fn a_dry_run_counts_what_the_next_run_removes_and_touches_nothing(on: On) {
+    let world = World::new(on).await;
+    world.fill(300, 40, 20).await;
+    let expected = json!({ "stripped": 40, "removed": 300, "effects": 0, "history": 0 });
+    for _ in 0..2 {
+        assert_eq!(json_of(&world.ibid(&["reap", "--dry-run", "--json"])), expected);
+    }
+    let said = text_of(&world.ibid(&["reap", "--dry-run"]));
+    assert!(said.contains("records that would go") && said.contains(" 300\n"), "{said}");
+    let done = json_of(&world.ibid(&["reap", "--json"]));
+    assert_eq!((&done["stripped"], &done["removed"]), (&json!(40), &json!(300)), "{done}");
+    let nothing = json!({ "stripped": 0, "removed": 0, "effects": 0, "history": 0 });
+    assert_eq!(json_of(&world.ibid(&["reap", "--dry-run", "--json"])), nothing);
+    let listed = text_of(&world.ibid(&["keys", "list"]));
+    assert_eq!(listed.lines().count(), 1 + 40 + 20, "a list shows tombstones too: {listed}");
+    let refused = world.ibid(&["reap", "--every", "0s"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+}
+on_every_store!(a_dry_run_counts_what_the_next_run_removes_and_touches_nothing);
+
+async fn two_reapers_at_once_remove_each_record_once(on: On) {
+    let world = World::new(on).await;
+    world.fill(3000, 1000, 20).await;
+    let url = world.setup.store();
+    let words = ["reap", "--json", "--store", &url];
+    let children = [world.setup.spawn(&words), world.setup.spawn(&words)];
+    let (mut stripped, mut removed) = (0, 0);
+    for child in children {
+        let done = json_of(&child.wait_with_output().expect("it ends"));
+        stripped += done["stripped"].as_u64().expect("a number");
+        removed += done["removed"].as_u64().expect("a number");
+    }
+    // What one held while the other looked is left for the next round.
+    let rest = json_of(&world.ibid(&["reap", "--json"]));
+    stripped += rest["stripped"].as_u64().expect("a number");
+    removed += rest["removed"].as_u64().expect("a number");
+    assert_eq!((stripped, removed), (1000, 3000));
+    world.is_whole(1000).await;
+}
+on_every_store!(two_reapers_at_once_remove_each_record_once);
+
+async fn a_reaper_killed_at_work_loses_nothing_and_the_next_run_finishes(on: On) {
+    let world = World::new(on).await;
+    world.fill(8000, 2000, 50).await;
+    let url = world.setup.store();
+    for _ in 0..3 {
+        let before = world.left().await;
+        let mut reaper = world.setup.spawn(&["reap", "--store", &url]);
+        let look = async || {
+            let ended = reaper.try_wait().expect("a child can be asked").is_some();
+            (ended || world.left().await < before).then_some(())
+        };
+        until_async("it is at work", look).await;
+        reaper.kill().expect("a child can be killed");
+        reaper.wait().expect("a killed child ends");
+        world.is_whole(world.tombs().await).await;
+    }
+    let done = text_of(&world.ibid(&["reap"]));
+    assert!(done.contains("records removed"), "{done}");
+    world.is_whole(2000).await;
+    assert_eq!(world.left().await, 2000 + 50);
+}
+on_every_store!(a_reaper_killed_at_work_loses_nothing_and_the_next_run_finishes);
+
+async fn a_gateway_killed_amid_sweeping_leaves_the_rest_to_two_others_and_each_lapse_is_told_once(on: On) {
+    let world = World::new(on).await;
+    let names: Vec<Name> = (0..1500).map(|_| Name::fresh()).collect();
+    let lapsed =
+        |name: &Name| insert(name, Draft { due_in: Some(Duration::ZERO), ..draft(name, State::InProgress) });
+    for few in names.chunks(250) {
+        commit_all(&*world.store, few.iter().map(lapsed).collect()).await;
+    }
+    let setup = world.setup.clone().config("[upkeep]\nsweep_every = \"20ms\"\nreap_every = \"50ms\"\n");
+    let unknown = async || in_state(&world.store.count().await.expect("a count"), State::Unknown);
+    let mut first = setup.start();
+    until_async("it sweeps", async || (unknown().await > 0).then_some(())).await;
+    first.kill();
+    let others = [setup.start(), setup.start()];
+    let all = names.len() as u64;
+    until_async("all are swept", async || (unknown().await == all).then_some(())).await;
+    drop(others);
+    for name in &names {
+        let told = world.store.history(name.id).await.expect("a history is read");
+        let lapses = told.iter().filter(|(_, line)| line.what == Happened::Lapse).count();
+        assert_eq!(lapses, 1, "{told:?}");
+    }
+}
+on_every_store!(a_gateway_killed_amid_sweeping_leaves_the_rest_to_two_others_and_each_lapse_is_told_once);
+
+/// A store that this process fills and looks at, and the binary works on.
+struct World {
+    setup: Setup,
+    store: Arc<dyn Store>,
+}
+
+impl World {
+    async fn new(on: On) -> World {
+        // Nobody sends anything: no upstream is needed.
+        let setup = Setup::before("http://127.0.0.1:9").on(on);
+        let store: Arc<dyn Store> = match on {
+            On::Sqlite => {
+                let options = SqliteOptions { busy_timeout: PATIENCE, ..SqliteOptions::default() };
+                Arc::new(SqliteStore::open(setup.database(), options).expect("the store opens"))
+            }
+            On::Postgres => {
+                let options = PostgresOptions { connection_wait: PATIENCE, ..PostgresOptions::default() };
+                Arc::new(PostgresStore::open(&setup.store(), options).await.expect("the store opens"))
+            }
+        };
+        World { setup, store }
+    }
+
+    fn ibid(&self, words: &[&str]) -> Output {
+        let store = self.setup.store();
+        self.setup.ibid(&[words, &["--store", &store]].concat())
+    }
+
+    /// So many that are past all time, so many that are to be tombstones, so many that live; each with its answer.
+    async fn fill(&self, gone: usize, tombs: usize, live: usize) {
+        let terms = [(gone, 0, 0), (tombs, 0, 1), (live, 1, 1)];
+        let mut changes: Vec<Change> = Vec::new();
+        for (count, expires, purge) in terms {
+            let each = |_| {
+                let name = Name::fresh();
+                let (expires_in, purge_in) = (Some(LONG * expires), Some(LONG * purge));
+                let ending = Draft { expires_in, purge_in, ..draft(&name, State::Completed) };
+                telling(answering(insert(&name, ending), b"answer"), Happened::Settled, "")
+            };
+            changes.extend((0..count).map(each));
+        }
+        let mut changes = changes.into_iter().peekable();
+        while changes.peek().is_some() {
+            commit_all(&*self.store, changes.by_ref().take(250).collect()).await;
+        }
+    }
+
+    async fn left(&self) -> u64 {
+        self.store.count().await.expect("a count").by_state.iter().sum()
+    }
+
+    async fn all(&self) -> Vec<(RecordId, bool)> {
+        let mut all: Vec<(RecordId, bool)> = Vec::new();
+        loop {
+            let after = all.last().map(|(id, _)| *id);
+            let page = Filter { after, limit: 1000, ..Filter::default() };
+            let page = self.store.list(page).await.expect("a list");
+            if page.is_empty() {
+                return all;
+            }
+            all.extend(page.iter().map(|stored| (stored.record.id, stored.record.identity.is_forgotten())));
+        }
+    }
+
+    async fn tombs(&self) -> u64 {
+        self.all().await.iter().filter(|(_, tomb)| *tomb).count() as u64
+    }
+
+    /// So many tombstones, none with an answer; and every other record with its own.
+    async fn is_whole(&self, tombs: u64) {
+        let all = self.all().await;
+        let ids: HashSet<RecordId> = all.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids.len(), all.len(), "a list repeats none");
+        assert_eq!(all.iter().filter(|(_, tomb)| *tomb).count() as u64, tombs);
+        for few in all.chunks(500) {
+            let found = self.store.load(few.iter().map(|(id, _)| *id).collect()).await.expect("a load");
+            for (stored, (_, tomb)) in found.into_iter().zip(few) {
+                let answer = stored.expect("it is there").answer;
+                assert_eq!(answer.is_none(), *tomb, "all of a record or its tombstone");
+            }
+        }
+    }
+}
+
+fn in_state(counts: &Counts, state: State) -> u64 {
+    let place = State::ALL.iter().position(|known| *known == state).expect("a known state");
+    counts.by_state[place]
+}
+
+fn text_of(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn json_of(output: &Output) -> Value {
+    serde_json::from_str(&text_of(output)).expect("JSON")
+}
+
+/// Two processes share the file, and the machine is busy.
+const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,147 @@
+//! The reaper's steps on the thread that writes, each in a transaction of its own; and what it would find.
+
+use std::time::{Duration, Instant};
+
+use ibid_core::reap::{Course, Reaped, Ripe};
+use ibid_core::record::Note;
+use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
+use rusqlite::{Connection, params};
+
+use super::failure::{self, Reach, store_error};
+use super::writer::Writer;
+
+impl Writer {
+    /// One step on a course.
+    pub(super) fn reap(&mut self, course: Course, from: i64, limit: u32) -> Result<Reaped, StoreError> {
+        if limit == 0 {
+            return Ok(Reaped::default());
+        }
+        let limit = limit.min(STEP_MAX);
+        let started = Instant::now();
+        let reaped = self.transact(|connection, _, now| {
+            Ok(match course {
+                Course::Records => records(connection, from, limit, now)?,
+                Course::Effects { keep } => {
+                    let look = include_str!("sql/reap_effects_look.sql");
+                    places(connection, look, include_str!("sql/reap_effects.sql"), from, limit, now, keep)?
+                }
+                Course::History { keep } => {
+                    let look = include_str!("sql/reap_history_look.sql");
+                    places(connection, look, include_str!("sql/reap_history.sql"), from, limit, now, keep)?
+                }
+                Course::Room => give_back(connection, limit)?,
+            })
+        });
+        let reaped = reaped.map_err(|stumble| store_error(OP, stumble.error))?;
+        Ok(Reaped { took: started.elapsed(), ..reaped })
+    }
+}
+
+/// What would go now.
+pub(super) fn ripe(connection: &Connection, course: Course, now: Timestamp) -> rusqlite::Result<Ripe> {
+    let (sql, by) = match course {
+        Course::Records => (include_str!("sql/ripe_records.sql"), now.as_micros()),
+        Course::Effects { keep } => (include_str!("sql/ripe_effects.sql"), before(now, keep)),
+        Course::History { keep } => (include_str!("sql/ripe_history.sql"), before(now, keep)),
+        Course::Room => return Ok(Ripe::default()),
+    };
+    connection.prepare_cached(sql)?.query_row([by], |row| {
+        let count = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+        Ok(Ripe { strip: count(0)?, remove: count(1)? })
+    })
+}
+
+fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> rusqlite::Result<Reaped> {
+    let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
+    let picked = pick.query_map(params![now.as_micros(), from, limit], |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
+    })?;
+    let rows: Vec<(i64, i64, bool)> = picked.collect::<rusqlite::Result<_>>()?;
+    let mut remove = connection.prepare_cached(include_str!("sql/reap_row.sql"))?;
+    let mut strip = connection.prepare_cached(include_str!("sql/reap_strip.sql"))?;
+    let mut bodies = connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?;
+    let note = Note::default().to_bytes();
+    let mut reaped = Reaped::default();
+    for (_, row, goes) in &rows {
+        let done = if *goes { remove.execute([row]) } else { strip.execute(params![row, note]) };
+        match done {
+            Ok(_) => {
+                bodies.execute([row])?;
+                *(if *goes { &mut reaped.removed } else { &mut reaped.stripped }) += 1;
+            }
+            // A row of the application refers to it and forbids that it goes. That is the application's right, and no
+            // reason to keep all those behind it.
+            Err(error) if failure::reach(&error) == Reach::One => {
+                tracing::debug!(%error, row, "a record that is past its time is held");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if rows.len() == limit as usize {
+        // Those that are left at the last instant come first in the next step; unless all of this one are held, for then
+        // it would never get past them.
+        let stuck = i64::from(reaped.removed + reaped.stripped == 0);
+        reaped.next = rows.last().map(|(at, ..)| at.saturating_add(stuck));
+    }
+    Ok(reaped)
+}
+
+/// A step along places, which are in the order of time.
+fn places(
+    connection: &Connection,
+    look: &str,
+    remove: &str,
+    from: i64,
+    limit: u32,
+    now: Timestamp,
+    keep: Duration,
+) -> rusqlite::Result<Reaped> {
+    let mut look = connection.prepare_cached(look)?;
+    let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
+        look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(Reaped::default()) };
+    let by = before(now, keep);
+    let removed = connection.prepare_cached(remove)?.execute(params![from, last, by])? as u64;
+    let next = (looked == limit && youngest <= by).then_some(last);
+    Ok(Reaped { removed, next, ..Reaped::default() })
+}
+
+/// Gives unused pages at the end of the file back to the system, if it was made for that. Some are kept, because what is
+/// written next would only have to ask for them again.
+fn give_back(connection: &Connection, limit: u32) -> rusqlite::Result<Reaped> {
+    let ask = |pragma: &str| connection.query_row(pragma, [], |row| row.get::<_, u32>(0));
+    if ask("pragma auto_vacuum")? != INCREMENTAL {
+        return Ok(Reaped::default());
+    }
+    let (free, all) = (ask("pragma freelist_count")?, ask("pragma page_count")?);
+    let spare = ((all - free) / SPARE_PART).max(SPARE_PAGES_MIN);
+    let step = free.saturating_sub(spare).min(limit);
+    if step == 0 {
+        return Ok(Reaped::default());
+    }
+    // It gives a row per page, and does nothing unless they are asked for.
+    let mut vacuum = connection.prepare(&format!("pragma incremental_vacuum({step})"))?;
+    let mut pages = vacuum.query([])?;
+    while pages.next()?.is_some() {}
+    let next = (free - step > spare).then_some(0);
+    Ok(Reaped { removed: step.into(), next, ..Reaped::default() })
+}
+
+fn before(now: Timestamp, keep: Duration) -> i64 {
+    now.as_micros().saturating_sub(i64::try_from(keep.as_micros()).unwrap_or(i64::MAX))
+}
+
+const OP: &str = "reap";
+
+/// Rows in one transaction at most, whatever is asked: every other write waits for it.
+const STEP_MAX: u32 = 2000;
+
+/// What `pragma auto_vacuum` says of a file that can give pages back step by step.
+const INCREMENTAL: u32 = 2;
+
+/// A tenth of what is in use stays free: minutes of new records on a busy file.
+const SPARE_PART: u32 = 10;
+
+/// Pages that are never worth giving back: 4 MiB.
+const SPARE_PAGES_MIN: u32 = 1024;

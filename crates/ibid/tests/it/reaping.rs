@@ -1,0 +1,174 @@
+//! The reaper under the engine, on the stores whose clock a test can move: what goes when, and what a client then meets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::attempt::Finished;
+use ibid::engine::Begun;
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::memory::MemoryStore;
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::upkeep::{Harvest, Keep, Outlook, reap_once, reap_outlook};
+use ibid::{Ibid, Settings};
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::{AfterExpiry, AnswerRule, Policy};
+use ibid_core::reap::Ripe;
+use ibid_core::record::{ErrorCode, State};
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::store::{Filter, Store};
+use ibid_core::time::Timestamp;
+
+#[tokio::test]
+async fn an_expired_key_is_refused_by_its_tombstone_until_that_goes_too() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy {
+            retention: HOUR,
+            tombstone: 24 * HOUR,
+            after_expiry: AfterExpiry::Refuse,
+            ..Policy::default()
+        };
+        world.pay("k", &policy).await;
+        world.hands.advance(HOUR);
+        assert!(matches!(world.begin("k", &policy).await, Begun::Expired), "whether or not the reaper came");
+        let ripe = Ripe { strip: 1, remove: 0 };
+        assert_eq!(world.outlook().await, Outlook { records: ripe, ..Outlook::default() });
+        assert_eq!(world.reap().await, Harvest { stripped: 1, ..Harvest::default() });
+        let tomb = world.only().await;
+        assert!(tomb.identity.is_forgotten() && tomb.fingerprint.is_some(), "{tomb:?}");
+        assert!(matches!(world.begin("k", &policy).await, Begun::Expired), "the id is enough to refuse by");
+        assert_eq!(world.reap().await, Harvest::default(), "once");
+        world.hands.advance(24 * HOUR);
+        assert_eq!(world.reap().await, Harvest { removed: 1, ..Harvest::default() });
+        assert!(matches!(world.begin("k", &policy).await, Begun::Run(_)), "as new");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_key_runs_anew_over_its_tombstone_and_is_its_tenants_again() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy { retention: HOUR, tombstone: 24 * HOUR, ..Policy::default() };
+        world.pay("k", &policy).await;
+        world.hands.advance(HOUR);
+        assert_eq!(world.reap().await.stripped, 1);
+        world.pay("k", &policy).await;
+        assert_eq!(world.only().await.identity.key.as_str(), "k");
+        assert!(matches!(world.begin("k", &policy).await, Begun::Replay(_)));
+        assert_eq!(world.reap().await, Harvest::default(), "its time counts anew");
+        world.hands.advance(HOUR);
+        assert_eq!(world.reap().await.stripped, 1, "and comes again");
+    }
+}
+
+#[tokio::test]
+async fn without_a_tombstone_all_goes_at_once_and_what_runs_or_is_unknown_stays_for_ever() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy::default();
+        world.pay("done", &policy).await;
+        let Begun::Run(running) = world.begin("running", &policy).await else { panic!("it is new") };
+        let Begun::Run(lost) = world.begin("unknown", &policy).await else { panic!("it is new") };
+        let (_, _late) = lost.unknown(ErrorCode::Broken).await;
+        world.hands.advance(24 * HOUR);
+        assert_eq!(world.reap().await, Harvest { removed: 1, ..Harvest::default() });
+        world.hands.advance(10_000 * 24 * HOUR);
+        assert_eq!(world.reap().await, Harvest::default());
+        assert_eq!(world.store.list(Filter::default()).await.unwrap().len(), 2);
+        drop(running);
+    }
+}
+
+#[tokio::test]
+async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy { answer: AnswerRule::Async, ..Policy::default() };
+        assert!(matches!(world.begin("k", &policy).await, Begun::Accepted));
+        world.hands.advance(policy.pending_deadline);
+        assert_eq!(world.reap().await, Harvest { settled: 1, ..Harvest::default() });
+        let record = world.only().await;
+        assert_eq!((record.state, record.note.status), (State::Completed, Some(408)));
+        assert_eq!(world.reap().await, Harvest::default());
+    }
+}
+
+struct World {
+    ibid: Ibid,
+    store: Arc<dyn Store>,
+    hands: Hands,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl World {
+    async fn in_memory() -> World {
+        let (clock, hands) = Clock::manual(START);
+        World::new(Arc::new(MemoryStore::new(clock)), hands, None).await
+    }
+
+    async fn on_sqlite() -> World {
+        let (clock, hands) = Clock::manual(START);
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = SqliteOptions { clock, ..SqliteOptions::default() };
+        let store = SqliteStore::open(&directory.path().join("ibid.db"), options).expect("it opens");
+        World::new(Arc::new(store), hands, Some(directory)).await
+    }
+
+    async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
+        let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+        World { ibid, store, hands, _directory: directory }
+    }
+
+    fn ask(&self, key: &str, policy: &Policy) -> Ask {
+        let identity = Identity {
+            tenant: Tenant::new("shop").expect("a tenant"),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).expect("a key"),
+        };
+        self.ibid.ask(identity, Arc::new(policy.clone()), Arc::new(Nothing))
+    }
+
+    async fn begin(&self, key: &str, policy: &Policy) -> Begun {
+        self.ibid.begin(self.ask(key, policy)).await.expect("the store answers")
+    }
+
+    async fn pay(&self, key: &str, policy: &Policy) {
+        let Begun::Run(attempt) = self.begin(key, policy).await else { panic!("`{key}` is not new") };
+        let answer = Response::plain(201, "text/plain", "paid".to_owned());
+        assert!(matches!(attempt.finish(answer, false).await, Finished::Stored(_)));
+    }
+
+    async fn reap(&self) -> Harvest {
+        reap_once(&self.ibid, Keep::default()).await.expect("the store answers")
+    }
+
+    async fn outlook(&self) -> Outlook {
+        reap_outlook(&*self.store, Keep::default()).await.expect("the store answers")
+    }
+
+    async fn only(&self) -> ibid_core::record::Record {
+        let mut all = self.store.list(Filter::default()).await.expect("a list");
+        assert_eq!(all.len(), 1);
+        all.remove(0).record
+    }
+}
+
+struct Nothing;
+
+impl Asked for Nothing {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        b"{}"
+    }
+}
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+const HOUR: Duration = Duration::from_secs(3600);

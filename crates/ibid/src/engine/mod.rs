@@ -34,7 +34,7 @@ use crate::attempt::Attempt;
 use crate::failpoint;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::{Deliveries, Ran, Registered, Resumes};
+use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
@@ -217,6 +217,7 @@ impl Ibid {
             tenants: Tenants::default(),
             duplicate_rate: settings.duplicate_rate,
             ran: Ran::default(),
+            places: Places::default(),
             enqueued: Notify::new(),
             doubts,
             loose: Loose::default(),

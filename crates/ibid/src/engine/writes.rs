@@ -31,7 +31,7 @@ use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
-use crate::upkeep::{Deliveries, Ran, Registered, Resumes};
+use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
 
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -57,6 +57,8 @@ pub(crate) struct Inner {
     pub(crate) deliveries: Deliveries,
     /// Who asks about unknown records here.
     pub(crate) finder: Registered,
+    /// Where the reaper goes on.
+    pub(crate) places: Places,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
     /// Records that became unknown: something may have been heard of them before.

@@ -85,8 +85,7 @@ impl Store for MemoryStore {
 
     fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
         Box::pin(async move {
-            let started = Instant::now();
-            let (mut rooms, now) = self.enter();
+            let (started, (mut rooms, now)) = (Instant::now(), self.enter());
             let reaped = match course {
                 Course::Records => rooms.reap(Timestamp::from_micros(from), limit, now),
                 Course::History { keep } => rooms.forget(keep, limit, now),
@@ -336,7 +335,7 @@ impl Rooms {
             self.shelve(row);
             reaped.stripped += 1;
         }
-        if ripe.len() == limit as usize {
+        if limit > 0 && ripe.len() == limit as usize {
             reaped.next = ripe.last().map(|(at, _)| at.as_micros());
         }
         reaped

@@ -18,6 +18,7 @@ pub(crate) use deliverer::Deliveries;
 pub use evidence::weigh_once;
 pub use ran::Chore;
 pub(crate) use ran::Ran;
+pub(crate) use reaper::Places;
 pub use reaper::{Harvest, Keep, Outlook, reap_once, reap_outlook, reap_store};
 pub(crate) use reconciler::Registered;
 pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once};

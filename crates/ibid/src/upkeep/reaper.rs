@@ -5,6 +5,7 @@
 //! proportion to it. Any number of reapers may be at it: each row goes once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use ibid_core::change::Commit;
@@ -77,22 +78,34 @@ pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
             ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
         settled += u64::from(settlement.decision == machine::Decision::Settled);
     }
-    let harvest = reap_store(&**ibid.store(), keep, |_| {}).await?;
+    let harvest = round(&**ibid.store(), keep, Some(&ibid.inner().places), |_| {}).await?;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
     count_records(ibid).await?;
     Ok(Harvest { settled: settled + harvest.settled, ..harvest })
 }
 
-/// One round of the reaper on a store that this process only looks after; `told` hears after every step how far it came.
+/// One round of the reaper on a store that this process only looks after, from the start; `told` hears after every step
+/// how far it came.
 pub async fn reap_store(
     store: &dyn Store,
     keep: Keep,
+    told: impl FnMut(&Harvest),
+) -> Result<Harvest, StoreError> {
+    round(store, keep, None, told).await
+}
+
+async fn round(
+    store: &dyn Store,
+    keep: Keep,
+    places: Option<&Places>,
     mut told: impl FnMut(&Harvest),
 ) -> Result<Harvest, StoreError> {
     let mut harvest = Harvest { settled: answer_unclaimed(store).await?, ..Harvest::default() };
     let until = Instant::now() + ROUND_FOR_MAX;
     for course in courses(keep) {
-        let (mut pace, mut from) = (Pace::default(), Some(FROM_THE_START));
+        let last = places.and_then(|places| places.of(course));
+        let start = last.map_or(FROM_THE_START, |last| last.load(Ordering::Relaxed));
+        let (mut pace, mut from, mut stayed) = (Pace::default(), Some(start), 0);
         while let Some(place) = from {
             if Instant::now() >= until {
                 harvest.unfinished = true;
@@ -102,12 +115,43 @@ pub async fn reap_store(
             harvest.add(course, &reaped);
             told(&harvest);
             from = reaped.next;
+            if let Some(last) = last {
+                last.store(from.unwrap_or(FROM_THE_START), Ordering::Relaxed);
+                stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
+                if stayed >= STAYED_MAX {
+                    break;
+                }
+            }
             if from.is_some() {
                 sleep(pace.after(reaped.took)).await;
             }
         }
     }
     Ok(harvest)
+}
+
+/// How far this process has come along what is in the order of time and stays where it is while its record does. Every
+/// round goes on there, and at the end begins again: otherwise each would look at all of it.
+#[derive(Debug)]
+pub(crate) struct Places {
+    effects: AtomicI64,
+    history: AtomicI64,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Places { effects: AtomicI64::new(FROM_THE_START), history: AtomicI64::new(FROM_THE_START) }
+    }
+}
+
+impl Places {
+    fn of(&self, course: Course) -> Option<&AtomicI64> {
+        match course {
+            Course::Effects { .. } => Some(&self.effects),
+            Course::History { .. } => Some(&self.history),
+            Course::Records | Course::Room => None,
+        }
+    }
 }
 
 /// What [`reap_store`] would find; it touches nothing.
@@ -229,6 +273,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a round lasts at most: after it what was accepted is looked at again and the gauges are set anew, and the next
 /// round goes on.
 const ROUND_FOR_MAX: Duration = Duration::from_secs(60);
+
+/// Effects or lines that one round looks at and leaves: a tenth of a second's work, and a day's round over ten million.
+const STAYED_MAX: u64 = 10_000;
 
 const DAY: u64 = 24 * 3600;
 

@@ -10,6 +10,7 @@ use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::upkeep::{Harvest, Keep, Outlook, reap_once, reap_outlook};
 use ibid::{Ibid, Settings};
+use ibid_core::change::{Draft, Happened};
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::Key;
 use ibid_core::machine::Ask;
@@ -20,6 +21,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::store::{Filter, Store};
 use ibid_core::time::Timestamp;
+use ibid_testkit::contract::{Name, draft, insert, put, telling};
 
 #[tokio::test]
 async fn an_expired_key_is_refused_by_its_tombstone_until_that_goes_too() {
@@ -92,6 +94,30 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
     }
 }
 
+#[tokio::test]
+async fn a_round_looks_at_so_much_that_stays_and_the_next_goes_on_behind_it() {
+    let world = World::on_sqlite().await;
+    let (live, gone) = (Name::fresh(), Name::fresh());
+    let mut told = insert(&live, draft(&live, State::Unknown));
+    for _ in 0..15_000 {
+        told = telling(told, Happened::ReconcileTry, "");
+    }
+    put(&*world.store, &told).await;
+    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&gone, State::Completed) };
+    put(&*world.store, &telling(insert(&gone, going), Happened::Settled, "")).await;
+    let keep = Keep { history: HOUR, ..Keep::default() };
+    world.hands.advance(HOUR);
+    assert_eq!(reap_outlook(&*world.store, keep).await.unwrap().history, 0, "its record is there");
+    let reap = async || {
+        let harvest = reap_once(&world.ibid, keep).await.unwrap();
+        (harvest.removed, harvest.history, harvest.unfinished)
+    };
+    assert_eq!(reap().await, (1, 0, false), "it did not come to the line behind the many");
+    assert_eq!(reap().await, (0, 1, false));
+    assert_eq!(reap().await, (0, 0, false), "from the start again");
+    assert_eq!(world.store.history(live.id).await.unwrap().len(), 15_000);
+}
+
 struct World {
     ibid: Ibid,
     store: Arc<dyn Store>,
@@ -114,7 +140,9 @@ impl World {
     }
 
     async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
-        let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+        // What a node keeps in memory goes by the time that really passes.
+        let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
+        let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
         World { ibid, store, hands, _directory: directory }
     }
 

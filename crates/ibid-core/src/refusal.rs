@@ -28,7 +28,10 @@ pub enum Refusal {
         retry_after: Option<Duration>,
     },
     /// The record can't be reserved, so nothing was executed.
-    StoreUnavailable,
+    StoreUnavailable {
+        /// When it is worth coming again.
+        retry_after: Duration,
+    },
     /// The request's body is larger than the route reads.
     BodyTooLarge,
     /// The request's body did not arrive in time.
@@ -94,7 +97,7 @@ pub const ALL: [Refusal; 21] = [
     Refusal::RequestInProgress { retry_after: Duration::from_secs(1) },
     Refusal::OutcomeUnknown { retry_after: Some(Duration::from_secs(5)) },
     Refusal::OutcomeUnknown { retry_after: None },
-    Refusal::StoreUnavailable,
+    Refusal::StoreUnavailable { retry_after: Duration::from_secs(1) },
     Refusal::BodyTooLarge,
     Refusal::BodyTimeout,
     Refusal::BodyBroken,
@@ -138,9 +141,11 @@ impl Refusal {
     /// When to come again, if that is known.
     pub fn retry_after(self) -> Option<Duration> {
         match self {
-            Refusal::RequestInProgress { retry_after } => Some(retry_after),
+            Refusal::RequestInProgress { retry_after } | Refusal::StoreUnavailable { retry_after } => {
+                Some(retry_after)
+            }
             Refusal::OutcomeUnknown { retry_after } => retry_after,
-            Refusal::StoreUnavailable | Refusal::UpstreamUnavailable => Some(OUTAGE_RETRY_AFTER),
+            Refusal::UpstreamUnavailable => Some(OUTAGE_RETRY_AFTER),
             _ => None,
         }
     }
@@ -262,7 +267,7 @@ impl Refusal {
                 "The first request may have been executed. It is being settled and will not be executed again; the \
                  same request will get its answer.",
             ),
-            Refusal::StoreUnavailable => row(
+            Refusal::StoreUnavailable { .. } => row(
                 "store-unavailable",
                 503,
                 SameKey,
@@ -386,7 +391,8 @@ struct Row {
 /// What a problem's `type` begins with. A name, not an address: no host has to answer for it.
 pub const TYPE_PREFIX: &str = "urn:ibid:problem:";
 
-/// After an outage a second is enough to hope again, and a thousand waiting clients are a thousand a second.
+/// Nobody here knows when an upstream that refused a connection takes the next: a second is enough to hope again, and a
+/// thousand waiting clients are a thousand a second.
 const OUTAGE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -417,7 +423,7 @@ mod tests {
         assert_eq!(ietf(Refusal::KeyReused), 422);
         assert_eq!(ietf(Refusal::RequestInProgress { retry_after: Duration::ZERO }), 409);
         assert_eq!(ietf(Refusal::OutcomeUnknown { retry_after: None }), 409);
-        assert_eq!(ietf(Refusal::StoreUnavailable), 503);
+        assert_eq!(ietf(Refusal::StoreUnavailable { retry_after: Duration::ZERO }), 503);
         assert_eq!(ietf(Refusal::BodyTooLarge), 413);
         assert_eq!(ietf(Refusal::ResponseNotRetained), 410);
         assert_eq!(ietf(Refusal::KeyExpired), 410);

@@ -6,6 +6,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::time::Instant;
 
 use futures_util::FutureExt;
@@ -28,6 +29,11 @@ struct Owner(Arc<Shared>);
 pub(crate) enum Unsaid {
     /// It never left: it was certainly not written.
     Unsent,
+    /// Too many wait already: it was turned away at once.
+    Full {
+        /// How long the oldest has waited: about what one that came now would wait.
+        oldest: Duration,
+    },
     /// It was sent; what came of it is not known.
     Store(StoreError),
 }
@@ -73,6 +79,7 @@ pub struct Counts {
 
 struct Item {
     change: Arc<Change>,
+    queued_at: Instant,
     /// A begin that is still here by then is dropped: its client has given up.
     unsent_by: Option<Instant>,
     reply: oneshot::Sender<Result<Commit, Unsaid>>,
@@ -102,9 +109,10 @@ impl Batcher {
             let mut queue = self.owner.0.queue();
             // Only begins are turned away; a finish always has its place, bounded by the attempts that live.
             if unsent_by.is_some() && queue.waiting[kind].len() >= QUEUE_MAX {
-                return Err(Unsaid::Unsent);
+                let oldest = queue.waiting[kind].front().map(|item| item.queued_at.elapsed());
+                return Err(Unsaid::Full { oldest: oldest.unwrap_or_default() });
             }
-            queue.waiting[kind].push_back(Item { change, unsent_by, reply });
+            queue.waiting[kind].push_back(Item { change, queued_at: Instant::now(), unsent_by, reply });
         }
         self.owner.0.work[kind].notify_one();
         // The sender is dropped only with the runtime.

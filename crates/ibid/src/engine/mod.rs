@@ -2,6 +2,7 @@
 //!
 //! It must not know HTTP, and it never chooses a State: `ibid_core::machine` does.
 
+mod again;
 mod batch;
 mod breaker;
 mod cache;
@@ -35,6 +36,7 @@ use crate::failpoint;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
+use again::AGAIN_MIN;
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
@@ -42,6 +44,8 @@ use clock_watch::ClockWatch;
 use tenants::Tenants;
 use waiters::{Place, Waiters};
 
+pub use again::Unavailable;
+pub(crate) use again::come_again;
 pub use batch::Counts;
 pub use evidence::{Heard, Hearing};
 pub use tenants::TenantRate;
@@ -137,7 +141,10 @@ pub enum Begun {
     /// It was run; its answer was not kept.
     NotRetained,
     /// Somebody is at it.
-    InFlight,
+    InFlight {
+        /// When to ask again.
+        retry_in: Duration,
+    },
     /// It may be sent again by a new request.
     Free,
     /// Nobody knows what became of it.
@@ -159,11 +166,6 @@ pub struct Kept {
     /// The answer.
     pub response: Arc<Response>,
 }
-
-/// The record could not be reserved. Nothing was executed, and nothing will be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the store did not answer in time")]
-pub struct Unavailable;
 
 impl Ibid {
     /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
@@ -222,6 +224,7 @@ impl Ibid {
             doubts,
             loose: Loose::default(),
         };
+        inner.breaker.tell();
         let inner = Arc::new(inner);
         tokio::spawn(evidence::settle_doubts(Arc::downgrade(&inner), doubted));
         Ibid { inner }
@@ -248,7 +251,7 @@ impl Ibid {
             let _ = reply.send(ibid.begin_here(ask).await);
             drop(begins);
         });
-        begun.await.unwrap_or(Err(Unavailable))
+        begun.await.unwrap_or(Err(Unavailable::unanswered()))
     }
 
     /// As `begin`, in the caller's own task: that must not be dropped before it ends.
@@ -269,16 +272,20 @@ impl Ibid {
         }
         let (started, ask) = (Instant::now(), Arc::new(ask));
         let crowded = self.inner.loose.attempts.load(Ordering::SeqCst) >= self.inner.attempts_max;
-        if crowded || !self.inner.breaker.lets_through(started) {
-            return Err(Unavailable);
+        if crowded {
+            // One of them ends every moment; nobody knows which.
+            return Err(Unavailable::unasked(AGAIN_MIN));
         }
+        let breaker = &self.inner.breaker;
+        let pass = breaker.enter(started).map_err(Unavailable::unasked)?;
         let begun = self.decide(&ask, Role::Caller, None, started).await;
         match &begun {
-            Ok(_) => self.inner.breaker.success(),
-            Err(Unavailable) => self.inner.breaker.failure(Instant::now()),
+            Ok(_) => pass.answered(),
+            Err(refused) if refused.asked => pass.failed(Instant::now()),
+            Err(_) => pass.unused(),
         }
         telemetry::took(telemetry::BEGIN_SECONDS, started.elapsed().as_secs_f64());
-        begun
+        begun.map_err(|refused| refused.shut_for(breaker.shut_for(Instant::now())))
     }
 
     /// What this process already knows of a completed record; the store need not be asked.
@@ -298,7 +305,8 @@ impl Ibid {
         let ask = Arc::new(ask);
         let started = Instant::now();
         let Some(place) = self.inner.waiters.enter(ask.id, &ask.identity.tenant) else {
-            return Ok(Begun::InFlight);
+            // As if it had been held: those who are make the same wait.
+            return Ok(Begun::InFlight { retry_in: up_to.max(AGAIN_MIN) });
         };
         let waited = self.wait_in(&place, &ask, started + up_to).await;
         telemetry::took(telemetry::WAIT_SECONDS, started.elapsed().as_secs_f64());
@@ -340,17 +348,17 @@ impl Ibid {
 
     async fn wait_in(&self, place: &Place, ask: &Arc<Ask>, until: Instant) -> Result<Begun, Unavailable> {
         let mut pause = POLL_MIN;
-        let mut last = Begun::InFlight;
+        let mut last = Begun::InFlight { retry_in: AGAIN_MIN };
         loop {
             // Registered before the look, so that an answer which comes in between is not missed.
             let mut news = std::pin::pin!(place.news.notified());
             news.as_mut().enable();
             match self.look(ask).await {
-                Ok(begun @ (Begun::InFlight | Begun::Accepted { .. })) => last = begun,
+                Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => last = begun,
                 Ok(begun) => return Ok(begun),
                 // The wait is the client's patience: an outage within it is waited out.
-                Err(Unavailable) if Instant::now() < until => {}
-                Err(Unavailable) => return Err(Unavailable),
+                Err(_) if Instant::now() < until => {}
+                Err(refused) => return Err(refused),
             }
             let now = Instant::now();
             if now >= until {
@@ -369,7 +377,7 @@ impl Ibid {
             return Ok(begun);
         }
         let asked_at = Instant::now();
-        let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable)?;
+        let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable::unanswered())?;
         self.decide(ask, Role::Waiter, loaded, asked_at).await
     }
 
@@ -417,7 +425,7 @@ impl Ibid {
             }
         }
         // It is moving fast: the client's own retry is cheaper than ours.
-        Ok(Begun::InFlight)
+        Ok(Begun::InFlight { retry_in: AGAIN_MIN })
     }
 
     /// A decision as the caller sees it. `at` is from before `stored` was read or written.
@@ -448,7 +456,7 @@ impl Ibid {
                 }
                 match stored.record.flags.asynchronous {
                     true => Begun::Accepted { new: false },
-                    false => Begun::InFlight,
+                    false => Begun::InFlight { retry_in: come_again(&stored.record, stored.now) },
                 }
             }
             (Decision::Unknown { until }, stored) => {
@@ -458,7 +466,7 @@ impl Ibid {
             (Decision::Mismatch, _) => Begun::Mismatch,
             (Decision::Expired, _) => Begun::Expired,
             (Decision::Free, _) => Begun::Free,
-            _ => Begun::InFlight,
+            _ => Begun::InFlight { retry_in: AGAIN_MIN },
         }
     }
 

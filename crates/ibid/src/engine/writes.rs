@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     pub(super) batcher: Batcher,
     pub(super) cache: Cache,
     pub(super) waiters: Waiters,
-    pub(super) breaker: Breaker,
+    pub(crate) breaker: Breaker,
     pub(super) clock: ClockWatch,
     pub(crate) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
@@ -113,7 +113,8 @@ impl Inner {
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
-                Ok(Err(Unsaid::Unsent)) => break,
+                Ok(Err(Unsaid::Full { oldest })) if !sent => return Err(Unavailable::unasked(oldest)),
+                Ok(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
                 Ok(Err(Unsaid::Store(error))) => {
                     self.count_error(&error);
                     sent = true;
@@ -137,7 +138,7 @@ impl Inner {
         if sent {
             self.give_up(ask.clone());
         }
-        Err(Unavailable)
+        Err(Unavailable::unanswered())
     }
 
     /// Puts something in the place of a begin whose fate is unknown, so that it loses if it arrives late.
@@ -176,7 +177,7 @@ impl Inner {
                         self.count_error(&error);
                         tracing::warn!(record = %change.id.short(), error = &error as &dyn std::error::Error, "a write is retried");
                     }
-                    Err(Unsaid::Unsent) => {}
+                    Err(Unsaid::Full { .. } | Unsaid::Unsent) => {}
                 }
                 tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
                 pause = (pause * 2).min(PATIENT_RETRY_MAX);
@@ -285,6 +286,11 @@ impl Inner {
     /// Wakes those who wait for this record.
     pub(crate) fn tell(&self, id: &RecordId) {
         self.waiters.tell(id);
+    }
+
+    /// Says whether begins are refused, to those who came to count after it was so.
+    pub(crate) fn tell_breaker(&self) {
+        self.breaker.tell();
     }
 
     /// Whether a takeover to run must wait because the store's clock has just jumped.

@@ -238,7 +238,7 @@ where
         Ok(Outcome::InFlight(_)) if !wait.is_zero() => wait_for(&shared.ibid, &route, ask, wait).await,
         Ok(Outcome::InFlight(begun)) => answer(&begun, &route, &ask),
         // The task can only have been dropped with the whole runtime.
-        Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+        Err(_) => reply::refusal(reply::unavailable(), profile, None),
     };
     if preferred {
         reply::as_preferred(&mut reply);
@@ -312,7 +312,7 @@ fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
         Finished::Owed => return Ended::Waits,
         Finished::Freed | Finished::StoredUnkept(_) => return Ended::AsHandlerSays,
         // Whether the commit came about is not known here; the record tells the retry.
-        Finished::NotStored => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
+        Finished::NotStored => reply::refusal(reply::unavailable(), route.policy.profile, None),
         Finished::Unsettled { settled_in } => answer(&Begun::Unknown { settled_in }, route, ask),
         Finished::Superseded(begun) => answer(&begun, route, ask),
     }))
@@ -322,7 +322,7 @@ fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
 async fn wait_for<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Reply<A> {
     match ibid.wait(ask.clone(), wait).await {
         Ok(begun) => answer(&begun, route, &ask),
-        Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
+        Err(refused) => unavailable(&refused, route.policy.profile),
     }
 }
 
@@ -351,8 +351,8 @@ async fn begin_and_run<S, Q, A>(
     let _begins = ibid.inner().begins();
     let begin = ibid.begin_here(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
-        Err(Unavailable) => reply::refusal(Refusal::StoreUnavailable, route.policy.profile, None),
-        Ok(begun @ (Begun::InFlight | Begun::Accepted { .. })) => {
+        Err(refused) => unavailable(&refused, route.policy.profile),
+        Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => {
             let _ = to_client.send(Outcome::InFlight(begun));
             return;
         }
@@ -401,7 +401,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     {
         if attempt.ready().await.is_err() {
             let finished = attempt.release(ErrorCode::NotSent).await;
-            return self.send_refusal(finished, Refusal::StoreUnavailable);
+            return self.send_refusal(finished, reply::unavailable());
         }
         let renewal = attempt.keep_alive();
         let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
@@ -464,7 +464,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         }
         if attempt.has_ended() {
             // Its end is being written; the client waits for that like a duplicate.
-            return drop(self.to_client.send(Outcome::InFlight(Begun::InFlight)));
+            return drop(self.to_client.send(Outcome::InFlight(SOON)));
         }
         let finished = if attempt.is_exposed() {
             attempt.unknown(ErrorCode::TimedOut).await.0
@@ -482,7 +482,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     fn send_ended(self, finished: Finished, said: Option<Reply<A>>) {
         match ended(finished, self.route, self.ask) {
             Ended::Reply(reply) => self.send(*reply),
-            Ended::Waits => drop(self.to_client.send(Outcome::InFlight(Begun::InFlight))),
+            Ended::Waits => drop(self.to_client.send(Outcome::InFlight(SOON))),
             Ended::AsHandlerSays => {
                 let reply = said.unwrap_or_else(|| {
                     reply::refusal(Refusal::UpstreamUnavailable, self.policy.profile, None)
@@ -624,6 +624,11 @@ async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
     }
 }
 
+/// The key could not be reserved: nothing was executed.
+fn unavailable<A>(refused: &Unavailable, profile: Profile) -> Reply<A> {
+    reply::refusal(Refusal::StoreUnavailable { retry_after: refused.retry_after() }, profile, None)
+}
+
 /// What the record says, in the profile's words.
 fn answer<A>(begun: &Begun, route: &Route, ask: &Ask) -> Reply<A> {
     let profile = route.policy.profile;
@@ -641,12 +646,15 @@ fn answer<A>(begun: &Begun, route: &Route, ask: &Ask) -> Reply<A> {
             return reply::accepted(&ask.identity, profile);
         }
         // Its client is content with a place to look, also if it was begun by one that was not.
-        Begun::InFlight if route.policy.in_flight == InFlight::Accepted || ask.later.is_some() => {
+        Begun::InFlight { .. } if route.policy.in_flight == InFlight::Accepted || ask.later.is_some() => {
             telemetry::reserved(Met::InProgress, &route.pattern, profile);
             return reply::accepted(&ask.identity, profile);
         }
-        Begun::InFlight | Begun::Free | Begun::Run(_) => {
-            (Met::InProgress, Refusal::RequestInProgress { retry_after: IN_FLIGHT_RETRY_AFTER })
+        Begun::InFlight { retry_in } => {
+            (Met::InProgress, Refusal::RequestInProgress { retry_after: *retry_in })
+        }
+        Begun::Free | Begun::Run(_) => {
+            (Met::InProgress, Refusal::RequestInProgress { retry_after: AGAIN_SOON })
         }
         Begun::Unknown { settled_in } => (Met::Unknown, Refusal::OutcomeUnknown { retry_after: *settled_in }),
         Begun::Mismatch => {
@@ -663,5 +671,8 @@ fn answer<A>(begun: &Begun, route: &Route, ask: &Ask) -> Reply<A> {
 /// bounded anyway.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// When a duplicate should come again: most requests are done by then, and the wait before the 409 has passed already.
-const IN_FLIGHT_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// When to come again to what is free by now or about to end: the field counts in seconds.
+const AGAIN_SOON: Duration = Duration::from_secs(1);
+
+/// To a client that waits for the end of its own request.
+const SOON: Begun = Begun::InFlight { retry_in: AGAIN_SOON };

@@ -78,6 +78,11 @@ pub(super) fn as_preferred<B>(response: &mut Response<B>) {
 #[derive(Clone, Copy)]
 struct Accepted;
 
+/// The store gave no answer to this one request; what that means for the next nobody has found out yet.
+pub(super) fn unavailable() -> Refusal {
+    Refusal::StoreUnavailable { retry_after: Duration::from_secs(1) }
+}
+
 /// An answer that was stored in the handler's own transaction.
 pub(super) fn stored<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
     let mut response = of(kept);

@@ -10,13 +10,12 @@ use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, Policy, Profile};
 use ibid_core::record::State;
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
-use std::time::Duration;
-
 use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::layer::Shared;
 use super::{prefer, reply, sent};
+use crate::engine::come_again;
 use crate::telemetry::profile_name;
 
 /// Whether this path is ibid's own.
@@ -71,7 +70,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
     match shared.ibid.watch(id, &identity.tenant, up_to).await {
-        Err(_) => reply::refusal(Refusal::StoreUnavailable, profile, None),
+        Err(_) => reply::refusal(reply::unavailable(), profile, None),
         Ok(None) => not_found(),
         // A tombstone no longer says whose it was; its id does, and that was made from this tenant.
         Ok(Some(stored)) if stored.record.is_expired(stored.now) => {
@@ -104,7 +103,7 @@ fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<Re
             Refusal::OutcomeUnknown { retry_after: record.due_at.map(|due| due.since(stored.now)) }
         }
         State::Pending | State::InProgress => {
-            Refusal::RequestInProgress { retry_after: Duration::from_secs(1) }
+            Refusal::RequestInProgress { retry_after: come_again(record, stored.now) }
         }
         State::Retryable => return not_found(),
     };

@@ -63,26 +63,34 @@ impl Ibid {
         let mut ask = ask;
         let flights = &self.inner().flights;
         let Ok(flight) = tokio::time::timeout_at(until, flights.enter(ask.id)).await else {
-            return Ok(BegunInside::Already(Begun::InFlight));
+            return Ok(BegunInside::Already(in_flight(wait)));
         };
         // Not the client's patience with a duplicate: nobody may have this key.
         let patience = self.inner().begin_timeout;
         let Ok(permit) = tokio::time::timeout(patience, flights.reserving.acquire()).await else {
-            return Err(Unavailable.into());
+            return Err(Unavailable::unasked(patience).into());
         };
-        if self.is_breaker_open() {
-            return Err(Unavailable.into());
-        }
+        let mut gate = Some(self.inner().breaker.enter(Instant::now()).map_err(Unavailable::unasked)?);
         let policy = store.policy(ask.policy.clone()).await?;
         for _ in 0..RESERVE_TRIES_MAX {
             if let Some(begun) = self.cached(&ask) {
+                if let Some(pass) = gate.take() {
+                    pass.unused();
+                }
                 return Ok(BegunInside::Already(begun));
             }
             // One nonce names one write.
             ask.nonce = nonce();
             let left = until.saturating_duration_since(Instant::now());
             let tried = Arc::new(ask.clone());
-            match self.reserve(&tried, database, policy, left).await {
+            let reserved = self.reserve(&tried, database, policy, left).await;
+            if let Some(pass) = gate.take() {
+                match &reserved {
+                    Err(TxError::Sql(error)) if error.fault() == Fault::Lost => pass.failed(Instant::now()),
+                    _ => pass.answered(),
+                }
+            }
+            match reserved {
                 Ok(Reserved::Run(entered)) => {
                     drop(permit);
                     let (attempt, tx, held) = *entered;
@@ -96,13 +104,13 @@ impl Ibid {
                 Ok(Reserved::Already(begun)) => return Ok(BegunInside::Already(begun)),
                 Ok(Reserved::Moved) => {}
                 Err(TxError::Sql(error)) if error.fault() == Fault::LockTimeout => {
-                    return Ok(BegunInside::Already(Begun::InFlight));
+                    return Ok(BegunInside::Already(in_flight(wait)));
                 }
                 Err(error) if error.is_again() => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(BegunInside::Already(Begun::InFlight))
+        Ok(BegunInside::Already(in_flight(wait)))
     }
 
     /// One transaction's try.
@@ -179,6 +187,11 @@ impl<T: OwnedTx> std::fmt::Debug for BegunInside<T> {
             BegunInside::Already(begun) => f.debug_tuple("Already").field(begun).finish(),
         }
     }
+}
+
+/// Somebody held it for the whole of this wait, so the next one is worth as much.
+fn in_flight(waited: Duration) -> Begun {
+    Begun::InFlight { retry_in: waited }
 }
 
 enum Reserved<T> {

@@ -9,7 +9,7 @@ use ibid_core::machine::{Ask, Decision, Event};
 use ibid_core::policy::OnLapse;
 use ibid_core::record::{Record, State};
 use ibid_core::store::{Pending, StoreError};
-use metrics::{counter, gauge};
+use metrics::counter;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -19,6 +19,8 @@ use crate::telemetry;
 
 /// Settles every lapsed lease by the rule that its record was begun with. How many there were.
 pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
+    // Before anything can fail: a store that is away is when it matters.
+    ibid.inner().tell_breaker();
     let mut swept = 0;
     for _ in 0..SWEEP_BATCHES_MAX {
         let due = ibid.inner().due(State::InProgress, SWEEP_BATCH).await?;
@@ -32,7 +34,6 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
         }
     }
     gauge!(telemetry::TENANTS_ABOVE).set(ibid.tenants_above_duplicate_rate() as f64);
-    gauge!(telemetry::BREAKER_OPEN).set(f64::from(u8::from(ibid.is_breaker_open())));
     Ok(swept)
 }
 

@@ -163,7 +163,7 @@ where
         // Whether it is kept is not known, so it must come again.
         Ok(Err(_)) | Err(_) => {
             telemetry::heard(&hook.name, "failed");
-            refused(Refusal::StoreUnavailable)
+            refused(reply::unavailable())
         }
     }
 }

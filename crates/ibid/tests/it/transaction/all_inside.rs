@@ -108,7 +108,7 @@ async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     let attempt = world.begin("held").await;
     let begin = || world.ibid.begin_inside(world.ask("held"), &world.db, Duration::from_millis(50));
     let held = begin().await.unwrap();
-    assert!(matches!(held, BegunInside::Already(Begun::InFlight)), "{held:?}");
+    assert!(matches!(held, BegunInside::Already(Begun::InFlight { .. })), "{held:?}");
     assert!(matches!(attempt.release(ErrorCode::NotSent).await, Finished::Freed));
     let again = begin().await.unwrap();
     let BegunInside::Run(mut inside) = again else { panic!("{again:?}") };

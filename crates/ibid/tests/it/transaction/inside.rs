@@ -155,7 +155,7 @@ async fn an_owed_answer_is_pending<A: Adapter>(world: &World<A>) {
     drop(attempt);
     let record = world.record("owed").await.unwrap();
     assert_eq!((record.state, record.due_at, record.flags.owed), (State::Pending, None, true));
-    assert!(matches!(world.ibid.begin(world.ask("owed")).await.unwrap(), Begun::InFlight));
+    assert!(matches!(world.ibid.begin(world.ask("owed")).await.unwrap(), Begun::InFlight { .. }));
     assert_eq!((world.payments("owed").await, world.effects("owed").await.len()), (1, 1));
 }
 

@@ -29,7 +29,7 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
 
     let record = world.record("held").await.unwrap();
     for ibid in [&world.ibid, &bob] {
-        assert!(matches!(ibid.begin(world.ask("held")).await.unwrap(), Begun::InFlight));
+        assert!(matches!(ibid.begin(world.ask("held")).await.unwrap(), Begun::InFlight { .. }));
         assert_eq!(upkeep::sweep_once(ibid).await.unwrap(), 0);
         let renewed = ibid.store().renew(vec![(record.id, record.version)]).await.unwrap();
         assert_eq!(renewed, [Renewed::Busy]);

@@ -1,0 +1,121 @@
+//! What is turned away, how soon, and what it is told: the breaker, the queue of begins, and duplicates.
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::*;
+
+/// Too short for a second try: one begin is one Change sent.
+const ONE_TRY: Duration = Duration::from_millis(5);
+
+async fn failing() -> World {
+    let world =
+        world_with(Policy::default(), Settings { begin_timeout: ONE_TRY, ..Settings::default() }).await;
+    world.store.set(Fault::Down);
+    for n in 0..5 {
+        assert!(!world.ibid.is_breaker_open());
+        assert!(world.ibid.begin(world.ask(&format!("down-{n}"))).await.is_err());
+    }
+    assert!(world.ibid.is_breaker_open());
+    world
+}
+
+/// Begins so many at once; how long each is told to stay away, for those that are refused.
+async fn begin_many(world: &World, many: usize) -> (usize, Vec<Duration>) {
+    let begins = (0..many).map(|n| world.ibid.begin(world.ask(&format!("many-{n}"))));
+    let begun = futures_util::future::join_all(begins).await;
+    let refused: Vec<_> =
+        begun.iter().filter_map(|begun| begun.as_ref().err()).map(|refused| refused.retry_after()).collect();
+    (many - refused.len(), refused)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_open_breaker_asks_nothing_but_one_probe_at_a_time_and_says_when_the_next_is() {
+    let world = failing().await;
+    let mut longest = Duration::from_secs(1);
+    for _ in 0..5 {
+        let before = world.ibid.counts().changes;
+        let started = Instant::now();
+        let (begun, told) = begin_many(&world, 100).await;
+        assert_eq!((begun, started.elapsed()), (0, Duration::ZERO), "at once");
+        assert_eq!(world.ibid.counts().changes, before, "unasked");
+        let next = told[0];
+        assert!(told.iter().all(|told| *told == next && *told <= longest), "{told:?}");
+        tokio::time::advance(next).await;
+        let (begun, _) = begin_many(&world, 100).await;
+        assert_eq!((begun, world.ibid.counts().changes), (0, before + 1), "one finds out for all");
+        longest = (longest * 2).min(Duration::from_secs(8));
+    }
+    world.store.set(Fault::None);
+    tokio::time::advance(longest).await;
+    assert!(world.ibid.begin(world.ask("back")).await.is_ok());
+    assert!(!world.ibid.is_breaker_open());
+    assert_eq!(begin_many(&world, 100).await.0, 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_whose_reply_is_lost_does_not_close_the_breaker() {
+    let world = failing().await;
+    world.store.set(Fault::LosesReplies);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let before = world.store.commits();
+    let refused = world.ibid.begin(world.ask("ambiguous")).await.expect_err("no reply");
+    assert!(world.store.commits() > before, "it was sent");
+    assert!(world.ibid.is_breaker_open() && refused.retry_after() > Duration::from_secs(1), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_breaker_gates_begins_only() {
+    let world =
+        world_with(Policy::default(), Settings { begin_timeout: ONE_TRY, ..Settings::default() }).await;
+    let (finished, released) = (world.run("finished").await, world.run("released").await);
+    world.store.set(Fault::Down);
+    for n in 0..5 {
+        assert!(world.ibid.begin(world.ask(&format!("down-{n}"))).await.is_err());
+    }
+    assert!(world.ibid.is_breaker_open());
+    world.store.set(Fault::None);
+    assert!(matches!(finished.finish(created(), false).await, Finished::Stored(_)));
+    assert!(matches!(released.release(ErrorCode::NotSent).await, Finished::Freed));
+    assert!(world.ibid.is_breaker_open(), "nobody asked in a begin yet");
+}
+
+#[tokio::test(start_paused = true)]
+async fn begins_past_the_queues_bound_are_refused_at_once_and_a_finish_never_is() {
+    let world = world(Policy::default()).await;
+    let attempt = world.run("running").await;
+    world.store.set(Fault::Hangs);
+    let mut finish = tokio::spawn(attempt.finish(created(), false));
+    // What the lanes have taken out of the queue is not in it.
+    let (queued, more) = (20_000, 1_000);
+    let started = Instant::now();
+    let begins = (0..queued + more).map(|n| {
+        let begin = world.ibid.begin(world.ask(&format!("burst-{n}")));
+        async move { (begin.await.map(drop), started.elapsed()) }
+    });
+    let begun = futures_util::future::join_all(begins).await;
+    assert!(begun.iter().all(|(begun, _)| begun.is_err()), "nothing runs on a store that hangs");
+    let at_once = begun.iter().filter(|(_, took)| took.is_zero()).count();
+    assert!(at_once > 0 && at_once <= more, "{at_once} at once");
+    assert!(begun.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
+    assert!((&mut finish).now_or_never().is_none(), "it waits");
+    world.store.set(Fault::None);
+    assert!(matches!(finish.await.expect("no panic"), Finished::Stored(_)));
+    world.ibid.settled().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
+    let world = world(Policy::default()).await;
+    let attempt = world.run("slow").await;
+    for (passes, told) in [(0, 1), (7, 7), (20, 27), (23, 10)] {
+        world.hands.advance(Duration::from_secs(passes));
+        tokio::time::advance(Duration::from_secs(passes)).await;
+        // Whether or not it waited before.
+        let Begun::InFlight { retry_in } = world.begin("slow").await else { panic!("it runs") };
+        assert_eq!(retry_in, Duration::from_secs(told), "{passes} s later");
+        let waited = world.ibid.wait(world.ask("slow"), Duration::ZERO).await;
+        assert!(matches!(waited, Ok(Begun::InFlight { retry_in: again }) if again == retry_in));
+    }
+    attempt.finish(created(), false).await;
+}

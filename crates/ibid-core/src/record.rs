@@ -129,7 +129,7 @@ pub struct Note {
     /// When a reconciler first saw that nothing was executed, in µs of the store's clock.
     #[n(5)]
     pub absent_at: Option<i64>,
-    /// The trace of the first execution (W3C trace id, hex).
+    /// The trace of the first execution, as a W3C `traceparent`.
     #[n(6)]
     pub trace: Option<String>,
     /// A digest of the names of the Phases committed, in order, so that a redeploy which reordered them is refused.
@@ -141,6 +141,12 @@ pub struct Note {
 }
 
 impl Note {
+    /// The id of the first execution's trace.
+    pub fn trace_id(&self) -> Option<&str> {
+        // Older records hold the id alone.
+        self.trace.as_deref().map(|trace| trace.split('-').nth(1).unwrap_or(trace))
+    }
+
     /// The bytes that a store keeps.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Writing into a Vec has no way to fail.

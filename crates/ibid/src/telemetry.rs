@@ -54,14 +54,18 @@ pub fn profile_name(profile: Profile) -> &'static str {
     }
 }
 
+/// Span of a guarded request as a whole, in its client's trace.
+pub const SPAN_REQUEST: &str = "ibid.request";
 /// Span of stop 2: tenant, key, body and fingerprint.
 pub const SPAN_INTAKE: &str = "ibid.intake";
 /// Span of stops 3 and 4: the reservation.
 pub const SPAN_BEGIN: &str = "ibid.begin";
 /// Span of the handler or upstream.
 pub const SPAN_RUN: &str = "ibid.run";
-/// Span of stop 5: the end of the Attempt and its reply.
+/// Span of stop 5: the end of the Attempt.
 pub const SPAN_FINISH: &str = "ibid.finish";
+/// Span of what the client is told; a replay's links to the first execution.
+pub const SPAN_REPLY: &str = "ibid.reply";
 /// Span of one try of an Effect by a worker.
 pub const SPAN_EFFECT: &str = "ibid.effect";
 

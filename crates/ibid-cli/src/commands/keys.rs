@@ -155,7 +155,7 @@ fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
         ("provider id", note.provider_id.clone()),
         ("lapses", (note.lapses > 0).then(|| note.lapses.to_string())),
         ("reconcile tries", (note.tries > 0).then(|| note.tries.to_string())),
-        ("first trace", note.trace.clone()),
+        ("first trace", note.trace_id().map(str::to_owned)),
         ("phases", note.phases.map(|digest| format!("{digest:016x}"))),
     ];
     fields.extend(notes.into_iter().filter_map(|(name, text)| Some((name, text?))));
@@ -199,7 +199,7 @@ pub(super) fn record_json(record: &Record) -> Value {
         "provider_id": note.provider_id,
         "lapses": note.lapses,
         "tries": note.tries,
-        "trace": note.trace,
+        "trace": note.trace_id(),
         "policy": policy_json(&record.policy),
     })
 }

@@ -32,7 +32,7 @@ use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower_service::Service;
 
-use ibid::http::Fate;
+use ibid::http::{Fate, TraceContext};
 
 /// A client of one upstream. Clones share its connections.
 #[derive(Clone, Debug)]
@@ -196,6 +196,10 @@ impl Base {
         head.version = if self.http2 { Version::HTTP_2 } else { Version::HTTP_11 };
         head.headers = self.request_fields(head.headers);
         mark_forwarded(&mut head.headers, asked_host);
+        // Only what is guarded has one; the rest passes with the fields it came with.
+        if let Some(trace) = head.extensions.get::<TraceContext>() {
+            trace.next().write(&mut head.headers);
+        }
         // Ours are for us; hyper would take some as orders of its own.
         head.extensions = http::Extensions::new();
         Some(Request::from_parts(head, body))

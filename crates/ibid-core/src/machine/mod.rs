@@ -243,7 +243,7 @@ pub struct Ask {
     pub fingerprint: Fingerprint,
     /// Drawn for this request; becomes the owner if it runs.
     pub nonce: Nonce,
-    /// The request's trace id.
+    /// The request's trace, as a W3C `traceparent`.
     pub trace: Option<String>,
     /// Accept now and run later, with these bytes of the request.
     pub later: Option<Bytes>,

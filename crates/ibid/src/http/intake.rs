@@ -17,7 +17,7 @@ use ibid_core::scope::{Identity, Operation};
 
 use super::layer::Shared;
 use super::routes::{Begins, Route};
-use super::{prefer, resume, sent};
+use super::{TraceContext, prefer, resume, sent};
 
 /// What came of the intake.
 pub(super) enum Intake<B> {
@@ -83,7 +83,7 @@ where
     if let Some(principal) = principal {
         ask = ask.bound_to(&principal);
     }
-    ask.trace = trace_id(headers);
+    ask.trace = asked.head.extensions.get::<TraceContext>().map(TraceContext::to_string);
     let preferred = prefer::respond_async(headers);
     let later = match policy.answer {
         // What the handler begins in its own transaction is the handler's to run.
@@ -135,15 +135,6 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: u64)
 
 fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// The trace id of a well-formed `traceparent`.
-fn trace_id(headers: &HeaderMap) -> Option<String> {
-    let mut parts = headers.get("traceparent")?.to_str().ok()?.split('-');
-    let (version, trace) = (parts.next()?, parts.next()?);
-    let hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let good = version.len() == 2 && hex(version) && version != "ff" && trace.len() == 32 && hex(trace);
-    (good && trace.bytes().any(|b| b != b'0')).then(|| trace.to_owned())
 }
 
 /// A request as the fingerprint sees it: what the client sent, before anything was added or removed.

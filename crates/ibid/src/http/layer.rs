@@ -33,7 +33,7 @@ use super::hooks::{self, Hook, HookError, Hooks};
 use super::intake::{self, Intake, Taken};
 use super::resume::Resumer;
 use super::routes::{Begins, Route, Routes};
-use super::{Fate, Guarded, NoTenant, Principals, Tenants, reply, sent, status};
+use super::{Fate, Guarded, NoTenant, Principals, Tenants, reply, sent, status, trace};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
 use crate::telemetry::{self, Met};
@@ -179,7 +179,7 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<Q>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Q>) -> Self::Future {
         // The clone takes the place of the service that was made ready, which is the one to be called.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
@@ -198,7 +198,8 @@ where
             }
             Some(route) => {
                 let route = route.clone();
-                Box::pin(async move { Ok(guarded(shared, inner, route, request).await) })
+                let span = trace::begin(&mut request, &route.pattern);
+                Box::pin(async move { Ok(guarded(shared, inner, route, request).await) }.instrument(span))
             }
         }
     }
@@ -221,7 +222,10 @@ where
             let Ok(answer) = inner.call(request).await;
             return answer.map(ReplyBody::passed);
         }
-        Intake::Refused(refusal) => return reply::refusal(refusal, profile, None),
+        Intake::Refused(refusal) => {
+            let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
+            return reply::refusal(refusal, profile, None);
+        }
     };
     let (ask, wait, preferred) = (taken.ask.clone(), taken.wait, taken.preferred);
     if route.begins == Begins::Handler {
@@ -232,7 +236,8 @@ where
         return answer(&begun, &route, &ask);
     }
     let (to_client, from_run) = oneshot::channel();
-    tokio::spawn(begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client));
+    let run = begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client);
+    tokio::spawn(run.in_current_span());
     let mut reply = match from_run.await {
         Ok(Outcome::Reply(reply)) => *reply,
         Ok(Outcome::InFlight(_)) if !wait.is_zero() => wait_for(&shared.ibid, &route, ask, wait).await,
@@ -260,13 +265,14 @@ where
     let mut request = as_sent(&taken);
     request.extensions_mut().insert(unbegun.clone());
     let (living, up_to) = (shared.ibid.inner().begins(), route.policy.upstream_timeout);
-    let run = tokio::spawn(async move {
+    let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %ask.id.short());
+    let run = async move {
         // Past its time it is dropped, and its transaction with it.
         let ran = tokio::time::timeout(up_to, inner.call(request)).await;
         drop(living);
         ran.map(|answered| answered.unwrap_or_else(|never| match never {}))
-    });
-    let ran = match run.await {
+    };
+    let ran = match tokio::spawn(run.instrument(span)).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(_)) if unbegun.told().is_none() => {
             // A commit that was under way may have come about: the record tells.
@@ -541,6 +547,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
 
     /// The handler's own answer, marked with what became of it.
     fn send_first(self, finished: Finished, mut head: response::Parts, body: ReplyBody<A>) {
+        let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
         let profile = self.policy.profile;
         match finished {
             Finished::Stored(kept) => reply::first(&mut head.headers, &kept.record, profile),
@@ -557,6 +564,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
 
     /// An answer of ibid's own, unless the record went on without this Attempt: then what is stored counts.
     fn send_refusal(self, finished: Finished, refusal: Refusal) {
+        let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
         let mut reply = reply::refusal(refusal, self.policy.profile, None);
         match finished {
             Finished::Superseded(begun) => return self.send_instead(&begun),
@@ -626,14 +634,22 @@ async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
 
 /// The key could not be reserved: nothing was executed.
 fn unavailable<A>(refused: &Unavailable, profile: Profile) -> Reply<A> {
+    let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
     reply::refusal(Refusal::StoreUnavailable { retry_after: refused.retry_after() }, profile, None)
 }
 
 /// What the record says, in the profile's words.
 fn answer<A>(begun: &Begun, route: &Route, ask: &Ask) -> Reply<A> {
     let profile = route.policy.profile;
+    let span = tracing::debug_span!(
+        telemetry::SPAN_REPLY,
+        record = %ask.id.short(),
+        first_trace = tracing::field::Empty
+    );
+    let _replies = span.enter();
     let (met, refusal) = match begun {
         Begun::Replay(kept) => {
+            trace::link_to_first(&span, &kept.record);
             telemetry::reserved(Met::Replay, &route.pattern, profile);
             return reply::replay(&kept.record, &kept.response);
         }

@@ -9,12 +9,18 @@ mod held;
 pub mod hooks;
 mod intake;
 mod layer;
+#[cfg(feature = "opentelemetry")]
+mod otel;
+#[cfg(not(feature = "opentelemetry"))]
+#[path = "otel_off.rs"]
+mod otel;
 mod prefer;
 mod reply;
 mod resume;
 mod routes;
 mod status;
 mod tenants;
+mod trace;
 
 pub use body::ReplyBody;
 pub use capture::executed;
@@ -22,6 +28,7 @@ pub use held::{Held, NotRun, Unbegun};
 pub use layer::{Guard, GuardLayer};
 pub use routes::{Begins, Route, Routes, RoutesError, Rule};
 pub use tenants::{NoTenant, Principals, Tenants};
+pub use trace::TraceContext;
 
 use ibid_core::key::Key;
 use ibid_core::record::RecoveryPoint;

@@ -72,8 +72,10 @@ impl<J: Weigh> Queue<J> {
         if line.closed {
             return Err(Refused::Closed);
         }
-        // An empty queue takes a job of any size, or a large one could never be done.
-        if line.weight > 0 && line.weight.saturating_add(weight) > WEIGHT_MAX {
+        // An empty queue takes a job of any size, or a large one could never be done. What is urgent is a renewal: small,
+        // one for each attempt that lives, and refused it would cost an `unknown`.
+        let has_room = line.weight == 0 || line.weight.saturating_add(weight) <= WEIGHT_MAX;
+        if lane != Lane::Urgent && !has_room {
             return Err(Refused::Full);
         }
         line.weight += weight;
@@ -224,9 +226,19 @@ mod tests {
     fn a_full_queue_refuses_at_once_and_an_empty_one_takes_any_size() {
         let queue = Queue::new();
         queue.push(2 * WEIGHT_MAX, Lane::Usual).unwrap();
-        assert_eq!(queue.push(1, Lane::Urgent), Err(Refused::Full));
+        for lane in [Lane::Usual, Lane::Alone] {
+            assert_eq!(queue.push(1, lane), Err(Refused::Full));
+        }
         assert_eq!(queue.take_if(|_| true), Some(2 * WEIGHT_MAX));
+        queue.push(1, Lane::Usual).unwrap();
+    }
+
+    #[test]
+    fn a_full_queue_takes_what_is_urgent() {
+        let queue = Queue::new();
+        queue.push(2 * WEIGHT_MAX, Lane::Usual).unwrap();
         queue.push(1, Lane::Urgent).unwrap();
+        assert_eq!(order(&queue), [1, 2 * WEIGHT_MAX]);
     }
 
     #[test]

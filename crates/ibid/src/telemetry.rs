@@ -1,7 +1,9 @@
 //! Every metric and span name, in one table. Labels are route, profile and outcome: never a key, a tenant or a path.
 
+use std::sync::Arc;
+
 use ibid_core::policy::Profile;
-use metrics::{counter, histogram};
+use metrics::{SharedString, counter, histogram};
 
 /// What a request met, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,20 +22,59 @@ pub enum Met {
     Unknown,
     /// A record that has expired or whose answer was not kept.
     Gone,
+    /// A store that did not answer: nothing was reserved.
+    Unavailable,
+}
+
+impl Met {
+    const ALL: [Met; 8] = [
+        Met::Created,
+        Met::Replay,
+        Met::InProgress,
+        Met::KeyMisuse,
+        Met::FailedRetry,
+        Met::Unknown,
+        Met::Gone,
+        Met::Unavailable,
+    ];
+
+    fn metric(self) -> &'static str {
+        match self {
+            Met::Created => RESERVE_CREATED,
+            Met::Replay => RESERVE_REPLAY,
+            Met::InProgress => RESERVE_IN_PROGRESS,
+            Met::KeyMisuse => RESERVE_KEY_MISUSE,
+            Met::FailedRetry => RESERVE_FAILED_RETRY,
+            Met::Unknown => RESERVE_UNKNOWN,
+            Met::Gone => RESERVE_GONE,
+            Met::Unavailable => RESERVE_UNAVAILABLE,
+        }
+    }
 }
 
 /// Counts what a request met.
-pub fn reserved(met: Met, route: &str, profile: Profile) {
-    let name = match met {
-        Met::Created => RESERVE_CREATED,
-        Met::Replay => RESERVE_REPLAY,
-        Met::InProgress => RESERVE_IN_PROGRESS,
-        Met::KeyMisuse => RESERVE_KEY_MISUSE,
-        Met::FailedRetry => RESERVE_FAILED_RETRY,
-        Met::Unknown => RESERVE_UNKNOWN,
-        Met::Gone => RESERVE_GONE,
-    };
-    counter!(name, "route" => route.to_owned(), "profile" => profile_name(profile)).increment(1);
+pub fn reserved(met: Met, route: &Arc<str>, profile: Profile) {
+    let route = SharedString::from_shared(route.clone());
+    counter!(met.metric(), "route" => route, "profile" => profile_name(profile)).increment(1);
+}
+
+/// Shows what has not happened yet as zero: to who watches a counter grow, one that begins at 1 has not grown.
+pub fn none_yet<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
+    for (route, profile) in routes {
+        for met in Met::ALL {
+            let route = SharedString::from_shared(route.clone());
+            counter!(met.metric(), "route" => route, "profile" => profile_name(profile)).increment(0);
+        }
+    }
+    for name in [STORE_ERRORS, ZOMBIE_KEYS, RETENTION_PRUNED, NOT_STORED, LATE_ANSWERS] {
+        counter!(name).increment(0);
+    }
+}
+
+/// How long the handler or upstream took, in seconds, and how it ended.
+pub fn ran(route: &Arc<str>, outcome: &'static str, seconds: f64) {
+    let route = SharedString::from_shared(route.clone());
+    histogram!(RUN_SECONDS, "route" => route, "outcome" => outcome).record(seconds);
 }
 
 /// Counts a webhook. The source is a configured name, or `-`.
@@ -83,6 +124,8 @@ pub const RESERVE_FAILED_RETRY: &str = "ibid_reserve_failed_retry_total";
 pub const RESERVE_UNKNOWN: &str = "ibid_reserve_unknown_total";
 /// A retry met an expired record or an answer that was not kept.
 pub const RESERVE_GONE: &str = "ibid_reserve_gone_total";
+/// The store did not answer, and the request was refused.
+pub const RESERVE_UNAVAILABLE: &str = "ibid_reserve_unavailable_total";
 /// The store failed.
 pub const STORE_ERRORS: &str = "ibid_store_errors_total";
 /// Leases that lapsed.
@@ -143,6 +186,7 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (RESERVE_FAILED_RETRY, "counter", "free keys that were run again"),
     (RESERVE_UNKNOWN, "counter", "retries that met an unknown outcome"),
     (RESERVE_GONE, "counter", "retries that met an expired key or an answer that was not kept"),
+    (RESERVE_UNAVAILABLE, "counter", "requests refused because their key could not be reserved (503)"),
     (STORE_ERRORS, "counter", "calls of the store that failed"),
     (ZOMBIE_KEYS, "counter", "leases that lapsed"),
     (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
@@ -192,5 +236,5 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (BEGIN_SECONDS, "histogram", "time of a begin"),
     (FINISH_SECONDS, "histogram", "time of a finish"),
     (WAIT_SECONDS, "histogram", "time that a duplicate was held"),
-    (RUN_SECONDS, "histogram", "time of the handler or upstream"),
+    (RUN_SECONDS, "histogram", "time of the handler or upstream, by route and by how it ended"),
 ];

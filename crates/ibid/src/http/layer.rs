@@ -82,6 +82,7 @@ impl GuardLayer {
     /// Guards what the routes say.
     pub fn with_routes(ibid: Ibid, tenants: Tenants, routes: Routes) -> GuardLayer {
         let principals = Principals::none();
+        telemetry::none_yet(routes.named());
         GuardLayer {
             shared: Arc::new(Shared {
                 ibid,
@@ -328,7 +329,7 @@ fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
 async fn wait_for<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Reply<A> {
     match ibid.wait(ask.clone(), wait).await {
         Ok(begun) => answer(&begun, route, &ask),
-        Err(refused) => unavailable(&refused, route.policy.profile),
+        Err(refused) => unavailable(&refused, &route),
     }
 }
 
@@ -357,7 +358,7 @@ async fn begin_and_run<S, Q, A>(
     let _begins = ibid.inner().begins();
     let begin = ibid.begin_here(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
-        Err(refused) => unavailable(&refused, route.policy.profile),
+        Err(refused) => unavailable(&refused, &route),
         Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => {
             let _ = to_client.send(Outcome::InFlight(begun));
             return;
@@ -428,7 +429,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             // Renewal ends at `max_run` or when the record is lost; the handler's own end is waited for all the same.
             _ = async { renewal.await; std::future::pending::<()>().await } => unreachable!("it never ends"),
         };
-        telemetry::took(telemetry::RUN_SECONDS, started.elapsed().as_secs_f64());
+        telemetry::ran(&self.route.pattern, how_ended(&ran), started.elapsed().as_secs_f64());
         match (ran, slot.take()) {
             (Ok(ran), Some(attempt)) => {
                 let end = self.end(attempt, ran.unwrap_or(Ran::Panicked));
@@ -585,6 +586,17 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     }
 }
 
+/// How a run ended, for its histogram.
+fn how_ended<A, P, T>(ran: &Result<Result<Ran<A>, P>, T>) -> &'static str {
+    match ran {
+        Ok(Ok(Ran::Captured(Captured::Whole { .. } | Captured::Unkept { .. }))) => "answered",
+        Ok(Ok(Ran::Told(Fate::NotExecuted))) => "not_executed",
+        Ok(Ok(Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken))) => "broken",
+        Ok(Err(_)) | Ok(Ok(Ran::Panicked)) => "panicked",
+        Err(_) => "timed_out",
+    }
+}
+
 /// The request as the handler sees it.
 fn for_handler<Q: From<Bytes>>(attempt: Attempt, ask: &Ask, taken: Taken) -> (Request<Q>, Slot) {
     let mut request = as_sent(&taken);
@@ -633,8 +645,10 @@ async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
 }
 
 /// The key could not be reserved: nothing was executed.
-fn unavailable<A>(refused: &Unavailable, profile: Profile) -> Reply<A> {
+fn unavailable<A>(refused: &Unavailable, route: &Route) -> Reply<A> {
     let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
+    let profile = route.policy.profile;
+    telemetry::reserved(Met::Unavailable, &route.pattern, profile);
     reply::refusal(Refusal::StoreUnavailable { retry_after: refused.retry_after() }, profile, None)
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::Method;
-use ibid_core::policy::{Policy, PolicyError};
+use ibid_core::policy::{Policy, PolicyError, Profile};
 
 /// The policies of an API: one for all, and rules that refine it.
 #[derive(Clone, Debug)]
@@ -109,6 +109,12 @@ impl Routes {
     /// The policy of everything that no rule covers.
     pub fn defaults(&self) -> &Policy {
         &self.defaults.policy
+    }
+
+    /// Every route that is guarded, as metrics name it.
+    pub(super) fn named(&self) -> impl Iterator<Item = (&Arc<str>, Profile)> {
+        let routes = self.rules.iter().filter_map(|(_, route)| route.as_ref()).chain([&self.defaults]);
+        routes.map(|route| (&route.pattern, route.policy.profile))
     }
 
     /// The rules, in their order.

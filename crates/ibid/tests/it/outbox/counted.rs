@@ -1,0 +1,48 @@
+//! The counters of the outbox equal what happened.
+
+use ibid::telemetry::{EFFECTS_DEAD, EFFECTS_DONE, EFFECTS_ENQUEUED, EFFECTS_LOST, EFFECTS_RETRIED};
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+use super::*;
+
+#[tokio::test]
+async fn every_effect_is_counted_when_it_is_enqueued_done_retried_dead_or_lost() {
+    // Of this thread alone, on which all tasks of this test run.
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    let _counts = metrics::set_default_local_recorder(&recorder);
+    let counted = |name: &str| {
+        let page = page.render();
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0, |count| count.parse::<u64>().expect("a counter"))
+    };
+
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match (call.name.as_str(), call.tries) {
+        ("refused", _) => Outcome::Refused { why: "card expired".into() },
+        ("slow", 1) => not_made("busy"),
+        _ => made(),
+    });
+    let effect = |name: &str| NewEffect::new(name, "charge", "");
+    world.pay("k", [effect("plain"), effect("slow"), effect("refused")]).await;
+    let mut undone = world.begin("undone").await;
+    let mut inside = undone.inside(world.tx().await).await.unwrap();
+    inside.enqueue(effect("rolled back")).await.unwrap();
+    drop(inside);
+    let worker = world.worker(&provider);
+    worker.run_once().await.unwrap();
+    world.pass(3600);
+    worker.run_once().await.unwrap();
+    // One whose worker went silent: the next one takes it over, and the first comes too late.
+    world.pay("silent", [effect("taken").repeatable()]).await;
+    let (gate, silent) = world.silent_worker().await;
+    world.pass(61);
+    worker.run_once().await.unwrap();
+    world.pass(3600);
+    worker.run_once().await.unwrap();
+    gate.open();
+    silent.await.unwrap();
+
+    let counts = [EFFECTS_ENQUEUED, EFFECTS_DONE, EFFECTS_RETRIED, EFFECTS_DEAD, EFFECTS_LOST].map(counted);
+    assert_eq!(counts, [4, 3, 2, 1, 1], "{}", page.render());
+}

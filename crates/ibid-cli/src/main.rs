@@ -6,12 +6,21 @@ mod config;
 mod gateway;
 mod open;
 mod output;
+#[cfg(feature = "otlp")]
+mod spans;
+#[cfg(not(feature = "otlp"))]
+#[path = "spans_off.rs"]
+mod spans;
 
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use tracing::Level;
+use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use args::operator::EffectsCommand;
 use args::{
@@ -22,6 +31,7 @@ use gateway::Gateway;
 use ibid::operator::Operator;
 use open::open_store;
 use output::{Failure, Failures};
+use spans::Spans;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -128,7 +138,7 @@ fn run(command: Command) -> Result<(), Failures> {
 fn gateway(args: &GatewayArgs) -> Result<(), Failures> {
     let log = config::Log::of_process()?;
     let config = Config::load(args, &Variables::of_process()?)?;
-    logging(&log);
+    let _spans = logging(&log)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -195,14 +205,22 @@ async fn until_stopped(command: impl Future<Output = Result<(), Failure>>) -> Re
     }
 }
 
-/// Logs to stderr, as the variables say.
-fn logging(log: &config::Log) {
-    let filter = tracing_subscriber::EnvFilter::new(&log.filter);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match log.json {
-        true => builder.json().init(),
-        false => builder.with_ansi(false).init(),
+/// Logs to stderr, as the variables say. What is left of the spans goes out when they are dropped.
+fn logging(log: &config::Log) -> Result<Spans, Failure> {
+    let spans = Spans::of_process()?;
+    // Whatever the variable says: drivers and HTTP libraries print statements with their parameters, and fields.
+    let ours = filter_fn(|about| about.target().starts_with("ibid") || *about.level() <= Level::INFO);
+    let filter = EnvFilter::new(&log.filter).and(ours);
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let lines = match log.json {
+        true => lines.json().boxed(),
+        false => lines.with_ansi(false).boxed(),
+    };
+    tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans.layer()).init();
+    if let Some(warning) = spans.warning() {
+        tracing::warn!("{warning}");
     }
+    Ok(spans)
 }
 
 /// Runs an operator's command at the store that these name.

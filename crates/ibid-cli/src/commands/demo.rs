@@ -26,7 +26,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
     let admin = Place::of("--admin-listen", args.admin_listen.as_deref(), config::ADMIN_LISTEN)?;
     let payments = Place::of("--payments-listen", args.payments_listen.as_deref(), PAYMENTS_LISTEN)?;
     let provider = Place::of("--provider-listen", args.provider_listen.as_deref(), PROVIDER_LISTEN)?;
-    crate::logging(&log);
+    let _spans = crate::logging(&log)?;
     let folder = tempfile::Builder::new()
         .prefix("ibid-demo-")
         .tempdir()

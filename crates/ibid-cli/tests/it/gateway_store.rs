@@ -14,10 +14,10 @@ fn pay(key: &str) -> Request {
 }
 
 /// The only right to write to the file, held until dropped. As a stalled disk or a careless backup would.
-struct WriteLock(Connection);
+pub(crate) struct WriteLock(Connection);
 
 impl WriteLock {
-    fn on(setup: &Setup) -> WriteLock {
+    pub(crate) fn on(setup: &Setup) -> WriteLock {
         let connection = Connection::open(setup.database()).expect("the file is there");
         connection.busy_timeout(Duration::from_secs(10)).expect("a timeout can be set");
         connection.execute_batch("begin immediate").expect("the lock can be had");

@@ -4,7 +4,7 @@
 //! and a wait that fails shows what the gateway said.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -187,7 +187,7 @@ impl Setup {
         }
         command.args(["--store", &self.store()]).args(&self.flags);
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        command.stderr(Stdio::piped()).stdout(Stdio::null());
+        command.stderr(Stdio::piped()).stdout(Stdio::piped());
         command
     }
 }
@@ -355,24 +355,29 @@ impl Drop for Gateway {
     }
 }
 
-/// What a gateway says on stderr, read as it comes.
+/// What a gateway says on stderr, and on stdout if it did, read as it comes.
 struct Log {
     text: Arc<Mutex<String>>,
-    reading: Mutex<Option<std::thread::JoinHandle<()>>>,
+    reading: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
 impl Log {
     fn follow(child: &mut Child) -> Log {
         let stderr = child.stderr.take().expect("stderr is piped");
+        let stdout = child.stdout.take().expect("stdout is piped");
         let text = Arc::new(Mutex::new(String::new()));
-        let shared = Arc::clone(&text);
-        let reading = std::thread::spawn(move || {
-            for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+        let reading = vec![Log::read(stderr, &text), Log::read(stdout, &text)];
+        Log { text, reading: Mutex::new(reading) }
+    }
+
+    fn read(pipe: impl Read + Send + 'static, text: &Arc<Mutex<String>>) -> std::thread::JoinHandle<()> {
+        let shared = Arc::clone(text);
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
                 let mut text = shared.lock().expect("no one panics with it");
                 let _ = writeln!(text, "{}", String::from_utf8_lossy(&line));
             }
-        });
-        Log { text, reading: Mutex::new(Some(reading)) }
+        })
     }
 
     fn text(&self) -> String {
@@ -381,7 +386,7 @@ impl Log {
 
     /// Everything, once the process has ended.
     fn text_to_the_end(&self) -> String {
-        if let Some(reading) = self.reading.lock().expect("no one panics with it").take() {
+        for reading in self.reading.lock().expect("no one panics with it").drain(..) {
             reading.join().expect("the reader ends with the pipe");
         }
         self.text()

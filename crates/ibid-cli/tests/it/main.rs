@@ -9,6 +9,7 @@ mod mount;
 
 #[cfg(feature = "demo")]
 mod demo;
+mod deploy;
 mod doctor;
 mod gateway_async;
 mod gateway_basic;
@@ -17,11 +18,16 @@ mod gateway_drain;
 mod gateway_hooks;
 mod gateway_http;
 mod gateway_load;
+mod gateway_logs;
+mod gateway_metrics;
+#[cfg(feature = "otlp")]
+mod gateway_otlp;
 mod gateway_postgres;
 mod gateway_reconcile;
 mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;
+mod gateway_trace;
 mod gateway_upstream;
 mod ledger;
 mod reap;

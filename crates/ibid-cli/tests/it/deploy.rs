@@ -1,0 +1,129 @@
+//! What is shipped for operators: alert rules and a dashboard that speak of metrics which exist, and a runbook for each
+//! alert.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use ibid::telemetry::METRICS;
+
+/// Metrics that the rules speak of and that are still to come. To be emptied as they come.
+const COMING: [&str; 5] = [
+    "ibid_oldest_unknown_seconds",
+    "ibid_reconcile_failed_total",
+    "ibid_reconcile_resolved_total",
+    "ibid_reconcile_scheduled_total",
+    "ibid_tenants_above_duplicate_rate",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Every sample that a scrape may show.
+fn samples() -> BTreeSet<String> {
+    let suffixes = |kind: &str| match kind {
+        "histogram" => &["_bucket", "_sum", "_count"][..],
+        _ => &[""],
+    };
+    let known = METRICS
+        .iter()
+        .flat_map(|(name, kind, _)| suffixes(kind).iter().map(move |suffix| format!("{name}{suffix}")));
+    known.chain(COMING.map(str::to_owned)).collect()
+}
+
+/// The names of metrics in an expression.
+fn named(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("ibid_")).map(str::to_owned).collect()
+}
+
+/// One alert of the rules, as far as these tests look.
+#[derive(Debug, Default)]
+struct Alert {
+    name: String,
+    expression: String,
+    runbook: String,
+}
+
+/// The alerts of the file: it is ours, and written so that its lines can be read one by one.
+fn alerts() -> Vec<Alert> {
+    let mut alerts: Vec<Alert> = Vec::new();
+    let mut within_expression = false;
+    for line in text("deploy/prometheus/alerts.yml").lines() {
+        if let Some(name) = line.strip_prefix("      - alert: ") {
+            alerts.push(Alert { name: name.to_owned(), ..Alert::default() });
+        }
+        let Some(alert) = alerts.last_mut() else { continue };
+        match line.strip_prefix("          ") {
+            Some(part) if within_expression => {
+                alert.expression.push_str(part);
+                alert.expression.push('\n');
+            }
+            Some(part) => alert.runbook.push_str(part.strip_prefix("runbook: ").unwrap_or_default()),
+            None => within_expression = line == "        expr: |-",
+        }
+    }
+    alerts
+}
+
+#[test]
+fn every_alert_speaks_of_metrics_that_exist() {
+    let (samples, alerts) = (samples(), alerts());
+    assert!(alerts.len() >= 9, "{alerts:?}");
+    for alert in &alerts {
+        let named = named(&alert.expression);
+        assert!(!named.is_empty(), "{alert:?}");
+        for name in named {
+            assert!(samples.contains(&name), "{} speaks of `{name}`", alert.name);
+        }
+    }
+    let all: BTreeSet<String> = alerts.iter().flat_map(|alert| named(&alert.expression)).collect();
+    assert_eq!(all, named(&text("deploy/prometheus/alerts.yml")), "no expression was overlooked");
+}
+
+#[test]
+fn every_alert_has_its_runbook_and_every_runbook_its_alert() {
+    let folder = root().join("docs/operate/alerts");
+    let pages = std::fs::read_dir(folder).expect("the runbooks").map(|entry| entry.expect("an entry").path());
+    let pages: BTreeSet<String> =
+        pages.filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
+    let mut linked = BTreeSet::from(["README.md".to_owned()]);
+    let index = text("docs/operate/alerts/README.md");
+    for alert in alerts() {
+        let page = text(&alert.runbook);
+        assert!(page.starts_with(&format!("# {}\n", alert.name)), "{} has a page of its own", alert.name);
+        for part in ["**What it means.**", "**How to look.**", "**How to settle it.**"] {
+            assert!(page.contains(part), "{}: {part}", alert.runbook);
+        }
+        let file = alert.runbook.strip_prefix("docs/operate/alerts/").expect("it is beside the others");
+        assert!(index.contains(&format!("]({file})")), "{file} is in the list");
+        linked.insert(file.to_owned());
+    }
+    assert_eq!(pages, linked);
+}
+
+#[test]
+fn every_panel_of_the_dashboard_speaks_of_metrics_that_exist() {
+    let (samples, page) = (samples(), text("deploy/grafana/ibid.json"));
+    let dashboard: serde_json::Value = serde_json::from_str(&page).expect("the dashboard is JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let mut ids = BTreeSet::new();
+    for panel in panels {
+        assert!(ids.insert(panel["id"].as_u64()), "every id once: {}", panel["title"]);
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"].as_str().expect("an expression");
+            let named = named(expression);
+            assert!(!named.is_empty(), "{expression}");
+            for name in named {
+                assert!(samples.contains(&name), "{} shows `{name}`", panel["title"]);
+            }
+        }
+    }
+    for name in named(&page) {
+        assert!(samples.contains(&name), "`{name}` somewhere else in the file");
+    }
+}

@@ -1,0 +1,126 @@
+//! The log as a machine reads it: every line an object, no secret in any of them, and a security event for each misuse.
+
+use ibid_testkit::client::Request;
+use ibid_testkit::upstream::Upstream;
+use serde_json::Value;
+
+use crate::gateway_store::WriteLock;
+use crate::harness::{On, Setup, assert_problem, is_replay, on_every_store, until_async};
+
+/// What must never stand in a log. The secret is that of fingerprints, in hex.
+const CANARIES: [&str; 7] = [
+    "canary-key",
+    "canary-credential",
+    "canary-body",
+    "canary-answer",
+    "canary-password",
+    "canary-token",
+    "63616e6172792d7365637265742d63616e6172792d7365637265742d30303030",
+];
+
+const CONFIG: &str = "[store]\nbegin_timeout = \"300ms\"\nfinish_wait = \"300ms\"\n\
+    [upkeep]\nsweep_every = \"50ms\"\nreap_every = \"50ms\"\n\
+    [defaults]\nlease = \"1s\"\nupstream_timeout = \"300ms\"\nlinger = \"0s\"\nmax_request_body = \"1KiB\"\n";
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments")
+        .key(&format!("canary-key-{key}"))
+        .header("Authorization", "Bearer canary-credential")
+        .body("canary-body")
+}
+
+async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(CONFIG).tenant("authorization");
+    let url = setup.store().replace("postgres@", "postgres:canary-password@");
+    let setup = setup
+        .store_at(&url)
+        .variable("IBID_LOG", "trace")
+        .variable("IBID_LOG_FORMAT", "json")
+        .variable("IBID_SECRETS", CANARIES[6])
+        .variable("IBID_ADMIN_TOKEN", "canary-token");
+    let mut gateway = setup.start();
+    let answers =
+        ["status=201;body=canary-answer", "status=503;body=canary-answer", "status=500;body=canary-answer"];
+    let faults = ["cut=read", "cut=head", "cut=body;body=canary-answer", "gate"];
+    for (n, fault) in answers.iter().chain(&faults).enumerate() {
+        let request = pay(&n.to_string()).fixture(fault);
+        gateway.call(&request).await;
+        gateway.call(&request).await;
+    }
+    let mut misused = 0;
+    for n in [0, 2, 3] {
+        assert_problem(&gateway.call(&pay(&n.to_string()).body("canary-body six")).await, 422, "key-reused");
+        misused += 1;
+    }
+    // Turned away at the door, each for a reason of its own.
+    let bare = Request::post("/payments").body("canary-body");
+    assert_problem(&gateway.call(&bare).await, 400, "key-missing");
+    assert_problem(
+        &gateway.call(&bare.clone().header("Idempotency-Key", "\"canary-key")).await,
+        400,
+        "key-invalid",
+    );
+    assert_problem(&gateway.call(&bare.key("canary-key")).await, 401, "tenant-missing");
+    let large = "canary-body".repeat(200);
+    assert_problem(&gateway.call(&pay("large").body(&large)).await, 413, "body-too-large");
+    let page = "/.ibid/keys/canary-key-0?method=POST&path=/payments";
+    let status = Request::get(page).header("Authorization", "Bearer canary-credential");
+    assert_eq!(gateway.call(&status).await.status, 200);
+    // The store is away, before a run and behind one.
+    let (mut held, before) = (gateway.client().await, upstream.tally().begun);
+    held.send(&pay("held").fixture("gate;status=201;body=canary-answer")).await;
+    upstream.until(|tally| tally.begun > before).await;
+    let lock = (on == On::Sqlite).then(|| WriteLock::on(&setup));
+    if let Some(server) = setup.server() {
+        server.sql("postgres", "alter table ibid_record rename to ibid_record_away");
+    }
+    for n in 0..7 {
+        assert_problem(&gateway.call(&pay(&format!("away-{n}"))).await, 503, "store-unavailable");
+    }
+    upstream.gate().open();
+    assert!(held.read().await.is_some());
+    drop(lock);
+    if let Some(server) = setup.server() {
+        server.sql("postgres", "alter table ibid_record_away rename to ibid_record");
+    }
+    until_async("the gateway takes requests again", async || {
+        (gateway.call(&pay("back").fixture("status=201")).await.status == 201).then_some(())
+    })
+    .await;
+    assert!(is_replay(&gateway.call(&pay("0")).await));
+    // The upstream is away.
+    drop(upstream);
+    assert_eq!(gateway.call(&pay("nobody")).await.status, 503);
+    gateway.signal("TERM");
+    assert!(gateway.ended().await.success());
+
+    let said = gateway.said();
+    for canary in CANARIES {
+        let as_numbers = canary.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
+        for text in [canary, &as_numbers, &canary.to_uppercase()] {
+            let found = said.lines().find(|line| line.contains(text));
+            assert_eq!(found, None, "{canary}");
+        }
+    }
+    let lines: Vec<Value> = said
+        .lines()
+        .filter(|line| !line.starts_with("ibid: "))
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    let events: Vec<&Value> = lines.iter().filter(|line| line["target"] == "ibid::security").collect();
+    assert_eq!(events.len(), misused, "{events:?}");
+    for event in events {
+        let record = event["fields"]["record"].as_str().expect("the record's short name");
+        assert!(record.len() == 8 && event["fields"]["route"] == "*" && event["level"] == "WARN", "{event}");
+    }
+    let outage = |line: &Value| {
+        line["fields"]["message"].as_str().is_some_and(|text| text.starts_with("the store does not answer"))
+    };
+    assert!(lines.iter().any(outage), "the outage is in it");
+    assert!(
+        lines.iter().any(|line| line["span"]["name"] == "ibid.reply"),
+        "and spans, which only debug shows"
+    );
+}
+on_every_store!(no_line_holds_a_secret_and_every_misuse_is_a_security_event);

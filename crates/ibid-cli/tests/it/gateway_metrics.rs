@@ -1,0 +1,236 @@
+//! Metrics equal what happened: a known mix of requests, then `/metrics` read to the last line.
+
+use std::collections::BTreeMap;
+
+use ibid_testkit::client::Request;
+use ibid_testkit::upstream::Upstream;
+
+use crate::gateway_store::WriteLock;
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
+
+const CONFIG: &str = r#"
+[store]
+begin_timeout = "300ms"
+[upkeep]
+sweep_every = "100ms"
+reap_every = "100ms"
+[[route]]
+match = "POST /payments/{id}"
+[[route]]
+match = "POST /short"
+lease = "1s"
+max_run = "1s"
+[[route]]
+match = "POST /stripe"
+profile = "stripe"
+"#;
+
+/// Every sample of a page: name and labels, in their order, and value.
+type Samples = BTreeMap<String, f64>;
+
+async fn samples(gateway: &Gateway) -> Samples {
+    let page = gateway.page("/metrics").await.text();
+    let lines = page.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a sample has a value");
+            (name.to_owned(), value.parse().expect("a number"))
+        })
+        .collect()
+}
+
+/// Those of one family that are not zero, as `labels value`.
+fn of(samples: &Samples, name: &str) -> Vec<String> {
+    let of = samples.iter().filter(|(sample, value)| {
+        sample.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
+            && **value != 0.0
+    });
+    of.map(|(sample, value)| format!("{} {value}", &sample[name.len()..])).collect()
+}
+
+fn pay(key: &str) -> Request {
+    Request::post(&format!("/payments/{key}")).key(key).body("five")
+}
+
+async fn metrics_equal_what_happened(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(CONFIG);
+    let gateway = setup.start();
+    let fresh = samples(&gateway).await;
+    assert_eq!(fresh.get("ibid_zombie_keys_total"), Some(&0.0), "zero is shown as zero");
+    assert_eq!(fresh.get("ibid_breaker_open"), Some(&0.0));
+
+    // Created five times, replayed three times from memory.
+    for n in 0..5 {
+        assert_eq!(gateway.call(&pay(&format!("a{n}")).fixture("status=201")).await.status, 201);
+    }
+    for n in 0..3 {
+        assert!(is_replay(&gateway.call(&pay(&format!("a{n}"))).await));
+    }
+    // Misused twice; without a key and with a bad one nothing is met.
+    for n in 0..2 {
+        assert_problem(&gateway.call(&pay(&format!("a{n}")).body("six")).await, 422, "key-reused");
+    }
+    assert_problem(&gateway.call(&Request::post("/payments/x").body("five")).await, 400, "key-missing");
+    // One is held by the upstream: a duplicate that will not wait, and one that does.
+    let held = pay("held").fixture("gate;status=201");
+    let mut first = gateway.client().await;
+    first.send(&held).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let hurried = gateway.call(&held.clone().header("Prefer", "wait=0")).await;
+    assert_problem(&hurried, 409, "request-in-progress");
+    let mut patient = gateway.client().await;
+    patient.send(&held).await;
+    until_async("the duplicate has begun to wait", async || {
+        (samples(&gateway).await["ibid_begin_seconds_count"] >= 8.0).then_some(())
+    })
+    .await;
+    upstream.gate().release(1);
+    assert_eq!(first.read().await.expect("an answer").status, 201);
+    assert!(is_replay(&patient.read().await.expect("an answer")));
+    // A free answer, and the retry that runs again.
+    assert_eq!(gateway.call(&pay("free").fixture("status=503")).await.status, 503);
+    assert_eq!(gateway.call(&pay("free").fixture("status=201")).await.status, 201);
+    // An answer that broke off: unknown, and so is its retry.
+    assert_problem(&gateway.call(&pay("cut").fixture("cut=read")).await, 502, "outcome-unknown");
+    assert_problem(&gateway.call(&pay("cut")).await, 409, "outcome-unknown");
+    // Another profile, and a path that no rule is for.
+    let stripe = Request::post("/stripe").key("s").body("five");
+    assert_eq!(gateway.call(&stripe).await.status, 200);
+    assert_eq!(gateway.call(&Request::post("/else/secret-path").key("d").body("five")).await.status, 200);
+    // A lease that lapses under its holder, whose answer comes late and counts all the same.
+    let short = Request::post("/short").key("late").body("five").fixture("gate;status=201");
+    let mut late = gateway.client().await;
+    late.send(&short).await;
+    upstream.until(|tally| tally.held == 1).await;
+    until_async("the lease lapses", async || {
+        (samples(&gateway).await["ibid_zombie_keys_total"] == 1.0).then_some(())
+    })
+    .await;
+    upstream.gate().release(1);
+    assert_eq!(late.read().await.expect("an answer").status, 201);
+
+    let quiet = until_async("all records are counted", async || {
+        let now = samples(&gateway).await;
+        (of(&now, "ibid_records") == ["{state=\"completed\"} 10", "{state=\"unknown\"} 1"]).then_some(now)
+    })
+    .await;
+    let (payments, stripe) =
+        ("{route=\"/payments/{id}\",profile=\"ietf\"}", "{route=\"/stripe\",profile=\"stripe\"}");
+    let (short, other) = ("{route=\"/short\",profile=\"ietf\"}", "{route=\"*\",profile=\"ietf\"}");
+    let created = [(other, 1), (payments, 8), (short, 1), (stripe, 1)]
+        .map(|(labels, count)| format!("{labels} {count}"));
+    assert_eq!(of(&quiet, "ibid_reserve_created_total"), created);
+    for (name, count) in [
+        ("ibid_reserve_replay_total", 4),
+        ("ibid_reserve_in_progress_total", 1),
+        ("ibid_reserve_key_misuse_total", 2),
+        ("ibid_reserve_failed_retry_total", 1),
+        ("ibid_reserve_unknown_total", 1),
+    ] {
+        assert_eq!(of(&quiet, name), [format!("{payments} {count}")], "{name}");
+    }
+    let none: [&str; 0] = [];
+    for name in [
+        "ibid_reserve_gone_total",
+        "ibid_reserve_unavailable_total",
+        "ibid_store_errors_total",
+        "ibid_answers_not_stored_total",
+        "ibid_late_answers_total",
+        "ibid_breaker_open",
+    ] {
+        assert_eq!(of(&quiet, name), none, "{name}");
+    }
+    assert_eq!(of(&quiet, "ibid_dead_letters"), [" 1"], "nobody is asked about an unknown record");
+    // 11 first runs, the free key's second one, two duplicates of `held`, and the retry of `cut`.
+    assert_eq!(of(&quiet, "ibid_begin_seconds_count"), [" 15"]);
+    assert_eq!(of(&quiet, "ibid_finish_seconds_count"), [" 12"]);
+    assert_eq!(of(&quiet, "ibid_wait_seconds_count"), [" 1"]);
+    let ran = of(&quiet, "ibid_run_seconds_count");
+    let runs = [
+        "{route=\"*\",outcome=\"answered\"} 1",
+        "{route=\"/payments/{id}\",outcome=\"answered\"} 8",
+        "{route=\"/payments/{id}\",outcome=\"broken\"} 1",
+        "{route=\"/short\",outcome=\"answered\"} 1",
+        "{route=\"/stripe\",outcome=\"answered\"} 1",
+    ];
+    assert_eq!(ran, runs);
+    assert_eq!(upstream.deliveries_begun(), 12, "one run, one delivery");
+    for chore in ["sweeper", "reaper"] {
+        let ran_at = quiet[&format!("ibid_chore_last_run_seconds{{chore=\"{chore}\"}}")];
+        assert!(ran_at > 1.7e9, "{chore} ran at {ran_at}");
+    }
+    for sample in quiet.keys() {
+        for secret in ["secret-path", "a0", "held", "free", "cut"] {
+            assert!(!sample.contains(secret), "{sample}");
+        }
+    }
+}
+on_every_store!(metrics_equal_what_happened);
+
+#[tokio::test]
+async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_for_it() {
+    let upstream = Upstream::start().await;
+    // Chores ask the store too, and would be counted; they come too late for this test.
+    let config = "[store]\nbegin_timeout = \"300ms\"\n[upkeep]\nsweep_every = \"1h\"\nreap_every = \"1h\"\n";
+    let setup = Setup::before(&upstream.url()).config(config).variable("IBID_LOG", "ibid=debug");
+    let gateway = setup.start();
+    until_async("the chores have had their first turn", async || {
+        (of(&samples(&gateway).await, "ibid_chore_last_run_seconds").len() == 2).then_some(())
+    })
+    .await;
+    let lock = WriteLock::on(&setup);
+    for n in 0..8 {
+        let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
+        assert_problem(&refused, 503, "store-unavailable");
+        let after: u64 = refused.header("retry-after").expect("a time").parse().expect("seconds");
+        assert!((1..=2).contains(&after), "the first pause is a second, the next two: {after}");
+    }
+    let during = samples(&gateway).await;
+    assert_eq!(of(&during, "ibid_reserve_unavailable_total"), ["{route=\"*\",profile=\"ietf\"} 8"]);
+    assert_eq!(of(&during, "ibid_breaker_open"), [" 1"]);
+    drop(lock);
+    until_async("the gateway takes requests again", async || {
+        (gateway.call(&pay("after")).await.status == 200).then_some(())
+    })
+    .await;
+    until_async("every failure that the log knows is counted", async || {
+        let now = samples(&gateway).await;
+        let said = gateway.said().matches("the store failed").count() as f64;
+        (now["ibid_store_errors_total"] == said && of(&now, "ibid_breaker_open").is_empty()).then_some(())
+    })
+    .await;
+    assert_eq!(upstream.total(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_server_is_stopped_the_breaker_is_seen_open_and_refusals_come_at_once() {
+    let upstream = Upstream::start().await;
+    let mut server = ibid_testkit::postgres::Postgres::start();
+    let setup = Setup::before(&upstream.url()).store_at(&server.url()).config(CONFIG);
+    let gateway = setup.start();
+    assert_eq!(gateway.call(&pay("before")).await.status, 200);
+    server.stop_immediate();
+    until_async("the breaker opens", async || {
+        assert_problem(&gateway.call(&pay("during")).await, 503, "store-unavailable");
+        (samples(&gateway).await["ibid_breaker_open"] == 1.0).then_some(())
+    })
+    .await;
+    let asked = samples(&gateway).await["ibid_begin_seconds_count"];
+    for n in 0..50 {
+        let refused = gateway.call(&pay(&format!("during-{n}"))).await;
+        let after: u64 = refused.header("retry-after").expect("a time").parse().expect("seconds");
+        assert!(refused.status == 503 && (1..=8).contains(&after), "{refused:?}");
+    }
+    // Whatever this loop took, it was probes alone that asked: one at a time, each given up after begin_timeout.
+    let probes = samples(&gateway).await["ibid_begin_seconds_count"] - asked;
+    assert!(probes < 10.0, "{probes} of 50 asked");
+    assert_eq!(upstream.total(), 1, "nothing was executed");
+    server.start_again();
+    until_async("the gateway takes requests again", async || {
+        (gateway.call(&pay("after")).await.status == 200).then_some(())
+    })
+    .await;
+    assert_eq!(samples(&gateway).await["ibid_breaker_open"], 0.0);
+    gateway.until_said("the store answers again").await;
+}

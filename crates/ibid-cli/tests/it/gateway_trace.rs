@@ -1,0 +1,90 @@
+//! W3C trace context through the gateway: continued where it can be read, begun anew where it can't, kept with the record.
+
+use std::path::Path;
+
+use ibid_testkit::client::Request;
+use ibid_testkit::upstream::Upstream;
+
+use crate::harness::{Setup, is_replay};
+
+const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five")
+}
+
+/// The cases of the W3C's own test suite.
+fn cases() -> Vec<serde_json::Value> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/trace-context/traceparent.json");
+    let text = std::fs::read(file).expect("the vectors travel with the crate");
+    serde_json::from_slice(&text).expect("vector files are JSON")
+}
+
+#[tokio::test]
+async fn every_traceparent_of_the_published_vectors_is_continued_or_begun_anew() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    let cases = cases();
+    assert!(cases.len() >= 37);
+    for (n, case) in cases.iter().enumerate() {
+        let key = format!("case-{n}");
+        let lines: Vec<(&str, &str)> = case["headers"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|line| (line[0].as_str().expect("a name"), line[1].as_str().expect("a value")))
+            .collect();
+        let request = lines.iter().fold(pay(&key), |request, (name, value)| request.header(name, value));
+        assert_eq!(gateway.call(&request).await.status, 200, "{case}");
+        let seen = upstream.requests().pop().expect("it was delivered");
+        let sent = seen.header_lines("traceparent");
+        let named = lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("traceparent"));
+        // Who sent no field of that name gets none: the upstream begins its own.
+        assert_eq!(sent.len(), usize::from(named), "{case}: {sent:?}");
+        let Some(sent) = sent.first() else { continue };
+        let parts: Vec<&str> = sent.split('-').collect();
+        assert_eq!((parts.len(), parts[0], sent.len()), (4, "00", 55), "{case}: {sent}");
+        let given: Vec<&str> = lines[0].1.trim().split('-').collect();
+        match case["trace_id"].as_str() {
+            Some("continue") => assert_eq!(parts[1], given[1], "{case}"),
+            Some("restart") => {
+                assert!(lines.iter().all(|(_, value)| !value.contains(parts[1])), "{case}: {sent}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(!lines[0].1.contains(parts[2]), "a span id of its own: {case}: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn a_trace_goes_on_with_its_state_and_is_kept_with_the_record_and_not_replaced_by_a_retry() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url());
+    let gateway = setup.start();
+    let request =
+        pay("k").header("Traceparent", PARENT).header("Tracestate", "a=1").header("Tracestate", "b=2");
+    assert_eq!(gateway.call(&request).await.status, 200);
+    let seen = upstream.requests().pop().expect("it was delivered");
+    assert_eq!(seen.header_lines("tracestate"), ["a=1,b=2"]);
+    let retry = pay("k").header("Traceparent", PARENT.replace("4bf9", "aaaa"));
+    assert!(is_replay(&gateway.call(&retry).await));
+    let shown = setup.ibid(&["keys", "list", "--json", "--store", &setup.store()]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains(&format!("\"{TRACE}\"")), "{shown}");
+    assert!(!shown.contains("aaaa2f3577b3"), "{shown}");
+}
+
+#[tokio::test]
+async fn what_is_not_guarded_keeps_its_trace_fields_to_the_letter() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    for value in [PARENT, "not-a-traceparent"] {
+        gateway
+            .call(&Request::get("/rides").header("traceparent", value).header("tracestate", "A=B,,"))
+            .await;
+        let seen = upstream.requests().pop().expect("it was delivered");
+        assert_eq!(seen.header_lines("traceparent"), [value]);
+        assert_eq!(seen.header_lines("tracestate"), ["A=B,,"]);
+    }
+}

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_failures_in_a_row_one_finds_out_at_a_time_and_an_answer_closes_it() {
+    async fn it_opens_after_failures_in_a_row_lets_one_find_out_and_closes_on_success() {
         let start = Instant::now();
         let breaker = opened(start);
         let left = breaker.enter(start).err().expect("shut");

@@ -329,7 +329,7 @@ fn ended<A>(finished: Finished, route: &Route, ask: &Ask) -> Ended<A> {
 async fn wait_for<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Reply<A> {
     match ibid.wait(ask.clone(), wait).await {
         Ok(begun) => answer(&begun, route, &ask),
-        Err(refused) => unavailable(&refused, &route),
+        Err(refused) => unavailable(&refused, route),
     }
 }
 

@@ -157,7 +157,7 @@ impl From<OperatorError> for Problem {
             OperatorError::NoSuchEffect(_) => {
                 Problem::new(StatusCode::NOT_FOUND, "no-such-effect", "No such effect").detail(detail)
             }
-            OperatorError::NotNow(_) | OperatorError::Moved => {
+            OperatorError::NotNow(_) | OperatorError::NothingToMake | OperatorError::Moved => {
                 Problem::new(StatusCode::CONFLICT, "not-now", "The effect does not allow it now")
                     .detail(detail)
             }

@@ -56,7 +56,7 @@ pub(super) fn not_done(error: OperatorError) -> Failure {
         OperatorError::NoSuchEffect(_) => {
             Failure::no(error.to_string()).hint("`ibid effects list` shows what is there")
         }
-        OperatorError::NotNow(_) | OperatorError::Moved => {
+        OperatorError::NotNow(_) | OperatorError::NothingToMake | OperatorError::Moved => {
             Failure::no(error.to_string()).hint("`ibid effects list` shows how it stands")
         }
         OperatorError::Store(error) => failed(&error),

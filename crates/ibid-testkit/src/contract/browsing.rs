@@ -11,7 +11,8 @@ use ibid_core::scope::{Identity, Operation, RecordId};
 use ibid_core::store::{Browse, Counts, Filter, PathPattern};
 
 use super::{
-    LONG, Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, reap_all, replace, telling,
+    LONG, Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, reap_all, replace,
+    telling,
 };
 
 /// By state, tenant, key and prefix, and page by page.

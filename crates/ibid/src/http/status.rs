@@ -1,6 +1,8 @@
 //! `/.ibid/…`: the state of a key for the client that sent it, its stored answer, the published policy, and what each
 //! refusal means. Read-only, and under the same tenant rules as the guarded requests.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};

@@ -56,6 +56,7 @@ impl Operator {
                     by: Finder::Operator(act),
                     what: found,
                     as_of: stored.now,
+                    jitter: 0.0,
                 },
                 Deed::Forget => Event::Forget { nonce: Nonce(0), act },
             };

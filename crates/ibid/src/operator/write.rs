@@ -86,7 +86,8 @@ impl Operator {
         found: &Found,
         act: &Act,
     ) -> Result<Stored, Refused> {
-        let event = |nonce, as_of| Event::Found { nonce, by: Finder::Operator(act), what: found, as_of };
+        let event =
+            |nonce, as_of| Event::Found { nonce, by: Finder::Operator(act), what: found, as_of, jitter: 0.0 };
         let check = |stored: &Stored| match found {
             Found::Executed(Answer { kept: Some(kept), .. }) => fits(kept, stored),
             _ => Ok(()),

@@ -50,7 +50,7 @@ pub(super) async fn run(ibid: &Ibid) {
         if let Some(runner) = ibid.inner().resumes.get() {
             let taken = deliver_once(ibid, &runner).await;
             let more = matches!(taken, Ok(1..));
-            done("deliverer", taken);
+            done(ibid, "deliverer", taken);
             if more {
                 continue;
             }

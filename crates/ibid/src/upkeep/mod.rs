@@ -59,7 +59,9 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
     // no accepted request.
     tokio::join!(
         every(schedule.sweep_every, || async { done(ibid, "sweeper", sweep_once(ibid).await) }),
-        every(schedule.reap_every, || async { done(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|did| did.removed)) }),
+        every(schedule.reap_every, || async {
+            done(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|did| did.removed))
+        }),
         every(schedule.reap_every, || async { done(ibid, "evidence", weigh_once(ibid).await) }),
         every(schedule.reconcile_every, || async {
             done(ibid, "reconciler", reconcile_once(ibid).await.map(|did| did.settled));

@@ -9,7 +9,7 @@ use ibid_core::machine::{Ask, Decision, Event};
 use ibid_core::policy::OnLapse;
 use ibid_core::record::{Record, State};
 use ibid_core::store::{Pending, StoreError};
-use metrics::counter;
+use metrics::{counter, gauge};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 

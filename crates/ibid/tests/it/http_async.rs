@@ -13,7 +13,7 @@ use axum::routing::post;
 use ibid::http::{Guard, GuardLayer, Guarded, Routes, Tenants};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::{self, Schedule};
+use ibid::upkeep::{self, Keep, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::policy::{AnswerRule, OnLapse, Policy};
 use ibid_core::record::{Record, State as RecordState};
@@ -157,10 +157,10 @@ async fn what_was_not_executed_is_run_again_after_a_pause() {
 async fn a_process_that_only_accepts_leaves_the_rest_to_others_or_to_the_deadline() {
     let world = world(Policy::default(), 0, false).await;
     assert_eq!(world.pay().await.0, 202);
-    upkeep::reap_once(&world.ibid).await.unwrap();
+    upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap();
     assert_eq!(world.record().await.state, RecordState::Pending);
     world.hands.advance(Duration::from_secs(3600));
-    upkeep::reap_once(&world.ibid).await.unwrap();
+    upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap();
     let (status, headers, body) = world.pay().await;
     assert_eq!((status.as_u16(), headers["idempotent-replayed"].to_str().unwrap()), (408, "true"));
     assert!(body.contains("never-started"), "{body}");
@@ -176,7 +176,11 @@ async fn the_deliverer_begins_nothing_past_the_deadline() {
     let layer = GuardLayer::new(world.ibid.clone(), Tenants::only());
     let router = Router::new().route("/rides/{id}/pay", post(handle)).with_state(world.api.clone());
     let _ = layer.resumes::<Router, Body, _>(router);
-    let never = Schedule { sweep_every: Duration::from_secs(3600), reap_every: Duration::from_secs(3600) };
+    let never = Schedule {
+        sweep_every: Duration::from_secs(3600),
+        reap_every: Duration::from_secs(3600),
+        ..Schedule::default()
+    };
     world.chores = Some(tokio::spawn(upkeep::run(world.ibid.clone(), never)));
     world.until(&[RecordState::Completed]).await;
     assert_eq!(world.pay().await.0.as_u16(), 408);

@@ -5,12 +5,17 @@ use std::sync::Arc;
 
 use ibid::core::store::Store;
 use ibid::ledger::{Comparison, Finding, LETTER_KIND, LetterError, Line, write_letters};
+use ibid::operator::Act;
 use ibid::outbox::{self, EffectFilter, EffectState, OperatorError, StoredEffect};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::rows::{Next, RowsError};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::{Ibid, Settings};
+
+fn because(reason: &str) -> Act {
+    Act::new("ann", reason).expect("a name and a reason")
+}
 
 /// Their lines with these keys; we have `a`.
 fn findings(theirs: &[&str]) -> Vec<Finding> {
@@ -60,9 +65,9 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
     assert!(all[0].last_error.as_deref().unwrap().contains("has 2 for one key"));
 
     let seq = all[0].seq;
-    let refused = outbox::retry(&ibid, seq, "try").await.unwrap_err();
+    let refused = outbox::retry(&ibid, seq, &because("try")).await.unwrap_err();
     assert!(matches!(refused, OperatorError::NothingToMake), "{refused:?}");
-    outbox::discard(&ibid, seq, "refunded by hand").await.unwrap();
+    outbox::discard(&ibid, seq, &because("refunded by hand")).await.unwrap();
     let discarded = letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
     assert_eq!(discarded.state, EffectState::Discarded);
     // What a person has dealt with does not come back with the next comparison.

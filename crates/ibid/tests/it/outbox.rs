@@ -88,7 +88,7 @@ async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_a_dead_one_
     world.pass(1000 * DAY);
     assert_eq!(reap().await, (0, 0), "a dead letter waits for a person, and its record with it");
     assert_eq!(world.effects().await.len(), 2);
-    outbox::discard(&world.ibid, world.effects().await[1].seq, "settled by phone").await.unwrap();
+    outbox::discard(&world.ibid, world.effects().await[1].seq, &because("settled by phone")).await.unwrap();
     assert_eq!(reap().await, (1, 1), "then the record goes, and what was done long ago");
     let discarded = world.only().await;
     assert_eq!((discarded.state, discarded.done_at.is_some()), (Discarded, true));

@@ -1,7 +1,7 @@
 //! A webhook, a poll and an operator settle the same record at the same moment, on every store: one wins, and the others
 //! are told.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,11 +10,13 @@ use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::{Ibid, Settings};
+use ibid_core::act::Act;
 use ibid_core::change::{Change, Commit, Happened};
 use ibid_core::evidence::EventName;
 use ibid_core::machine::{Answer, Decision, Event, Finder, Found, Verdict, decide};
 use ibid_core::record::{Note, State};
 use ibid_core::response::Response;
+use ibid_core::scope::RecordId;
 use ibid_core::store::Store;
 use ibid_testkit::contract::{Name, draft, insert, load, nonce, put};
 
@@ -63,10 +65,11 @@ async fn one_wins(store: Arc<dyn Store>) {
             };
             tokio::spawn(async move { node.hear(heard).await.expect("heard") == Hearing::Settled })
         });
-        let others = [(Finder::Reconciler, BY_POLL), (Finder::Operator, BY_OPERATOR)].map(|(by, status)| {
-            let (store, id) = (store.clone(), name.id);
-            tokio::spawn(async move { settles(&*store, id, by, executed(status)).await })
-        });
+        let others =
+            [(Finder::Reconciler, BY_POLL), (Finder::Operator(&ACT), BY_OPERATOR)].map(|(by, status)| {
+                let (store, id) = (store.clone(), name.id);
+                tokio::spawn(async move { settles(&*store, id, by, executed(status)).await })
+            });
         let won: Vec<bool> = join_all(hears.into_iter().chain(others))
             .await
             .into_iter()
@@ -79,7 +82,8 @@ async fn one_wins(store: Arc<dyn Store>) {
         assert_eq!(stored.record.state, State::Completed);
         assert_eq!(stored.record.note, Note { status: Some(by[winner]), ..Note::default() });
         let lines = store.history(name.id).await.expect("a history");
-        assert_eq!(lines.iter().filter(|(_, line)| line.what == Happened::Settled).count(), 1);
+        let settling = [Happened::Settled, Happened::Operator];
+        assert_eq!(lines.iter().filter(|(_, line)| settling.contains(&line.what)).count(), 1);
     }
 }
 
@@ -88,11 +92,15 @@ fn executed(status: u16) -> Found {
     Found::Executed(Answer { status, retry_after: false, kept: Some(kept), provider_id: None })
 }
 
+/// Why the operator settles it.
+static ACT: LazyLock<Act> =
+    LazyLock::new(|| Act::new("ann", "the bank said so").expect("a name and a reason"));
+
 /// Settles a record as another process would; whether it was the one that did.
-async fn settles(store: &dyn Store, id: ibid_core::scope::RecordId, by: Finder, what: Found) -> bool {
+async fn settles(store: &dyn Store, id: RecordId, by: Finder<'_>, what: Found) -> bool {
     loop {
         let stored = load(store, id).await.expect("it stands");
-        let event = Event::Found { nonce: nonce(), by, what: &what, as_of: stored.now };
+        let event = Event::Found { nonce: nonce(), by, what: &what, as_of: stored.now, jitter: 0.0 };
         let change: Arc<Change> = match decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(_) => return false,
             Verdict::Write(change, decision) => {

@@ -53,11 +53,23 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large")
                 .detail(format!("a body has at most {BODY_MAX} bytes and comes to its end"))
         })?;
-        let read = serde_json::from_slice(&bytes).and_then(|value| serde_json::from_value(whole(value)));
-        match read {
-            Ok(value) => Ok(Told(value)),
-            Err(error) => Err(Problem::invalid(format!("the body: {error}"))),
+        let unreadable = |error: serde_json::Error| Problem::invalid(format!("the body: {error}"));
+        let value: Value = serde_json::from_slice(&bytes).map_err(unreadable)?;
+        if has_stray_list(&value, false) {
+            return Err(Problem::invalid("the body: a list stands where an object belongs"));
         }
+        serde_json::from_value(whole(value)).map(Told).map_err(unreadable)
+    }
+}
+
+/// The reader would take a list for an object, its fields in their order. Only `records` is one, and of objects.
+fn has_stray_list(value: &Value, listed: bool) -> bool {
+    match value {
+        Value::Array(items) => {
+            !listed || items.iter().any(|item| !item.is_object() || has_stray_list(item, false))
+        }
+        Value::Object(fields) => fields.iter().any(|(name, value)| has_stray_list(value, name == "records")),
+        _ => false,
     }
 }
 

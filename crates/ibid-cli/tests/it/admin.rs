@@ -287,6 +287,7 @@ async fn lists_are_narrowed_and_paged_and_what_is_not_understood_is_refused() {
         json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 101 } } }),
         json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 600 } } }),
         json!({ "who": "ann", "reason": "r", "found": "not_executed", "extra": 1 }),
+        json!(["ann", "r", null, "not_executed"]),
         json!({ "who": "ann", "reason": "r", "found": "not_executed", "version": "1" }),
     ];
     for body in bodies {

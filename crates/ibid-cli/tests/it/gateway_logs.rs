@@ -38,7 +38,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
         .variable("IBID_LOG", "trace")
         .variable("IBID_LOG_FORMAT", "json")
         .variable("IBID_SECRETS", CANARIES[6])
-        .variable("IBID_ADMIN_TOKEN", "canary-token");
+        .variable("IBID_ADMIN_TOKEN", "canary-token-0123456789");
     let mut gateway = setup.start();
     let answers =
         ["status=201;body=canary-answer", "status=503;body=canary-answer", "status=500;body=canary-answer"];

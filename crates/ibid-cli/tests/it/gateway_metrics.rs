@@ -172,11 +172,12 @@ on_every_store!(metrics_equal_what_happened);
 async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_for_it() {
     let upstream = Upstream::start().await;
     // Chores ask the store too, and would be counted; they come too late for this test.
-    let config = "[store]\nbegin_timeout = \"300ms\"\n[upkeep]\nsweep_every = \"1h\"\nreap_every = \"1h\"\n";
+    let config = "[store]\nbegin_timeout = \"300ms\"\n[upkeep]\nsweep_every = \"1h\"\nreap_every = \"1h\"\n\
+                  reconcile_every = \"1h\"\n";
     let setup = Setup::before(&upstream.url()).config(config).variable("IBID_LOG", "ibid=debug");
     let gateway = setup.start();
     until_async("the chores have had their first turn", async || {
-        (of(&samples(&gateway).await, "ibid_chore_last_run_seconds").len() == 2).then_some(())
+        (of(&samples(&gateway).await, "ibid_chore_last_run_seconds").len() == 5).then_some(())
     })
     .await;
     let lock = WriteLock::on(&setup);

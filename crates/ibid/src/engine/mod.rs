@@ -408,6 +408,7 @@ impl Ibid {
             at = Instant::now();
             match self.inner.commit_begin(&ask, &change, deadline).await? {
                 Commit::Done(stamp) => {
+                    writes::noticed(&change);
                     let stored =
                         writes::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
                     self.inner.waiters.tell(&ask.id);
@@ -415,6 +416,7 @@ impl Ibid {
                     return Ok(self.begun(&ask, decision, Some(stored), at));
                 }
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                    writes::noticed(&change);
                     return Ok(self.begun(&ask, decision, Some(*stored), at));
                 }
                 Commit::Conflict(newer) => {

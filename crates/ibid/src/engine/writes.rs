@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ibid_core::change::{BodyKind, Change, Commit, Expect, Stamp, Stored};
+use ibid_core::change::{BodyKind, Change, Commit, Expect, Happened, Stamp, Stored};
 use ibid_core::fingerprint::Secrets;
 use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
 use ibid_core::policy::Policy;
@@ -184,12 +184,14 @@ impl Inner {
             };
             match commit {
                 Commit::Done(stamp) => {
+                    noticed(&change);
                     self.waiters.tell(&change.id);
                     let stored = after(&change, stamp, known.as_ref());
                     self.wrote(stored.as_ref());
                     return Settlement { decision, stored: stored.or(known) };
                 }
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                    noticed(&change);
                     self.waiters.tell(&change.id);
                     self.wrote(Some(&stored));
                     return Settlement { decision, stored: Some(*stored) };
@@ -387,6 +389,15 @@ impl Drop for LoosePlace {
         self.inner.loose.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
         self.inner.loose.count.fetch_sub(1, Ordering::SeqCst);
         self.inner.loose.changed.notify_waiters();
+    }
+}
+
+/// Counts and logs a lapse that a written Change tells of, whoever was first to notice it.
+pub(super) fn noticed(change: &Change) {
+    let lapses = change.history.iter().filter(|line| matches!(line.what, Happened::Lapse | Happened::Takeover));
+    for line in lapses {
+        tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
+        counter!(telemetry::ZOMBIE_KEYS).increment(1);
     }
 }
 

@@ -45,12 +45,11 @@ impl Sampling {
         Sampling(policies.into_iter().filter_map(read).collect())
     }
 
-    /// How long after its completion a record goes, in microseconds; each value once. Those of them that completed last
+    /// How long after its completion an answer goes, in microseconds; each value once. Those of them that completed last
     /// are the last to go: the index that the reaper reads finds them.
     pub(super) fn kept_for(&self) -> Vec<i64> {
-        let kept = |policy: &Policy| policy.retention.saturating_add(policy.tombstone).as_micros();
-        let mut all: Vec<i64> =
-            self.0.values().map(|policy| i64::try_from(kept(policy)).unwrap_or(i64::MAX)).collect();
+        let kept = |policy: &Policy| i64::try_from(policy.retention.as_micros()).unwrap_or(i64::MAX);
+        let mut all: Vec<i64> = self.0.values().map(kept).collect();
         all.sort_unstable();
         all.dedup();
         all.truncate(KEPT_MAX);

@@ -9,7 +9,7 @@ use ibid_core::machine::{Ask, Decision, Event};
 use ibid_core::policy::OnLapse;
 use ibid_core::record::{Record, State};
 use ibid_core::store::{Pending, StoreError};
-use metrics::{counter, gauge};
+use metrics::gauge;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -83,16 +83,10 @@ async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
     {
         return resumed;
     }
-    let (id, lease) = (stored.record.id, stored.record.policy.lease);
+    let lease = stored.record.policy.lease;
     let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.inner().is_clock_unsure(lease) };
     let settlement = ibid.inner().settle_patiently(Some(stored), lapsed).await;
-    if settlement.decision != Decision::Settled {
-        return 0;
-    }
-    let state = settlement.stored.map(|stored| stored.record.state.name());
-    tracing::warn!(record = %id.short(), state, "a lease lapsed");
-    counter!(telemetry::ZOMBIE_KEYS).increment(1);
-    1
+    u64::from(settlement.decision == Decision::Settled)
 }
 
 /// Takes a lapsed record over and lets its handler go on. None if it can't be resumed here, and its lapse is to be
@@ -109,8 +103,6 @@ async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Opti
     let resumed = |nonce| Event::Resume { nonce, careful: ibid.inner().is_clock_unsure(lease) };
     let taken = ibid.inner().settle_patiently(Some(stored.clone()), resumed).await;
     let (Decision::Run { after }, Some(stored)) = (taken.decision, taken.stored) else { return None };
-    tracing::warn!(record = %stored.record.id.short(), after, "a lease lapsed; the sweeper resumes it");
-    counter!(telemetry::ZOMBIE_KEYS).increment(1);
     let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);
     let run = resumer.run(attempt, ask, request);
     tokio::spawn(async move {

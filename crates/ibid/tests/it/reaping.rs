@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use ibid::attempt::Finished;
 use ibid::engine::Begun;
 use ibid::store::clock::{Clock, Hands};
@@ -85,7 +86,9 @@ async fn without_a_tombstone_all_goes_at_once_and_what_runs_or_is_unknown_stays_
 async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
         let policy = Policy { answer: AnswerRule::Async, ..Policy::default() };
-        assert!(matches!(world.begin("k", &policy).await, Begun::Accepted { .. }));
+        let mut ask = world.ask("k", &policy);
+        ask.later = Some(Bytes::from_static(b"the request"));
+        assert!(matches!(world.ibid.begin(ask).await, Ok(Begun::Accepted { .. })));
         world.hands.advance(policy.pending_deadline);
         assert_eq!(world.reap().await, Harvest { settled: 1, ..Harvest::default() });
         let record = world.only().await;

@@ -54,7 +54,7 @@ fn every_test_that_the_checklist_names_exists_and_every_line_names_one_or_says_w
 /// The names of all functions marked as tests.
 fn test_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    let mut folders = vec![root().join("crates")];
+    let mut folders = vec![root().join("crates"), root().join("examples")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
             let path = entry.path();
@@ -71,10 +71,9 @@ fn test_names() -> BTreeSet<String> {
 fn collect(source: &str, names: &mut BTreeSet<String>) {
     let mut marked = false;
     for line in source.lines().map(str::trim_start) {
-        if line.starts_with("#[test]")
-            || line.starts_with("#[tokio::test")
-            || line.starts_with("on_every_store!(")
-        {
+        if let Some(name) = line.strip_prefix("on_every_store!(").and_then(|rest| rest.strip_suffix(");")) {
+            names.insert(name.to_owned());
+        } else if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             marked = true;
         } else if let Some((_, rest)) = line.split_once("fn ").filter(|_| marked) {
             names.insert(rest.split(['(', '<']).next().unwrap_or_default().to_owned());

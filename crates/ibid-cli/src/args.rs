@@ -235,10 +235,10 @@ pub(crate) struct ReapArgs {
     pub(crate) dry_run: bool,
 
     /// Go on until stopped, with so long from one round to the next: `60s`, `5m` [default: once, to the end]
-    #[arg(long, value_name = "DURATION", conflicts_with = "dry_run")]
-    pub(crate) every: Option<String>,
+    #[arg(long, value_name = "DURATION", conflicts_with = "dry_run", value_parser = duration)]
+    pub(crate) every: Option<Duration>,
 
-    /// Print one JSON object, with `--every` one a round [default: one line a field]
+    /// Print one JSON object, with `--every` one line a round [default: one line a field]
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -343,7 +343,8 @@ pub(crate) struct ConfigCheckArgs {
     pub(crate) json: bool,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// A length of time that is not nothing.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let length = parse_duration(text).map_err(|problem| format!("it {problem}"))?;
     if length.is_zero() { Err("it must be longer than zero".to_owned()) } else { Ok(length) }
 }

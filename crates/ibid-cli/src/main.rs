@@ -98,10 +98,10 @@ fn run(command: Command) -> Result<(), Failures> {
         }
         Command::Reap(args) => {
             let (url, keep) = (config::store_of(&args.place)?, config::keep_of(&args.place)?);
-            wait_for(async {
+            wait_for(until_stopped(async {
                 let store = open_store(&url, false).await?;
                 commands::reap::run(&*store, keep, &args, &mut stdout()).await
-            })
+            }))
         }
         Command::Keys(KeysCommand::List(args)) => {
             let url = config::store_of(&args.place)?;

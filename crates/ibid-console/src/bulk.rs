@@ -28,6 +28,7 @@ pub(crate) struct PreviewBody {
 pub(crate) enum DeedWord {
     Completed,
     NotExecuted,
+    Seen,
     Forgotten,
 }
 
@@ -73,6 +74,7 @@ pub(crate) async fn preview(
     let deed = match body.deed {
         DeedWord::Completed => Deed::Resolve(Found::Executed(ibid::operator::answer(200, "", ""))),
         DeedWord::NotExecuted => Deed::Resolve(Found::NotExecuted),
+        DeedWord::Seen => Deed::Seen,
         DeedWord::Forgotten => Deed::Forget,
     };
     let shown = desk.operator.preview(Filter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;

@@ -64,8 +64,8 @@ pub(crate) async fn show(State(desk): State<Desk>, At(id): At<String>) -> Result
 
 /// Settles an unknown record by what a person found out
 ///
-/// Only an `unknown` record: anything else, and whoever comes second, gets 409 with the record as it is and what settled
-/// it.
+/// Only an `unknown` record, or with `seen` a dead letter whose outcome is known: anything else, and whoever comes
+/// second, gets 409 with the record as it is and what settled it.
 #[utoipa::path(
     post,
     path = "/v1/records/{id}/resolve",
@@ -80,8 +80,13 @@ pub(crate) async fn resolve(
 ) -> Result<Json<RecordView>, Problem> {
     let (act, seen, found) = body.read()?;
     let id = desk.operator.one(&prefix(&id)?).await?.record.id;
-    possible(&found)?;
-    let stored = desk.operator.resolve(id, seen, &found, &act).await?;
+    let stored = match &found {
+        None => desk.operator.seen(id, seen, &act).await?,
+        Some(found) => {
+            possible(found)?;
+            desk.operator.resolve(id, seen, found, &act).await?
+        }
+    };
     tracing::info!(record = %id.short(), who = act.who(), "an operator resolved a record");
     Ok(Json(RecordView::of(&stored)))
 }

@@ -253,11 +253,13 @@ pub(crate) struct ResolveBody {
 }
 
 impl ResolveBody {
-    pub(crate) fn read(self) -> Result<(Act, Option<Version>, Found), Problem> {
+    /// Who and why, at which Version, and what was found; none: it has only been seen to.
+    pub(crate) fn read(self) -> Result<(Act, Option<Version>, Option<Found>), Problem> {
         let act = checked(&self.who, &self.reason)?;
         let found = match self.found {
-            FoundBody::Completed(answer) => Found::Executed(answer.read()?),
-            FoundBody::NotExecuted => Found::NotExecuted,
+            FoundBody::Completed(answer) => Some(Found::Executed(answer.read()?)),
+            FoundBody::NotExecuted => Some(Found::NotExecuted),
+            FoundBody::Seen => None,
         };
         Ok((act, self.version.as_deref().map(version).transpose()?, found))
     }
@@ -272,6 +274,8 @@ pub(crate) enum FoundBody {
     Completed(GivenAnswer),
     /// It was not executed: the next retry runs.
     NotExecuted,
+    /// It is a dead letter whose outcome is known, and has been seen to: it is one no longer, and stays as it is.
+    Seen,
 }
 
 /// What is done to each of many records.
@@ -283,6 +287,8 @@ pub(crate) enum DeedBody {
     Completed(GivenAnswer),
     /// Resolved as not executed.
     NotExecuted,
+    /// A dead letter no longer; it stays as it is.
+    Seen,
     /// Its answer is forgotten.
     Forgotten,
 }
@@ -292,6 +298,7 @@ impl DeedBody {
         Ok(match self {
             DeedBody::Completed(answer) => Deed::Resolve(Found::Executed(answer.read()?)),
             DeedBody::NotExecuted => Deed::Resolve(Found::NotExecuted),
+            DeedBody::Seen => Deed::Seen,
             DeedBody::Forgotten => Deed::Forget,
         })
     }

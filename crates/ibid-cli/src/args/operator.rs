@@ -43,11 +43,17 @@ pub(crate) struct KeysResolveArgs {
     #[arg(value_name = "ID")]
     pub(crate) id: String,
 
-    /// It was not executed: the next retry runs [default: say this or `--status`]
-    #[arg(long, conflicts_with = "status", required_unless_present = "status")]
+    /// It was not executed: the next retry runs [default: say this, `--status` or `--seen`]
+    #[arg(long, conflicts_with_all = ["status", "seen"], required_unless_present_any = ["status", "seen"])]
     pub(crate) not_executed: bool,
 
-    /// It was executed, and every retry gets an answer with this status, 200 to 599 [default: say this or `--not-executed`]
+    /// It is a dead letter whose outcome is known, and you have seen to it: it is one no longer, and stays as it is
+    /// [default: say this, `--status` or `--not-executed`]
+    #[arg(long, conflicts_with = "status")]
+    pub(crate) seen: bool,
+
+    /// It was executed, and every retry gets an answer with this status, 200 to 599 [default: say this, `--not-executed` or
+    /// `--seen`]
     #[arg(long, value_name = "STATUS", value_parser = clap::value_parser!(u16).range(200..=599))]
     pub(crate) status: Option<u16>,
 

@@ -6,11 +6,10 @@ use std::time::Duration;
 use ibid::upkeep::{Harvest, Keep, Outlook, reap_outlook, reap_store};
 use ibid_core::store::{Store, StoreError};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::ReapArgs;
-use crate::config::value::parse_duration;
-use crate::output::{Failure, print_fields, print_json};
+use crate::output::{Failure, print_fields, print_json, print_line};
 
 /// Counts what would go, removes it to the end, or goes on until stopped.
 pub(crate) async fn run(
@@ -23,18 +22,18 @@ pub(crate) async fn run(
         let outlook = reap_outlook(store, keep).await.map_err(|error| failed(&error))?;
         return print_outlook(&outlook, args.json, out);
     }
-    let Some(every) = &args.every else {
+    let Some(every) = args.every else {
         return print_harvest(&to_the_end(store, keep).await?, args.json, out);
     };
-    let every = parse_duration(every).map_err(|why| refused(every, why))?;
-    if every.is_zero() {
-        return Err(refused("0s", "must be longer than nothing"));
-    }
-    let mut rounds = tokio::time::interval(every);
-    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        rounds.tick().await;
-        print_harvest(&to_the_end(store, keep).await?, args.json, out)?;
+        match to_the_end(store, keep).await {
+            // One line a round, so that a program can read them as they come.
+            Ok(harvest) if args.json => print_line(out, harvest_json(&harvest))?,
+            Ok(harvest) => print_harvest(&harvest, false, out)?,
+            // A store that is away comes back; whoever runs this for ever wants it to go on.
+            Err(failure) => eprint!("{failure}"),
+        }
+        tokio::time::sleep(every).await;
     }
 }
 
@@ -71,14 +70,10 @@ fn rows(harvest: &Harvest) -> u64 {
 }
 
 fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
-    let Harvest { settled, stripped, removed, effects, history, pages, unfinished: _ } = *harvest;
     if as_json {
-        let value = json!({
-            "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
-            "history": history, "pages": pages,
-        });
-        return print_json(out, &value);
+        return print_json(out, &harvest_json(harvest));
     }
+    let Harvest { settled, stripped, removed, effects, history, pages, unfinished: _ } = *harvest;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
@@ -88,6 +83,14 @@ fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Resul
         ("pages given back", pages.to_string()),
     ];
     print_fields(out, &fields)
+}
+
+fn harvest_json(harvest: &Harvest) -> Value {
+    let Harvest { settled, stripped, removed, effects, history, pages, unfinished: _ } = *harvest;
+    json!({
+        "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
+        "history": history, "pages": pages,
+    })
 }
 
 fn print_outlook(outlook: &Outlook, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
@@ -109,10 +112,6 @@ fn print_outlook(outlook: &Outlook, as_json: bool, out: &mut dyn Write) -> Resul
 
 fn failed(error: &StoreError) -> Failure {
     Failure::world("cannot reap").because_of(error).hint("what is gone is gone; run it again for the rest")
-}
-
-fn refused(given: &str, why: &str) -> Failure {
-    Failure::usage(format!("`--every {given}`: {why}")).hint("write it like `60s` or `5m`")
 }
 
 const BAR: &str = "{elapsed_precise} {bar:40} {human_pos}/{human_len} {per_sec} {eta}";

@@ -10,15 +10,15 @@ use super::keys::{parse_prefix, print_records, record_json};
 use crate::args::operator::{ActArgs, KeysForgetArgs, KeysResolveArgs};
 use crate::output::{Failure, print_json, print_line};
 
-/// Settles the unknown record whose id begins so.
+/// Settles the unknown record whose id begins so, or takes the mark off a dead letter whose outcome is known.
 pub(crate) async fn resolve(
     operator: &Operator,
     args: &KeysResolveArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let found = found(args)?;
-    run(operator, &args.id, &Deed::Resolve(found), &args.act, out, talk).await
+    let deed = if args.seen { Deed::Seen } else { Deed::Resolve(found(args)?) };
+    run(operator, &args.id, &deed, &args.act, out, talk).await
 }
 
 /// Forgets the answer of the completed or expired record whose id begins so.
@@ -68,13 +68,14 @@ async fn run(
     }
     let done = match deed {
         Deed::Resolve(found) => operator.resolve(record, None, found, &who).await,
+        Deed::Seen => operator.seen(record, None, &who).await,
         Deed::Forget => operator.forget(record, None, &who).await,
     };
     match done {
         Ok(stored) if args.json => print_json(out, &record_json(&stored.record)),
         Ok(stored) => {
             let state = match deed {
-                Deed::Resolve(_) => stored.record.state.name(),
+                Deed::Resolve(_) | Deed::Seen => stored.record.state.name(),
                 Deed::Forget => "absent",
             };
             print_line(out, format_args!("{}: {}, now {state}", record.short(), words(deed)))
@@ -94,6 +95,7 @@ fn words(deed: &Deed) -> String {
     match deed {
         Deed::Resolve(Found::Executed(answer)) => format!("resolved as executed ({})", answer.status),
         Deed::Resolve(_) => "resolved as not executed".to_owned(),
+        Deed::Seen => "a dead letter no longer".to_owned(),
         Deed::Forget => "forgotten".to_owned(),
     }
 }

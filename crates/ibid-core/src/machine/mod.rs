@@ -55,6 +55,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         }
         Event::Told { nonce, kept } => evidence::told(record, *nonce, kept),
         Event::Forget { nonce, act } => settle::forget(record, *nonce, act, now),
+        Event::Seen { nonce, act } => settle::seen(record, *nonce, act, now),
     }
 }
 
@@ -186,6 +187,13 @@ pub enum Event<'a> {
         nonce: Nonce,
         /// What was said, and when.
         kept: &'a Kept,
+    },
+    /// An operator has seen to a dead letter whose outcome is known.
+    Seen {
+        /// Of this write.
+        nonce: Nonce,
+        /// Who and why, for the history.
+        act: &'a Act,
     },
     /// An operator wants the answer gone.
     Forget {

@@ -2,8 +2,8 @@
 //! it saw; only these paths, and the late owner itself, leave `unknown`.
 
 use super::{
-    Answer, Decision, Finder, Found, Verdict, backoff, completed, freed, request::run_again, rewrite, same,
-    spread, unknown, with, write,
+    Answer, Decision, Finder, Found, Verdict, backoff, change, completed, freed, request::run_again, rewrite,
+    same, spread, unknown, with, write,
 };
 use crate::act::Act;
 use crate::change::{Change, Draft, Expect, Happened, Mark};
@@ -211,6 +211,28 @@ pub(super) fn found(
         (Found::NotExecuted, Finder::Reconciler) => look_again(record, nonce, Some(as_of), jitter),
         (Found::Nothing, Finder::Reconciler) => look_again(record, nonce, None, jitter),
         (Found::Nothing, _) => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// An operator has seen to a dead letter whose outcome is known: it is one no longer, and nothing else changes. What is
+/// unknown is resolved instead, and what runs is left alone.
+pub(super) fn seen(record: Option<&Record>, nonce: Nonce, act: &Act, now: Timestamp) -> Verdict {
+    match record {
+        Some(record)
+            if record.flags.dead_letter && matches!(record.state, State::Completed | State::Retryable) =>
+        {
+            let left = |at: Option<Timestamp>| at.map(|at| at.since(now));
+            let mut draft = same(record);
+            draft.flags.dead_letter = false;
+            draft.due_in = left(record.due_at);
+            draft.expires_in = left(record.expires_at);
+            draft.purge_in = left(record.purge_at);
+            let change = change(record.id, Expect::Version(record.version), nonce, draft);
+            let detail =
+                format!("seen to, a dead letter no longer, {} as before, {act}", record.state.name());
+            Verdict::Write(with(change, Happened::Operator, detail), Decision::Settled)
+        }
+        _ => Verdict::Keep(Decision::Ignored),
     }
 }
 

@@ -394,7 +394,8 @@ impl Drop for LoosePlace {
 
 /// Counts and logs a lapse that a written Change tells of, whoever was first to notice it.
 pub(super) fn noticed(change: &Change) {
-    let lapses = change.history.iter().filter(|line| matches!(line.what, Happened::Lapse | Happened::Takeover));
+    let lapses =
+        change.history.iter().filter(|line| matches!(line.what, Happened::Lapse | Happened::Takeover));
     for line in lapses {
         tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
         counter!(telemetry::ZOMBIE_KEYS).increment(1);

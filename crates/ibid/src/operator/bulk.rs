@@ -17,6 +17,8 @@ use super::{Operator, Refused};
 pub enum Deed {
     /// It is resolved so.
     Resolve(Found),
+    /// It is a dead letter no longer, and stays as it is.
+    Seen,
     /// Its answer is forgotten.
     Forget,
 }
@@ -58,6 +60,7 @@ impl Operator {
                     as_of: stored.now,
                     jitter: 0.0,
                 },
+                Deed::Seen => Event::Seen { nonce: Nonce(0), act },
                 Deed::Forget => Event::Forget { nonce: Nonce(0), act },
             };
             matches!(machine::decide(Some(&stored.record), &event, stored.now), Verdict::Write(..))
@@ -77,6 +80,7 @@ impl Operator {
         let one = async |seen: &Seen| {
             let done = match deed {
                 Deed::Resolve(found) => self.resolve(seen.id, Some(seen.version), found, act).await,
+                Deed::Seen => self.seen(seen.id, Some(seen.version), act).await,
                 Deed::Forget => self.forget(seen.id, Some(seen.version), act).await,
             };
             (seen.id, done)

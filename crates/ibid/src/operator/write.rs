@@ -95,6 +95,11 @@ impl Operator {
         self.act(id, seen, check, event).await
     }
 
+    /// Takes the mark of a dead letter off a record whose outcome is known. An unknown one is resolved instead.
+    pub async fn seen(&self, id: RecordId, seen: Option<Version>, act: &Act) -> Result<Stored, Refused> {
+        self.act(id, seen, |_| Ok(()), |nonce, _| Event::Seen { nonce, act }).await
+    }
+
     /// Makes a completed or expired record absent: the next request under its key runs as new. Final in this process at
     /// once, and everywhere after `cache_ttl`.
     pub async fn forget(&self, id: RecordId, seen: Option<Version>, act: &Act) -> Result<Stored, Refused> {

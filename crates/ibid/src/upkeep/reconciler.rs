@@ -135,21 +135,30 @@ pub async fn reconcile_once(ibid: &Ibid) -> Result<Reconciled, StoreError> {
     let mut all = Reconciled::default();
     let finder = ibid.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let Some(finder) = finder else { return Ok(all) };
+    // Those that somebody else must ask about stand in the same order, and stay there: to look behind them.
+    let mut not_ours = 0;
     for _ in 0..BATCHES_MAX {
-        let due = ibid.inner().due(State::Unknown, BATCH).await?;
-        let full = due.len() as u32 == BATCH;
+        let due = ibid.inner().due(State::Unknown, BATCH + not_ours).await?;
+        let full = due.len() as u32 == BATCH + not_ours;
+        not_ours = 0;
         let (mut paces, mut looks) = (HashMap::new(), Vec::new());
         for stored in due {
-            let Some(rule) = stored.record.policy.reconcile.as_ref() else { continue };
-            // After a jump of the store's clock two looks may be nearer than they seem: all wait.
-            if !finder.asks(rule) || ibid.inner().is_clock_unsure(rule.settle) {
+            let rule = stored.record.policy.reconcile.as_ref().filter(|rule| {
+                // After a jump of the store's clock two looks may be nearer than they seem: all wait.
+                finder.asks(rule) && !ibid.inner().is_clock_unsure(rule.settle)
+            });
+            let Some(rule) = rule else {
+                not_ours += 1;
                 continue;
-            }
+            };
             let route = rule.route.clone().unwrap_or_else(|| "*".to_owned());
             let turn: &mut u32 = paces.entry(route.clone()).or_default();
             let at = Instant::now() + PACE * *turn;
             *turn += 1;
             looks.push(look(ibid, &*finder, stored, route, at));
+            if looks.len() as u32 == BATCH {
+                break;
+            }
         }
         let asked = looks.len() as u64;
         for what in join_all(looks).await {
@@ -158,7 +167,7 @@ pub async fn reconcile_once(ibid: &Ibid) -> Result<Reconciled, StoreError> {
         }
         all.asked += asked;
         // What was asked about is due later, so a round comes to an end.
-        if !full || asked == 0 {
+        if !full {
             break;
         }
     }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::args::StoreArgs;
-use crate::config::value::parse_duration;
 
 /// Which books to compare, and how.
 #[derive(Clone, Debug, Args)]
@@ -43,7 +42,7 @@ pub(crate) struct LedgerArgs {
     /// With `effects`: those done longer ago may be missing at the provider [default: none may]
     ///
     /// For an export that does not begin with the first charge ever: `26h` for one of the last day.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = crate::args::duration)]
     pub(crate) since: Option<Duration>,
 
     /// Make a dead letter of each line that the provider has and we don't [default: only with `--every`]
@@ -55,7 +54,7 @@ pub(crate) struct LedgerArgs {
     pub(crate) source: String,
 
     /// Compare again and again, so far apart, until told to stop [default: once]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = crate::args::duration)]
     pub(crate) every: Option<Duration>,
 
     /// With `--every`: where to serve `/metrics` and `/healthz` [default: nowhere]
@@ -77,12 +76,4 @@ pub(crate) enum Format {
     Csv,
     /// One JSON object a line.
     Jsonl,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    match parse_duration(text) {
-        Ok(length) if length.is_zero() => Err("must be longer than nothing".to_owned()),
-        Ok(length) => Ok(length),
-        Err(form) => Err(form.to_owned()),
-    }
 }

@@ -86,6 +86,9 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// The bit of a dead letter, for a store that looks for it.
+    pub const DEAD_LETTER: u8 = 1;
+
     /// The bits that stores keep.
     pub fn bits(self) -> u8 {
         u8::from(self.dead_letter)
@@ -97,7 +100,7 @@ impl Flags {
     /// The flags of these bits; unknown ones are dropped.
     pub fn from_bits(bits: u8) -> Flags {
         Flags {
-            dead_letter: bits & 1 != 0,
+            dead_letter: bits & Flags::DEAD_LETTER != 0,
             owed: bits & 2 != 0,
             asynchronous: bits & 4 != 0,
             not_retained: bits & 8 != 0,
@@ -255,9 +258,10 @@ pub struct Record {
 }
 
 impl Record {
-    /// Whether its retention is over: then it is as absent, whether or not the reaper has come.
+    /// Whether its retention is over: then it is as absent, whether or not the reaper has come. What the reaper has
+    /// stripped stays so, also if the store's clock is set back.
     pub fn is_expired(&self, now: Timestamp) -> bool {
-        self.expires_at.is_some_and(|at| at <= now)
+        self.expires_at.is_some_and(|at| at <= now) || self.identity.is_forgotten()
     }
 
     /// Whether the row itself should be gone.

@@ -177,7 +177,9 @@ fn settled_by(
     class: Class,
     answer: &Answer,
 ) -> Verdict {
-    let from = record.map_or_else(|| anew(begun), same);
+    // The reaper may have come meanwhile; whose it is the Attempt still knows.
+    let from = record
+        .map_or_else(|| anew(begun), |record| Draft { identity: begun.identity.clone(), ..same(record) });
     let to = |draft| match record {
         Some(record) => write(record, nonce, draft),
         None => change(begun.id, Expect::Absent, nonce, draft),

@@ -490,6 +490,17 @@ fn same(record: &Record) -> Draft {
     }
 }
 
+/// The row as it is, with what is left until its instants: to be written under a new Version and nothing else.
+fn as_it_is(record: &Record, now: Timestamp) -> Draft {
+    let left = |at: Option<Timestamp>| at.map(|at| at.since(now));
+    Draft {
+        due_in: left(record.due_at),
+        expires_in: left(record.expires_at),
+        purge_in: left(record.purge_at),
+        ..same(record)
+    }
+}
+
 /// The answer is final. Retention counts from here, not from the beginning.
 fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
     draft.state = State::Completed;

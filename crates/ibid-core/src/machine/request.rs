@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Ask, Decision, Role, Verdict, change, freed, same, settle, write};
+use super::{Ask, Decision, Role, Verdict, as_it_is, change, freed, same, settle, write};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
 use crate::policy::{AfterExpiry, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
@@ -84,8 +84,7 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
         }
         // Still as it was before the write: a new Version is enough to make that lose.
         Some(record) if record.state == State::Retryable => {
-            let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
-            Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
+            Verdict::Write(change(record.id, expect, nonce, as_it_is(record, now)), Decision::Freed)
         }
         // A takeover may be on its way. The record stays as it is, lapsed and its holder's, under a new Version.
         Some(record)

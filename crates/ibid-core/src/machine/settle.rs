@@ -2,8 +2,8 @@
 //! it saw; only these paths, and the late owner itself, leave `unknown`.
 
 use super::{
-    Answer, Decision, Finder, Found, Verdict, backoff, change, completed, freed, request::run_again, rewrite,
-    same, spread, unknown, with, write,
+    Answer, Decision, Finder, Found, Verdict, as_it_is, backoff, change, completed, freed,
+    request::run_again, rewrite, same, spread, unknown, with, write,
 };
 use crate::act::Act;
 use crate::change::{Change, Draft, Expect, Happened, Mark};
@@ -221,12 +221,8 @@ pub(super) fn seen(record: Option<&Record>, nonce: Nonce, act: &Act, now: Timest
         Some(record)
             if record.flags.dead_letter && matches!(record.state, State::Completed | State::Retryable) =>
         {
-            let left = |at: Option<Timestamp>| at.map(|at| at.since(now));
-            let mut draft = same(record);
+            let mut draft = as_it_is(record, now);
             draft.flags.dead_letter = false;
-            draft.due_in = left(record.due_at);
-            draft.expires_in = left(record.expires_at);
-            draft.purge_in = left(record.purge_at);
             let change = change(record.id, Expect::Version(record.version), nonce, draft);
             let detail =
                 format!("seen to, a dead letter no longer, {} as before, {act}", record.state.name());
@@ -241,6 +237,7 @@ pub(super) fn forget(record: Option<&Record>, nonce: Nonce, act: &Act, now: Time
     match record {
         Some(record) if record.state == State::Completed || record.is_expired(now) => {
             let mut draft = same(record);
+            draft.flags.dead_letter = false;
             draft.expires_in = Some(std::time::Duration::ZERO);
             draft.purge_in = Some(std::time::Duration::ZERO);
             let before = match (record.is_expired(now), record.note.status) {

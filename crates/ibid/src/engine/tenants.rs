@@ -85,7 +85,12 @@ struct Count {
 impl Tenants {
     /// A request of this tenant met `begun`.
     pub(crate) fn saw(&self, tenant: &Tenant, begun: &Begun) {
-        let duplicate = !matches!(begun, Begun::Run(attempt) if attempt.number() == 1);
+        let first = match begun {
+            Begun::Run(attempt) => attempt.number() == 1,
+            Begun::Accepted { new } => *new,
+            _ => false,
+        };
+        let duplicate = !first;
         self.count(tenant, duplicate, matches!(begun, Begun::Mismatch), Instant::now());
     }
 

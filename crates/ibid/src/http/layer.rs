@@ -241,6 +241,9 @@ where
     tokio::spawn(run.in_current_span());
     let mut reply = match from_run.await {
         Ok(Outcome::Reply(reply)) => *reply,
+        Ok(Outcome::InFlight(Begun::Accepted { new: true })) if !wait.is_zero() => {
+            wait_for_own(&shared.ibid, &route, ask, wait).await
+        }
         Ok(Outcome::InFlight(_)) if !wait.is_zero() => wait_for(&shared.ibid, &route, ask, wait).await,
         Ok(Outcome::InFlight(begun)) => answer(&begun, &route, &ask),
         // The task can only have been dropped with the whole runtime.
@@ -330,6 +333,17 @@ async fn wait_for<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Re
     match ibid.wait(ask.clone(), wait).await {
         Ok(begun) => answer(&begun, route, &ask),
         Err(refused) => unavailable(&refused, route),
+    }
+}
+
+/// Waits for the answer to one's own request, which is no duplicate and no replay.
+async fn wait_for_own<A>(ibid: &Ibid, route: &Route, ask: Ask, wait: Duration) -> Reply<A> {
+    match ibid.wait(ask.clone(), wait).await {
+        Ok(Begun::Replay(kept)) => reply::stored(&kept.record, &kept.response),
+        Ok(Begun::Accepted { .. } | Begun::InFlight { .. }) | Err(_) => {
+            reply::accepted(&ask.identity, route.policy.profile)
+        }
+        Ok(begun) => answer(&begun, route, &ask),
     }
 }
 

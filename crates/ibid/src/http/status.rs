@@ -102,7 +102,8 @@ fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<Re
         }
         State::Completed => Refusal::ResponseNotRetained,
         State::Unknown => {
-            Refusal::OutcomeUnknown { retry_after: record.due_at.map(|due| due.since(stored.now)) }
+            let due_at = record.due_at.filter(|_| !record.flags.dead_letter);
+            Refusal::OutcomeUnknown { retry_after: due_at.map(|due| due.since(stored.now)) }
         }
         State::Pending | State::InProgress => {
             Refusal::RequestInProgress { retry_after: come_again(record, stored.now) }

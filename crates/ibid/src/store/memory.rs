@@ -106,7 +106,12 @@ impl Store for MemoryStore {
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
         Box::pin(async move {
             let room = self.enter();
-            let mut named = room.0.rows.values().filter_map(|row| Some(row.record.fingerprint?.secret()));
+            let mut named = room
+                .0
+                .rows
+                .values()
+                .filter(|row| !row.bare)
+                .filter_map(|row| Some(row.record.fingerprint?.secret()));
             Ok(named.find(|secret| !known.contains(secret)))
         })
     }
@@ -258,8 +263,11 @@ struct Row {
 }
 
 impl Row {
-    /// When the reaper comes for it next: to strip it, and then to remove it.
+    /// When the reaper comes for it next: to strip it, and then to remove it. Not while a person must look at it.
     fn reap_at(&self) -> Option<Timestamp> {
+        if self.record.flags.dead_letter {
+            return None;
+        }
         let purge_at = self.record.purge_at?;
         let stripped_by = if self.bare { None } else { self.record.expires_at };
         Some(stripped_by.map_or(purge_at, |at| at.min(purge_at)))
@@ -329,6 +337,8 @@ impl Rooms {
             }
             row.bodies.clear();
             row.bare = true;
+            // A strip is a write like any other: whoever read the row before comes too late.
+            row.record.version.count += 1;
             row.record.identity = Arc::new(Identity::forgotten());
             row.record.note = Note::default();
             self.due.extend(row.record.due_at.map(|at| (row.record.state, at, *id)));

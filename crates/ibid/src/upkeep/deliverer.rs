@@ -92,6 +92,7 @@ async fn deliver(
     let request =
         bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code()).map(|(_, data)| data);
     let ask = request.as_ref().and_then(|request| runner.ask(&stored.record, request));
+    let birth = stored.record.birth;
     failpoint::at("deliver.before").await;
     let at = Instant::now();
     let claim = ibid.inner().settle_patiently(Some(stored), |nonce| Event::Claim { nonce }).await;
@@ -99,15 +100,19 @@ async fn deliver(
     let _ = taken.send(claim.decision != Decision::Ignored);
     let (Decision::Run { after }, Some(stored)) = (claim.decision, claim.stored) else { return };
     failpoint::at("deliver.after").await;
+    // Another generation may have begun while this one was looked at: what was read is not its request. It goes back.
+    let is_same = stored.record.birth == birth;
     match (ask, request) {
-        (Some(ask), Some(request)) => {
+        (Some(ask), Some(request)) if is_same => {
             let ask = Arc::new(ask);
             let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);
             drop(begins);
             runner.run(attempt, ask, request).await;
         }
         _ => {
-            tracing::error!(record = %stored.record.id.short(), "the request of an accepted record can't be read");
+            if is_same {
+                tracing::error!(record = %stored.record.id.short(), "the request of an accepted record can't be read");
+            }
             let begun = stored.record.clone();
             let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
             ibid.inner().settle_patiently(Some(stored), event).await;

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use ibid_core::change::{BodyKind, Stored};
 use ibid_core::machine::{Ask, Decision, Event};
 use ibid_core::policy::OnLapse;
-use ibid_core::record::{Record, State};
+use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::store::{Pending, StoreError};
 use metrics::gauge;
 use tokio::sync::Semaphore;
@@ -99,10 +99,17 @@ async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Opti
     let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code())?.1;
     let ask = Arc::new(resumer.ask(record, &request)?);
     let at = Instant::now();
-    let lease = record.policy.lease;
+    let (lease, birth) = (record.policy.lease, record.birth);
     let resumed = |nonce| Event::Resume { nonce, careful: ibid.inner().is_clock_unsure(lease) };
     let taken = ibid.inner().settle_patiently(Some(stored.clone()), resumed).await;
     let (Decision::Run { after }, Some(stored)) = (taken.decision, taken.stored) else { return None };
+    if stored.record.birth != birth {
+        // Another generation began and lapsed while this one was looked at: what was read is not its request.
+        let begun = stored.record.clone();
+        let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
+        ibid.inner().settle_patiently(Some(stored), event).await;
+        return Some(1);
+    }
     let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);
     let run = resumer.run(attempt, ask, request);
     tokio::spawn(async move {

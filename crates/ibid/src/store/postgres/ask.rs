@@ -43,8 +43,7 @@ impl PostgresStore {
         let (state, limit) = (filter.state.map(|state| i64::from(state.code())), i64::from(filter.limit));
         let path = filter.path.as_ref().map(like);
         let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(i64::from);
-        let dead =
-            filter.dead_letter.then(|| i64::from(Flags { dead_letter: true, ..Flags::default() }.bits()));
+        let dead = filter.dead_letter.then_some(i64::from(Flags::DEAD_LETTER));
         let from = filter.created_from.map(Timestamp::as_micros);
         let before = filter.created_before.map(Timestamp::as_micros);
         // An age beyond all time fits nothing, and the sum must not overflow in the server.
@@ -133,7 +132,7 @@ impl PostgresStore {
 
     pub(super) async fn count_all(&self) -> Result<Counts, StoreError> {
         const OP: &str = "count";
-        let dead = i64::from(Flags { dead_letter: true, ..Flags::default() }.bits());
+        let dead = i64::from(Flags::DEAD_LETTER);
         let rows = self.ask(OP, include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
         let mut counts = Counts::default();
         for row in &rows {

@@ -121,7 +121,7 @@ async fn has_secret(connection: &Connection) -> Result<bool, Error> {
 /// Reads whole tables, so it is given little time.
 async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
     connection.run(include_str!("sql/open_count.sql")).await?;
-    let dead = i64::from(Flags { dead_letter: true, ..Flags::default() }.bits());
+    let dead = i64::from(Flags::DEAD_LETTER);
     let records = connection.query_once(include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
     let code = |state: EffectState| i64::from(state.code());
     let (unknown, dead) = (code(EffectState::Unknown), code(EffectState::Dead));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ibid_core::reap::{Course, Reaped, Ripe};
-use ibid_core::record::Note;
+use ibid_core::record::{Flags, Note};
 use ibid_core::store::StoreError;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -40,7 +40,8 @@ impl PostgresStore {
 
     async fn reap_records(&self, from: i64, limit: i64) -> Result<Reaped, StoreError> {
         let note = Note::default().to_bytes();
-        let params: [Param<'_>; 3] = [(&from, Type::INT8), (&limit, Type::INT8), (&note, Type::BYTEA)];
+        let params: [Param<'_>; 4] =
+            [(&from, Type::INT8), (&limit, Type::INT8), (&note, Type::BYTEA), (&DEAD_LETTER, Type::INT8)];
         let rows = self.ask_hot(OP, include_str!("sql/reap_records.sql"), &params).await?;
         let Some(row) = rows.first() else { return Ok(Reaped::default()) };
         let (stripped, removed) = (count(row, 0)?, count(row, 1)?);
@@ -69,7 +70,9 @@ impl PostgresStore {
 
     pub(super) async fn count_ripe(&self, course: Course) -> Result<Ripe, StoreError> {
         let rows = match course {
-            Course::Records => self.ask(OP, include_str!("sql/ripe_records.sql"), &[]).await?,
+            Course::Records => {
+                self.ask(OP, include_str!("sql/ripe_records.sql"), &[(&DEAD_LETTER, Type::INT8)]).await?
+            }
             Course::Effects { keep } => {
                 self.ask(OP, include_str!("sql/ripe_effects.sql"), &[(&micros(keep), Type::INT8)]).await?
             }
@@ -93,6 +96,9 @@ fn micros(keep: Duration) -> i64 {
 }
 
 const OP: &str = "reap";
+
+/// What a person must look at stays until one did.
+const DEAD_LETTER: i64 = Flags::DEAD_LETTER as i64;
 
 /// Rows in one statement at most, whatever is asked: some tens of milliseconds, and far below the time for which others
 /// wait for a lock.

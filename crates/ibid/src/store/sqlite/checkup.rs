@@ -73,7 +73,7 @@ fn has_secret(connection: &Connection) -> rusqlite::Result<bool> {
 fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     let mut cases = OpenCases::default();
     let mut count = connection.prepare(include_str!("sql/count.sql"))?;
-    let mut rows = count.query([Flags { dead_letter: true, ..Flags::default() }.bits()])?;
+    let mut rows = count.query([Flags::DEAD_LETTER])?;
     while let Some(row) = rows.next()? {
         if row.get::<_, u8>(0)? == State::Unknown.code() {
             cases.unknown = row.get::<_, i64>(1)?.cast_unsigned();

@@ -161,7 +161,7 @@ impl View<'_> {
             filter.method,
             filter.path.as_ref().map(glob),
             filter.path.as_ref().and_then(PathPattern::slashes),
-            filter.dead_letter.then(|| Flags { dead_letter: true, ..Flags::default() }.bits()),
+            filter.dead_letter.then_some(Flags::DEAD_LETTER),
             filter.created_from.map(Timestamp::as_micros),
             filter.before(self.now).map(Timestamp::as_micros),
             filter.limit
@@ -203,8 +203,7 @@ impl View<'_> {
 
     fn count(&mut self) -> rusqlite::Result<Counts> {
         let mut count = self.connection.prepare_cached(include_str!("sql/count.sql"))?;
-        let dead = Flags { dead_letter: true, ..Flags::default() };
-        let mut rows = count.query([dead.bits()])?;
+        let mut rows = count.query([Flags::DEAD_LETTER])?;
         let mut counts = Counts::default();
         while let Some(row) = rows.next()? {
             let state = State::from_code(row.get(0)?).ok_or_else(|| unreadable(0, "an unknown state"))?;

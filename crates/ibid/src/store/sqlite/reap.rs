@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use ibid_core::reap::{Course, Reaped, Ripe};
-use ibid_core::record::Note;
+use ibid_core::record::{Flags, Note};
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, params, params_from_iter};
 
 use super::failure::{self, Reach, store_error};
 use super::writer::Writer;
@@ -41,12 +41,12 @@ impl Writer {
 /// What would go now.
 pub(super) fn ripe(connection: &Connection, course: Course, now: Timestamp) -> rusqlite::Result<Ripe> {
     let (sql, by) = match course {
-        Course::Records => (include_str!("sql/ripe_records.sql"), now.as_micros()),
-        Course::Effects { keep } => (include_str!("sql/ripe_effects.sql"), before(now, keep)),
-        Course::History { keep } => (include_str!("sql/ripe_history.sql"), before(now, keep)),
+        Course::Records => (include_str!("sql/ripe_records.sql"), vec![now.as_micros(), DEAD_LETTER.into()]),
+        Course::Effects { keep } => (include_str!("sql/ripe_effects.sql"), vec![before(now, keep)]),
+        Course::History { keep } => (include_str!("sql/ripe_history.sql"), vec![before(now, keep)]),
         Course::Room => return Ok(Ripe::default()),
     };
-    connection.prepare_cached(sql)?.query_row([by], |row| {
+    connection.prepare_cached(sql)?.query_row(params_from_iter(by), |row| {
         let count = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
         Ok(Ripe { strip: count(0)?, remove: count(1)? })
     })
@@ -54,7 +54,7 @@ pub(super) fn ripe(connection: &Connection, course: Course, now: Timestamp) -> r
 
 fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> rusqlite::Result<Reaped> {
     let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
-    let picked = pick.query_map(params![now.as_micros(), from, limit], |row| {
+    let picked = pick.query_map(params![now.as_micros(), from, limit, DEAD_LETTER], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
     })?;
     let rows: Vec<(i64, i64, bool)> = picked.collect::<rusqlite::Result<_>>()?;
@@ -133,6 +133,9 @@ fn before(now: Timestamp, keep: Duration) -> i64 {
 }
 
 const OP: &str = "reap";
+
+/// What a person must look at stays until one did.
+const DEAD_LETTER: u8 = Flags::DEAD_LETTER;
 
 /// Rows in one transaction at most, whatever is asked: every other write waits for it.
 const STEP_MAX: u32 = 2000;

@@ -2,9 +2,8 @@
 -- and say for which it was done. Whatever is missing from the answer is asked of commit.sql, which also tells what stands
 -- there. It has a small plan, because what a batch costs is for the most part the price of its statement.
 --
--- Tenant and key stay as they are: what begins a generation anew drops bodies, so it comes to commit.sql, and that
--- writes them again over a tombstone. Rows are met in the order of the arrays, which is that of the ids. Marks: 0 keeps an instant, 1 sets it to now, 2 clears
--- it.
+-- Tenant and key stay as they are: what is written over a tombstone goes by commit.sql, which writes them again. Rows are
+-- met in the order of the arrays, which is that of the ids. Marks: 0 keeps an instant, 1 sets it to now, 2 clears it.
 with done as (
   update ibid_record r set
     count = w.count, nonce = w.nonce, birth = w.birth, owner = w.owner, attempt = w.attempt, lease_us = w.lease_us,
@@ -28,7 +27,7 @@ with done as (
       expires_us, purge_us, fingerprint, method, path, note, kind, data, place
     )
   ) w
-  where r.id = w.id and r.count = w.was_count and r.nonce = w.was_nonce
+  where r.id = w.id and r.count = w.was_count and r.nonce = w.was_nonce and not r.bare
   returning r.id, r.birth, w.kind, w.data, w.now, w.place
 ),
 kept as (

@@ -5,4 +5,5 @@ from ibid_record r
 where r.purge_at is not null
   and case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end
       <= (extract(epoch from statement_timestamp()) * 1000000)::int8
+  and r.flags & $1::int8::int2 = 0
   and (select true from ibid_effect e where e.record = r.id and e.open limit 1) is null

@@ -49,7 +49,7 @@ pub trait Store: Browse + Witness + Send + Sync + 'static {
     fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>>;
 
     /// Takes one step on a course, oldest first: what may go of the next `limit` rows or fewer from `from` on. It names
-    /// no Version but an instant, and leaves the Version of what it strips alone.
+    /// no Version but an instant; what it strips has another Version afterwards, so that whoever read it before comes too late.
     fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>>;
 
     /// What `reap` would find on a course if it went to its end now. Read-only.

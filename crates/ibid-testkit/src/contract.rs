@@ -82,6 +82,8 @@ pub async fn exercise(subject: &dyn Subject) {
     upkeep::due_gives_one_state_longest_due_first(subject).await;
     upkeep::reaping_removes_the_oldest_first_and_nothing_before_its_time(subject).await;
     upkeep::an_expired_record_is_stripped_to_a_tombstone(subject).await;
+    upkeep::a_dead_letter_is_neither_stripped_nor_removed(subject).await;
+    upkeep::a_tombstone_needs_no_secret(subject).await;
     upkeep::a_tombstone_gives_way_to_a_new_generation_whole(subject).await;
     upkeep::what_would_go_is_what_then_goes(subject).await;
     upkeep::history_goes_after_its_time_if_its_record_is_gone(subject).await;

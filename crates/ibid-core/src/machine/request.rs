@@ -82,9 +82,15 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
             draft.fingerprint = record.fingerprint.filter(|_| record.attempt > 0);
             Verdict::Write(write(record, nonce, draft), Decision::Freed)
         }
-        // Still as it was before the write: a new Version is enough to make that lose.
-        Some(record) if record.state == State::Retryable => {
+        // Still as it was before the write: a new Version is enough to make that lose. A tombstone stays one.
+        Some(record) if record.state == State::Retryable && record.is_expired(now) => {
             Verdict::Write(change(record.id, expect, nonce, as_it_is(record, now)), Decision::Freed)
+        }
+        Some(record) if record.state == State::Retryable => {
+            let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
+            let mut draft = freed(same(record), why);
+            draft.flags.dead_letter = record.flags.dead_letter;
+            Verdict::Write(change(record.id, expect, nonce, draft), Decision::Freed)
         }
         // A takeover may be on its way. The record stays as it is, lapsed and its holder's, under a new Version.
         Some(record)

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Body, BodyKind, Change, Draft, Happened, Mark};
+use ibid_core::change::{Body, BodyKind, Change, Commit, Draft, Happened, Mark};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::reap::{Course, FROM_THE_START, Ripe};
-use ibid_core::record::{Nonce, Note, Record, State, Version};
+use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Filter, Renewed, Store};
 
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit_all, draft, insert, load, nonce, put, reap_all,
-    refused, replace, take_over, telling,
+    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
+    reap_all, refused, replace, take_over, telling,
 };
 
 /// Otherwise an Attempt's renewal would refuse its own finish.
@@ -157,8 +157,8 @@ pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subjec
     assert_eq!(reap(FROM_THE_START, 100).await.removed, 0, "nothing is left to remove");
 }
 
-/// Of an expired record stay id, fingerprint, state and instants; its Version too, so that whoever read it before may
-/// still write.
+/// Of an expired record stay id, fingerprint, state and instants. It is a write: whoever read the record before it comes
+/// too late.
 pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject) {
     let store = subject.store();
     reap_all(&*store, Course::Records).await;
@@ -177,9 +177,19 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject)
     let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
     assert_eq!(kept, vec![], "and all else that was kept beside it");
     assert!(tomb.record.identity.is_forgotten(), "whose it was is not kept");
-    let forgotten =
-        Record { identity: tomb.record.identity.clone(), note: Note::default(), ..expired.record.clone() };
+    let forgotten = Record {
+        identity: tomb.record.identity.clone(),
+        note: Note::default(),
+        version: tomb.record.version,
+        ..expired.record.clone()
+    };
     assert_eq!(tomb.record, forgotten, "the rest stays as it was, fingerprint and instants");
+    assert_ne!(tomb.record.version, expired.record.version, "under another Version");
+    let late = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
+    let Commit::Conflict(Some(stands)) = commit(&*store, &replace(&expired.record, late)).await else {
+        panic!("who read it before must not bring it back without its tenant and key");
+    };
+    assert_eq!(stands.record, tomb.record);
     let listed = store.list(Filter { limit: 1000, ..Filter::default() }).await.expect("a list succeeds");
     assert!(listed.iter().any(|stored| stored.record == tomb.record), "a list shows it");
     let of_shop = Filter { tenant: Some("shop of tombs".to_owned()), ..Filter::default() };
@@ -197,7 +207,9 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Subje
     subject.advance(TICK).await;
     reap_all(&*store, Course::Records).await;
     let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
-    let mut again = replace(&before, running);
+    let tomb = load(&*store, name.id).await.expect("the row stays").record;
+    assert_eq!((tomb.birth, tomb.fingerprint), (before.birth, before.fingerprint));
+    let mut again = replace(&tomb, running);
     again.clears_bodies = true;
     let birth = again.nonce;
     again.draft.as_mut().expect("it writes").birth = birth;
@@ -208,6 +220,60 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Subje
     subject.advance(TICK).await;
     assert_eq!(reap_all(&*store, Course::Records).await.stripped, 1, "and it is stripped in its turn");
     assert_eq!(load(&*store, name.id).await.expect("the row stays").answer, None);
+}
+
+/// What a person must look at stays, whole, until one did.
+pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn Subject) {
+    let store = subject.store();
+    reap_all(&*store, Course::Records).await;
+    let name = Name::fresh();
+    let flags = Flags { dead_letter: true, ..Flags::default() };
+    let past =
+        Draft { flags, expires_in: Some(SHORT), purge_in: Some(SHORT), ..draft(&name, State::Completed) };
+    let letter = put(&*store, &answering(insert(&name, past.clone()), b"500")).await;
+    subject.advance(TICK).await;
+    let ripe = store.ripe(Course::Records).await.expect("the store answers");
+    assert_eq!((ripe.strip, ripe.remove), (0, 0));
+    let reaped = reap_all(&*store, Course::Records).await;
+    assert_eq!((reaped.stripped, reaped.removed), (0, 0));
+    assert_eq!(load(&*store, name.id).await.map(|stored| stored.record), Some(letter.record.clone()));
+    let seen = Draft {
+        flags: Flags::default(),
+        expires_in: Some(Duration::ZERO),
+        purge_in: Some(Duration::ZERO),
+        ..past
+    };
+    put(&*store, &replace(&letter.record, seen)).await;
+    subject.advance(TICK).await;
+    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "then it goes");
+}
+
+/// The fingerprint of a tombstone is compared with nothing, so its secret may be retired.
+pub async fn a_tombstone_needs_no_secret(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = Name::fresh();
+    let mut bytes = [0x78; Fingerprint::LEN];
+    bytes[0] = 1; // its version
+    bytes[1..5].copy_from_slice(&nonce().0.to_be_bytes()[..4]);
+    let fingerprint = Fingerprint::from_bytes(&bytes).expect("a fingerprint of version 1");
+    let expiring = Draft {
+        fingerprint: Some(fingerprint),
+        expires_in: Some(SHORT),
+        purge_in: Some(LONG),
+        ..draft(&name, State::Completed)
+    };
+    put(&*store, &insert(&name, expiring)).await;
+    let is_needed = async || {
+        let mut known = Vec::new();
+        while let Some(other) = store.other_secret(known.clone()).await.expect("the store answers") {
+            known.push(other);
+        }
+        known.contains(&fingerprint.secret())
+    };
+    assert!(is_needed().await, "while it may be compared");
+    subject.advance(TICK).await;
+    reap_all(&*store, Course::Records).await;
+    assert!(!is_needed().await, "and no longer");
 }
 
 /// A dry run tells the truth, and touches nothing.

@@ -31,6 +31,8 @@ pub struct Reaped {
     pub stripped: u64,
     /// What went for good: records, Effects, lines, or pages of the file.
     pub removed: u64,
+    /// Records that are past their time and stay, because a row of the application refers to them and forbids it.
+    pub held: u64,
     /// Where the next step goes on; none: there is nothing more for now.
     pub next: Option<i64>,
     /// How long others had to wait for it: the work, without the time that it waited itself.

@@ -34,6 +34,8 @@ pub enum Fault {
     LosesReplies,
     /// Every commit waits until another mode is set.
     Hangs,
+    /// Every step of the reaper on this course fails.
+    FailsOn(Course),
 }
 
 impl FaultyStore {
@@ -108,6 +110,9 @@ impl Store for FaultyStore {
     fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
         Box::pin(async move {
             self.check("reap")?;
+            if *self.mode.borrow() == Fault::FailsOn(course) {
+                return Err(StoreError::lasting("faulty", "reap", "not this course"));
+            }
             self.inner.reap(course, from, limit).await
         })
     }

@@ -1689,6 +1689,23 @@ fn a_begin_that_was_given_up_loses_even_if_it_comes_late() {
 }
 
 #[test]
+fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
+    story(
+        "
+        policy  retention=1h tombstone=1h after_expiry=refuse
+        ann     begins        -> run
+        ann     finishes 503  -> freed
+        +1h
+        ann     begins        -> expired
+        bob     gave up       -> freed
+        ann     begins        -> expired
+        +1h
+        ann     begins        -> run
+        ",
+    );
+}
+
+#[test]
 fn a_begin_that_was_given_up_but_had_come_is_released() {
     story(
         "

@@ -69,18 +69,14 @@ pub struct Outlook {
     pub history: u64,
 }
 
-/// One round of the reaper.
+/// One round of the reaper. What fails keeps nothing else from being done; the first failure is told at the end.
 pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
-    let mut settled = 0;
-    // By the engine, so that whoever waits for one in this process is woken.
-    for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
-        let settlement =
-            ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
-        settled += u64::from(settlement.decision == machine::Decision::Settled);
-    }
-    let harvest = round(&**ibid.store(), keep, Some(&ibid.inner().places), |_| {}).await?;
+    let settled = settle_unclaimed(ibid).await;
+    let harvest = round(&**ibid.store(), keep, Some(&ibid.inner().places), |_| {}).await;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
-    count_records(ibid).await?;
+    let counted = count_records(ibid).await;
+    let (settled, harvest) = (settled?, harvest?);
+    counted?;
     Ok(Harvest { settled: settled + harvest.settled, ..harvest })
 }
 
@@ -100,34 +96,53 @@ async fn round(
     places: Option<&Places>,
     mut told: impl FnMut(&Harvest),
 ) -> Result<Harvest, StoreError> {
-    let mut harvest = Harvest { settled: answer_unclaimed(store).await?, ..Harvest::default() };
+    let (mut harvest, mut held) = (Harvest::default(), 0);
+    let mut result = answer_unclaimed(store).await.map(|settled| harvest.settled = settled);
     let until = Instant::now() + ROUND_FOR_MAX;
     for course in courses(keep) {
         let last = places.and_then(|places| places.of(course));
-        let start = last.map_or(FROM_THE_START, |last| last.load(Ordering::Relaxed));
-        let (mut pace, mut from, mut stayed) = (Pace::default(), Some(start), 0);
-        while let Some(place) = from {
-            if Instant::now() >= until {
-                harvest.unfinished = true;
-                return Ok(harvest);
-            }
-            let reaped = store.reap(course, place, pace.batch).await?;
-            harvest.add(course, &reaped);
+        let step = |reaped: &Reaped| {
+            held += reaped.held;
+            harvest.add(course, reaped);
             told(&harvest);
-            from = reaped.next;
-            if let Some(last) = last {
-                last.store(from.unwrap_or(FROM_THE_START), Ordering::Relaxed);
-                stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
-                if stayed >= STAYED_MAX {
-                    break;
-                }
-            }
-            if from.is_some() {
-                sleep(pace.after(reaped.took)).await;
+        };
+        let done = follow(store, course, last, until, step).await;
+        harvest.unfinished |= matches!(done, Ok(false));
+        result = result.and(done.map(drop));
+    }
+    if held > 0 {
+        tracing::warn!(held, "records are past their time, and rows that refer to them forbid that they go");
+    }
+    result.map(|()| harvest)
+}
+
+/// One course to its end, or at least one step on it. Whether it came to its end, for this round.
+async fn follow(
+    store: &dyn Store,
+    course: Course,
+    last: Option<&AtomicI64>,
+    until: Instant,
+    mut step: impl FnMut(&Reaped),
+) -> Result<bool, StoreError> {
+    let mut from = last.map_or(FROM_THE_START, |last| last.load(Ordering::Relaxed));
+    let (mut pace, mut stayed) = (Pace::default(), 0);
+    loop {
+        let reaped = store.reap(course, from, pace.batch).await?;
+        step(&reaped);
+        if let Some(last) = last {
+            last.store(reaped.next.unwrap_or(FROM_THE_START), Ordering::Relaxed);
+            stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
+            if stayed >= STAYED_MAX {
+                return Ok(true);
             }
         }
+        let Some(next) = reaped.next else { return Ok(true) };
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        from = next;
+        sleep(pace.after(reaped.took)).await;
     }
-    Ok(harvest)
 }
 
 /// How far this process has come along what is in the order of time and stays where it is while its record does. Every
@@ -218,6 +233,17 @@ impl Pace {
         self.batch = (batch as u32).clamp(BATCH_MIN, BATCH_MAX);
         took.saturating_mul(PAUSE_PARTS).min(PAUSE_MAX)
     }
+}
+
+/// Answers what was accepted and never claimed: by the engine, so that whoever waits for one in this process is woken.
+async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
+    let mut settled = 0;
+    for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
+        let settlement =
+            ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
+        settled += u64::from(settlement.decision == machine::Decision::Settled);
+    }
+    Ok(settled)
 }
 
 /// Answers what was accepted and never claimed. How many there were.

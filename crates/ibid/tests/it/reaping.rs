@@ -16,13 +16,15 @@ use ibid_core::fingerprint::Asked;
 use ibid_core::key::Key;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{AfterExpiry, AnswerRule, Policy};
-use ibid_core::reap::Ripe;
+use ibid_core::reap::{Course, Ripe};
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
-use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
 use ibid_core::store::{Filter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{Name, draft, insert, put, telling};
+use ibid_testkit::faults::{Fault, FaultyStore};
+use metrics_exporter_prometheus::PrometheusBuilder;
 
 #[tokio::test]
 async fn an_expired_key_is_refused_by_its_tombstone_until_that_goes_too() {
@@ -100,14 +102,13 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
 #[tokio::test]
 async fn a_round_looks_at_so_much_that_stays_and_the_next_goes_on_behind_it() {
     let world = World::on_sqlite().await;
-    let (live, gone) = (Name::fresh(), Name::fresh());
+    let live = Name::fresh();
     let mut told = insert(&live, draft(&live, State::Unknown));
     for _ in 0..15_000 {
         told = telling(told, Happened::ReconcileTry, "");
     }
     put(&*world.store, &told).await;
-    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&gone, State::Completed) };
-    put(&*world.store, &telling(insert(&gone, going), Happened::Settled, "")).await;
+    world.going().await;
     let keep = Keep { history: HOUR, ..Keep::default() };
     world.hands.advance(HOUR);
     assert_eq!(reap_outlook(&*world.store, keep).await.unwrap().history, 0, "its record is there");
@@ -119,6 +120,34 @@ async fn a_round_looks_at_so_much_that_stays_and_the_next_goes_on_behind_it() {
     assert_eq!(reap().await, (0, 1, false));
     assert_eq!(reap().await, (0, 0, false), "from the start again");
     assert_eq!(world.store.history(live.id).await.unwrap().len(), 15_000);
+}
+
+#[tokio::test]
+async fn a_course_that_fails_keeps_neither_the_others_nor_the_counting() {
+    let keep = Keep { history: HOUR, ..Keep::default() };
+    for fails in [Course::Records, Course::Effects { keep: keep.effects }] {
+        let (clock, hands) = Clock::manual(START);
+        let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+        let world = World::new(faulty.clone(), hands, None).await;
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let said = recorder.handle();
+        let _counts = metrics::set_default_local_recorder(&recorder);
+        let gone = world.going().await;
+        assert_eq!(world.reap().await.removed, 1);
+        world.hands.advance(HOUR);
+        let late = world.going().await;
+        faulty.set(Fault::FailsOn(fails));
+        let error = reap_once(&world.ibid, keep).await.expect_err("a course failed");
+        assert!(!error.is_transient(), "it is told: {error:?}");
+        assert!(world.store.history(gone).await.unwrap().is_empty(), "history was seen to after {fails:?}");
+        let left = usize::from(fails == Course::Records);
+        assert_eq!(world.store.list(Filter::default()).await.unwrap().len(), left);
+        let gauge = format!("ibid_records{{state=\"completed\"}} {left}\n");
+        assert!(said.render().contains(&gauge), "{}", said.render());
+        faulty.set(Fault::None);
+        assert_eq!(reap_once(&world.ibid, keep).await.unwrap().removed, left as u64);
+        assert_eq!(world.store.history(late).await.unwrap().len(), 1);
+    }
 }
 
 struct World {
@@ -166,6 +195,14 @@ impl World {
         let Begun::Run(attempt) = self.begin(key, policy).await else { panic!("`{key}` is not new") };
         let answer = Response::plain(201, "text/plain", "paid".to_owned());
         assert!(matches!(attempt.finish(answer, false).await, Finished::Stored(_)));
+    }
+
+    /// A record whose time is over, with a line of history.
+    async fn going(&self) -> RecordId {
+        let name = Name::fresh();
+        let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+        put(&*self.store, &telling(insert(&name, going), Happened::Settled, "")).await;
+        name.id
     }
 
     async fn reap(&self) -> Harvest {

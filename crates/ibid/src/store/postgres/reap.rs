@@ -1,16 +1,17 @@
-//! The reaper's steps: one statement each, on the clock and the rows of the server.
+//! The reaper's steps: one statement each unless a row is in the way, on the clock and the rows of the server.
 
 use std::time::{Duration, Instant};
 
 use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Flags, Note};
 use ibid_core::store::StoreError;
-use tokio_postgres::Row;
 use tokio_postgres::types::Type;
+use tokio_postgres::{Error, Row};
 
 use super::PostgresStore;
 use super::ask::get;
 use super::connect::Param;
+use super::failure::{self, Reach};
 
 impl PostgresStore {
     pub(super) async fn reap_step(
@@ -38,16 +39,74 @@ impl PostgresStore {
         Ok(Reaped { took: started.elapsed(), ..reaped })
     }
 
+    /// One statement; unless a row of the application refers to a record and forbids that it goes. That is the
+    /// application's right, and no reason to keep the others: then parts of the step are tried, down to one record,
+    /// which is passed over as it is.
     async fn reap_records(&self, from: i64, limit: i64) -> Result<Reaped, StoreError> {
+        let (mut reaped, mut held) = (Reaped::default(), Vec::<Vec<u8>>::new());
+        // `suspects`: one of so many that come next is held. `stride`: how many to try while nothing is known of them.
+        let (mut at, mut left, mut stride, mut suspects) = (from, limit, limit, 0);
+        // A step that began at an instant does not end there while others may come after those that are held.
+        while left > 0 && held.len() < if at == from { HELD_AT_ONCE_MAX } else { HELD_MAX } {
+            let part = if suspects > 0 { (suspects / 2).max(1) } else { stride.min(left) };
+            match self.reap_part(at, part, &held).await {
+                Ok(done) => {
+                    reaped.stripped += done.stripped;
+                    reaped.removed += done.removed;
+                    at = done.last.unwrap_or(at);
+                    if done.looked < part {
+                        return Ok(reaped);
+                    }
+                    left -= done.looked;
+                    suspects = (suspects - done.looked).max(0);
+                    stride *= 2;
+                }
+                Err(error) if !is_of_one(&error) => return Err(error),
+                Err(_) if part > 1 => suspects = part,
+                Err(error) => {
+                    let Some((id, its)) = self.reap_first(at, &held).await? else { return Ok(reaped) };
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "a record that is past its time is held"
+                    );
+                    held.push(id);
+                    reaped.held += 1;
+                    at = its;
+                    // Where one is held its neighbours often are: rather a few small steps than half a table in vain.
+                    (stride, suspects) = (1, 0);
+                }
+            }
+        }
+        // Those that are left at the last instant come first in the next step; unless all of this one are held, for then
+        // it would never get past them.
+        let stuck = i64::from(at == from && reaped.removed + reaped.stripped == 0);
+        reaped.next = Some(at.saturating_add(stuck));
+        Ok(reaped)
+    }
+
+    async fn reap_part(&self, from: i64, limit: i64, held: &[Vec<u8>]) -> Result<Part, StoreError> {
         let note = Note::default().to_bytes();
-        let params: [Param<'_>; 4] =
-            [(&from, Type::INT8), (&limit, Type::INT8), (&note, Type::BYTEA), (&DEAD_LETTER, Type::INT8)];
+        let params: [Param<'_>; 5] =
+            [
+                (&from, Type::INT8),
+                (&limit, Type::INT8),
+                (&note, Type::BYTEA),
+                (&DEAD_LETTER, Type::INT8),
+                (&held, Type::BYTEA_ARRAY),
+            ];
         let rows = self.ask_hot(OP, include_str!("sql/reap_records.sql"), &params).await?;
-        let Some(row) = rows.first() else { return Ok(Reaped::default()) };
+        let Some(row) = rows.first() else { return Ok(Part::default()) };
         let (stripped, removed) = (count(row, 0)?, count(row, 1)?);
-        let (last, looked): (Option<i64>, i64) = (get(OP, row, 2)?, get(OP, row, 3)?);
-        // Those that are left at the last instant come first in the next step.
-        Ok(Reaped { stripped, removed, next: last.filter(|_| looked == limit), took: Duration::ZERO })
+        Ok(Part { stripped, removed, last: get(OP, row, 2)?, looked: get(OP, row, 3)? })
+    }
+
+    /// What the next part comes to first. Should that be another by now than the one that was in the way, it waits for
+    /// the next round, and the one in the way is met again.
+    async fn reap_first(&self, from: i64, held: &[Vec<u8>]) -> Result<Option<(Vec<u8>, i64)>, StoreError> {
+        let params: [Param<'_>; 3] =
+            [(&from, Type::INT8), (&held, Type::BYTEA_ARRAY), (&DEAD_LETTER, Type::INT8)];
+        let rows = self.ask_hot(OP, include_str!("sql/reap_first.sql"), &params).await?;
+        rows.first().map(|row| Ok((get(OP, row, 0)?, get(OP, row, 1)?))).transpose()
     }
 
     /// A step along places, which are in the order of time.
@@ -65,7 +124,7 @@ impl PostgresStore {
         let (last, looked): (Option<i64>, i64) = (get(OP, row, 1)?, get(OP, row, 2)?);
         let old: Option<bool> = get(OP, row, 3)?;
         let next = last.filter(|_| looked == limit && old == Some(true));
-        Ok(Reaped { stripped: 0, removed: count(row, 0)?, next, took: Duration::ZERO })
+        Ok(Reaped { removed: count(row, 0)?, next, ..Reaped::default() })
     }
 
     pub(super) async fn count_ripe(&self, course: Course) -> Result<Ripe, StoreError> {
@@ -86,6 +145,21 @@ impl PostgresStore {
     }
 }
 
+/// What a part of a step over records came to.
+#[derive(Default)]
+struct Part {
+    stripped: u64,
+    removed: u64,
+    last: Option<i64>,
+    looked: i64,
+}
+
+/// Whether it failed for one of its rows, and others may go.
+fn is_of_one(error: &StoreError) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
+    source.is_some_and(|error| failure::reach(error) == Reach::One)
+}
+
 fn count(row: &Row, column: usize) -> Result<u64, StoreError> {
     Ok(get::<i64>(OP, row, column)?.cast_unsigned())
 }
@@ -103,6 +177,13 @@ const DEAD_LETTER: i64 = Flags::DEAD_LETTER as i64;
 /// Rows in one statement at most, whatever is asked: some tens of milliseconds, and far below the time for which others
 /// wait for a lock.
 const STEP_MAX: u32 = 2000;
+
+/// Held records that one step passes over: each costs two round trips, and the next step goes on behind them.
+const HELD_MAX: usize = 32;
+
+/// The same among records of one instant, which only a step that passes all of them over gets behind. What was written
+/// together shares an instant, and that is a few hundred at most.
+const HELD_AT_ONCE_MAX: usize = 1000;
 
 /// Two hundred thousand years: an instant of today minus this is still a number.
 const KEEP_MAX_US: i64 = i64::MAX / 2;

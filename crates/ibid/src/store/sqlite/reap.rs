@@ -74,6 +74,7 @@ fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> ru
             // reason to keep all those behind it.
             Err(error) if failure::reach(&error) == Reach::One => {
                 tracing::debug!(%error, row, "a record that is past its time is held");
+                reaped.held += 1;
             }
             Err(error) => return Err(error),
         }

@@ -1,8 +1,10 @@
 //! What the reaper leaves alone, and what it leaves behind.
 
+use ibid::upkeep::{Keep, reap_store};
+use ibid_core::change::Happened;
 use ibid_core::reap::Course;
 use ibid_core::record::Note;
-use ibid_testkit::contract::{answering, put, reap_all};
+use ibid_testkit::contract::{answering, put, reap_all, telling};
 
 use super::*;
 
@@ -28,6 +30,61 @@ async fn a_business_row_outlives_the_record_that_it_points_to() {
     stranger.execute(sql, &[&&name.id.as_bytes()[..]]).await.expect("a payment");
     assert_eq!(reap_all(&*store, Course::Records).await.removed, 1);
     assert_eq!(server.sql(&database, "select amount, record is null from payment"), "7|t");
+}
+
+#[tokio::test]
+async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    server.sql(&database, "create table payment (record bytea references ibid_record (id))");
+    let stranger = stranger(&server, &database).await;
+    let ids = |names: &[Name]| names.iter().map(|name| name.id.as_bytes().to_vec()).collect::<Vec<_>>();
+    let names: Vec<Name> = (0..300).map(|_| Name::fresh()).collect();
+    let draft = |name: &Name| Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) };
+    let change = |name: &Name| telling(answering(insert(name, draft(name)), b"paid"), Happened::Settled, "");
+    commit_all(&*store, names.iter().map(change).collect()).await;
+    // First and last, in a row, more than one step passes over, and many at one instant.
+    let held: Vec<Name> =
+        [0, 1, 2, 150, 299].into_iter().chain(200..250).map(|place| names[place].clone()).collect();
+    let sql = "insert into payment select unnest($1::bytea[])";
+    stranger.execute(sql, &[&ids(&held)]).await.expect("payments");
+    server.sql(&database, "update ibid_record set expires_at = null, purge_at = 7");
+    let sql = "update ibid_record set purge_at = 8 + get_byte(id, 0) where id = any ($1)";
+    stranger.execute(sql, &[&ids(&names[..100])]).await.expect("instants of their own");
+    let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
+                                        record, name, kind, downstream_key, rules, tenant, payload)
+               values (1, 1, 0, 0, 0, 1, 0, 1, false, false, $1, 'mail', 'http', 'd', '', 'shop', '')";
+    stranger.execute(sql, &[&&names[151].id.as_bytes()[..]]).await.expect("an effect");
+    let rest = "select count(*), count(p.record), (select count(*) from ibid_body) from ibid_record r
+                left join payment p on p.record = r.id";
+    let keep = Keep { history: Duration::ZERO, ..Keep::default() };
+    let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
+    assert_eq!((harvest.removed, harvest.effects, harvest.history), (245, 1, 245));
+    assert_eq!(server.sql(&database, rest), "55|55|55", "those that are held stay whole");
+    let (late, change) = going();
+    put(&*store, &change).await;
+    let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
+    assert_eq!((harvest.removed, load(&*store, late.id).await), (1, None), "again, past all that are held");
+    server.sql(&database, "delete from payment");
+    assert_eq!(reap_all(&*store, Course::Records).await.removed, 55, "once they are let go they go");
+}
+
+#[tokio::test]
+async fn a_constraint_that_is_checked_at_the_end_holds_its_record_alone() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let deferred = "references ibid_record (id) deferrable initially deferred";
+    server.sql(&database, &format!("create table payment (record bytea {deferred})"));
+    let (name, change) = going();
+    put(&*store, &change).await;
+    put(&*store, &going().1).await;
+    let stranger = stranger(&server, &database).await;
+    let sql = "insert into payment values ($1)";
+    stranger.execute(sql, &[&&name.id.as_bytes()[..]]).await.expect("a payment");
+    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1);
+    assert!(load(&*store, name.id).await.is_some());
 }
 
 #[tokio::test]

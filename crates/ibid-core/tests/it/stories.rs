@@ -1697,7 +1697,7 @@ fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
         ann     finishes 503  -> freed
         +1h
         ann     begins        -> expired
-        bob     gave up       -> freed
+        ann     gave up       -> freed
         ann     begins        -> expired
         +1h
         ann     begins        -> run

@@ -86,14 +86,13 @@ impl PostgresStore {
 
     async fn reap_part(&self, from: i64, limit: i64, held: &[Vec<u8>]) -> Result<Part, StoreError> {
         let note = Note::default().to_bytes();
-        let params: [Param<'_>; 5] =
-            [
-                (&from, Type::INT8),
-                (&limit, Type::INT8),
-                (&note, Type::BYTEA),
-                (&DEAD_LETTER, Type::INT8),
-                (&held, Type::BYTEA_ARRAY),
-            ];
+        let params: [Param<'_>; 5] = [
+            (&from, Type::INT8),
+            (&limit, Type::INT8),
+            (&note, Type::BYTEA),
+            (&DEAD_LETTER, Type::INT8),
+            (&held, Type::BYTEA_ARRAY),
+        ];
         let rows = self.ask_hot(OP, include_str!("sql/reap_records.sql"), &params).await?;
         let Some(row) = rows.first() else { return Ok(Part::default()) };
         let (stripped, removed) = (count(row, 0)?, count(row, 1)?);

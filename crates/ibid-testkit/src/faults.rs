@@ -21,6 +21,7 @@ pub struct FaultyStore {
     inner: Arc<dyn Store>,
     mode: watch::Sender<Fault>,
     commits: AtomicUsize,
+    bodies: AtomicUsize,
 }
 
 /// How the store behaves now.
@@ -36,12 +37,15 @@ pub enum Fault {
     Hangs,
     /// Every step of the reaper on this course fails.
     FailsOn(Course),
+    /// What was read of bodies comes once another mode is set: as old as it is by then.
+    HoldsBodies,
 }
 
 impl FaultyStore {
     /// Around `inner`, without a fault for now.
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
-        Arc::new(FaultyStore { inner, mode: watch::channel(Fault::None).0, commits: AtomicUsize::new(0) })
+        let mode = watch::channel(Fault::None).0;
+        Arc::new(FaultyStore { inner, mode, commits: AtomicUsize::new(0), bodies: AtomicUsize::new(0) })
     }
 
     /// Behave like this from now on.
@@ -52,6 +56,11 @@ impl FaultyStore {
     /// Calls of `commit` so far.
     pub fn commits(&self) -> usize {
         self.commits.load(Ordering::SeqCst)
+    }
+
+    /// Bodies that were read so far, whether or not they have come.
+    pub fn bodies_read(&self) -> usize {
+        self.bodies.load(Ordering::SeqCst)
     }
 
     fn check(&self, op: &'static str) -> Result<(), StoreError> {
@@ -132,7 +141,10 @@ impl Store for FaultyStore {
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(async move {
             self.check("read bodies")?;
-            self.inner.bodies(id, birth).await
+            let read = self.inner.bodies(id, birth).await;
+            self.bodies.fetch_add(1, Ordering::SeqCst);
+            let _ = self.mode.subscribe().wait_for(|fault| *fault != Fault::HoldsBodies).await;
+            read
         })
     }
 

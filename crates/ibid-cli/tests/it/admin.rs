@@ -6,7 +6,7 @@ use ibid_testkit::upstream::Upstream;
 use serde_json::{Value, json};
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
-use crate::settle::dead_effect;
+use crate::settle::{FAILS, dead_effect};
 
 const TOKEN: &str = "an-admin-token-of-the-tests";
 
@@ -154,6 +154,48 @@ async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry(on: O
     assert_eq!(upstream.executions("k"), before + 1);
 }
 on_every_store!(what_an_operator_found_not_executed_is_executed_once_by_the_retry);
+
+async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = with_token(Setup::before(&upstream.url()).on(on).config(FAILS));
+    let gateway = setup.start();
+    let mut holder = gateway.client().await;
+    holder.send(&pay("k", "gate;status=201")).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let letters = async || {
+        let page = json_of(&get(&gateway, "/v1/records?dead_letter=true").await);
+        page["records"].as_array().expect("records").clone()
+    };
+    let letter = until_async("its lease lapses", async || letters().await.pop()).await;
+    assert_eq!(letter["state"], "completed");
+    let path = format!("/v1/records/{}/resolve", id(&letter));
+    let seen = json!({
+        "who": "ann", "reason": "the bank has none of it", "version": letter["version"], "found": "seen",
+    });
+    let settled = json_of(&post(&gateway, &path, &seen).await);
+    assert_eq!(settled["dead_letter"], false);
+    for kept in ["state", "status", "expires_at"] {
+        assert_eq!(settled[kept], letter[kept], "{kept}");
+    }
+    assert_eq!(letters().await, Vec::<Value>::new());
+    let life = json_of(&get(&gateway, &format!("/v1/records/{}", id(&letter))).await);
+    let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has none of it";
+    assert_eq!(acts(&life), [line]);
+    let twice = json!({ "who": "bob", "reason": "me too", "found": "seen" });
+    assert_problem(&post(&gateway, &path, &twice).await, 409, "not-now");
+    let unknown = unknown_elsewhere(&gateway).await;
+    let path = format!("/v1/records/{}/resolve", id(&unknown));
+    assert_problem(&post(&gateway, &path, &twice).await, 409, "not-now");
+    upstream.gate().release(1);
+}
+on_every_store!(a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is);
+
+/// A record whose answer was lost, of a route without rules of its own.
+async fn unknown_elsewhere(gateway: &Gateway) -> Value {
+    let lost = Request::post("/refunds").key("u").body("five").fixture("cut=read");
+    assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
+    only(gateway, "state=unknown&key=u").await
+}
 
 async fn a_forgotten_key_runs_as_new(on: On) {
     let upstream = Upstream::start().await;

@@ -6,7 +6,7 @@ use ibid_testkit::client::Request;
 use ibid_testkit::upstream::Upstream;
 
 use crate::gateway_store::WriteLock;
-use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
 
 const CONFIG: &str = r#"
 [store]
@@ -109,6 +109,7 @@ async fn metrics_equal_what_happened(on: On) {
     .await;
     upstream.gate().release(1);
     assert_eq!(late.read().await.expect("an answer").status, 201);
+    gateway.until_said("a lease lapsed").await;
 
     let quiet = until_async("all records are counted", async || {
         let now = samples(&gateway).await;
@@ -141,6 +142,8 @@ async fn metrics_equal_what_happened(on: On) {
     ] {
         assert_eq!(of(&quiet, name), none, "{name}");
     }
+    assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
+    assert_eq!(gateway.said().matches("a lease lapsed").count(), 1, "one line");
     assert_eq!(of(&quiet, "ibid_dead_letters"), [" 1"], "nobody is asked about an unknown record");
     // 11 first runs, the free key's second one, two duplicates of `held`, and the retry of `cut`.
     assert_eq!(of(&quiet, "ibid_begin_seconds_count"), [" 15"]);
@@ -167,6 +170,38 @@ async fn metrics_equal_what_happened(on: On) {
     }
 }
 on_every_store!(metrics_equal_what_happened);
+
+async fn a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once(on: On) {
+    let upstream = Upstream::start().await;
+    // The sweeper has its first turn before anything lapses, and comes too late for the rest of this test.
+    let config = CONFIG.replace("sweep_every = \"100ms\"", "sweep_every = \"1h\"");
+    let setup = Setup::before(&upstream.url()).on(on).config(&config);
+    let gateway = setup.start();
+    until_async("the sweeper has had its turn", async || {
+        let ran = samples(&gateway).await;
+        ran.contains_key("ibid_chore_last_run_seconds{chore=\"sweeper\"}").then_some(())
+    })
+    .await;
+    let short = Request::post("/short").key("late").body("five").fixture("gate;status=201");
+    let mut late = gateway.client().await;
+    late.send(&short).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let hurried = short.clone().header("Prefer", "wait=0");
+    until_async("a request notices", async || {
+        let met = gateway.call(&hurried).await;
+        (problem(&met) == "outcome-unknown").then_some(())
+    })
+    .await;
+    for _ in 0..2 {
+        assert_problem(&gateway.call(&hurried).await, 409, "outcome-unknown");
+    }
+    gateway.until_said("a lease lapsed").await;
+    upstream.gate().release(1);
+    assert_eq!(late.read().await.expect("an answer").status, 201);
+    assert_eq!(of(&samples(&gateway).await, "ibid_zombie_keys_total"), [" 1"]);
+    assert_eq!(gateway.said().matches("a lease lapsed").count(), 1);
+}
+on_every_store!(a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once);
 
 #[tokio::test]
 async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_for_it() {

@@ -7,7 +7,7 @@ use ibid_testkit::client::Request;
 use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 
-use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store};
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
 fn pay(key: &str, fixture: &str) -> Request {
     Request::post("/payments").key(key).body("five").fixture(fixture)
@@ -30,6 +30,10 @@ fn only(setup: &Setup, words: &[&str]) -> String {
     assert_eq!(all.as_array().map(Vec::len), Some(1), "{out}");
     all[0]["id"].as_str().expect("an id")[..8].to_owned()
 }
+
+/// Routes whose requests fail for good when their holder goes silent, which is soon.
+pub(crate) const FAILS: &str = "[upkeep]\nsweep_every = \"100ms\"\n[[route]]\nmatch = \"POST /payments\"\n\
+                                lease = \"1s\"\nmax_run = \"1s\"\non_lapse = \"fail\"\n";
 
 async fn lost(gateway: &Gateway, key: &str) {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
@@ -112,6 +116,69 @@ async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {
     // Its own cache holds next to nothing, so this gateway asks the store.
     let again = gateway.call(&pay("k", "status=201;body=three")).await;
     assert_eq!((again.text().as_str(), is_replay(&again)), ("three", false));
+}
+
+async fn a_dead_letter_whose_outcome_is_known_is_seen_to_and_answers_as_before(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).on(on).config(FAILS);
+    let gateway = setup.start();
+    let mut holder = gateway.client().await;
+    holder.send(&pay("k", "gate;status=201")).await;
+    upstream.until(|tally| tally.held == 1).await;
+    let letter = until_async("its lease lapses", async || {
+        let (_, out, _) = run(&setup, &["keys", "list", "--dead-letters", "--json"]);
+        let mut all: Vec<Value> = serde_json::from_str(&out).expect("JSON");
+        all.pop()
+    })
+    .await;
+    assert_eq!(letter["state"], "completed", "{letter}");
+    let id = letter["id"].as_str().expect("an id")[..8].to_owned();
+    let before = gateway.call(&pay("k", "gate;status=201")).await;
+    assert!(is_replay(&before), "{before:?}");
+
+    let words = ["keys", "resolve", &id, "--seen", "--reason", "the bank has none of it", "--who", "ann"];
+    let (code, out, said) = run(&setup, &words);
+    assert!(code == 1 && out.contains("completed") && out.contains("dead letter"), "{out}{said}");
+    assert!(said.contains("would be a dead letter no longer, by ann: the bank has none of it"), "{said}");
+    only(&setup, &["--dead-letters"]);
+    let (code, out, said) = run(&setup, &[&words[..], &["--yes"]].concat());
+    assert_eq!(
+        (code, out.as_str()),
+        (0, format!("{id}: a dead letter no longer, now completed\n").as_str()),
+        "{said}"
+    );
+    let (code, out, _) = run(&setup, &["keys", "list", "--dead-letters", "--json"]);
+    assert_eq!((code, out.trim()), (0, "[]"));
+    let (_, out, _) = run(&setup, &["keys", "list", "--json"]);
+    let now: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(now[0]["expires_at"], letter["expires_at"], "{out}");
+    let (_, out, _) = run(&setup, &["keys", "show", &id]);
+    let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has none of it";
+    assert!(out.contains(&format!("operator  {line}")), "{out}");
+    let (code, _, said) = run(&setup, &[&words[..], &["--yes"]].concat());
+    assert!(code == 1 && said.contains(line), "twice: {said}");
+    let after = gateway.call(&pay("k", "gate;status=201")).await;
+    assert_eq!((after.status, after.text(), is_replay(&after)), (before.status, before.text(), true));
+    assert_eq!(upstream.deliveries_begun(), 1);
+    upstream.gate().release(1);
+}
+on_every_store!(a_dead_letter_whose_outcome_is_known_is_seen_to_and_answers_as_before);
+
+#[tokio::test]
+async fn an_unknown_record_can_not_be_seen_to() {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url());
+    let gateway = setup.start();
+    lost(&gateway, "k").await;
+    let id = only(&setup, &["--dead-letters"]);
+    let seen = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
+    let (code, _, said) = run(&setup, &[&seen[..], &["--yes"]].concat());
+    assert!(code == 1 && said.contains("the record is unknown"), "{said}");
+    only(&setup, &["--dead-letters", "--state", "unknown"]);
+    for with in [&["--not-executed"][..], &["--status", "201"]] {
+        let (code, _, said) = run(&setup, &[&seen[..], with].concat());
+        assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+    }
 }
 
 #[tokio::test]

@@ -191,6 +191,16 @@ mod tests {
     }
 
     #[test]
+    fn the_first_request_that_is_accepted_to_be_run_later_is_no_duplicate() {
+        let tenants = Tenants::default();
+        for new in [true, false, false] {
+            tenants.saw(&tenant("a"), &Begun::Accepted { new });
+        }
+        let rate = TenantRate { tenant: tenant("a"), requests: 3, duplicates: 2, misused: 0 };
+        assert_eq!(tenants.all(Instant::now()), [rate]);
+    }
+
+    #[test]
     fn what_was_counted_long_ago_no_longer_counts() {
         let (tenants, now) = (Tenants::default(), Instant::now());
         tenants.count(&tenant("a"), true, true, now);

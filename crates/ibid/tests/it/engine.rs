@@ -23,6 +23,7 @@ use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::store::{Browse, Filter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{Fault, FaultyStore};
+use metrics_exporter_prometheus::PrometheusBuilder;
 
 struct Body(&'static str);
 
@@ -508,4 +509,43 @@ async fn a_lease_left_too_long_by_a_clock_that_stepped_back_is_set_right_by_whoe
         tokio::task::yield_now().await;
     }
     assert!(matches!(attempt.finish(created(), false).await, Finished::Stored(_)));
+}
+
+#[tokio::test]
+async fn every_lapse_is_counted_once_whether_a_request_or_the_sweeper_is_first_to_notice() {
+    // Of this thread alone, on which all tasks of this test run.
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    let _counts = metrics::set_default_local_recorder(&recorder);
+    let counted = || {
+        let page = page.render();
+        let line = page.lines().find_map(|line| line.strip_prefix("ibid_zombie_keys_total "));
+        line.map_or(0, |count| count.parse::<u64>().expect("a counter"))
+    };
+    let mut lapses = 0;
+    for on_lapse in [OnLapse::Unknown, OnLapse::Retry, OnLapse::Fail] {
+        let world = world(Policy { on_lapse, ..Policy::default() }).await;
+        for (key, by_request) in [("request", true), ("sweeper", false)] {
+            // Its process is gone, so that nobody renews or ends it.
+            std::mem::forget(world.run(key).await);
+            world.hands.advance(world.policy.lease);
+            assert_eq!(counted(), lapses, "{on_lapse:?}: not noticed yet");
+            lapses += 1;
+            // A node that has seen no jump of the clock.
+            let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+            if by_request {
+                let begun = node.begin(world.ask(key)).await.expect("the store answers");
+                assert!(!matches!(begun, Begun::InFlight { .. }), "{on_lapse:?}: {begun:?}");
+                assert_eq!(counted(), lapses, "{on_lapse:?}: by the request");
+                if let Begun::Run(attempt) = begun {
+                    attempt.finish(created(), false).await;
+                }
+            }
+            upkeep::sweep_once(&node).await.expect("the store answers");
+            assert_eq!(counted(), lapses, "{on_lapse:?}: once, by {key}");
+            let _ = node.begin(world.ask(key)).await.expect("the store answers");
+            assert_eq!(counted(), lapses, "{on_lapse:?}: nobody counts it again");
+            node.settled().await;
+        }
+    }
 }

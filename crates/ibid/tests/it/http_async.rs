@@ -10,7 +10,9 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::post;
+use ibid::engine::TenantRate;
 use ibid::http::{Guard, GuardLayer, Guarded, Routes, Tenants};
+use ibid::operator::{Act, Operator};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Keep, Schedule};
@@ -19,6 +21,8 @@ use ibid_core::policy::{AnswerRule, OnLapse, Policy};
 use ibid_core::record::{Record, State as RecordState};
 use ibid_core::store::{Browse, Filter, Store};
 use ibid_core::time::Timestamp;
+use ibid_testkit::faults::{Fault, FaultyStore};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower::{Layer, ServiceExt};
@@ -51,6 +55,7 @@ struct World {
     app: Guard<Router>,
     ibid: Ibid,
     store: Arc<MemoryStore>,
+    faults: Arc<FaultyStore>,
     hands: Hands,
     chores: Option<JoinHandle<()>>,
 }
@@ -65,7 +70,8 @@ impl Drop for World {
 async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = Arc::new(MemoryStore::new(clock));
-    let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let faults = FaultyStore::new(store.clone());
+    let ibid = Ibid::start(faults.clone(), Settings::default()).await.expect("it starts");
     let api = Api { runs: Arc::default(), busy, gate: Arc::new(Semaphore::new(0)) };
     let router = Router::new().route("/rides/{id}/pay", post(handle)).with_state(api.clone());
     let policy = Policy { answer: AnswerRule::Async, ..policy };
@@ -76,15 +82,20 @@ async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
         layer = layer.resumes::<_, Body, _>(router.clone());
         chores = Some(tokio::spawn(upkeep::run(ibid.clone(), Schedule::default())));
     }
-    World { api, app: layer.layer(router), ibid, store, hands, chores }
+    World { api, app: layer.layer(router), ibid, store, faults, hands, chores }
 }
 
 impl World {
     async fn pay(&self) -> (StatusCode, HeaderMap, String) {
+        self.send("five", "").await
+    }
+
+    async fn send(&self, body: &'static str, prefer: &str) -> (StatusCode, HeaderMap, String) {
         let request = Request::post("/rides/7/pay")
             .header("idempotency-key", "k")
             .header("authorization", "ann")
-            .body(Body::from("five"))
+            .header("prefer", prefer)
+            .body(Body::from(body))
             .unwrap();
         let Ok(answer) = self.app.clone().oneshot(request).await;
         let (head, body) = answer.into_parts();
@@ -208,4 +219,78 @@ async fn more_than_run_at_once_are_all_run_in_the_end() {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.api.runs.load(Ordering::SeqCst), 600);
+}
+
+#[tokio::test]
+async fn a_worker_that_read_the_request_of_a_generation_since_given_up_runs_that_of_the_next_one() {
+    let world = world(Policy::default(), 0, true).await;
+    world.api.gate.add_permits(2);
+    world.faults.set(Fault::HoldsBodies);
+    assert_eq!(world.send("five", "").await.0, 202);
+    while world.faults.bodies_read() == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The worker has `five` in hand. Its time is over, a person makes room, and the key comes with another request.
+    world.hands.advance(Duration::from_secs(3600));
+    upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap();
+    let first = world.record().await;
+    assert_eq!((first.state, first.note.status), (RecordState::Completed, Some(408)));
+    let act = Act::new("ann", "once more").unwrap();
+    Operator::of(&world.ibid).forget(first.id, None, &act).await.expect("it is forgotten");
+    assert_eq!(world.send("six", "").await.0, 202);
+    let second = world.record().await;
+    assert!(second.id == first.id && second.birth != first.birth, "another generation");
+    world.faults.set(Fault::None);
+    // Put back, it waits for its next try.
+    loop {
+        let record = world.record().await;
+        assert_ne!(record.state, RecordState::Completed, "with the answer to another request");
+        if record.note.last_error.is_some() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.api.runs.load(Ordering::SeqCst), 0);
+    world.hands.advance(Duration::from_secs(2));
+    world.until(&[RecordState::Completed]).await;
+    let (status, headers, body) = world.send("six", "").await;
+    assert_eq!((status, body.as_str()), (StatusCode::CREATED, "ann k six in run 2"));
+    assert_eq!(headers["idempotent-replayed"], "true");
+    assert_eq!(world.api.runs.load(Ordering::SeqCst), 1, "the second one, once");
+    assert_eq!(world.record().await.birth, second.birth);
+}
+
+#[tokio::test]
+async fn who_waits_for_the_answer_to_its_own_accepted_request_gets_no_replay_and_is_counted_once() {
+    // Of this thread alone, on which all tasks of this test run.
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    let _counts = metrics::set_default_local_recorder(&recorder);
+    let counted = || {
+        let page = page.render();
+        let mut met: Vec<String> = page
+            .lines()
+            .filter(|line| line.starts_with("ibid_reserve_") && !line.ends_with(" 0"))
+            .map(|line| format!("{}{}", &line[..line.find('{').unwrap()], &line[line.rfind(' ').unwrap()..]))
+            .collect();
+        met.sort();
+        met
+    };
+    let world = world(Policy::default(), 0, true).await;
+    let rates = || {
+        world.ibid.tenants(1).first().map(|TenantRate { requests, duplicates, .. }| (*requests, *duplicates))
+    };
+    world.api.gate.add_permits(1);
+    let (status, headers, body) = world.send("five", "respond-async, wait=60").await;
+    assert_eq!((status, body.as_str()), (StatusCode::CREATED, "ann k five in run 1"));
+    assert!(!headers.contains_key("idempotent-replayed"), "{headers:?}");
+    assert_eq!(counted(), ["ibid_reserve_created_total 1"]);
+    assert_eq!(rates(), Some((1, 0)), "the first of its key is no duplicate");
+
+    let (status, headers, again) = world.send("five", "respond-async, wait=60").await;
+    assert_eq!((status, again), (StatusCode::CREATED, body));
+    assert_eq!(headers["idempotent-replayed"], "true");
+    assert_eq!(counted(), ["ibid_reserve_created_total 1", "ibid_reserve_replay_total 1"]);
+    assert_eq!(rates(), Some((2, 1)));
+    assert_eq!(world.api.runs.load(Ordering::SeqCst), 1);
 }

@@ -9,12 +9,13 @@ use ibid::engine::Begun;
 use ibid::operator::{Act, Deed, Filter, Found, Operator, Refused, Seen, answer};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
+use ibid::upkeep::{self, Keep};
 use ibid::{Ibid, Settings};
 use ibid_core::change::{Happened, Stored};
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::Key;
 use ibid_core::machine::Ask;
-use ibid_core::policy::Policy;
+use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
@@ -55,12 +56,16 @@ impl World {
     }
 
     fn ask_of(&self, tenant: &str, key: &str) -> Ask {
+        self.ask_by(tenant, key, Policy::default())
+    }
+
+    fn ask_by(&self, tenant: &str, key: &str, policy: Policy) -> Ask {
         let identity = Identity {
             tenant: Tenant::new(tenant).expect("a good name"),
             operation: Operation { method: "POST".into(), path: "/pay".into() },
             key: Key::stored(key).expect("a good key"),
         };
-        self.ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Nothing))
+        self.ibid.ask(identity, Arc::new(policy), Arc::new(Nothing))
     }
 
     async fn begin(&self, key: &str) -> Begun {
@@ -85,6 +90,26 @@ impl World {
         let id = self.ask_of("shop", key).id;
         self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned()), false).await;
         id
+    }
+
+    /// A record that failed for good when its holder went silent: completed, and a person must look at it.
+    async fn abandoned(&self, key: &str) -> Stored {
+        let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
+        let (id, lease) = (ask.id, ask.policy.lease);
+        let Begun::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
+            panic!("not to be run")
+        };
+        // Its process is gone, so that nobody ends it.
+        std::mem::forget(silent);
+        self.hands.advance(lease);
+        let node = Ibid::for_upkeep(self.store.clone());
+        assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
+        self.operator.life(id).await.expect("it is there").stored
+    }
+
+    /// How many records wait for a person.
+    async fn letters(&self) -> usize {
+        self.operator.dead_letters(None, 0, 10).await.expect("a list").records.records.len()
     }
 
     async fn lines(&self, id: RecordId) -> Vec<(Happened, String)> {
@@ -165,6 +190,75 @@ async fn what_the_machine_does_not_allow_is_refused_with_the_record_as_it_is() {
     let missing = world.operator.forget(absent, None, &ann()).await;
     assert!(matches!(missing, Err(Refused::NoSuchRecord)), "{missing:?}");
     drop(running);
+}
+
+#[tokio::test]
+async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is() {
+    let world = World::new().await;
+    let before = world.abandoned("k").await;
+    assert_eq!((before.record.state, before.record.flags.dead_letter), (State::Completed, true));
+    assert_eq!(world.letters().await, 1);
+    // Long after: what is left of its life must not begin anew.
+    world.hands.advance(Duration::from_secs(3600));
+    let shown = world.operator.preview(Filter::default(), &Deed::Seen).await.expect("a preview");
+    assert_eq!((shown.records.len(), shown.left_alone), (1, 0));
+    let after = world
+        .operator
+        .seen(before.record.id, Some(before.record.version), &ann())
+        .await
+        .expect("it is seen to");
+    assert!(!after.record.flags.dead_letter);
+    assert_eq!(world.letters().await, 0);
+    let kept = |stored: &Stored| {
+        let record = &stored.record;
+        let instants = (record.due_at, record.expires_at, record.purge_at);
+        (record.state, record.birth, record.attempt, record.note.status, instants, stored.answer.clone())
+    };
+    assert_eq!(kept(&after), kept(&before));
+    let stored = world.operator.life(before.record.id).await.expect("it is there").stored;
+    assert_eq!(kept(&stored), kept(&before), "as the store has it, too");
+    let Begun::Replay(answer) = world.begin("k").await else { panic!("a retry replays") };
+    assert_eq!(Some(answer.response.status), before.record.note.status);
+    let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has it";
+    assert_eq!(world.lines(before.record.id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+
+    let twice = world.operator.seen(before.record.id, None, &bob()).await;
+    let Err(Refused::NotNow { last, .. }) = &twice else { panic!("{twice:?}") };
+    assert_eq!(last.as_ref().map(|last| last.1.detail.as_str()), Some(line));
+    assert_eq!(
+        world.lines(before.record.id).await.iter().filter(|(what, _)| *what == Happened::Operator).count(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
+    let world = World::new().await;
+    let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
+    assert_eq!(world.letters().await, 1, "nobody is asked about an unknown record");
+    for (id, state) in [(unknown, State::Unknown), (completed, State::Completed)] {
+        let refused = world.operator.seen(id, None, &ann()).await;
+        let Err(Refused::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
+        assert_eq!(stored.record.state, state);
+    }
+    assert_eq!(world.letters().await, 1, "it still waits for a person");
+    let shown = world.operator.preview(Filter::default(), &Deed::Seen).await.expect("a preview");
+    assert_eq!((shown.records.len(), shown.left_alone), (0, 2));
+}
+
+#[tokio::test]
+async fn a_dead_letter_outlives_its_retention_until_somebody_has_seen_to_it() {
+    let world = World::new().await;
+    let letter = world.abandoned("k").await.record;
+    let node = Ibid::for_upkeep(world.store.clone());
+    world.hands.advance(Policy::default().retention * 10);
+    upkeep::reap_once(&node, Keep::default()).await.expect("the store answers");
+    let kept = world.operator.life(letter.id).await.expect("it is there").stored;
+    assert!(kept.record.version == letter.version && kept.answer.is_some(), "{kept:?}");
+    world.operator.seen(letter.id, None, &ann()).await.expect("it is seen to");
+    upkeep::reap_once(&node, Keep::default()).await.expect("the store answers");
+    let gone = world.operator.life(letter.id).await;
+    assert!(gone.is_err(), "{gone:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

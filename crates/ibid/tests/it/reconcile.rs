@@ -56,16 +56,16 @@ impl World {
     }
 
     fn ask(&self, key: &str) -> Ask {
+        self.ask_by(key, Reconcile::new(SETTLE, ATTEMPTS))
+    }
+
+    fn ask_by(&self, key: &str, rule: Reconcile) -> Ask {
         let identity = Identity {
             tenant: Tenant::new("shop").expect("a good name"),
             operation: Operation { method: "POST".into(), path: "/pay".into() },
             key: Key::stored(key).expect("a good key"),
         };
-        let policy = Policy {
-            reconcile: Some(Reconcile::new(SETTLE, ATTEMPTS)),
-            max_response_body: 100,
-            ..Policy::default()
-        };
+        let policy = Policy { reconcile: Some(rule), max_response_body: 100, ..Policy::default() };
         self.ibid.ask(identity, Arc::new(policy), Arc::new(Body))
     }
 
@@ -75,7 +75,13 @@ impl World {
 
     /// A request that was sent and never answered.
     async fn unknown(&self, key: &str) -> Late {
-        let Begun::Run(mut attempt) = self.begin(key).await else { panic!("not to be run") };
+        self.unknown_by(self.ask(key)).await
+    }
+
+    async fn unknown_by(&self, ask: Ask) -> Late {
+        let Begun::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
+            panic!("not to be run")
+        };
         attempt.ready().await.expect("a fresh lease");
         attempt.unknown(ErrorCode::TimedOut).await.1
     }
@@ -338,6 +344,40 @@ async fn what_a_finder_can_not_ask_about_is_left_to_others_and_uses_up_no_try() 
     assert_eq!(world.reconcile(NotMine).await, QUIET);
     let told = Told::to_say([Finding::Executed(answer(201))]);
     assert_eq!(world.reconcile(told).await.settled, 1);
+}
+
+#[tokio::test]
+async fn many_that_others_must_ask_about_do_not_keep_the_own_from_being_asked_about() {
+    /// Asks about records whose rule allows one more try than the others'.
+    struct Own(Told);
+    impl Find for Own {
+        fn asks(&self, rule: &Reconcile) -> bool {
+            rule.attempts == ATTEMPTS + 1
+        }
+        fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+            self.0.find(doubtful)
+        }
+    }
+    let world = World::new().await;
+    let mut late = Vec::new();
+    // More than one batch, all due before the own ones.
+    for n in 0..200 {
+        late.push(world.unknown(&format!("theirs-{n}")).await);
+    }
+    world.hands.advance(Duration::from_secs(1));
+    for key in ["own-1", "own-2"] {
+        late.push(world.unknown_by(world.ask_by(key, Reconcile::new(SETTLE, ATTEMPTS + 1))).await);
+    }
+    world.hands.advance(SETTLE);
+    let told = Told::to_say([Finding::Executed(answer(201)), Finding::Executed(answer(201))]);
+    let came = world.reconcile(Own(told.clone())).await;
+    assert_eq!(came, Reconciled { asked: 2, settled: 2, dead_letters: 0 });
+    let mut asked: Vec<String> =
+        told.asked.lock().unwrap().iter().map(|seen| seen.key.as_str().to_owned()).collect();
+    asked.sort();
+    assert_eq!(asked, ["own-1", "own-2"]);
+    let theirs = world.record("theirs-0").await;
+    assert_eq!((theirs.state, theirs.flags.dead_letter), (State::Unknown, false));
 }
 
 #[tokio::test]

@@ -490,7 +490,8 @@ fn same(record: &Record) -> Draft {
     }
 }
 
-/// The row as it is, with what is left until its instants: to be written under a new Version and nothing else.
+/// The row as it is, with what is left until its instants: to be written under a new Version and nothing else. They move
+/// on by as long as the write takes to arrive.
 fn as_it_is(record: &Record, now: Timestamp) -> Draft {
     let left = |at: Option<Timestamp>| at.map(|at| at.since(now));
     Draft {

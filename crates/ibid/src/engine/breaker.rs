@@ -37,7 +37,8 @@ impl Default for Stand {
     }
 }
 
-/// The right to ask the store once. Dropped without a word it counts as failed: its begin has panicked.
+/// The right to ask the store once. Dropped without a word it counts as failed if its begin has panicked, and as unused if
+/// it was cancelled: that a client hung up says nothing about the store.
 pub(crate) struct Pass<'a> {
     breaker: &'a Breaker,
     /// It finds out for all the others.
@@ -106,6 +107,11 @@ impl Pass<'_> {
     /// The store was not asked after all: nothing was found out.
     pub(crate) fn unused(mut self) {
         self.used = true;
+        self.give_back();
+    }
+
+    /// Another may find out.
+    fn give_back(&self) {
         if let Stand::Open { probing, .. } = &mut *self.breaker.stand()
             && self.probe
         {
@@ -148,8 +154,10 @@ impl Pass<'_> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        if !self.used {
-            self.fail(Instant::now());
+        match self.used {
+            true => {}
+            false if std::thread::panicking() => self.fail(Instant::now()),
+            false => self.give_back(),
         }
     }
 }
@@ -247,10 +255,37 @@ mod tests {
         let breaker = opened(start);
         let later = start + PAUSE_MIN;
         pass(&breaker, later).unused();
-        drop(pass(&breaker, later));
+        panics_with(pass(&breaker, later));
         let left = breaker.enter(later).err().expect("a panic is no answer");
         assert!(left <= 2 * PAUSE_MIN + PAUSE_MIN);
         pass(&breaker, later + 3 * PAUSE_MIN).answered();
+    }
+
+    #[tokio::test]
+    async fn a_begin_that_is_cancelled_says_nothing_and_gives_its_place_to_another() {
+        let start = Instant::now();
+        let breaker = Breaker::default();
+        for _ in 0..2 * FAILURES_MAX {
+            drop(pass(&breaker, start));
+        }
+        assert!(!breaker.is_open(), "clients that hung up are no failures");
+        let breaker = opened(start);
+        let later = start + PAUSE_MIN;
+        drop(pass(&breaker, later));
+        assert!(breaker.is_open(), "nor an answer");
+        pass(&breaker, later).answered();
+        for _ in 0..FAILURES_MAX {
+            panics_with(pass(&breaker, start));
+        }
+        assert!(breaker.is_open(), "begins that panicked are failures");
+    }
+
+    fn panics_with(pass: Pass<'_>) {
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _held = pass;
+            std::panic::resume_unwind(Box::new("a begin"));
+        }));
+        assert!(caught.is_err());
     }
 
     #[test]

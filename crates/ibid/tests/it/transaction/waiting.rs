@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use futures_util::future::poll_immediate;
 use ibid::engine::Begun;
 use ibid::transaction::{BegunInside, Database, OwnedTx};
 
@@ -64,6 +65,22 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
         assert_eq!(ran, u32::from(ends == "dropped"));
         assert_eq!(world.payments(ends).await, 1);
     }
+}
+
+#[tokio::test]
+async fn clients_that_hang_up_while_their_key_is_being_reserved_do_not_open_the_breaker() {
+    let world = Sqlx::new(Place::postgres()).await;
+    let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
+    let held = db.begin().await.unwrap();
+    for n in 0..20 {
+        let key = format!("hung up {n}");
+        let begun = poll_immediate(world.ibid.begin_inside(world.ask(&key), &db, PATIENT)).await;
+        assert!(begun.is_none(), "there is no connection for it");
+    }
+    assert!(!world.ibid.is_breaker_open());
+    drop(held);
+    let begun = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
+    assert!(matches!(begun, BegunInside::Run(_)), "{begun:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -396,6 +396,11 @@ impl Policy {
         }
     }
 
+    /// How long after its begin an Attempt is over: nobody delivers or reads for it any more.
+    pub fn over_in(&self) -> Duration {
+        self.upstream_timeout + self.linger
+    }
+
     /// What an answer's status says about the work, under this policy.
     pub fn classify(&self, status: u16, retry_after: bool) -> Class {
         if self.free_on.contains(&status) {

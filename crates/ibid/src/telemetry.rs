@@ -204,8 +204,8 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (
         HOOKS,
         "counter",
-        "webhooks, by source and outcome: accepted, early, stale, known, contradicts, duplicate, ignored, unreadable, \
-         refused, failed",
+        "webhooks, by source and outcome: accepted, early, premature, stale, known, contradicts, duplicate, ignored, \
+         unreadable, refused, failed",
     ),
     (RECONCILE_SCHEDULED, "counter", "questions about the outcome of an unknown record"),
     (RECONCILE_RESOLVED, "counter", "questions after which the outcome was known"),

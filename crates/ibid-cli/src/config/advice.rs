@@ -65,7 +65,7 @@ impl<'a> Advice<'a> {
         if reconcile.attempts == 1 {
             warn("has one attempt, and `not_executed` is believed only when seen twice");
         }
-        let over = policy.upstream_timeout + policy.linger;
+        let over = policy.over_in();
         if reconcile.settle < over {
             let over = show_duration(over);
             warn(&format!(

@@ -474,7 +474,7 @@ pub(crate) const KEYS: &[Key] = &[
         "not_executed",
         "array of strings",
         "[]",
-        "Outcomes after which the provider will never execute it: the key is left free. Every other outcome is ignored.",
+        "Outcomes after which the provider will never execute it: the key is left free. They need `event_time` and count only of an instant after the attempt's end (`upstream_timeout` and `linger` from its begin). Every other outcome is ignored.",
     ),
     key("hook", "status", "HTTP status", "200", "Under which the answer is kept."),
     key(
@@ -510,7 +510,7 @@ pub(crate) const KEYS: &[Key] = &[
         "event_time",
         "JSON pointer",
         "",
-        "When it happened: seconds or milliseconds since the epoch, or RFC 3339. By default when it was signed. With it, a webhook that was long under way does not settle a later attempt.",
+        "When it happened: seconds or milliseconds since the epoch, or RFC 3339. By default when it arrived. With it, a webhook that was long under way does not settle a later attempt. Required with `not_executed`.",
     ),
     key(
         "upkeep",

@@ -12,6 +12,8 @@ pub enum Bearing {
     Settles,
     /// The record may become unknown, and then this settles it.
     Early,
+    /// It says "not executed" of an instant at which the Attempt could still execute it: it never settles anything.
+    Premature,
     /// It speaks of an earlier Attempt, and never settles this one.
     Stale,
     /// The outcome is known already, and this says nothing else.
@@ -22,16 +24,20 @@ pub enum Bearing {
 
 /// What the evidence means for the record.
 pub fn bearing(record: Option<&Record>, kept: &Kept) -> Bearing {
-    let Some(record) = record else { return Bearing::Early };
+    let frees = kept.evidence.what == Found::NotExecuted;
+    let Some(record) = record else { return if frees { Bearing::Premature } else { Bearing::Early } };
     // Two tests, for a store's clock may be set back: an Attempt that began after the arrival is another owner.
     let is_other = kept.evidence.owner.is_some_and(|owner| owner != record.owner);
     if is_other || record.ran_at.is_some_and(|ran_at| kept.as_of < ran_at) {
         return Bearing::Stale;
     }
     match record.state {
+        State::Unknown if frees && !settle::is_over(record, kept.as_of) => Bearing::Premature,
         State::Unknown => Bearing::Settles,
         // What waits for its next run is what `retryable` is to others.
         State::Pending if record.attempt > 0 && !record.flags.owed => of_free(kept),
+        // However long it has run: what it was not seen to do, it may be about to do.
+        State::InProgress | State::Pending if frees => Bearing::Premature,
         State::InProgress | State::Pending => Bearing::Early,
         State::Completed if contradicts(record, &kept.evidence.what) => Bearing::Contradicts,
         State::Completed => Bearing::Known,

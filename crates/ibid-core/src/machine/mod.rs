@@ -543,7 +543,7 @@ fn unknown(mut draft: Draft, why: ErrorCode) -> Draft {
     draft.note.absent_at = None;
     // The first look comes when the Attempt is over, also one that lost its lease with the delivery just made: until
     // its time-out and its linger have passed, "not there" proves nothing and its own late answer may settle the record.
-    let over_in = draft.policy.upstream_timeout + draft.policy.linger;
+    let over_in = draft.policy.over_in();
     draft.due_in = draft.policy.reconcile.as_ref().map(|reconcile| reconcile.settle.max(over_in));
     draft.flags.dead_letter = draft.due_in.is_none();
     draft.flags.owed = false;

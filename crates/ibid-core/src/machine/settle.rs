@@ -197,6 +197,8 @@ pub(super) fn found(
             let change = with(write(record, nonce, draft), Happened::Operator, detail);
             Verdict::Write(change, Decision::Settled)
         }
+        // The delivery may have come after what it tells of.
+        (Found::NotExecuted, Finder::Webhook) if !is_over(record, as_of) => Verdict::Keep(Decision::Ignored),
         (Found::NotExecuted, Finder::Webhook) => {
             let change = write(record, nonce, released(record));
             Verdict::Write(with(change, Happened::Settled, "webhook: not executed"), Decision::Settled)
@@ -282,6 +284,11 @@ fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>, jitter: 
     let detail =
         format!("try {}: {}", draft.note.tries, if absent.is_some() { "not there" } else { "no word" });
     Verdict::Write(with(write(record, nonce, draft), Happened::ReconcileTry, detail), Decision::Later)
+}
+
+/// Whether the last Attempt was over at that instant: until then "not executed" may be followed by its execution.
+pub(super) fn is_over(record: &Record, as_of: Timestamp) -> bool {
+    record.ran_at.unwrap_or(record.created_at).after(record.policy.over_in()) <= as_of
 }
 
 /// Whether a look at least `settle` before this one already found nothing. When the looks were made counts, not when

@@ -51,6 +51,10 @@ impl Play {
         assert_eq!(ended, Decision::Unsettled);
     }
 
+    fn waits_for_the_attempts_end(&mut self) {
+        self.shelf.now = self.shelf.now.after(Policy::default().over_in());
+    }
+
     fn told(&mut self, kept: &Kept) -> Decision {
         let nonce = self.nonce();
         self.happens(&Event::Told { nonce, kept })
@@ -84,6 +88,7 @@ fn evidence_settles_what_is_unknown_and_is_used_up_by_that_commit() {
         let mut play = Play::new();
         let begun = play.begins();
         play.becomes_unknown(&begun);
+        play.waits_for_the_attempts_end();
         let kept = play.arrives(what);
         let event = Event::Told { nonce: Nonce(99), kept: &kept };
         let Verdict::Write(change, _) = decide(play.shelf.record(), &event, play.shelf.now) else {
@@ -113,10 +118,44 @@ fn evidence_that_comes_early_changes_nothing_until_the_outcome_is_unknown() {
 }
 
 #[test]
+fn not_executed_from_before_the_attempts_end_never_frees_the_key_whenever_it_is_weighed() {
+    let mut play = Play::new();
+    let mut early = vec![play.arrives(Found::NotExecuted)];
+    let begun = play.begins();
+    early.push(play.arrives(Found::NotExecuted));
+    assert_eq!(bearing(None, &early[0]), Bearing::Premature, "it may be about to run");
+    assert_eq!(bearing(Some(&begun), &early[1]), Bearing::Premature, "it runs");
+    assert_eq!(play.told(&early[1]), Decision::Ignored);
+    play.becomes_unknown(&begun);
+    let over_at = begun.ran_at.expect("it ran").after(begun.policy.over_in());
+    early.push(Kept { as_of: over_at.before(Duration::from_micros(1)), ..early[1].clone() });
+    play.waits_for_the_attempts_end();
+    for kept in &early {
+        assert_eq!(bearing(play.shelf.record(), kept), Bearing::Premature, "{:?}", kept.as_of);
+        assert_eq!(play.told(kept), Decision::Ignored);
+    }
+    assert_eq!(play.record().state, State::Unknown);
+    let over = Kept { as_of: over_at, ..early[1].clone() };
+    assert_eq!(bearing(play.shelf.record(), &over), Bearing::Settles);
+    assert_eq!(play.told(&over), Decision::Settled);
+}
+
+#[test]
+fn what_runs_for_longer_than_it_should_is_not_free_because_somebody_saw_nothing() {
+    let mut play = Play::new();
+    play.begins();
+    play.waits_for_the_attempts_end();
+    let kept = play.arrives(Found::NotExecuted);
+    assert_eq!(bearing(play.shelf.record(), &kept), Bearing::Premature);
+    assert_eq!(play.told(&kept), Decision::Ignored);
+}
+
+#[test]
 fn evidence_on_an_attempt_never_settles_the_next_one_whatever_the_clock_says() {
     let mut play = Play::new();
     let first = play.begins();
     play.becomes_unknown(&first);
+    play.waits_for_the_attempts_end();
     let kept = play.arrives(paid());
     assert_eq!(play.told(&play.arrives(Found::NotExecuted)), Decision::Settled);
     let second = play.begins();

@@ -845,9 +845,14 @@ fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest
         assert!(before.ran_at.is_none_or(|ran_at| ran_at <= *as_of), "evidence older than the attempt");
         let first =
             before.note.absent_at.map(|at| Timestamp::from_micros(at).after(Duration::from_secs(SETTLE)));
-        let proven = *by != Finder::Reconciler || first.is_some_and(|first| first <= *as_of);
+        let over_at = before.ran_at.map(|ran_at| ran_at.after(before.policy.over_in()));
+        let proven = match by {
+            Finder::Reconciler => first.is_some_and(|first| first <= *as_of),
+            Finder::Webhook => over_at.is_some_and(|over_at| over_at <= *as_of),
+            Finder::Operator(_) => true,
+        };
         let frees = *what == Found::NotExecuted && after.state != State::Unknown;
-        assert!(!frees || proven, "one look of a reconciler is no proof");
+        assert!(!frees || proven, "what may still be executed was freed");
     }
     if before.state == State::Unknown {
         assert!(same_generation, "what is unknown is never begun anew");

@@ -1002,18 +1002,53 @@ fn whoever_finds_it_executed_completes_an_unknown_record() {
 }
 
 #[test]
-fn webhook_and_operator_are_believed_at_once_that_nothing_was_executed() {
-    for finder in ["webhook  hears", "operator  resolves"] {
-        story(&format!(
-            "
-            ann     begins                  -> run
-            ann     times out               -> unsettled
-            {finder}  not executed          -> settled
-            record  is retryable
-            bob     begins                  -> run attempt 2
-            ",
-        ));
-    }
+fn an_operator_is_believed_at_once_that_nothing_was_executed() {
+    story(
+        "
+        ann       begins                 -> run
+        ann       times out              -> unsettled
+        operator  resolves not executed  -> settled
+        record    is retryable
+        bob       begins                 -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn a_webhook_is_believed_that_nothing_was_executed_only_of_an_instant_after_the_attempts_end() {
+    story(
+        "
+        policy   upstream_timeout=30s linger=90s
+        ann      begins                           -> run
+        +30s
+        ann      times out                        -> unsettled
+        webhook  hears not executed               -> ignored
+        +89s
+        webhook  hears not executed               -> ignored
+        bob      begins                           -> unknown, dead letter
+        +60s                                         (the event was long under way)
+        webhook  hears not executed as of 60s ago -> ignored
+        record   is unknown, dead letter
+        webhook  hears not executed as of 59s ago -> settled
+        record   is retryable
+        bob      begins                           -> run attempt 2
+        ",
+    );
+}
+
+#[test]
+fn what_is_told_to_be_not_executed_while_the_delivery_runs_lets_no_retry_run_beside_it() {
+    story(
+        "
+        ann      begins                           -> run
+        +2s                                          (the provider drops a first intent, ann's call goes on)
+        ann      times out                        -> unsettled
+        webhook  hears not executed as of 1s ago  -> ignored
+        bob      begins                           -> unknown, dead letter
+        ann      finishes 201                     -> stored
+        bob      begins                           -> replay 201
+        ",
+    );
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub enum Hearing {
     Settled,
     /// It is kept, and settles the record should that become unknown.
     Early,
+    /// It says "not executed" of an instant at which the Attempt could still execute it: it never settles anything.
+    Premature,
     /// It speaks of an earlier Attempt, or of none: it never settles this one.
     Stale,
     /// The outcome was known already.
@@ -92,6 +94,7 @@ impl Inner {
                 let record = settlement.stored.as_ref().map(|stored| &stored.record);
                 match machine::bearing(record, kept) {
                     Bearing::Stale => Hearing::Stale,
+                    Bearing::Premature => Hearing::Premature,
                     _ => Hearing::Known,
                 }
             }
@@ -133,7 +136,8 @@ fn of_no_use(stored: &Stored, evidence: &Evidence) -> Option<Hearing> {
     match machine::bearing(Some(&stored.record), &kept) {
         Bearing::Known => Some(Hearing::Known),
         Bearing::Stale => Some(Hearing::Stale),
-        Bearing::Settles | Bearing::Early | Bearing::Contradicts => None,
+        // A premature one leaves a row, so that the same event, told again, is no younger.
+        Bearing::Settles | Bearing::Early | Bearing::Premature | Bearing::Contradicts => None,
     }
 }
 

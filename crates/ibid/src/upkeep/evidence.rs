@@ -22,7 +22,7 @@ pub async fn weigh_once(ibid: &Ibid) -> Result<u64, StoreError> {
                 Bearing::Settles | Bearing::Contradicts => {
                     settled += u64::from(ibid.inner().weigh(kept).await? == Hearing::Settled);
                 }
-                Bearing::Stale | Bearing::Known => useless.push(kept.seq),
+                Bearing::Stale | Bearing::Premature | Bearing::Known => useless.push(kept.seq),
                 Bearing::Early => {}
             }
         }

@@ -142,6 +142,12 @@ impl World {
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }
 
+    /// From here on what was begun is over, and what happens from now on is after it.
+    fn pass_the_attempts_end(&self) {
+        // An event's age is counted in whole seconds, rounded up.
+        self.hands.advance(Policy::default().over_in() + Duration::from_secs(30));
+    }
+
     async fn unknown(&self, key: &str) {
         assert_eq!(self.pay(key, "break").await.0, 502);
         assert_eq!(self.record(key).await.state, RecordState::Unknown);
@@ -193,9 +199,38 @@ async fn a_decline_is_an_answer_and_what_was_never_made_may_be_made() {
     assert_eq!(world.hook(&said("evt_1", "declined", "declined")).await.0, 200);
     assert_eq!(world.pay("declined", "answer").await.0, 402, "the decline is replayed, nothing runs");
     world.unknown("void").await;
+    world.pass_the_attempts_end();
     assert_eq!(world.hook(&said("evt_2", "void", "void")).await, word(200, "settled"));
     assert_eq!(world.record("void").await.state, RecordState::Retryable);
     assert_eq!(world.pay("void", "answer").await.0, 201, "it is run again");
+}
+
+#[tokio::test]
+async fn never_made_is_not_believed_of_an_instant_at_which_it_could_still_be_made() {
+    let world = world().await;
+    let paying = tokio::spawn({
+        let app = world.app.clone();
+        let request = Request::post("/pay").header("idempotency-key", "k").header("x-do", "gate");
+        app.oneshot(request.body(Body::from("{}")).expect("a request"))
+    });
+    while world.store.list(Filter::default()).await.expect("a list").is_empty() {
+        tokio::task::yield_now().await;
+    }
+    world.hands.advance(Duration::from_secs(10));
+    let void = said("evt_1", "void", "k");
+    assert_eq!(world.hook(&void).await, word(200, "premature"), "it runs");
+    world.gate.add_permits(1);
+    assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
+    assert_eq!(world.hook(&said("evt_2", "void", "k")).await, word(200, "premature"), "it has just run");
+    world.pass_the_attempts_end();
+    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 0, "it does not count later, either");
+    assert_eq!(world.hook(&void).await, word(200, "duplicate"), "told again it is no younger");
+    let mut late = said("evt_3", "void", "k");
+    late.body = late.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", late.signed_at - 60), 1);
+    assert_eq!(world.hook(&late).await, word(200, "premature"), "it was long under way");
+    assert_eq!(world.pay("k", "answer").await.0, 409, "nothing runs beside what may be running");
+    assert_eq!(world.hook(&said("evt_4", "void", "k")).await, word(200, "settled"));
+    assert_eq!(world.pay("k", "answer").await.0, 201);
 }
 
 #[tokio::test]
@@ -223,6 +258,7 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
 async fn what_a_crash_left_unused_is_used_by_upkeep() {
     let world = world().await;
     world.unknown("k").await;
+    world.pass_the_attempts_end();
     let record = world.record("k").await;
     // As if the process had died between keeping the evidence and weighing it.
     let evidence = ibid_core::evidence::Evidence {
@@ -243,11 +279,13 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
 async fn a_used_event_never_settles_a_later_attempt() {
     let world = world().await;
     world.unknown("k").await;
+    world.pass_the_attempts_end();
     let void = said("evt_1", "void", "k");
     assert_eq!(world.hook(&void).await, word(200, "settled"));
     world.hands.advance(Duration::from_secs(1));
     world.unknown("k").await;
     assert_eq!(world.record("k").await.attempt, 2);
+    world.pass_the_attempts_end();
     assert_eq!(world.hook(&void).await, word(200, "duplicate"), "it spoke of the first attempt");
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
     assert_eq!(world.hook(&said("evt_2", "paid", "k")).await, word(200, "settled"));
@@ -362,6 +400,12 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     assert!(refused(plain(), |hook| hook.secrets.clear()).contains("needs 1 to 8 secrets"));
     assert!(refused(plain(), |hook| hook.scheme = Scheme::Stripe).contains("pointer to the event's id"));
     assert!(refused(plain(), |hook| hook.mapping.not_executed.push("paid".into())).contains("twice"));
+    assert!(refused(plain(), |hook| hook.mapping.event_time = None).contains("(`event_time`)"));
+    let only_executed = |hook: &mut Hook| {
+        hook.mapping.not_executed.clear();
+        hook.mapping.event_time = None;
+    };
+    assert_eq!(refused(plain(), only_executed), "", "what was executed stays so, whenever it is told");
     assert!(refused(plain(), |hook| hook.mapping.operation.method = "PUT".into()).contains("not guarded"));
     let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
     assert!(refused(bound, |_| {}).contains("names no principal"));

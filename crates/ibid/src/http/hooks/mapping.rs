@@ -27,7 +27,7 @@ pub struct Mapping {
     pub outcome: Pointer,
     /// Outcomes that say it was executed, each with the status of the answer to be kept. A decline is an answer.
     pub executed: Vec<(String, u16)>,
-    /// Outcomes after which it will never be executed.
+    /// Outcomes after which it will never be executed. They count only of an instant after the Attempt's end.
     pub not_executed: Vec<String>,
     /// The body of the answer to be kept, as it stands in the payload.
     pub body: Pointer,
@@ -35,7 +35,8 @@ pub struct Mapping {
     pub provider_id: Option<Pointer>,
     /// The id of the event, where the signature does not cover one or the payload's is to count.
     pub event: Option<Pointer>,
-    /// When it happened: seconds or milliseconds since the epoch, or as RFC 3339 writes it. None: when it was signed.
+    /// When it happened: seconds or milliseconds since the epoch, or as RFC 3339 writes it. None: when it arrived, and then
+    /// `not_executed` must be empty.
     pub event_time: Option<Pointer>,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct Said {
     pub(super) identity: Identity,
     pub(super) what: Found,
     pub(super) name: EventName,
-    /// How long before its arrival the event was, at least.
+    /// How long before its arrival the event was: at least, or at most if it frees the key.
     pub(super) age: Duration,
 }
 
@@ -99,7 +100,12 @@ impl Mapping {
         let age = match &self.event_time {
             Some(pointer) => {
                 let at = text(pointer, payload).and_then(|text| instant::parse(&text));
-                age(at.ok_or(Lacks("event_time"))?, verified.signed_at.unwrap_or(now_secs))
+                let at = at.ok_or(Lacks("event_time"))?;
+                let signed_at = verified.signed_at.unwrap_or(now_secs);
+                match what {
+                    Found::NotExecuted => age_at_most(at, signed_at.max(now_secs)),
+                    _ => age_at_least(at, signed_at),
+                }
             }
             None => Duration::ZERO,
         };
@@ -128,9 +134,19 @@ impl Mapping {
 
 /// How long before its signature the event was, at least. Both instants are of the source's clock, so that it need not
 /// agree with ours; they are whole seconds, so up to one of them is not counted.
-fn age(happened_us: i64, signed_at: i64) -> Duration {
-    let signed_us = signed_at.saturating_mul(1_000_000);
-    let micros = signed_us.saturating_sub(happened_us).saturating_sub(RESOLUTION_US);
+fn age_at_least(happened_us: i64, signed_at: i64) -> Duration {
+    between(happened_us, signed_at, -RESOLUTION_US)
+}
+
+/// How long before its arrival the event was, at most: a key that is freed for an event from before the Attempt's end
+/// may be executed twice. So the time since its signature counts, by our clock if that makes it older, and up to a
+/// second is added for what whole seconds leave open.
+fn age_at_most(happened_us: i64, arrived_at: i64) -> Duration {
+    between(happened_us, arrived_at, RESOLUTION_US)
+}
+
+fn between(happened_us: i64, then: i64, more_us: i64) -> Duration {
+    let micros = then.saturating_mul(1_000_000).saturating_sub(happened_us).saturating_add(more_us);
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
@@ -161,11 +177,48 @@ mod tests {
 
     #[test]
     fn an_events_age_is_never_overstated() {
-        let at = |seconds: f64| (seconds * 1e6) as i64;
-        assert_eq!(age(at(100.0), 100), Duration::ZERO);
-        assert_eq!(age(at(99.0), 100), Duration::ZERO, "both may be rounded down");
-        assert_eq!(age(at(40.0), 100), Duration::from_secs(59));
-        assert_eq!(age(at(130.0), 100), Duration::ZERO, "an event of the future has no age");
-        assert!(age(i64::MIN, i64::MAX) > Duration::from_secs(1 << 40), "no sum overflows");
+        assert_eq!(age_at_least(at(100.0), 100), Duration::ZERO);
+        assert_eq!(age_at_least(at(99.0), 100), Duration::ZERO, "both may be rounded down");
+        assert_eq!(age_at_least(at(40.0), 100), Duration::from_secs(59));
+        assert_eq!(age_at_least(at(130.0), 100), Duration::ZERO, "an event of the future has no age");
+        assert!(age_at_least(i64::MIN, i64::MAX) > Duration::from_secs(1 << 40), "no sum overflows");
+    }
+
+    #[test]
+    fn the_age_of_an_event_that_frees_the_key_is_never_understated() {
+        let age = |outcome: &str, happened: i64, signed_at, now| {
+            let payload = format!(r#"{{"is":"{outcome}","key":"k","at":{happened}}}"#);
+            let verified = Verified { signed_at: Some(signed_at), event: Some("evt".into()) };
+            let said = mapping().read("psp", &verified, &payload.into(), now, 0);
+            said.expect("it can be read").expect("it says something").age
+        };
+        let secs = Duration::from_secs;
+        assert_eq!(age("void", 100, 100, 100), secs(1), "what came at the second's end is rounded up");
+        assert_eq!(age("void", 40, 100, 100), secs(61));
+        assert_eq!(age("void", 40, 100, 160), secs(121), "it was under way for a minute");
+        assert_eq!(age("void", 40, 100, 50), secs(61), "a clock of ours that is late makes it no younger");
+        assert_eq!(age("void", 130, 100, 100), Duration::ZERO);
+        assert_eq!(age("paid", 40, 100, 160), secs(59), "what was executed stays so");
+        assert!(age_at_most(i64::MIN, i64::MAX) > Duration::from_secs(1 << 40), "no sum overflows");
+    }
+
+    fn at(seconds: f64) -> i64 {
+        (seconds * 1e6) as i64
+    }
+
+    fn mapping() -> Mapping {
+        let pointer = |text| Pointer::parse(text).expect("a pointer");
+        Mapping {
+            tenant: TenantAt::Only(Tenant::only()),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: pointer("/key"),
+            outcome: pointer("/is"),
+            executed: vec![("paid".to_owned(), 201)],
+            not_executed: vec!["void".to_owned()],
+            body: pointer(""),
+            provider_id: None,
+            event: None,
+            event_time: Some(pointer("/at")),
+        }
     }
 }

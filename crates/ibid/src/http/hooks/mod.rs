@@ -98,6 +98,12 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
     if seen.is_empty() {
         return Err("names no outcome that says anything");
     }
+    if !mapping.not_executed.is_empty() && mapping.event_time.is_none() {
+        return Err(
+            "frees keys by `not_executed` and needs a pointer to the event's instant (`event_time`): without it \
+                    an old event, delivered late, would free what a later attempt executes",
+        );
+    }
     let method = Method::from_bytes(mapping.operation.method.as_bytes()).map_err(|_| "names no method")?;
     match routes.find(&method, &mapping.operation.path) {
         None => Err("names an operation that is not guarded: it has no records"),
@@ -172,6 +178,7 @@ fn told<B>(source: &str, hearing: Hearing) -> Response<ReplyBody<B>> {
     let (status, outcome, result) = match hearing {
         Hearing::Settled => (StatusCode::OK, "accepted", "settled"),
         Hearing::Early => (StatusCode::ACCEPTED, "early", "kept"),
+        Hearing::Premature => (StatusCode::OK, "premature", "premature"),
         Hearing::Stale => (StatusCode::OK, "stale", "stale"),
         Hearing::Known => (StatusCode::OK, "known", "settled already"),
         Hearing::Contradicts => (StatusCode::OK, "contradicts", "settled otherwise"),

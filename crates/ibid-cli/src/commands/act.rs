@@ -1,6 +1,7 @@
 //! What the operator's acts have in common: who, why, and whether it is meant.
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 
 use ibid::operator::{Act, ActError, Refused};
 use ibid::outbox::OperatorError;
@@ -12,7 +13,6 @@ use crate::output::Failure;
 
 /// Who acts and why.
 pub(super) fn act(args: &ActArgs) -> Result<Act, Failure> {
-    let user = || ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
     let who = args.who.clone().or_else(user).unwrap_or_default();
     Act::new(&who, &args.reason).map_err(|error| {
         let hint = match error {
@@ -21,6 +21,13 @@ pub(super) fn act(args: &ActArgs) -> Result<Act, Failure> {
         };
         Failure::usage(error.to_string()).hint(hint)
     })
+}
+
+/// The user that runs the command: by name, or in a container, where nobody says it, by number.
+fn user() -> Option<String> {
+    let named = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let numbered = || Some(format!("uid {}", std::fs::metadata("/proc/self").ok()?.uid()));
+    named.filter(|name| !name.is_empty()).or_else(numbered)
 }
 
 /// Nothing is done without `--yes`.
@@ -67,4 +74,15 @@ fn failed(error: &StoreError) -> Failure {
     Failure::world("the store failed")
         .because_of(error)
         .hint("it may have been written all the same: look again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_runs_the_command_has_a_name_or_a_number() {
+        let who = user().expect("a name or a number");
+        assert!(Act::new(&who, "a test").is_ok(), "{who}");
+    }
 }

@@ -121,6 +121,7 @@ fn as_json(config: &Config) -> Value {
         "routes": routes,
         "hooks": config.hooks.iter().map(hook_json).collect::<Vec<_>>(),
         "upkeep": {
+            "run": config.upkeep.run,
             "sweep_every": show_duration(config.upkeep.sweep_every),
             "reap_every": show_duration(config.upkeep.reap_every),
             "keep_effects": show_duration(config.upkeep.keep.effects),

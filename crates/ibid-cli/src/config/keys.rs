@@ -514,6 +514,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "upkeep",
+        "run",
+        "boolean",
+        "true",
+        "Whether this gateway looks after the store. Any number may; turn it off where other nodes or `ibid sweep`, `reap` and `reconcile` do it. What is accepted to be run later is then delivered by others, too.",
+    ),
+    key(
+        "upkeep",
         "sweep_every",
         "duration",
         "\"10s\"",

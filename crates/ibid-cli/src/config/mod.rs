@@ -106,6 +106,7 @@ pub(crate) struct StoreOptions {
 /// How often chores run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Upkeep {
+    pub(crate) run: bool,
     pub(crate) sweep_every: Duration,
     pub(crate) reap_every: Duration,
     pub(crate) keep: Keep,
@@ -607,6 +608,7 @@ fn read_admin_token(reader: &Reader<'_>, variables: &Variables) -> Option<ibid_c
 fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
     let mut section = root.section("upkeep", "upkeep");
     let upkeep = Upkeep {
+        run: section.boolean("run").unwrap_or(true),
         sweep_every: section.positive("sweep_every").unwrap_or(Duration::from_secs(10)),
         reap_every: section.positive("reap_every").unwrap_or(Duration::from_secs(60)),
         keep: read_keep(&mut section),

@@ -81,6 +81,7 @@ retention = "24h"
 include = []
 body = "auto"
 [upkeep]
+run = false
 sweep_every = "1s"
 reap_every = "2s"
 keep_effects = "45d"

@@ -52,7 +52,8 @@ pub(crate) struct Gateway {
     metrics: admin::Metrics,
     console: Option<axum::Router>,
     limits: ServerLimits,
-    schedule: Schedule,
+    /// None: others look after the store.
+    schedule: Option<Schedule>,
 }
 
 impl Gateway {
@@ -81,12 +82,17 @@ impl Gateway {
             drain_for: config.server.drain_for,
             ..ServerLimits::default()
         };
-        let schedule = Schedule {
+        if !config.upkeep.run {
+            tracing::warn!(
+                "upkeep is off here: lapsed, unknown, accepted and expired records are left to others"
+            );
+        }
+        let schedule = config.upkeep.run.then_some(Schedule {
             sweep_every: config.upkeep.sweep_every,
             reap_every: config.upkeep.reap_every,
             reconcile_every: config.upkeep.reconcile_every,
             keep: config.upkeep.keep,
-        };
+        });
         let console = config.admin_token.clone().map(|token| ibid_console::router(&ibid, token));
         Ok(Gateway { public, admin, app, ibid, metrics, console, limits, schedule })
     }
@@ -106,7 +112,12 @@ impl Gateway {
         let (draining, drained) = watch::channel(false);
         let pages = admin::Pages::new(self.ibid.clone(), self.metrics, self.console, draining.subscribe());
         let admin = tokio::spawn(server::serve(self.admin, pages, ADMIN_LIMITS, until(drained.clone())));
-        let chores = tokio::spawn(upkeep::run(self.ibid.clone(), self.schedule));
+        let (ibid, schedule) = (self.ibid.clone(), self.schedule);
+        let chores = tokio::spawn(async move {
+            if let Some(schedule) = schedule {
+                upkeep::run(ibid, schedule).await;
+            }
+        });
         let asked_to_end = std::cell::Cell::new(None);
         let shutdown = async {
             shutdown.await;

@@ -49,7 +49,7 @@ fn a_healthy_file_is_well() {
     assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
     let table = doctor(&setup, &url);
     says(&table, 0, "store", "ok", "SQLite 3.");
-    says(&table, 0, "schema", "ok", "step 3");
+    says(&table, 0, "schema", "ok", "current");
     says(&table, 0, "clock", "ok", "this node's own");
     says(&table, 0, "durability", "ok", "synchronous = full, journal_mode = wal");
     says(&table, 0, "role", "ok", "takes writes");

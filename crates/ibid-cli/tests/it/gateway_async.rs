@@ -363,3 +363,20 @@ async fn a_delivery_that_runs_at_shutdown_comes_to_its_end() {
     assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", true));
     assert_eq!(upstream.executions("k"), 1);
 }
+
+on_every_store!(with_upkeep_off_a_gateway_leaves_the_chores_to_another);
+async fn with_upkeep_off_a_gateway_leaves_the_chores_to_another(on: On) {
+    let upstream = Upstream::start().await;
+    let off = "[defaults]\nanswer = \"async\"\n[upkeep]\nrun = false\n";
+    let setup = Setup::before(&upstream.url()).on(on).config(off);
+    let idle = setup.start();
+    let page = accepted(&idle.call(&paid("k")).await);
+    let chores = idle.page("/metrics").await.text();
+    assert!(!chores.contains("ibid_chore_last_run_seconds{"), "{chores}");
+    assert_eq!(watched(&idle, &page).await["state"], "pending", "held for as long as the page waits");
+    assert_eq!(upstream.deliveries_begun(), 0);
+
+    let _busy = setup.clone().config(ASYNC).start();
+    until_state(&idle, &page, "completed").await;
+    assert_eq!(upstream.executions("k"), 1);
+}

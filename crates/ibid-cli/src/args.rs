@@ -97,7 +97,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "ADDRESS", env = "IBID_LISTEN", hide_env_values = true)]
     pub(crate) listen: Option<String>,
 
-    /// Where operators connect: metrics and health
+    /// Where operators connect: metrics, health, and the admin API if `IBID_ADMIN_TOKEN` is set
     ///
     /// In the file: `admin_listen`. [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]

@@ -225,7 +225,7 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (
         TENANTS_ABOVE,
         "gauge",
-        "tenants whose part of duplicates is above `duplicate_rate`, as this process saw them",
+        "tenants whose part of duplicates is above the limit (`upkeep.duplicate_percent`), as this process saw them",
     ),
     (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
     (

@@ -1,5 +1,7 @@
 //! The guard around a service: decides whether a request is guarded, and runs a guarded one apart from its client, so
 //! that its completion does not depend on anybody still listening.
+//!
+//! Longer than most files because a guarded request's whole way, from the route to the reply, is read in one piece.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -15,7 +15,7 @@ fn root() -> PathBuf {
 fn the_page_of_metrics_says_what_the_code_says() {
     let mut page = String::from(
         "# Metrics\n\nFor Prometheus, at `/metrics` on the admin listener. Labels are `route` (the matched pattern, `*` \
-         when none), `profile`, `state` and `chore`; never a key, a tenant or a path.\n\n\
+         when none), `profile`, `outcome`, `state`, `chore`, `source` and `kind`; never a key, a tenant or a path.\n\n\
          | name | kind | what it counts |\n| --- | --- | --- |\n",
     );
     for (name, kind, meaning) in METRICS {

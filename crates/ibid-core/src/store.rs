@@ -58,11 +58,11 @@ pub trait Store: Browse + Witness + Send + Sync + 'static {
     /// A secret that some record's fingerprint names and that is not among `known`.
     fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>>;
 
-    /// How many batches of inserts, and how many of others, it is best given at once.
+    /// How many batches it is best given at once.
     fn lanes(&self) -> usize {
-        // A store that commits together whatever waits: with one of each, what arrives behind them would wait outside for
-        // a whole commit. With more, each batch is so small that handing it over costs more than it saves.
-        2
+        // A store that commits together whatever waits: with fewer, what arrives behind them would wait outside for a whole
+        // commit. With more, each batch is so small that handing it over costs more than it saves.
+        4
     }
 
     /// What is kept beside one generation of a record: the code of each kind, and its bytes.

@@ -1,5 +1,5 @@
-//! Natural batching: what arrives while a commit is in flight goes into the next one. No timer and no linger, so a
-//! lone caller waits for nobody.
+//! Natural batching: what arrives while a commit is in flight goes into the next one. Nothing lingers, so a lone caller
+//! waits for nobody.
 //!
 //! It must not know what a Change means.
 
@@ -7,7 +7,7 @@ use std::collections::{HashSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use futures_util::FutureExt;
 use ibid_core::change::{Change, Commit, Expect};
@@ -41,27 +41,14 @@ pub(crate) enum Unsaid {
 struct Shared {
     store: Arc<dyn Store>,
     queue: Mutex<Queue>,
-    /// For the lanes of each kind.
-    work: [Notify; 2],
-}
-
-/// What a lane carries. Stores have a statement for each, with a price of its own; and one kind does not wait for the
-/// other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Inserts = 0,
-    Others = 1,
-}
-
-impl Kind {
-    fn of(change: &Change) -> Kind {
-        if change.expect == Expect::Absent { Kind::Inserts } else { Kind::Others }
-    }
+    work: Notify,
 }
 
 #[derive(Default)]
 struct Queue {
-    waiting: [VecDeque<Item>; 2],
+    /// What ends an attempt, renews or settles: it goes first, and is bounded by the attempts that live.
+    others: VecDeque<Item>,
+    inserts: VecDeque<Item>,
     /// Ids under way: a second Change of the same id waits for the first one's fate.
     in_flight: HashSet<RecordId>,
     counts: Counts,
@@ -88,11 +75,9 @@ struct Item {
 impl Batcher {
     /// Starts the lanes. They end when the last Batcher is gone.
     pub(crate) fn start(store: Arc<dyn Store>) -> Batcher {
-        let shared =
-            Arc::new(Shared { store, queue: Mutex::default(), work: [Notify::new(), Notify::new()] });
+        let shared = Arc::new(Shared { store, queue: Mutex::default(), work: Notify::new() });
         for _ in 0..shared.store.lanes().max(1) {
-            tokio::spawn(lane(shared.clone(), Kind::Inserts));
-            tokio::spawn(lane(shared.clone(), Kind::Others));
+            tokio::spawn(lane(shared.clone()));
         }
         Batcher { owner: Arc::new(Owner(shared)) }
     }
@@ -104,17 +89,20 @@ impl Batcher {
         unsent_by: Option<Instant>,
     ) -> Result<Commit, Unsaid> {
         let (reply, fate) = oneshot::channel();
-        let kind = Kind::of(&change) as usize;
         {
             let mut queue = self.owner.0.queue();
-            // Only begins are turned away; a finish always has its place, bounded by the attempts that live.
-            if unsent_by.is_some() && queue.waiting[kind].len() >= QUEUE_MAX {
-                let oldest = queue.waiting[kind].front().map(|item| item.queued_at.elapsed());
+            let waiting = match change.expect {
+                Expect::Absent => &mut queue.inserts,
+                _ => &mut queue.others,
+            };
+            // Only begins are turned away; a finish always has its place.
+            if unsent_by.is_some() && waiting.len() >= QUEUE_MAX {
+                let oldest = waiting.front().map(|item| item.queued_at.elapsed());
                 return Err(Unsaid::Full { oldest: oldest.unwrap_or_default() });
             }
-            queue.waiting[kind].push_back(Item { change, queued_at: Instant::now(), unsent_by, reply });
+            waiting.push_back(Item { change, queued_at: Instant::now(), unsent_by, reply });
         }
-        self.owner.0.work[kind].notify_one();
+        self.owner.0.work.notify_one();
         // The sender is dropped only with the runtime.
         fate.await.unwrap_or(Err(Unsaid::Unsent))
     }
@@ -128,7 +116,7 @@ impl Batcher {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.0.queue().closed = true;
-        self.0.work.iter().for_each(Notify::notify_waiters);
+        self.0.work.notify_waiters();
     }
 }
 
@@ -140,74 +128,86 @@ impl Shared {
 }
 
 impl Queue {
-    /// The next batch of a kind: at most one Change per id, in the order of the ids, bounded by count and bytes.
-    fn take(&mut self, kind: Kind, now: Instant) -> Vec<Item> {
-        let waiting = &mut self.waiting[kind as usize];
+    /// Whether what waits is so little beside what is under way that it had better go with what comes when that is back.
+    fn is_little(&self) -> bool {
+        (self.others.len() + self.inserts.len()) * BESIDE < self.in_flight.len()
+    }
+
+    /// The next batch: at most one Change per id, in the order of the ids, bounded by count and bytes.
+    fn take(&mut self, now: Instant) -> Vec<Item> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        let mut skipped = VecDeque::new();
-        while let Some(item) = waiting.pop_front() {
-            if item.unsent_by.is_some_and(|by| by <= now) {
-                let _ = item.reply.send(Err(Unsaid::Unsent));
-                continue;
+        for waiting in [&mut self.others, &mut self.inserts] {
+            let mut skipped = VecDeque::new();
+            while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
+                let Some(item) = waiting.pop_front() else { break };
+                if item.unsent_by.is_some_and(|by| by <= now) {
+                    let _ = item.reply.send(Err(Unsaid::Unsent));
+                } else if self.in_flight.insert(item.change.id) {
+                    bytes += item.change.body_bytes();
+                    batch.push(item);
+                } else {
+                    skipped.push_back(item);
+                }
             }
-            if !self.in_flight.insert(item.change.id) {
-                skipped.push_back(item);
-                continue;
+            // What had to wait goes first next time.
+            while let Some(item) = skipped.pop_back() {
+                waiting.push_front(item);
             }
-            bytes += item.change.body_bytes();
-            batch.push(item);
-            if batch.len() >= BATCH_MAX || bytes >= BATCH_BYTES_MAX {
-                break;
-            }
-        }
-        // What had to wait goes first next time.
-        while let Some(item) = skipped.pop_back() {
-            waiting.push_front(item);
         }
         batch.sort_by_key(|item| item.change.id);
         batch
     }
+
+    fn is_empty(&self) -> bool {
+        self.others.is_empty() && self.inserts.is_empty()
+    }
 }
 
 /// One lane: takes a batch, commits it, tells each caller, again.
-async fn lane(shared: Arc<Shared>, kind: Kind) {
-    let work = &shared.work[kind as usize];
+async fn lane(shared: Arc<Shared>) {
+    let mut patient = true;
     loop {
+        // Whoever was just told of a fate, or is about to ask, goes first and comes along. A lone caller waits for nobody.
+        tokio::task::yield_now().await;
         // Registered before the queue is looked at, so that no notice is lost.
-        let news = work.notified();
-        let batch = {
+        let news = shared.work.notified();
+        let (batch, idle) = {
             let mut queue = shared.queue();
             if queue.closed {
                 return;
             }
-            let batch = queue.take(kind, Instant::now());
+            let batch = match patient && queue.is_little() {
+                true => Vec::new(),
+                false => queue.take(Instant::now()),
+            };
             if !batch.is_empty() {
                 queue.counts.batches += 1;
                 queue.counts.changes += batch.len() as u64;
-                if !queue.waiting[kind as usize].is_empty() {
-                    work.notify_one();
+                if !queue.is_empty() {
+                    shared.work.notify_one();
                 }
             }
-            batch
+            (batch, queue.is_empty())
         };
         if batch.is_empty() {
-            news.await;
+            if idle {
+                news.await;
+            } else {
+                // What is under way may be stuck behind a row that somebody holds.
+                patient = timeout(PATIENCE, news).await.is_ok();
+            }
             continue;
         }
+        patient = true;
         let changes: Vec<_> = batch.iter().map(|item| item.change.clone()).collect();
         let ids: Vec<_> = changes.iter().map(|change| change.id).collect();
         // A store that panics must not end the lane: its callers learn that the fate is not known.
         let fates = AssertUnwindSafe(shared.store.commit(changes)).catch_unwind().await.unwrap_or_default();
         {
+            // What waited for one of these ids is taken when this comes round.
             let mut queue = shared.queue();
             for id in ids {
                 queue.in_flight.remove(&id);
-            }
-            // What waited for one of these ids may be of either kind.
-            for (waiting, work) in queue.waiting.iter().zip(&shared.work) {
-                if !waiting.is_empty() {
-                    work.notify_one();
-                }
             }
         }
         let mut fates = fates.into_iter();
@@ -224,6 +224,13 @@ async fn lane(shared: Arc<Shared>, kind: Kind) {
 /// Changes in one batch. At 256 the cost of a durable commit is spread thin, and one batch still takes only a few
 /// milliseconds, which is what everybody else in the queue waits.
 const BATCH_MAX: usize = 256;
+
+/// A batch goes beside those under way if it has at least this part of what they have: half. Without it one that is on
+/// its way with most callers' changes would be followed by many with a few each, at the price of a commit each.
+const BESIDE: usize = 2;
+
+/// How long what is too little waits for what is under way: several times what a commit takes.
+const PATIENCE: Duration = Duration::from_millis(25);
 
 /// Bytes of bodies in one batch, for the same reason: four answers of the largest default size.
 const BATCH_BYTES_MAX: usize = 4 << 20;

@@ -12,7 +12,7 @@ use tokio_postgres::{Error, Row};
 use bytes::Bytes;
 
 use super::columns::bits;
-use super::connect::{self, OPEN_HOT, Param};
+use super::connect::{OPEN_HOT, Param};
 use super::failure::store_error;
 use super::row::{self, Unreadable};
 use super::{KIND, PostgresStore};
@@ -73,7 +73,7 @@ impl PostgresStore {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Stored>, StoreError> {
-        let connection = connect::take(&self.pool, op).await?;
+        let connection = self.pools.any(op).await?;
         let failed = |error| store_error(op, error);
         let [rows] = connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(failed)?;
         self.policies.learn(&connection, &rows).await.map_err(failed)?;
@@ -169,7 +169,7 @@ impl PostgresStore {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, StoreError> {
-        let connection = connect::take(&self.pool, op).await?;
+        let connection = self.pools.any(op).await?;
         connection.query_once(sql, params).await.map_err(|error| store_error(op, error))
     }
 
@@ -179,7 +179,7 @@ impl PostgresStore {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, StoreError> {
-        let connection = connect::take(&self.pool, op).await?;
+        let connection = self.pools.any(op).await?;
         let [rows] =
             connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(|error| store_error(op, error))?;
         Ok(rows)

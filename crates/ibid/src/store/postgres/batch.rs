@@ -4,7 +4,6 @@
 //! All of a batch goes together at first. If that fails because of one of them (somebody holds its row, or it can't be
 //! stored), the batch is halved again and again with the same nonces until the one is alone: its failure is its own.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +15,11 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::KIND;
-use super::columns::{Beside, Columns, Numbers, is_plain};
-use super::connect::{Connection, OPEN_HOT};
+use super::columns::{Columns, Numbers};
+use super::connect::{Connection, OPEN_HOT, Param};
 use super::evidence::Uses;
 use super::failure::{self, Reach};
+use super::flight::{self, Flight};
 use super::row::{self, Policies, Unreadable};
 
 pub(super) type Fate = Result<Commit, StoreError>;
@@ -39,6 +39,8 @@ pub(super) struct Batch<'a> {
 /// Changes, by their places, that are sent together.
 struct Unit {
     places: Vec<usize>,
+    /// Whether all of them are: `flight.sql` takes them.
+    plain: bool,
     /// How its transaction is opened, and so how long it waits for a row.
     open: &'static str,
 }
@@ -75,15 +77,33 @@ impl<'a> Batch<'a> {
     }
 
     async fn work(&mut self) {
-        let places = (0..self.changes.len()).filter(|place| self.fates[*place].is_none()).collect();
-        let mut units = vec![Unit { places, open: OPEN_HOT }];
+        let places = (0..self.changes.len()).filter(|place| self.fates[*place].is_none());
+        let is_plain = |place: &usize| flight::is_plain(&self.changes[*place]);
+        let (mut plain, rest): (Vec<usize>, Vec<usize>) = places.partition(is_plain);
+        plain.sort_unstable_by_key(|place| self.changes[*place].id);
+        // The last one goes first.
+        let mut units = vec![
+            Unit { places: rest, plain: false, open: OPEN_HOT },
+            Unit { places: plain, plain: true, open: OPEN_HOT },
+        ];
         // A unit is halved or its tries are counted, so this ends.
         while let Some(unit) = units.pop() {
             if unit.places.is_empty() {
                 continue;
             }
-            match self.attempt(&unit).await {
-                Ok(said) => units.extend(self.settle(&unit, said).await),
+            let said = match unit.plain {
+                true => self.fly(&unit.places, unit.open).await,
+                false => self.attempt(&unit).await,
+            };
+            match said {
+                Ok(said) => {
+                    units.extend(self.settle(&unit, said).await);
+                    if unit.plain {
+                        // Of those nothing was said. The others' statements learn what stands there.
+                        let places = unit.places.into_iter().filter(|place| self.fates[*place].is_none());
+                        units.push(Unit { places: places.collect(), plain: false, open: unit.open });
+                    }
+                }
                 Err(Failed::Doubt) => {
                     let doubt = || StoreError::transient(KIND, "commit", "the commit came with a warning");
                     self.fail(&unit.places, doubt);
@@ -93,39 +113,42 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Sends a unit. What can be replaced plainly goes first, by a statement with a small plan; whatever that did not do
-    /// goes the way of all others, to learn what stands there.
-    async fn attempt(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
-        if !unit.places.iter().all(|place| is_plain(&self.changes[*place])) {
-            return self.attempt_any(unit).await;
-        }
-        let changes = || unit.places.iter().map(|place| &*self.changes[*place]);
+    /// Sends plain changes, which are in the order of their ids. Of some nothing may be said.
+    async fn fly(&self, places: &[usize], open: &'static str) -> Result<Vec<(usize, Said)>, Failed> {
+        let changes = || places.iter().map(|place| &*self.changes[*place]);
         let numbers = Numbers::new(changes());
         self.ensure_policies(&numbers).await?;
-        let (columns, beside) = (Columns::of(changes(), &numbers), Beside::of(changes()));
+        let flight = Flight::of(changes(), &numbers);
+        let [begin, replacement] = self.connection.row_types().await?.clone();
         // What was warned of before has nothing to do with this.
         self.connection.was_warned();
-        let params = columns.replace(&beside);
-        let [rows] = self.connection.hot(unit.open, [(REPLACE, &params[..])]).await?;
+        let params: [Param<'_>; 2] = [(&flight.begins, begin), (&flight.replacements, replacement)];
+        let rows = self.connection.fly(open, FLIGHT, &params).await?;
         if self.connection.was_warned() {
             return Err(Failed::Doubt);
         }
-        let mut said = Vec::with_capacity(unit.places.len());
-        for row in rows {
-            // Places count from one, in the order in which they were sent.
-            let place = unit.places[row.try_get::<_, i64>(1)? as usize - 1];
-            said.push((place, Said::Done(Timestamp::from_micros(row.try_get(0)?))));
+        if rows.is_empty() && !flight.begins.is_empty() {
+            // Of each begin something is said, unless this was another session than we believed.
+            self.connection.settings(false);
         }
-        if said.len() < unit.places.len() {
-            let done: HashSet<usize> = said.iter().map(|(place, _)| *place).collect();
-            let places = unit.places.iter().copied().filter(|place| !done.contains(place)).collect();
-            said.extend(self.attempt_any(&Unit { places, open: unit.open }).await?);
+        self.policies.learn(self.connection, &rows).await?;
+        let mut said = Vec::with_capacity(places.len());
+        for row in &rows {
+            let id: &[u8] = row.try_get(row::NOW + 1)?;
+            let place = places.binary_search_by(|place| self.changes[*place].id.as_bytes()[..].cmp(id));
+            // It speaks of what was sent.
+            let Ok(place) = place else { continue };
+            match self.word(row)? {
+                // A row came up meanwhile, and went or is not shown: begin.sql asks again.
+                Said::Nothing => {}
+                word => said.push((places[place], word)),
+            }
         }
         Ok(said)
     }
 
     /// Sends a unit: begins by one statement, all others by another, and if it has both, both together.
-    async fn attempt_any(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
+    async fn attempt(&self, unit: &Unit) -> Result<Vec<(usize, Said)>, Failed> {
         let is_begin = |place: &usize| {
             let change = &self.changes[*place];
             change.expect == Expect::Absent && change.draft.is_some()
@@ -202,17 +225,19 @@ impl<'a> Batch<'a> {
     }
 
     fn read(&self, places: &[usize], row: &Row) -> Result<(usize, Said), Error> {
-        let (now, place) = (row.try_get::<_, i64>(row::NOW)?, row.try_get::<_, i64>(row::NOW + 1)?);
+        let place: i64 = row.try_get(row::NOW + 1)?;
         // Places count from one, in the order in which they were sent.
-        let place = places[place as usize - 1];
+        Ok((places[place as usize - 1], self.word(row)?))
+    }
+
+    fn word(&self, row: &Row) -> Result<Said, Error> {
         if row.try_get(row::NOW + 2)? {
-            return Ok((place, Said::Done(Timestamp::from_micros(now))));
+            return Ok(Said::Done(Timestamp::from_micros(row.try_get(row::NOW)?)));
         }
         if !row::has_record(row) {
-            return Ok((place, Said::Nothing));
+            return Ok(Said::Nothing);
         }
-        let stands = row::stored(self.policies, row).map(Box::new);
-        Ok((place, stands.map_or_else(Said::Unreadable, Said::Stands)))
+        Ok(row::stored(self.policies, row).map(Box::new).map_or_else(Said::Unreadable, Said::Stands))
     }
 
     /// Takes down what was said. What has to be asked again comes back.
@@ -250,7 +275,7 @@ impl<'a> Batch<'a> {
         if tries > 0 {
             tokio::time::sleep(PAUSE * (1 << tries)).await;
         }
-        Some(Unit { places: again, open: unit.open })
+        Some(Unit { places: again, plain: false, open: unit.open })
     }
 
     /// Halves a unit that failed because of one of them, or gives its places their error.
@@ -261,7 +286,8 @@ impl<'a> Batch<'a> {
         match (reach, unit.places.len()) {
             (Reach::Contended | Reach::One, 2..) if may_go_on => {
                 let (low, high) = unit.places.split_at(unit.places.len() / 2);
-                let half = |places: &[usize]| Unit { places: places.to_vec(), open: OPEN_SHORT };
+                let half =
+                    |places: &[usize]| Unit { places: places.to_vec(), plain: unit.plain, open: OPEN_SHORT };
                 units.extend([half(high), half(low)]);
             }
             (Reach::Contended, 1) if may_go_on && self.tries[unit.places[0]] < 1 => {
@@ -329,7 +355,7 @@ fn moving() -> StoreError {
 
 const BEGIN: &str = include_str!("sql/begin.sql");
 const COMMIT: &str = include_str!("sql/commit.sql");
-const REPLACE: &str = include_str!("sql/replace.sql");
+const FLIGHT: &str = include_str!("sql/flight.sql");
 const USE_EVIDENCE: &str = include_str!("sql/evidence_use.sql");
 
 /// Opens the transactions for the halves of a batch that has waited already: nine waits in a row must not take long.

@@ -102,9 +102,9 @@ impl<'a> Columns<'a> {
         self.flags.push(number(|draft| draft.flags.bits().into()));
         self.policy.push(draft.map_or(0, |draft| numbers.of(&draft.policy)));
         self.point.push(number(|draft| draft.point.into()));
-        self.created.push(number(|draft| mark_code(draft.created)));
-        self.ran.push(number(|draft| mark_code(draft.ran)));
-        self.completed.push(number(|draft| mark_code(draft.completed)));
+        self.created.push(number(|draft| mark_code(draft.created).into()));
+        self.ran.push(number(|draft| mark_code(draft.ran).into()));
+        self.completed.push(number(|draft| mark_code(draft.completed).into()));
         self.due_us.push(draft.and_then(|draft| draft.due_in).map(micros));
         self.expires_us.push(draft.and_then(|draft| draft.expires_in).map(micros));
         self.purge_us.push(draft.and_then(|draft| draft.purge_in).map(micros));
@@ -144,37 +144,6 @@ impl<'a> Columns<'a> {
         ];
         params.extend(self.beside());
         params
-    }
-
-    /// In the order of `replace.sql`, with what is kept beside each.
-    pub(super) fn replace<'s>(&'s self, beside: &'s Beside<'a>) -> [Param<'s>; 25] {
-        [
-            (&self.id, Type::BYTEA_ARRAY),
-            (&self.was_count, Type::INT8_ARRAY),
-            (&self.was_nonce, Type::INT8_ARRAY),
-            (&self.count, Type::INT8_ARRAY),
-            (&self.nonce, Type::INT8_ARRAY),
-            (&self.birth, Type::INT8_ARRAY),
-            (&self.owner, Type::INT8_ARRAY),
-            (&self.attempt, Type::INT8_ARRAY),
-            (&self.lease_us, Type::INT8_ARRAY),
-            (&self.state, Type::INT8_ARRAY),
-            (&self.flags, Type::INT8_ARRAY),
-            (&self.policy, Type::INT8_ARRAY),
-            (&self.point, Type::INT8_ARRAY),
-            (&self.created, Type::INT8_ARRAY),
-            (&self.ran, Type::INT8_ARRAY),
-            (&self.completed, Type::INT8_ARRAY),
-            (&self.due_us, Type::INT8_ARRAY),
-            (&self.expires_us, Type::INT8_ARRAY),
-            (&self.purge_us, Type::INT8_ARRAY),
-            (&self.fingerprint, Type::BYTEA_ARRAY),
-            (&self.method, Type::TEXT_ARRAY),
-            (&self.path, Type::TEXT_ARRAY),
-            (&self.note, Type::BYTEA_ARRAY),
-            (&beside.kind, Type::INT8_ARRAY),
-            (&beside.data, Type::BYTEA_ARRAY),
-        ]
     }
 
     /// In the order of `commit.sql`.
@@ -225,35 +194,6 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// What is kept beside each of some Changes that [`is_plain`].
-#[derive(Default)]
-pub(super) struct Beside<'a> {
-    kind: Vec<Option<i64>>,
-    data: Vec<Option<&'a [u8]>>,
-}
-
-impl<'a> Beside<'a> {
-    pub(super) fn of(changes: impl Iterator<Item = &'a Change>) -> Beside<'a> {
-        let mut beside = Beside::default();
-        for change in changes {
-            let body = change.bodies.first();
-            beside.kind.push(body.map(|body| body.kind.code().into()));
-            beside.data.push(body.map(|body| &*body.data));
-        }
-        beside
-    }
-}
-
-/// Whether `replace.sql` can write the Change: nothing told, nothing dropped.
-pub(super) fn is_plain(change: &Change) -> bool {
-    matches!(change.expect, Expect::Version(_))
-        && change.draft.is_some()
-        && !change.clears_bodies
-        && change.bodies.len() <= 1
-        && change.history.is_empty()
-        && change.uses.is_none()
-}
-
 /// The policies of one batch: each encoded once, for one Arc is shared by all records of a route.
 #[derive(Default)]
 pub(super) struct Numbers(HashMap<usize, (i64, Vec<u8>)>);
@@ -268,7 +208,7 @@ impl Numbers {
         Numbers(numbers)
     }
 
-    fn of(&self, policy: &Arc<Policy>) -> i64 {
+    pub(super) fn of(&self, policy: &Arc<Policy>) -> i64 {
         // Each draft's policy was numbered above.
         self.0.get(&Arc::as_ptr(policy).addr()).map_or(0, |(digest, _)| *digest)
     }
@@ -289,7 +229,7 @@ pub(super) fn micros(interval: Duration) -> i64 {
     i64::try_from(interval.as_micros()).unwrap_or(i64::MAX)
 }
 
-fn mark_code(mark: Mark) -> i64 {
+pub(super) fn mark_code(mark: Mark) -> i16 {
     match mark {
         Mark::Keep => 0,
         Mark::Now => 1,

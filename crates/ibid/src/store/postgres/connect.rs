@@ -1,6 +1,9 @@
 //! Connections: how one is made, what it remembers, and the pool that bounds their number.
 //!
-//! Nothing is set on a session, because behind a transaction pooler the next transaction may meet another one.
+//! Most connections set nothing on their session, because behind a transaction pooler the next transaction may meet
+//! another one. Those of the hot path ask for sessions that start with its settings, which only a server of our own gives:
+//! a pooler refuses or ignores what it can't pass on. Each statement there looks whether it has them, and without them
+//! they are set by each transaction.
 
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
@@ -12,10 +15,11 @@ use std::time::Duration;
 use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType};
 use futures_util::future::{join_all, join3};
 use ibid_core::store::StoreError;
+use tokio::sync::OnceCell;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{Kind, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Error, NoTls, Row, Socket, Statement};
 
 use super::tls::{Tls, Wish};
@@ -30,6 +34,8 @@ pub(super) struct Place {
     config: Config,
     tls: Tls,
     pub(super) options: PostgresOptions,
+    /// Set once somebody refused to start a session with settings.
+    refuses_settings: AtomicBool,
 }
 
 /// One connection.
@@ -39,6 +45,10 @@ pub(super) struct Connection {
     /// Whether statements are prepared once and named, or sent whole each time.
     prepares: bool,
     statements: Mutex<HashMap<usize, Statement>>,
+    /// Whether the session has the settings of the hot path.
+    has_settings: AtomicBool,
+    /// The types of what `flight.sql` takes.
+    row_types: OnceCell<[Type; 2]>,
     /// Policies that are surely stored. They may be gone after a failover, and so is this connection.
     policies: Mutex<HashSet<i64>>,
     /// A warning came: a commit before it may not be as durable as it should be.
@@ -66,7 +76,7 @@ impl Place {
             config.application_name("ibid");
         }
         let tls = wish.fulfil(&mut config)?;
-        Ok(Place { config, tls, options })
+        Ok(Place { config, tls, options, refuses_settings: AtomicBool::new(false) })
     }
 
     /// The place as people may see it: no user, no password.
@@ -81,21 +91,48 @@ impl Place {
         Ok(connection)
     }
 
-    /// A connection to whatever answers.
-    pub(super) async fn dial(&self) -> Result<Connection, Error> {
-        match &self.tls {
-            Tls::Off => self.dial_with(NoTls).await,
-            #[cfg(feature = "postgres-tls")]
-            Tls::On(connector) => self.dial_with(connector.clone()).await,
+    /// A connection for the hot path, whose session has its settings if that can be had.
+    async fn connect_hot(&self) -> Result<Connection, OpenError> {
+        if self.refuses_settings.load(Ordering::SeqCst) {
+            return self.connect().await;
+        }
+        let mut config = self.config.clone();
+        let own = self.config.get_options().map(|own| format!("{own} ")).unwrap_or_default();
+        config.options(format!("{own}{SETTINGS}"));
+        match self.dial_as(&config).await {
+            Ok(connection) => {
+                open::check(self, &connection).await?;
+                Ok(connection)
+            }
+            Err(error) if failure::refuses_settings(&error) => {
+                let connection = self.connect().await?;
+                tracing::debug!("sessions can't start with settings here: each transaction sets them");
+                self.refuses_settings.store(true, Ordering::SeqCst);
+                Ok(connection)
+            }
+            Err(error) => Err(open::unreachable(self, error)),
         }
     }
 
-    async fn dial_with<T>(&self, tls: T) -> Result<Connection, Error>
+    /// A connection to whatever answers.
+    pub(super) async fn dial(&self) -> Result<Connection, Error> {
+        self.dial_as(&self.config).await
+    }
+
+    async fn dial_as(&self, config: &Config) -> Result<Connection, Error> {
+        match &self.tls {
+            Tls::Off => self.dial_with(config, NoTls).await,
+            #[cfg(feature = "postgres-tls")]
+            Tls::On(connector) => self.dial_with(config, connector.clone()).await,
+        }
+    }
+
+    async fn dial_with<T>(&self, config: &Config, tls: T) -> Result<Connection, Error>
     where
         T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
     {
-        let (client, mut driver) = self.config.connect(tls).await?;
+        let (client, mut driver) = config.connect(tls).await?;
         let warned = Arc::new(AtomicBool::new(false));
         let told = warned.clone();
         // It ends when the client is dropped or the connection breaks.
@@ -118,6 +155,8 @@ impl Place {
             client,
             prepares: self.options.prepare,
             statements: Mutex::default(),
+            has_settings: AtomicBool::new(false),
+            row_types: OnceCell::new(),
             policies: Mutex::default(),
             warned,
             spoilt: AtomicBool::new(false),
@@ -157,6 +196,42 @@ impl Connection {
         closed?;
         // As many results as statements.
         Ok(rows.try_into().expect("one result per statement"))
+    }
+
+    /// The rows of one statement of the hot path that looks for the settings itself: without them it gives none. On a session
+    /// that has them it is a transaction of its own.
+    pub(super) async fn fly(
+        &self,
+        open: &str,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        if open == OPEN_HOT && self.has_settings.load(Ordering::SeqCst) {
+            return self.query(sql, params).await;
+        }
+        let [rows] = self.hot(open, [(sql, params)]).await?;
+        Ok(rows)
+    }
+
+    /// Whether the session has the settings of the hot path.
+    pub(super) fn settings(&self, are_there: bool) {
+        self.has_settings.store(are_there, Ordering::SeqCst);
+    }
+
+    /// The types of an array of begins and of one of replacements. They are of this database.
+    pub(super) async fn row_types(&self) -> Result<&[Type; 2], Error> {
+        let ask = async || {
+            let rows = self.query_once(include_str!("sql/row_types.sql"), &[]).await?;
+            // The query has no source of rows, so it gives exactly one.
+            let row = rows.first().expect("one row");
+            let ty = |name: &str, column| -> Result<Type, Error> {
+                let row_ty = Kind::Composite(Vec::new());
+                let member = Type::new(name.to_owned(), row.try_get(column + 1)?, row_ty, String::new());
+                Ok(Type::new(format!("_{name}"), row.try_get(column)?, Kind::Array(member), String::new()))
+            };
+            Ok([ty("ibid_begin_row", 0)?, ty("ibid_replace_row", 2)?])
+        };
+        self.row_types.get_or_try_init(ask).await
     }
 
     async fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
@@ -283,16 +358,22 @@ fn take_ours(url: &str, options: &mut PostgresOptions, tls: &mut Wish) -> Result
     Ok(if theirs.is_empty() { base.to_owned() } else { format!("{base}?{}", theirs.join("&")) })
 }
 
-/// Makes connections for the pool.
+/// Makes connections for a pool.
 #[derive(Debug)]
-pub(super) struct Manager(pub(super) Arc<Place>);
+pub(super) struct Manager {
+    place: Arc<Place>,
+    hot: bool,
+}
 
 impl managed::Manager for Manager {
     type Type = Connection;
     type Error = OpenError;
 
     async fn create(&self) -> Result<Connection, OpenError> {
-        self.0.connect().await
+        match self.hot {
+            true => self.place.connect_hot().await,
+            false => self.place.connect().await,
+        }
     }
 
     async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<OpenError> {
@@ -305,12 +386,39 @@ impl managed::Manager for Manager {
 
 pub(super) type Pool = managed::Pool<Manager>;
 
-/// Connections to `place`, as many as its options allow.
-pub(super) fn pool(place: Arc<Place>) -> Pool {
-    let options = &place.options;
-    let pool = Pool::builder(Manager(place.clone()))
-        .max_size(options.connections_max.max(1))
-        .wait_timeout(Some(options.connection_wait))
+/// The connections to a place, as many as its options allow.
+#[derive(Debug)]
+pub(super) struct Pools {
+    /// For the batches of the engine.
+    hot: Pool,
+    /// For everything else, which has no need of settings.
+    any: Pool,
+}
+
+impl Pools {
+    pub(super) fn new(place: &Arc<Place>) -> Pools {
+        let max = place.options.connections_max.max(1);
+        let any = pool(place, false, max - max.div_ceil(2).min(HOT_MAX).min(max - 1));
+        // A single connection serves both.
+        let hot = if max == 1 { any.clone() } else { pool(place, true, max - any.status().max_size) };
+        Pools { hot, any }
+    }
+
+    /// A connection for a batch.
+    pub(super) async fn hot(&self, op: &'static str) -> Result<Object<Manager>, StoreError> {
+        take(&self.hot, &self.any, op).await
+    }
+
+    /// A connection for anything else.
+    pub(super) async fn any(&self, op: &'static str) -> Result<Object<Manager>, StoreError> {
+        take(&self.any, &self.hot, op).await
+    }
+}
+
+fn pool(place: &Arc<Place>, hot: bool, size: usize) -> Pool {
+    let pool = Pool::builder(Manager { place: place.clone(), hot })
+        .max_size(size)
+        .wait_timeout(Some(place.options.connection_wait))
         // Connecting has limits of its own, in the configuration.
         .create_timeout(None)
         .runtime(deadpool::Runtime::Tokio1);
@@ -318,9 +426,19 @@ pub(super) fn pool(place: Arc<Place>) -> Pool {
     pool.build().expect("a runtime was named")
 }
 
-/// A connection from the pool.
-pub(super) async fn take(pool: &Pool, op: &'static str) -> Result<Object<Manager>, StoreError> {
-    pool.get().await.map_err(|error| match error {
+/// A connection from one pool, or from the other if the server has no more for this one: what is there serves for all.
+async fn take(first: &Pool, second: &Pool, op: &'static str) -> Result<Object<Manager>, StoreError> {
+    let error = match first.get().await {
+        Ok(connection) => return Ok(connection),
+        Err(error) => error,
+    };
+    if matches!(&error, PoolError::Backend(error) if !error.is_lasting())
+        && second.status().size > 0
+        && let Ok(connection) = second.get().await
+    {
+        return Ok(connection);
+    }
+    Err(match error {
         PoolError::Backend(error) if error.is_lasting() => StoreError::lasting(KIND, op, error),
         PoolError::Backend(error) => StoreError::transient(KIND, op, error),
         PoolError::Timeout(TimeoutType::Wait) => {
@@ -337,6 +455,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Opens the transaction of [`Connection::hot`].
 pub(super) const OPEN_HOT: &str = include_str!("sql/open_hot.sql");
+
+/// What a session of the hot path starts with: `open_hot.sql` says why.
+const SETTINGS: &str = "-c default_transaction_isolation=read\\ committed -c plan_cache_mode=force_generic_plan \
+    -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c lock_timeout=250ms -c ibid.settings=on";
+
+/// Connections of the hot path: one for each batch under way, and two for what goes by itself.
+const HOT_MAX: usize = 4;
 
 /// A server that takes longer is as good as down; a begin waits no longer than 2 s in all.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);

@@ -50,6 +50,14 @@ fn of_code(code: &SqlState) -> Reach {
     }
 }
 
+/// Whether a session was refused, perhaps for the settings that it was to start with: poolers say so with codes of the
+/// protocol, of missing features or of bad values.
+pub(super) fn refuses_settings(error: &Error) -> bool {
+    error
+        .as_db_error()
+        .is_some_and(|error| matches!(error.code().code().get(..2), Some("08" | "0A" | "22" | "42")))
+}
+
 /// Whether the connection should not be used again.
 pub(super) fn spoils_connection(error: &Error) -> bool {
     !matches!(reach(error), Reach::Contended | Reach::One)

@@ -70,6 +70,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_records.sql"),
     include_str!("migrations/0002_evidence.sql"),
     include_str!("migrations/0003_tombstones.sql"),
+    include_str!("migrations/0004_flight.sql"),
 ];
 
 /// The newest step that this program knows.

@@ -17,7 +17,7 @@ use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store
 use ibid_core::time::Timestamp;
 
 use self::batch::Batch;
-use self::connect::{Place, Pool};
+use self::connect::{Place, Pools};
 use self::row::Policies;
 use super::checkup::Checkup;
 use super::rows::{EachRow, RowsError};
@@ -29,6 +29,7 @@ mod columns;
 mod connect;
 mod evidence;
 mod failure;
+mod flight;
 mod migrate;
 mod open;
 mod reap;
@@ -55,7 +56,7 @@ pub use self::open::OpenError;
 #[derive(Debug)]
 pub struct PostgresStore {
     place: Arc<Place>,
-    pool: Pool,
+    pools: Pools,
     policies: Policies,
 }
 
@@ -96,8 +97,8 @@ impl PostgresStore {
     pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, OpenError> {
         let place = Arc::new(Place::new(url, options)?);
         open::prepare(&place).await?;
-        let pool = connect::pool(place.clone());
-        Ok(PostgresStore { place, pool, policies: Policies::default() })
+        let pools = Pools::new(&place);
+        Ok(PostgresStore { place, pools, policies: Policies::default() })
     }
 
     /// Makes or upgrades the tables: the step that they were at (0: none), and the step that they are at now.
@@ -172,7 +173,7 @@ impl Store for PostgresStore {
             if changes.is_empty() {
                 return Vec::new();
             }
-            match connect::take(&self.pool, "commit").await {
+            match self.pools.hot("commit").await {
                 Ok(connection) => Batch::run(&connection, &self.policies, &changes).await,
                 Err(error) => {
                     let transient = error.is_transient();
@@ -208,8 +209,9 @@ impl Store for PostgresStore {
     }
 
     fn lanes(&self) -> usize {
-        // A statement has a price of its own, about that of twenty changes, so batches should be large.
-        1
+        // One is sent while the other is flushed. With more each is smaller, and a statement has a price of its own, about
+        // that of twenty changes.
+        2
     }
 
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {

@@ -128,6 +128,7 @@ pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), 
     if row.try_get::<_, bool>(1).map_err(failed)? {
         return Err(OpenError::ReadOnly { place: place.shown() });
     }
+    connection.settings(row.try_get(6).map_err(failed)?);
     let (fsync, commit, standbys) = (text(2)?, text(3)?, text(4)?);
     let weak = |setting, value| Err(OpenError::WeakDurability { place: place.shown(), setting, value });
     match place.options.accept_weak_durability {

@@ -29,7 +29,7 @@ impl SqlStore for PostgresStore {
 
     fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>> {
         Box::pin(async move {
-            let connection = connect::take(&self.pool, OP_POLICY).await?;
+            let connection = self.pools.any(OP_POLICY).await?;
             let (digest, data) = row::encoded(&policy);
             if !connection.unsure_policies([digest].into_iter()).is_empty() {
                 let (digests, all) = (vec![digest], vec![data]);
@@ -45,7 +45,7 @@ impl SqlStore for PostgresStore {
 
     fn work(&self, work: Work) -> Pending<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            let connection = connect::take(&self.pool, OP_WORK).await?;
+            let connection = self.pools.any(OP_WORK).await?;
             // Dropped half-way, it does not go back to the pool with a transaction open.
             connection.alone(false);
             let client = connection.client();
@@ -80,7 +80,7 @@ impl PostgresStore {
         id: RecordId,
         birth: Nonce,
     ) -> Result<Vec<(u32, Bytes)>, StoreError> {
-        let connection = connect::take(&self.pool, OP_BODIES).await?;
+        let connection = self.pools.any(OP_BODIES).await?;
         let (id, birth): (&[u8], i64) = (id.as_bytes(), bits(birth));
         let params: [connect::Param<'_>; 2] = [(&id, Type::BYTEA), (&birth, Type::INT8)];
         let rows = connection.query_once(include_str!("sql/bodies.sql"), &params).await;

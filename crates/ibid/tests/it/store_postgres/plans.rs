@@ -19,18 +19,25 @@ async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_a
         ("autovacuum", "off"),
     ]);
     let database = server.create_database();
-    for prepare in [true, false] {
-        let store = open_with(&server, &database, |options| {
+    drop(open(&server, &database).await);
+    // The worst that the planner can believe: there is nothing.
+    server.sql(&database, "vacuum analyze");
+    let open_one = async |prepare, connections_max| {
+        open_with(&server, &database, |options| {
             options.prepare = prepare;
-            options.connections_max = 1;
+            options.connections_max = connections_max;
         })
-        .await;
-        use_every_verb(&store).await;
-        if prepare {
-            server.sql(&database, include_str!("fill.sql"));
-        }
+        .await
+    };
+    // A single connection has no settings of its own.
+    let stores = [open_one(true, 2).await, open_one(true, 1).await, open_one(false, 2).await];
+    for store in &stores[..2] {
+        use_every_verb(store).await;
+    }
+    server.sql(&database, include_str!("fill.sql"));
+    for (number, store) in stores.iter().enumerate() {
         let before = server.log().len();
-        use_every_verb(&store).await;
+        use_every_verb(store).await;
         let log = server.log();
         let log = &log[before..];
         for index in ["ibid_record_pkey", "ibid_record_due", "ibid_record_reap", "ibid_body_pkey"] {
@@ -39,9 +46,33 @@ async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_a
         for table in ["ibid_record", "ibid_body", "ibid_effect", "ibid_event"] {
             let scan = log.find(&format!("Seq Scan on {table}"));
             let plan = scan.map(|at| &log[log[..at].rfind("Query Text").unwrap_or(at)..at]);
-            assert_eq!(plan, None, "{table} is scanned (prepare: {prepare})");
+            assert_eq!(plan, None, "{table} is scanned by store {number}");
+        }
+        for (at, found) in log.match_indices("Scan using ibid_record_pkey") {
+            let next = log[at..].lines().nth(1).unwrap_or_default();
+            assert!(
+                next.contains("Index Cond"),
+                "{found} from one end to the other, by store {number}: {next}"
+            );
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flight_in_a_session_without_its_settings_writes_nothing() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    drop(open(&server, &database).await);
+    let fly = |set: &str| {
+        let row =
+            "row('id', 1, 1, 1, 1, 1, 1, null, null, null, 0, 1, 0, 2, 2, null, 't', 'm', 'p', 'k', '')";
+        let flight = include_str!("../../../src/store/postgres/sql/flight.sql");
+        let run = format!("execute flight(array[{row}]::ibid_begin_row[], '{{}}')");
+        server.sql(&database, &format!("{set}; prepare flight as {flight}; {run}"));
+        server.sql(&database, "select count(*) from ibid_record")
+    };
+    assert_eq!(fly("set jit = off"), "0");
+    assert_eq!(fly("set ibid.settings = on"), "1");
 }
 
 /// Often enough that the server settles on a plan.

@@ -12,7 +12,7 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_is_seen_and_so_is_that_it_mixes_statements() {
     let server = Postgres::start();
-    let url = pooler_before(&server).await;
+    let url = pooler_before(&server, Settings::Ignored).await;
     assert_eq!(checkup(&url).await.pooler, Some(Pooler::MixesStatements));
     let unprepared = format!("{url}?prepare=false");
     assert_eq!(checkup(&unprepared).await.pooler, Some(Pooler::Seen));
@@ -21,8 +21,24 @@ async fn a_pooler_is_seen_and_so_is_that_it_mixes_statements() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_keeps_its_word_behind_a_pooler() {
+    write_behind(Settings::Ignored).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_keeps_its_word_behind_a_pooler_that_refuses_settings() {
+    write_behind(Settings::Refused).await;
+}
+
+/// What a pooler makes of settings that a session is to start with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Settings {
+    Ignored,
+    Refused,
+}
+
+async fn write_behind(settings: Settings) {
     let server = Postgres::start();
-    let url = format!("{}?prepare=false", pooler_before(&server).await);
+    let url = format!("{}?prepare=false", pooler_before(&server, settings).await);
     let store = Arc::new(PostgresStore::open(&url, options()).await.expect("the store opens"));
     let mut writers = tokio::task::JoinSet::new();
     for _ in 0..8 {
@@ -44,7 +60,7 @@ async fn the_store_keeps_its_word_behind_a_pooler() {
 }
 
 /// Where a pooler before the server listens. It ends with the test's runtime.
-async fn pooler_before(server: &Postgres) -> String {
+async fn pooler_before(server: &Postgres, settings: Settings) -> String {
     let (port, session) = (server.port(), session(server.port()).await);
     let session = Arc::new(Mutex::new(session));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -54,7 +70,7 @@ async fn pooler_before(server: &Postgres) -> String {
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             // A client that goes away ends its part with an error, which is nobody's concern.
-            tokio::spawn(serve(client, session.clone()));
+            tokio::spawn(serve(client, session.clone(), settings));
         }
     });
     url
@@ -70,9 +86,17 @@ async fn session(port: u16) -> TcpStream {
 }
 
 /// Lets a client in, and gives it the session for as long as each of its transactions lasts.
-async fn serve(mut client: TcpStream, session: Arc<Mutex<TcpStream>>) -> std::io::Result<()> {
-    let length = client.read_u32().await?;
-    client.read_exact(&mut vec![0; length as usize - 4]).await?;
+async fn serve(
+    mut client: TcpStream,
+    session: Arc<Mutex<TcpStream>>,
+    settings: Settings,
+) -> std::io::Result<()> {
+    let mut hello = vec![0; client.read_u32().await? as usize - 4];
+    client.read_exact(&mut hello).await?;
+    if settings == Settings::Refused && hello.windows(8).any(|part| part == b"options\0") {
+        let refusal = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
+        return client.write_all(&framed(Some(b'E'), refusal)).await;
+    }
     client.write_all(&framed(Some(b'R'), &0u32.to_be_bytes())).await?;
     client.write_all(&framed(Some(READY), b"I")).await?;
     loop {

@@ -65,6 +65,11 @@ pub trait Store: Browse + Witness + Send + Sync + 'static {
         4
     }
 
+    /// Whether batches that are given at the same time share a commit, so that a small one has no price of its own.
+    fn shares_commits(&self) -> bool {
+        true
+    }
+
     /// What is kept beside one generation of a record: the code of each kind, and its bytes.
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>>;
 

@@ -138,6 +138,10 @@ impl Store for FaultyStore {
         self.inner.lanes()
     }
 
+    fn shares_commits(&self) -> bool {
+        self.inner.shares_commits()
+    }
+
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(async move {
             self.check("read bodies")?;

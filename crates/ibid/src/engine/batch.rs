@@ -176,7 +176,7 @@ async fn lane(shared: Arc<Shared>) {
             if queue.closed {
                 return;
             }
-            let batch = match patient && queue.is_little() {
+            let batch = match patient && !shared.store.shares_commits() && queue.is_little() {
                 true => Vec::new(),
                 false => queue.take(Instant::now()),
             };

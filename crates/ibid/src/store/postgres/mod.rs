@@ -214,6 +214,10 @@ impl Store for PostgresStore {
         2
     }
 
+    fn shares_commits(&self) -> bool {
+        false
+    }
+
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(self.find_bodies(id, birth))
     }

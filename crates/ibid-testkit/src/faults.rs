@@ -2,7 +2,7 @@
 //! let go. For tests of what stands on a store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ pub struct FaultyStore {
     mode: watch::Sender<Fault>,
     commits: AtomicUsize,
     bodies: AtomicUsize,
+    apart: AtomicBool,
 }
 
 /// How the store behaves now.
@@ -45,7 +46,13 @@ impl FaultyStore {
     /// Around `inner`, without a fault for now.
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
         let mode = watch::channel(Fault::None).0;
-        Arc::new(FaultyStore { inner, mode, commits: AtomicUsize::new(0), bodies: AtomicUsize::new(0) })
+        let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(FaultyStore { inner, mode, commits, bodies, apart: AtomicBool::new(false) })
+    }
+
+    /// From now on each batch has a commit of its own.
+    pub fn commit_apart(&self) {
+        self.apart.store(true, Ordering::SeqCst);
     }
 
     /// Behave like this from now on.
@@ -139,7 +146,7 @@ impl Store for FaultyStore {
     }
 
     fn shares_commits(&self) -> bool {
-        self.inner.shares_commits()
+        self.inner.shares_commits() && !self.apart.load(Ordering::SeqCst)
     }
 
     fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {

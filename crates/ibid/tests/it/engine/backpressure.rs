@@ -105,6 +105,44 @@ async fn begins_past_the_queues_bound_are_refused_at_once_and_a_finish_never_is(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_few_wait_for_the_many_under_way_and_half_as_many_or_the_patient_do_not() {
+    let world = world(Policy::default()).await;
+    world.store.commit_apart();
+    let before = world.store.commits();
+    let sent = async |expected: usize| {
+        // All that can run does, and no time passes.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(world.store.commits() - before, expected);
+    };
+    world.store.set(Fault::Hangs);
+    let mut begins = tokio::task::JoinSet::new();
+    let mut begin = |count: usize| {
+        for _ in 0..count {
+            let (ibid, ask) = (world.ibid.clone(), world.ask(&format!("key-{}", begins.len())));
+            begins.spawn(async move { ibid.begin(ask).await.map(drop) });
+        }
+    };
+    begin(8);
+    sent(1).await;
+    begin(1);
+    sent(1).await;
+    begin(3);
+    sent(2).await;
+    begin(2);
+    sent(2).await;
+    tokio::time::sleep(Duration::from_millis(24)).await;
+    sent(2).await;
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    sent(3).await;
+    world.store.set(Fault::None);
+    while let Some(begun) = begins.join_next().await {
+        begun.expect("no panic").expect("it is begun");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
     let world = world(Policy::default()).await;
     let attempt = world.run("slow").await;

@@ -1,32 +1,43 @@
-//! A webhook, a poll and an operator settle the same record at the same moment, on every store: one wins, and the others
-//! are told.
+//! A signed webhook, a poll and an operator settle the same record at the same moment, on every store: one wins, and the
+//! others are told. Each comes by its own way in: a socket, the reconciler, the operator's act.
 
-use std::sync::{Arc, LazyLock};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use ibid::engine::{Heard, Hearing};
+use axum::Router;
+use ibid::http::{GuardLayer, Tenants};
+use ibid::operator::{Act, Found, Operator, Refused, answer};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::upkeep::{self, Doubtful, Find, Finding, Reconciled};
 use ibid::{Ibid, Settings};
-use ibid_core::act::Act;
-use ibid_core::change::{Change, Commit, Happened};
-use ibid_core::evidence::EventName;
-use ibid_core::machine::{Answer, Decision, Event, Finder, Found, Verdict, decide};
-use ibid_core::record::{Note, State};
+use ibid_core::change::{Happened, Mark, Stored};
+use ibid_core::key::Key;
+use ibid_core::policy::{Policy, Reconcile};
+use ibid_core::record::State;
 use ibid_core::response::Response;
-use ibid_core::scope::RecordId;
-use ibid_core::store::Store;
-use ibid_testkit::contract::{Name, draft, insert, load, nonce, put};
+use ibid_core::scope::{Identity, RecordId, ScopeRule, Tenant};
+use ibid_core::store::{Browse, Pending, Store};
+use ibid_testkit::client::{Client, Request};
+use ibid_testkit::contract::{LONG, Name, draft, insert, nonce, put};
+use ibid_testkit::faults::{Fault, FaultyStore};
+use serde_json::Value;
+use standardwebhooks::Webhook;
+use tokio::net::TcpListener;
+use tokio::sync::Barrier;
+use tokio::task::JoinHandle;
+
+use super::{SECRET, hook, now, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_all_who_settle_a_record_at_once_one_wins_on_memory() {
+async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_memory() {
     one_wins(Arc::new(MemoryStore::new(Clock::system()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_all_who_settle_a_record_at_once_one_wins_on_sqlite() {
+async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_sqlite() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SqliteStore::open(&folder.path().join("ibid.db"), SqliteOptions::default());
     one_wins(Arc::new(store.expect("it opens"))).await;
@@ -34,84 +45,191 @@ async fn of_all_who_settle_a_record_at_once_one_wins_on_sqlite() {
 
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_all_who_settle_a_record_at_once_one_wins_on_postgres() {
+async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_postgres() {
     use ibid::store::postgres::{PostgresOptions, PostgresStore};
     let server = ibid_testkit::postgres::Postgres::start();
     let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.expect("it opens");
     one_wins(Arc::new(store)).await;
 }
 
-/// Who settled a record, by the status that it was settled with.
+/// Who settled a record, by the status that it was settled with. The first is what [`hook`] makes of `paid`.
 const BY_WEBHOOK: u16 = 201;
 const BY_POLL: u16 = 202;
 const BY_OPERATOR: u16 = 203;
 
+/// Those who race: two webhooks, each at a node of its own, a poll and an operator.
+const RACERS: usize = 4;
+
 async fn one_wins(store: Arc<dyn Store>) {
-    // Two nodes hear of it, one of them twice; the poll and the operator are processes of their own.
-    let nodes = [
-        Ibid::start(store.clone(), Settings::default()).await.expect("it starts"),
-        Ibid::start(store.clone(), Settings::default()).await.expect("it starts"),
-    ];
-    for round in 0..20 {
-        let name = Name::fresh();
-        put(&*store, &insert(&name, draft(&name, State::Unknown))).await;
-        let hears = [(&nodes[0], "a"), (&nodes[0], "b"), (&nodes[1], "a")].map(|(node, event)| {
-            let node = node.clone();
-            let heard = Heard {
-                name: EventName { source: "psp".into(), event: format!("{event} of {}", name.id) },
-                record: name.id,
-                what: executed(BY_WEBHOOK),
-                age: Duration::ZERO,
-            };
-            tokio::spawn(async move { node.hear(heard).await.expect("heard") == Hearing::Settled })
-        });
-        let others =
-            [(Finder::Reconciler, BY_POLL), (Finder::Operator(&ACT), BY_OPERATOR)].map(|(by, status)| {
-                let (store, id) = (store.clone(), name.id);
-                tokio::spawn(async move { settles(&*store, id, by, executed(status)).await })
-            });
-        let won: Vec<bool> = join_all(hears.into_iter().chain(others))
-            .await
-            .into_iter()
-            .map(|won| won.expect("no panic"))
-            .collect();
-        assert_eq!(won.iter().filter(|won| **won).count(), 1, "round {round}: {won:?}");
-        let by = [BY_WEBHOOK, BY_WEBHOOK, BY_WEBHOOK, BY_POLL, BY_OPERATOR];
-        let winner = won.iter().position(|won| *won).expect("one of them");
-        let stored = load(&*store, name.id).await.expect("it stands");
-        assert_eq!(stored.record.state, State::Completed);
-        assert_eq!(stored.record.note, Note { status: Some(by[winner]), ..Note::default() });
-        let lines = store.history(name.id).await.expect("a history");
-        let settling = [Happened::Settled, Happened::Operator];
-        assert_eq!(lines.iter().filter(|(_, line)| settling.contains(&line.what)).count(), 1);
-    }
-}
-
-fn executed(status: u16) -> Found {
-    let kept = Response::plain(status, "text/plain", status.to_string()).to_bytes();
-    Found::Executed(Answer { status, retry_after: false, kept: Some(kept), provider_id: None })
-}
-
-/// Why the operator settles it.
-static ACT: LazyLock<Act> =
-    LazyLock::new(|| Act::new("ann", "the bank said so").expect("a name and a reason"));
-
-/// Settles a record as another process would; whether it was the one that did.
-async fn settles(store: &dyn Store, id: RecordId, by: Finder<'_>, what: Found) -> bool {
-    loop {
-        let stored = load(store, id).await.expect("it stands");
-        let event = Event::Found { nonce: nonce(), by, what: &what, as_of: stored.now, jitter: 0.0 };
-        let change: Arc<Change> = match decide(Some(&stored.record), &event, stored.now) {
-            Verdict::Keep(_) => return false,
-            Verdict::Write(change, decision) => {
-                assert_eq!(decision, Decision::Settled);
-                Arc::from(change)
+    let store = FaultyStore::new(store);
+    let nodes = [Node::start(store.clone()).await, Node::start(store.clone()).await];
+    for round in 0..ROUNDS {
+        let name = unknown(&*store).await;
+        let together = Arc::new(Barrier::new(RACERS));
+        // Every other round all four hold their write until the last of them has decided on one, for the quickest to
+        // begin would win otherwise, most of the time.
+        let before = store.commits();
+        if round % 2 == 1 {
+            store.set(Fault::Hangs);
+        }
+        let webhooks = [nodes[0].told(&name, &together), nodes[1].told(&name, &together)];
+        let poll = polls(store.clone(), together.clone());
+        let operator = resolves(store.clone(), name.id, together);
+        if round % 2 == 1 {
+            while store.commits() < before + RACERS {
+                tokio::task::yield_now().await;
             }
+            store.set(Fault::None);
+        }
+
+        let mut won = Vec::new();
+        for webhook in webhooks {
+            match webhook.await.expect("no panic") {
+                (200, word) if word == "settled" => won.push(BY_WEBHOOK),
+                told => assert_eq!(told, (200, "settled already".to_owned()), "round {round}"),
+            }
+        }
+        let polled = poll.await.expect("no panic");
+        assert_eq!(polled, Reconciled { asked: 1, settled: polled.settled, dead_letters: 0 });
+        won.extend((0..polled.settled).map(|_| BY_POLL));
+        let resolved = operator.await.expect("no panic");
+        if resolved.is_ok() {
+            won.push(BY_OPERATOR);
+        }
+        let [winner] = won[..] else { panic!("round {round}: settled by {won:?}") };
+
+        // The history names the winner and nobody else, and so does what the operator is told.
+        let lines = store.history(name.id).await.expect("a history");
+        let mut lines = lines.into_iter().map(|(_, line)| line);
+        let line = lines.next().expect("a line");
+        assert!(lines.next().is_none(), "round {round}: {line:?} and more");
+        let (what, begins) = match winner {
+            BY_WEBHOOK => (Happened::Settled, "webhook: executed (event `"),
+            BY_POLL => (Happened::Settled, "reconciler: executed"),
+            _ => (Happened::Operator, "resolved as executed (203), unknown to completed, by ann: "),
         };
-        match store.commit(vec![change]).await.pop().expect("one fate") {
-            Ok(Commit::Done(_)) => return true,
-            Ok(Commit::Conflict(_)) => {}
-            Err(error) => panic!("{error}"),
+        assert!(line.what == what && line.detail.starts_with(begins), "round {round}: {line:?}");
+        match resolved {
+            Ok(stored) => assert_eq!(stored.record.note.status, Some(winner)),
+            Err(Refused::NotNow { stored, last }) => {
+                let stands = (stored.record.state, stored.record.note.status);
+                assert_eq!(stands, (State::Completed, Some(winner)), "round {round}");
+                assert_eq!(last.expect("who won").1, line, "round {round}");
+            }
+            Err(other) => panic!("round {round}: {other:?}"),
+        }
+        for node in &nodes {
+            assert_eq!(
+                node.replayed(&name).await,
+                winner,
+                "round {round}: every retry gets the winner's answer"
+            );
         }
     }
 }
+
+/// A record as a crash left it: it was sent, nobody knows what became of it, and a look at it is due.
+async fn unknown(store: &dyn Store) -> Name {
+    let identity = Arc::new(Identity {
+        tenant: Tenant::new("ann").expect("a good name"),
+        operation: hook().mapping.operation,
+        key: Key::stored(&format!("key-{:016x}", nonce().0)).expect("a good key"),
+    });
+    let name = Name { id: RecordId::of(&identity, ScopeRule::Operation), identity };
+    let policy = Policy { reconcile: Some(Reconcile::new(LONG, 10)), ..Policy::default() };
+    let mut draft = draft(&name, State::Unknown);
+    (draft.policy, draft.ran, draft.due_in) = (Arc::new(policy), Mark::Now, Some(Duration::ZERO));
+    put(store, &insert(&name, draft)).await;
+    name
+}
+
+/// A process that serves requests and webhooks.
+struct Node {
+    at: SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+impl Node {
+    async fn start(store: Arc<FaultyStore>) -> Node {
+        let ibid = Ibid::start(store, Settings::default()).await.expect("it starts");
+        let tenants = Tenants::by(|_| Ok(Tenant::new("ann").expect("a good name")));
+        let guard = GuardLayer::new(ibid, tenants).hooks(vec![hook()]).expect("a good hook");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = listener.local_addr().expect("an address");
+        let serving = tokio::spawn(async move {
+            axum::serve(listener, Router::new().layer(guard)).await.expect("it serves");
+        });
+        Node { at, serving }
+    }
+
+    /// Sends a webhook that says that it was executed: what it is answered.
+    fn told(&self, name: &Name, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
+        let (at, together) = (self.at, together.clone());
+        let body = said("", "paid", name.identity.key.as_str()).body;
+        let (event, signed_at) = (format!("evt-{}-{}", at.port(), name.id.short()), now());
+        let signature = Webhook::new(SECRET).expect("a secret").sign(&event, signed_at, body.as_bytes());
+        let request = Request::post("/.ibid/hooks/psp")
+            .header("webhook-id", event)
+            .header("webhook-timestamp", signed_at.to_string())
+            .header("webhook-signature", signature.expect("a signature"))
+            .body(body);
+        tokio::spawn(async move {
+            let mut client = Client::connect(at).await;
+            together.wait().await;
+            let answer = client.call(&request).await;
+            let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+            (answer.status, body["result"].as_str().unwrap_or_default().to_owned())
+        })
+    }
+
+    /// The status that a retry of the client is answered with, by replay.
+    async fn replayed(&self, name: &Name) -> u16 {
+        let operation = &name.identity.operation;
+        let retry = Request::new(&operation.method, &operation.path).key(name.identity.key.as_str());
+        let answer = Client::connect(self.at).await.call(&retry.body("{}")).await;
+        assert_eq!(answer.header("idempotent-replayed").as_deref(), Some("true"), "{}", answer.text());
+        answer.status
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// One round of the reconciler, whose answer comes when all are there.
+fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<Reconciled> {
+    let node = Ibid::for_upkeep(store);
+    node.reconcile_with(Arc::new(Asked(together)));
+    tokio::spawn(async move { upkeep::reconcile_once(&node).await.expect("the store answers") })
+}
+
+struct Asked(Arc<Barrier>);
+
+impl Find for Asked {
+    fn find(&self, _: Doubtful) -> Pending<'static, Finding> {
+        let together = self.0.clone();
+        Box::pin(async move {
+            together.wait().await;
+            Finding::Executed(Response::plain(BY_POLL, "text/plain", "found".to_owned()))
+        })
+    }
+}
+
+/// An operator's act, at a process of its own.
+fn resolves(
+    store: Arc<FaultyStore>,
+    id: RecordId,
+    together: Arc<Barrier>,
+) -> JoinHandle<Result<Stored, Refused>> {
+    tokio::spawn(async move {
+        let act = Act::new("ann", "the bank said so").expect("a name and a reason");
+        let found = Found::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
+        together.wait().await;
+        Operator::at(store).resolve(id, None, &found, &act).await
+    })
+}
+
+/// Rounds on each store: enough for each of them to win some, and a second's work.
+const ROUNDS: u32 = 30;

@@ -86,7 +86,7 @@ async fn beside(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
 }
 
 async fn to_the_end(ibid: &Ibid) -> Result<(), Failed> {
-    while reap_store(&**ibid.store(), Keep::default(), |_| {}).await?.unfinished {}
+    reap_store(&**ibid.store(), Keep::default(), |_| {}).await?;
     Ok(())
 }
 

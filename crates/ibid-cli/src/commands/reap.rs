@@ -37,16 +37,11 @@ pub(crate) async fn run(
     }
 }
 
-/// Round after round until one finds nothing more.
+/// All that is past its time now.
 async fn to_the_end(store: &dyn Store, keep: Keep) -> Result<Harvest, Failure> {
     let bar = bar(store, keep).await.map_err(|error| failed(&error))?;
-    let mut all = Harvest { unfinished: true, ..Harvest::default() };
-    // A round is bounded; each takes something away unless it is the last.
-    while all.unfinished {
-        let told = |round: &Harvest| bar.set_position(rows(&all.and(*round)));
-        let round = reap_store(store, keep, told).await.map_err(|error| failed(&error))?;
-        all = all.and(round);
-    }
+    let told = |harvest: &Harvest| bar.set_position(rows(harvest));
+    let all = reap_store(store, keep, told).await.map_err(|error| failed(&error))?;
     bar.finish_and_clear();
     Ok(all)
 }
@@ -73,7 +68,7 @@ fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Resul
     if as_json {
         return print_json(out, &harvest_json(harvest));
     }
-    let Harvest { settled, stripped, removed, effects, history, pages, unfinished: _ } = *harvest;
+    let Harvest { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
@@ -81,15 +76,16 @@ fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Resul
         ("effects removed", effects.to_string()),
         ("lines of history removed", history.to_string()),
         ("pages given back", pages.to_string()),
+        ("records held by rows that refer to them", held.to_string()),
     ];
     print_fields(out, &fields)
 }
 
 fn harvest_json(harvest: &Harvest) -> Value {
-    let Harvest { settled, stripped, removed, effects, history, pages, unfinished: _ } = *harvest;
+    let Harvest { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
     json!({
         "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
-        "history": history, "pages": pages,
+        "history": history, "pages": pages, "held": held,
     })
 }
 

@@ -54,6 +54,8 @@ pub struct Harvest {
     pub history: u64,
     /// Pages of a file that were given back to the system.
     pub pages: u64,
+    /// Records that are past their time and stay, because rows of the application refer to them and forbid it.
+    pub held: u64,
     /// Whether the round ended before the work did: the next goes on.
     pub unfinished: bool,
 }
@@ -72,45 +74,52 @@ pub struct Outlook {
 /// One round of the reaper. What fails keeps nothing else from being done; the first failure is told at the end.
 pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
     let settled = settle_unclaimed(ibid).await;
-    let harvest = round(&**ibid.store(), keep, Some(&ibid.inner().places), |_| {}).await;
+    let bounds = Bounds { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.inner().places };
+    let harvest = round(&**ibid.store(), keep, Some(&bounds), |_| {}).await;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
     let counted = count_records(ibid).await;
     let (settled, harvest) = (settled?, harvest?);
     counted?;
-    Ok(Harvest { settled: settled + harvest.settled, ..harvest })
+    Ok(Harvest { settled, ..harvest })
 }
 
-/// One round of the reaper on a store that this process only looks after, from the start; `told` hears after every step
-/// how far it came.
+/// Reaps a store that this process only looks after, to the end however long it takes; `told` hears after every step how
+/// far it came.
 pub async fn reap_store(
     store: &dyn Store,
     keep: Keep,
     told: impl FnMut(&Harvest),
 ) -> Result<Harvest, StoreError> {
-    round(store, keep, None, told).await
+    let settled = answer_unclaimed(store).await;
+    let harvest = round(store, keep, None, told).await;
+    let (settled, harvest) = (settled?, harvest?);
+    Ok(Harvest { settled, ..harvest })
+}
+
+/// What ends a round before the work is done, and where the next goes on.
+struct Bounds<'a> {
+    until: Instant,
+    places: &'a Places,
 }
 
 async fn round(
     store: &dyn Store,
     keep: Keep,
-    places: Option<&Places>,
+    bounds: Option<&Bounds<'_>>,
     mut told: impl FnMut(&Harvest),
 ) -> Result<Harvest, StoreError> {
-    let (mut harvest, mut held) = (Harvest::default(), 0);
-    let mut result = answer_unclaimed(store).await.map(|settled| harvest.settled = settled);
-    let until = Instant::now() + ROUND_FOR_MAX;
+    let (mut harvest, mut result) = (Harvest::default(), Ok(()));
     for course in courses(keep) {
-        let last = places.and_then(|places| places.of(course));
         let step = |reaped: &Reaped| {
-            held += reaped.held;
             harvest.add(course, reaped);
             told(&harvest);
         };
-        let done = follow(store, course, last, until, step).await;
+        let done = follow(store, course, bounds, step).await;
         harvest.unfinished |= matches!(done, Ok(false));
         result = result.and(done.map(drop));
     }
-    if held > 0 {
+    if harvest.held > 0 {
+        let held = harvest.held;
         tracing::warn!(held, "records are past their time, and rows that refer to them forbid that they go");
     }
     result.map(|()| harvest)
@@ -120,51 +129,59 @@ async fn round(
 async fn follow(
     store: &dyn Store,
     course: Course,
-    last: Option<&AtomicI64>,
-    until: Instant,
+    bounds: Option<&Bounds<'_>>,
     mut step: impl FnMut(&Reaped),
 ) -> Result<bool, StoreError> {
-    let mut from = last.map_or(FROM_THE_START, |last| last.load(Ordering::Relaxed));
+    let place = bounds.and_then(|bounds| bounds.places.of(course));
+    let mut from = place.map_or(FROM_THE_START, |place| place.load(Ordering::Relaxed));
     let (mut pace, mut stayed) = (Pace::default(), 0);
     loop {
         let reaped = store.reap(course, from, pace.batch).await?;
         step(&reaped);
-        if let Some(last) = last {
-            last.store(reaped.next.unwrap_or(FROM_THE_START), Ordering::Relaxed);
-            stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
+        if let Some(place) = place {
+            place.store(reaped.next.unwrap_or(FROM_THE_START), Ordering::Relaxed);
+        }
+        let Some(next) = reaped.next else { return Ok(true) };
+        if let Some(bounds) = bounds {
+            if matches!(course, Course::Effects { .. } | Course::History { .. }) {
+                stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
+            }
             if stayed >= STAYED_MAX {
                 return Ok(true);
             }
-        }
-        let Some(next) = reaped.next else { return Ok(true) };
-        if Instant::now() >= until {
-            return Ok(false);
+            if Instant::now() >= bounds.until {
+                return Ok(false);
+            }
         }
         from = next;
         sleep(pace.after(reaped.took)).await;
     }
 }
 
-/// How far this process has come along what is in the order of time and stays where it is while its record does. Every
-/// round goes on there, and at the end begins again: otherwise each would look at all of it.
+/// How far this process has come along what is in the order of time and may have to stay where it is: an Effect and a line
+/// while their record does, a record while the application holds it. Every round goes on there, and at the end begins
+/// again: otherwise each would look at all of it, and what is behind too much for one round would never be reached.
 #[derive(Debug)]
 pub(crate) struct Places {
+    records: AtomicI64,
     effects: AtomicI64,
     history: AtomicI64,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Places { effects: AtomicI64::new(FROM_THE_START), history: AtomicI64::new(FROM_THE_START) }
+        let start = || AtomicI64::new(FROM_THE_START);
+        Places { records: start(), effects: start(), history: start() }
     }
 }
 
 impl Places {
     fn of(&self, course: Course) -> Option<&AtomicI64> {
         match course {
+            Course::Records => Some(&self.records),
             Course::Effects { .. } => Some(&self.effects),
             Course::History { .. } => Some(&self.history),
-            Course::Records | Course::Room => None,
+            Course::Room => None,
         }
     }
 }
@@ -186,24 +203,12 @@ fn courses(keep: Keep) -> [Course; 4] {
 }
 
 impl Harvest {
-    /// This one and another together: two rounds of the same work.
-    pub fn and(self, next: Harvest) -> Harvest {
-        Harvest {
-            settled: self.settled + next.settled,
-            stripped: self.stripped + next.stripped,
-            removed: self.removed + next.removed,
-            effects: self.effects + next.effects,
-            history: self.history + next.history,
-            pages: self.pages + next.pages,
-            unfinished: next.unfinished,
-        }
-    }
-
     fn add(&mut self, course: Course, reaped: &Reaped) {
         match course {
             Course::Records => {
                 self.stripped += reaped.stripped;
                 self.removed += reaped.removed;
+                self.held += reaped.held;
                 counter!(telemetry::RETENTION_PRUNED).increment(reaped.removed);
             }
             Course::Effects { .. } => self.effects += reaped.removed,
@@ -246,20 +251,25 @@ async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
     Ok(settled)
 }
 
-/// Answers what was accepted and never claimed. How many there were.
+/// The same without an engine, batch after batch until one holds nothing to answer.
 async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
     let mut settled = 0;
-    for stored in store.due(State::Pending, PENDING_BATCH).await? {
-        let event = Event::NeverClaimed { nonce: nonce() };
-        let Verdict::Write(change, _) = machine::decide(Some(&stored.record), &event, stored.now) else {
-            continue;
-        };
-        // Whoever claimed it meanwhile has it.
-        if let Some(fate) = store.commit(vec![Arc::from(change)]).await.pop() {
-            settled += u64::from(matches!(fate?, Commit::Done(_)));
+    loop {
+        let before = settled;
+        for stored in store.due(State::Pending, PENDING_BATCH).await? {
+            let event = Event::NeverClaimed { nonce: nonce() };
+            let Verdict::Write(change, _) = machine::decide(Some(&stored.record), &event, stored.now) else {
+                continue;
+            };
+            // Whoever claimed it meanwhile has it.
+            if let Some(fate) = store.commit(vec![Arc::from(change)]).await.pop() {
+                settled += u64::from(matches!(fate?, Commit::Done(_)));
+            }
+        }
+        if settled == before {
+            return Ok(settled);
         }
     }
-    Ok(settled)
 }
 
 async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
@@ -309,6 +319,45 @@ const DAY: u64 = 24 * 3600;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn a_round_that_ends_amid_held_records_is_followed_by_one_that_goes_on_behind_them() {
+        use crate::store::sqlite::{SqliteOptions, SqliteStore};
+        use ibid_core::change::Draft;
+        use ibid_testkit::contract::{Name, draft, insert, put};
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ibid.db");
+        let store = SqliteStore::open(&path, SqliteOptions::default()).expect("it opens");
+        for _ in 0..3 * BATCH_FIRST {
+            let name = Name::fresh();
+            let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+            put(&store, &insert(&name, going)).await;
+        }
+        let theirs = rusqlite::Connection::open(&path).expect("it opens for others too");
+        let held = format!(
+            "create table payment (record blob references ibid_record (id));
+             update ibid_record set purge_at = row, expires_at = null;
+             insert into payment select id from ibid_record order by row limit {}",
+            3 * BATCH_FIRST - 10
+        );
+        theirs.execute_batch(&held).expect("payments");
+        let places = Places::default();
+        // No time at all: one step on each course.
+        let bounds = Bounds { until: Instant::now(), places: &places };
+        let (mut removed, mut held) = (0, 0);
+        for _ in 0..5 {
+            let harvest = round(&store, Keep::default(), Some(&bounds), |_| {}).await.expect("a round");
+            (removed, held) = (removed + harvest.removed, held + harvest.held);
+            if !harvest.unfinished {
+                break;
+            }
+        }
+        assert_eq!((removed, held), (10, u64::from(3 * BATCH_FIRST - 10)), "to the end, and each once");
+        let again = round(&store, Keep::default(), Some(&bounds), |_| {}).await.expect("a round");
+        assert!(again.held > 0 && again.unfinished, "from the start again: {again:?}");
+    }
 
     #[test]
     fn a_slow_step_is_followed_by_a_smaller_one_and_a_longer_pause() {

@@ -166,13 +166,30 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     for name in held {
         theirs.execute("insert into audit values (?1)", [name.id.as_bytes()]).expect("a line is written");
     }
-    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 300);
+    let reaped = reap_all(&*subject.store, Course::Records).await;
+    assert_eq!((reaped.removed, reaped.held), (300, 300));
     for name in held {
         let stored = load(&*subject.store, name.id).await.expect("it is held");
         assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
     }
     theirs.execute("delete from audit", []).expect("the audit is over");
     assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 300);
+}
+
+#[tokio::test]
+async fn records_of_the_same_instant_go_behind_many_that_are_held() {
+    let subject = sqlite();
+    let names: Vec<Name> = (0..600).map(|_| Name::fresh()).collect();
+    for few in names.chunks(300) {
+        commit_all(&*subject.store, few.iter().map(|name| insert(name, going(name))).collect()).await;
+    }
+    let theirs = subject.file.other_connection();
+    let first = "create table audit (record blob not null references ibid_record(id)) strict;
+                 insert into audit select id from ibid_record order by row limit 500";
+    theirs.execute_batch(first).expect("a table is made");
+    subject.hands.advance(TICK);
+    let reaped = reap_all(&*subject.store, Course::Records).await;
+    assert_eq!((reaped.removed, reaped.held), (100, 500));
 }
 
 #[tokio::test]

@@ -46,6 +46,8 @@ impl PostgresStore {
         let (mut reaped, mut held) = (Reaped::default(), Vec::<Vec<u8>>::new());
         // `suspects`: one of so many that come next is held. `stride`: how many to try while nothing is known of them.
         let (mut at, mut left, mut stride, mut suspects) = (from, limit, limit, 0);
+        // Of the held ones, those at `at`.
+        let mut held_here = 0;
         // A step that began at an instant does not end there while others may come after those that are held.
         while left > 0 && held.len() < if at == from { HELD_AT_ONCE_MAX } else { HELD_MAX } {
             let part = if suspects > 0 { (suspects / 2).max(1) } else { stride.min(left) };
@@ -53,7 +55,9 @@ impl PostgresStore {
                 Ok(done) => {
                     reaped.stripped += done.stripped;
                     reaped.removed += done.removed;
-                    at = done.last.unwrap_or(at);
+                    let last = done.last.unwrap_or(at);
+                    held_here = if last == at { held_here } else { 0 };
+                    at = last;
                     if done.looked < part {
                         return Ok(reaped);
                     }
@@ -71,16 +75,20 @@ impl PostgresStore {
                     );
                     held.push(id);
                     reaped.held += 1;
+                    held_here = if its == at { held_here + 1 } else { 1 };
                     at = its;
                     // Where one is held its neighbours often are: rather a few small steps than half a table in vain.
                     (stride, suspects) = (1, 0);
                 }
             }
         }
-        // Those that are left at the last instant come first in the next step; unless all of this one are held, for then
-        // it would never get past them.
-        let stuck = i64::from(at == from && reaped.removed + reaped.stripped == 0);
-        reaped.next = Some(at.saturating_add(stuck));
+        // Those that are left at the last instant come first in the next step, and are counted there; unless all of this one
+        // are held, for then it would never get past them.
+        let stuck = at == from && reaped.removed + reaped.stripped == 0;
+        if !stuck {
+            reaped.held -= held_here;
+        }
+        reaped.next = Some(at.saturating_add(i64::from(stuck)));
         Ok(reaped)
     }
 

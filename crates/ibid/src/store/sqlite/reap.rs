@@ -53,8 +53,27 @@ pub(super) fn ripe(connection: &Connection, course: Course, now: Timestamp) -> r
 }
 
 fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> rusqlite::Result<Reaped> {
+    let mut look = limit;
+    loop {
+        let (reaped, stuck) = records_among(connection, from, look, limit, now)?;
+        if !stuck || look >= STEP_MAX {
+            return Ok(reaped);
+        }
+        // Others at the same instant may come after those that are held.
+        look = look.saturating_mul(2).min(STEP_MAX);
+    }
+}
+
+/// What goes, `limit` at most, of the next `look` records; and whether all of them are held, at one instant.
+fn records_among(
+    connection: &Connection,
+    from: i64,
+    look: u32,
+    limit: u32,
+    now: Timestamp,
+) -> rusqlite::Result<(Reaped, bool)> {
     let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
-    let picked = pick.query_map(params![now.as_micros(), from, limit, DEAD_LETTER], |row| {
+    let picked = pick.query_map(params![now.as_micros(), from, look, DEAD_LETTER], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
     })?;
     let rows: Vec<(i64, i64, bool)> = picked.collect::<rusqlite::Result<_>>()?;
@@ -62,8 +81,16 @@ fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> ru
     let mut strip = connection.prepare_cached(include_str!("sql/reap_strip.sql"))?;
     let mut bodies = connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?;
     let note = Note::default().to_bytes();
-    let mut reaped = Reaped::default();
-    for (_, row, goes) in &rows {
+    // Of the held ones, those at `at`.
+    let (mut reaped, mut at, mut held_here) = (Reaped::default(), from, 0);
+    let mut more = rows.len() == look as usize;
+    for (its, row, goes) in &rows {
+        if reaped.removed + reaped.stripped == u64::from(limit) {
+            more = true;
+            break;
+        }
+        held_here = if *its == at { held_here } else { 0 };
+        at = *its;
         let done = if *goes { remove.execute([row]) } else { strip.execute(params![row, note]) };
         match done {
             Ok(_) => {
@@ -75,17 +102,22 @@ fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> ru
             Err(error) if failure::reach(&error) == Reach::One => {
                 tracing::debug!(%error, row, "a record that is past its time is held");
                 reaped.held += 1;
+                held_here += 1;
             }
             Err(error) => return Err(error),
         }
     }
-    if rows.len() == limit as usize {
-        // Those that are left at the last instant come first in the next step; unless all of this one are held, for then
-        // it would never get past them.
-        let stuck = i64::from(reaped.removed + reaped.stripped == 0);
-        reaped.next = rows.last().map(|(at, ..)| at.saturating_add(stuck));
+    if !more {
+        return Ok((reaped, false));
     }
-    Ok(reaped)
+    // Those that are left at the last instant come first in the next step, and are counted there; unless all of this one
+    // are held, for then it would never get past them.
+    let stuck = at == from && reaped.removed + reaped.stripped == 0;
+    if !stuck {
+        reaped.held -= held_here;
+    }
+    reaped.next = Some(at.saturating_add(i64::from(stuck)));
+    Ok((reaped, stuck))
 }
 
 /// A step along places, which are in the order of time.

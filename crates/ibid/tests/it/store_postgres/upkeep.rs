@@ -60,14 +60,40 @@ async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
                 left join payment p on p.record = r.id";
     let keep = Keep { history: Duration::ZERO, ..Keep::default() };
     let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
-    assert_eq!((harvest.removed, harvest.effects, harvest.history), (245, 1, 245));
+    assert_eq!((harvest.removed, harvest.held, harvest.effects, harvest.history), (245, 55, 1, 245));
     assert_eq!(server.sql(&database, rest), "55|55|55", "those that are held stay whole");
     let (late, change) = going();
     put(&*store, &change).await;
     let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
-    assert_eq!((harvest.removed, load(&*store, late.id).await), (1, None), "again, past all that are held");
+    assert_eq!((harvest.removed, harvest.held), (1, 55), "again, past all that are held");
+    assert_eq!(load(&*store, late.id).await, None);
     server.sql(&database, "delete from payment");
     assert_eq!(reap_all(&*store, Course::Records).await.removed, 55, "once they are let go they go");
+}
+
+#[tokio::test]
+async fn however_many_records_are_held_a_run_ends_counts_each_once_and_takes_what_is_behind_them() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let names: Vec<Name> = (0..250).map(|_| Name::fresh()).collect();
+    let change =
+        |name: &Name| insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) });
+    commit_all(&*store, names.iter().map(change).collect()).await;
+    // Each at an instant of its own; more are held than many steps pass over, and what may go comes last.
+    server.sql(
+        &database,
+        "create table payment (record bytea references ibid_record (id));
+         update ibid_record r set expires_at = null, purge_at = 7 + place
+           from (select id, row_number() over (order by id) as place from ibid_record) as placed
+          where placed.id = r.id;
+         insert into payment select id from ibid_record where purge_at <= 7 + 240",
+    );
+    let mut told = 0;
+    let run = reap_store(&*store, Keep::default(), |harvest| told = told.max(harvest.held)).await;
+    let harvest = run.expect("nothing failed");
+    assert_eq!((harvest.removed, harvest.held, told), (10, 240, 240));
+    assert!(!harvest.unfinished);
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@
     feature = "sea-orm"
 ))]
 mod adapters;
+mod asking;
 mod engine;
 mod hooks;
 mod http;
@@ -35,6 +36,7 @@ mod store_postgres;
 mod store_sqlite;
 mod store_sqlite_run;
 mod store_sqlite_shared;
+mod sweeping;
 #[cfg(all(
     feature = "postgres",
     feature = "tokio-postgres",

@@ -1,0 +1,38 @@
+//! What tests of the engine ask for where nothing depends on what it is: a payment.
+
+use std::sync::Arc;
+
+use ibid::Ibid;
+use ibid_core::fingerprint::Asked;
+use ibid_core::key::Key;
+use ibid_core::machine::Ask;
+use ibid_core::policy::Policy;
+use ibid_core::scope::{Identity, Operation, Tenant};
+
+/// A payment of this tenant's under this key.
+pub fn ask(ibid: &Ibid, tenant: &str, key: &str, policy: Policy) -> Ask {
+    let identity = Identity {
+        tenant: Tenant::new(tenant).expect("a good name"),
+        operation: Operation { method: "POST".into(), path: "/pay".into() },
+        key: Key::stored(key).expect("a good key"),
+    };
+    ibid.ask(identity, Arc::new(policy), Arc::new(Payment))
+}
+
+struct Payment;
+
+impl Asked for Payment {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        b"{}"
+    }
+}

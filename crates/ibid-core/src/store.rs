@@ -110,7 +110,7 @@ pub trait Browse: Send + Sync {
     /// The history of one record, oldest first.
     fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>>;
 
-    /// How many records are in each state, and how many are dead letters.
+    /// How many records are in each state, and how many are dead letters, Effects among them.
     fn count(&self) -> Pending<'_, Result<Counts, StoreError>>;
 }
 
@@ -121,6 +121,8 @@ pub struct Counts {
     pub by_state: [u64; State::ALL.len()],
     /// Those that a person must look at.
     pub dead_letters: u64,
+    /// Effects that a person must look at: dead, or unknown with nobody left to ask. Where there is an outbox.
+    pub dead_effects: u64,
     /// How long ago the one whose last run began first did so, by state and by the store's clock; what never ran counts
     /// from when it came.
     pub oldest: [Option<Duration>; State::ALL.len()],

@@ -156,7 +156,7 @@ pub const RECONCILE_RESOLVED: &str = "ibid_reconcile_resolved_total";
 pub const RECONCILE_FAILED: &str = "ibid_reconcile_failed_total";
 /// Records by state.
 pub const RECORDS: &str = "ibid_records";
-/// Records that a person must look at.
+/// Records and Effects that a person must look at, by kind.
 pub const DEAD_LETTERS: &str = "ibid_dead_letters";
 /// Age of the oldest unknown outcome.
 pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
@@ -215,7 +215,7 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "questions that taught nothing: no answer, or one that says neither executed nor not executed",
     ),
     (RECORDS, "gauge", "records, by state"),
-    (DEAD_LETTERS, "gauge", "records that a person must look at"),
+    (DEAD_LETTERS, "gauge", "what a person must look at, by kind: records, effects"),
     (
         OLDEST_UNKNOWN,
         "gauge",

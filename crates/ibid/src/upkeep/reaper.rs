@@ -280,7 +280,9 @@ async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
     let unknown = State::ALL.into_iter().zip(counts.oldest).find(|(state, _)| *state == State::Unknown);
     let since = unknown.and_then(|(_, since)| since).unwrap_or_default();
     gauge!(telemetry::OLDEST_UNKNOWN).set(since.as_secs_f64());
-    gauge!(telemetry::DEAD_LETTERS).set(counts.dead_letters as f64);
+    for (kind, letters) in [("records", counts.dead_letters), ("effects", counts.dead_effects)] {
+        gauge!(telemetry::DEAD_LETTERS, "kind" => kind).set(letters as f64);
+    }
     Ok(())
 }
 

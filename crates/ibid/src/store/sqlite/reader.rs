@@ -7,6 +7,7 @@ use bytes::Bytes;
 use ibid_core::change::{Happened, History, Stored};
 use ibid_core::evidence::{Kept, Open};
 use ibid_core::fingerprint::SecretId;
+use ibid_core::machine::EffectState;
 use ibid_core::reap::{Course, Ripe};
 use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
@@ -213,6 +214,9 @@ impl View<'_> {
             counts.dead_letters += row.get::<_, i64>(2)?.cast_unsigned();
             counts.oldest[place] = Some(self.now.since(Timestamp::from_micros(row.get(3)?)));
         }
+        let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
+        let states = [EffectState::Dead.code(), EffectState::Unknown.code()];
+        counts.dead_effects = effects.query_row(states, |row| row.get::<_, i64>(0))?.cast_unsigned();
         Ok(counts)
     }
 }

@@ -1,6 +1,8 @@
 //! The counters of the outbox equal what happened.
 
-use ibid::telemetry::{EFFECTS_DEAD, EFFECTS_DONE, EFFECTS_ENQUEUED, EFFECTS_LOST, EFFECTS_RETRIED};
+use ibid::telemetry::{
+    DEAD_LETTERS, EFFECTS_DEAD, EFFECTS_DONE, EFFECTS_ENQUEUED, EFFECTS_LOST, EFFECTS_RETRIED,
+};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::*;
@@ -45,4 +47,36 @@ async fn every_effect_is_counted_when_it_is_enqueued_done_retried_dead_or_lost()
 
     let counts = [EFFECTS_ENQUEUED, EFFECTS_DONE, EFFECTS_RETRIED, EFFECTS_DEAD, EFFECTS_LOST].map(counted);
     assert_eq!(counts, [4, 3, 2, 1, 1], "{}", page.render());
+}
+
+#[tokio::test]
+async fn effects_that_wait_for_a_person_are_dead_letters_until_they_are_settled() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    let _counts = metrics::set_default_local_recorder(&recorder);
+    let world = World::new().await;
+    let provider = Provider::new("w", |call| match call.name.as_str() {
+        "refused" => Outcome::Refused { why: "card expired".into() },
+        // Nobody can be asked about one; the other is asked about in a while.
+        "unsure" | "asked" => Outcome::Uncertain { why: "reset".into() },
+        _ => made(),
+    });
+    let effect = |name: &str| NewEffect::new(name, "charge", "");
+    let asked = NewEffect::new("asked", "charge", "").verified();
+    world.pay("k", [effect("plain"), effect("refused"), effect("unsure"), asked]).await;
+    assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 2);
+    let letters = async || {
+        reap_once(&world.ibid, Keep::default()).await.unwrap();
+        let page = page.render();
+        let of = |line: &str| Some(line.strip_prefix(DEAD_LETTERS)?.to_owned());
+        let mut lines: Vec<String> = page.lines().filter_map(of).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(letters().await, ["{kind=\"effects\"} 2", "{kind=\"records\"} 0"]);
+    for effect in world.effects().await.iter().filter(|effect| ["refused", "unsure"].contains(&&*effect.name))
+    {
+        outbox::discard(&world.ibid, effect.seq, &because("settled by phone")).await.unwrap();
+    }
+    assert_eq!(letters().await, ["{kind=\"effects\"} 0", "{kind=\"records\"} 0"]);
 }

@@ -308,12 +308,15 @@ async fn an_operator_retries_and_discards() {
     });
     node.pay("k", [charge("refused"), charge("unsure")]).await;
     assert_eq!(node.worker(&provider).run_once().await.unwrap().dead, 2);
+    let letters = async || node.ibid.store().count().await.unwrap().dead_effects;
+    assert_eq!(letters().await, 2);
     let effects = node.effects().await;
     assert_eq!(effects[1].state, Unknown);
     outbox::discard(&node.ibid, effects[0].seq, &because("paid in cash")).await.unwrap();
     outbox::retry(&node.ibid, effects[1].seq, &because("asked them")).await.unwrap();
     let effects = node.effects().await;
     assert_eq!((effects[1].state, effects[1].tries, effects[1].called_at), (Queued, 0, None));
+    assert_eq!(letters().await, 0);
     let queued = EffectFilter { state: Some(Queued), ..EffectFilter::default() };
     let queued = outbox::list(&node.ibid, queued).await.unwrap();
     assert_eq!(queued.iter().map(|effect| &*effect.name).collect::<Vec<_>>(), ["unsure"]);

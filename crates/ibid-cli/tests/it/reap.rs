@@ -36,6 +36,25 @@ async fn a_dry_run_counts_what_the_next_run_removes_and_touches_nothing(on: On) 
 }
 on_every_store!(a_dry_run_counts_what_the_next_run_removes_and_touches_nothing);
 
+async fn records_that_the_application_holds_are_passed_over_and_counted(on: On) {
+    let world = World::new(on).await;
+    world.fill(150, 0, 5).await;
+    let held = "create table payment (record KIND references ibid_record (id));
+                insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
+    match world.setup.server() {
+        Some(server) => drop(server.sql("postgres", &held.replace("KIND", "bytea"))),
+        None => {
+            let file = rusqlite::Connection::open(world.setup.database()).expect("the file opens");
+            file.execute_batch(&held.replace("KIND", "blob")).expect("payments");
+        }
+    }
+    let done = json_of(&world.ibid(&["reap", "--json"]));
+    assert_eq!((&done["removed"], &done["held"]), (&json!(50), &json!(100)), "{done}");
+    let said = text_of(&world.ibid(&["reap"]));
+    assert!(said.contains("records held by rows that refer to them  100\n"), "{said}");
+}
+on_every_store!(records_that_the_application_holds_are_passed_over_and_counted);
+
 async fn two_reapers_at_once_remove_each_record_once(on: On) {
     let world = World::new(on).await;
     world.fill(3000, 1000, 20).await;

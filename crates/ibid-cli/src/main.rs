@@ -6,6 +6,7 @@ mod config;
 mod gateway;
 mod open;
 mod output;
+mod progress;
 #[cfg(feature = "otlp")]
 mod spans;
 #[cfg(not(feature = "otlp"))]

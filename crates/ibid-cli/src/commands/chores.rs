@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid::Ibid;
-use ibid::upkeep::{reconcile_once, sweep_once};
+use ibid::upkeep::{reconcile_telling, sweep_telling};
 use ibid_core::store::{Store, StoreError};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use crate::config::StoreUrl;
@@ -16,6 +17,7 @@ use crate::config::value::show_duration;
 use crate::gateway::forward::Forwarder;
 use crate::gateway::reconcile::Asker;
 use crate::output::{Failure, print_json, print_line};
+use crate::progress;
 
 /// How a chore is run and told of.
 pub(crate) struct Rounds {
@@ -36,7 +38,10 @@ pub(crate) async fn sweep(
     rounds.announce(format_args!("settles lapsed leases in {url}"));
     rounds
         .run(url, out, async || {
-            let swept = sweep_once(&ibid).await?;
+            let bar = rounds.bar("lapsed leases settled:");
+            let swept = sweep_telling(&ibid, |swept| bar.set_position(swept)).await;
+            bar.finish_and_clear();
+            let swept = swept?;
             Ok((json!({ "swept": swept }), format!("{swept} lapsed leases settled")))
         })
         .await
@@ -55,7 +60,10 @@ pub(crate) async fn reconcile(
     rounds.announce(format_args!("asks about unknown records in {url}"));
     rounds
         .run(url, out, async || {
-            let came = reconcile_once(&ibid).await?;
+            let bar = rounds.bar("questions asked:");
+            let came = reconcile_telling(&ibid, |came| bar.set_position(came.asked)).await;
+            bar.finish_and_clear();
+            let came = came?;
             let (asked, settled, dead) = (came.asked, came.settled, came.dead_letters);
             let json = json!({ "asked": asked, "settled": settled, "dead_letters": dead });
             Ok((
@@ -67,6 +75,12 @@ pub(crate) async fn reconcile(
 }
 
 impl Rounds {
+    fn bar(&self, what: &'static str) -> ProgressBar {
+        let bar = progress::bar(None, self.json);
+        bar.set_message(what);
+        bar
+    }
+
     /// Says on stderr what goes on, for it may take a while.
     fn announce(&self, what: std::fmt::Arguments<'_>) {
         let often =

@@ -1,15 +1,15 @@
 //! `ibid reap`: removes what is past its time, or counts it.
 
-use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::io::Write;
 
 use ibid::upkeep::{Harvest, Keep, Outlook, reap_outlook, reap_store};
 use ibid_core::store::{Store, StoreError};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use crate::args::ReapArgs;
 use crate::output::{Failure, print_fields, print_json, print_line};
+use crate::progress;
 
 /// Counts what would go, removes it to the end, or goes on until stopped.
 pub(crate) async fn run(
@@ -23,10 +23,10 @@ pub(crate) async fn run(
         return print_outlook(&outlook, args.json, out);
     }
     let Some(every) = args.every else {
-        return print_harvest(&to_the_end(store, keep).await?, args.json, out);
+        return print_harvest(&to_the_end(store, keep, args.json).await?, args.json, out);
     };
     loop {
-        match to_the_end(store, keep).await {
+        match to_the_end(store, keep, args.json).await {
             // One line a round, so that a program can read them as they come.
             Ok(harvest) if args.json => print_line(out, harvest_json(&harvest))?,
             Ok(harvest) => print_harvest(&harvest, false, out)?,
@@ -38,26 +38,21 @@ pub(crate) async fn run(
 }
 
 /// All that is past its time now.
-async fn to_the_end(store: &dyn Store, keep: Keep) -> Result<Harvest, Failure> {
-    let bar = bar(store, keep).await.map_err(|error| failed(&error))?;
+async fn to_the_end(store: &dyn Store, keep: Keep, is_json: bool) -> Result<Harvest, Failure> {
+    let bar = bar(store, keep, is_json).await.map_err(|error| failed(&error))?;
     let told = |harvest: &Harvest| bar.set_position(rows(harvest));
     let all = reap_store(store, keep, told).await.map_err(|error| failed(&error))?;
     bar.finish_and_clear();
     Ok(all)
 }
 
-/// A bar on stderr if a person looks at it.
-async fn bar(store: &dyn Store, keep: Keep) -> Result<ProgressBar, StoreError> {
-    if !std::io::stderr().is_terminal() {
+/// What is to be done is counted only if somebody looks.
+async fn bar(store: &dyn Store, keep: Keep, is_json: bool) -> Result<ProgressBar, StoreError> {
+    if is_json || !progress::is_seen() {
         return Ok(ProgressBar::hidden());
     }
     let Outlook { records, effects, history } = reap_outlook(store, keep).await?;
-    let bar = ProgressBar::new(records.strip + records.remove + effects + history);
-    // The template is ours, and its test is that it compiles to the same as this.
-    let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.set_style(style);
-    bar.enable_steady_tick(Duration::from_millis(200));
-    Ok(bar)
+    Ok(progress::bar(Some(records.strip + records.remove + effects + history), is_json))
 }
 
 fn rows(harvest: &Harvest) -> u64 {
@@ -109,5 +104,3 @@ fn print_outlook(outlook: &Outlook, as_json: bool, out: &mut dyn Write) -> Resul
 fn failed(error: &StoreError) -> Failure {
     Failure::world("cannot reap").because_of(error).hint("what is gone is gone; run it again for the rest")
 }
-
-const BAR: &str = "{elapsed_precise} {bar:40} {human_pos}/{human_len} {per_sec} {eta}";

@@ -30,5 +30,6 @@ mod gateway_tenant;
 mod gateway_trace;
 mod gateway_upstream;
 mod ledger;
+mod progress;
 mod reap;
 mod settle;

@@ -21,9 +21,9 @@ pub(crate) use ran::Ran;
 pub(crate) use reaper::Places;
 pub use reaper::{Harvest, Keep, Outlook, reap_once, reap_outlook, reap_store};
 pub(crate) use reconciler::Registered;
-pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once};
+pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once, reconcile_telling};
 pub(crate) use sweeper::Resumes;
-pub use sweeper::{Resume, sweep_once};
+pub use sweeper::{Resume, sweep_once, sweep_telling};
 
 use crate::engine::Ibid;
 use crate::telemetry;

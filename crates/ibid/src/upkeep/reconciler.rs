@@ -132,6 +132,14 @@ pub(crate) struct Registered(Mutex<Option<Arc<dyn Find>>>);
 /// Asks about every unknown record whose next look is due. Without somebody to ask ([`Ibid::reconcile_with`]) it does
 /// nothing.
 pub async fn reconcile_once(ibid: &Ibid) -> Result<Reconciled, StoreError> {
+    reconcile_telling(ibid, |_| {}).await
+}
+
+/// The same; `told` hears after every batch of questions what they came to so far.
+pub async fn reconcile_telling(
+    ibid: &Ibid,
+    mut told: impl FnMut(&Reconciled),
+) -> Result<Reconciled, StoreError> {
     let mut all = Reconciled::default();
     let finder = ibid.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let Some(finder) = finder else { return Ok(all) };
@@ -166,6 +174,7 @@ pub async fn reconcile_once(ibid: &Ibid) -> Result<Reconciled, StoreError> {
             all.dead_letters += u64::from(what == Came::DeadLetter);
         }
         all.asked += asked;
+        told(&all);
         // What was asked about is due later, so a round comes to an end.
         if !full {
             break;

@@ -19,6 +19,11 @@ use crate::telemetry;
 
 /// Settles every lapsed lease by the rule that its record was begun with. How many there were.
 pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
+    sweep_telling(ibid, |_| {}).await
+}
+
+/// The same; `told` hears after every batch how many there were so far.
+pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64, StoreError> {
     // Before anything can fail: a store that is away is when it matters.
     ibid.inner().tell_breaker();
     let mut swept = 0;
@@ -29,6 +34,7 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
         let settled =
             join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
         swept += settled;
+        told(swept);
         if !full || settled == 0 {
             break;
         }

@@ -2,19 +2,21 @@
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ibid::ledger::{Comparison, EFFECTS_SQL, LETTER_KIND, Line, Report};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::rows::{EachRow, Next, RowsError};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid_core::machine::EffectState;
+use indicatif::ProgressBar;
 
 use super::Plan;
 use super::table::{Table, bad_line};
 use crate::config::StoreUrl;
 use crate::open::{cannot_open_postgres, cannot_open_sqlite};
 use crate::output::{Failure, Failures, print_line};
+use crate::progress;
 
 /// Our side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +70,7 @@ pub(super) async fn compare(plan: &Plan, talk: &mut (dyn Write + Send)) -> Resul
         theirs: &theirs.columns,
         shape: None,
         bad: Vec::new(),
-        progress: Progress::new(plan, "ours", talk),
+        progress: Progress::new(plan, "our lines read:"),
     };
     match &plan.books {
         Books::File(name) => {
@@ -90,7 +92,7 @@ pub(super) async fn compare(plan: &Plan, talk: &mut (dyn Write + Send)) -> Resul
     if compared.is_empty() {
         print_line(talk, "no column is compared besides the key: name some with `--compare`")?;
     }
-    let mut progress = Progress::new(plan, "theirs", talk);
+    let mut progress = Progress::new(plan, "their lines read:");
     let mut bad = Vec::new();
     let shape = match theirs.is_blank() {
         true => Shape { key: 0, values: Vec::new(), open: None },
@@ -330,18 +332,18 @@ fn before(length: Duration) -> i64 {
     i64::try_from(at.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Says now and then how far it is, and listens for the end.
+/// Shows how far it is, and listens for the end.
 struct Progress<'a> {
     plan: &'a Plan,
-    side: &'static str,
     lines: u64,
-    said_at: Instant,
-    talk: &'a mut (dyn Write + Send),
+    bar: ProgressBar,
 }
 
 impl<'a> Progress<'a> {
-    fn new(plan: &'a Plan, side: &'static str, talk: &'a mut (dyn Write + Send)) -> Progress<'a> {
-        Progress { plan, side, lines: 0, said_at: Instant::now(), talk }
+    fn new(plan: &'a Plan, side: &'static str) -> Progress<'a> {
+        let bar = progress::bar(None, plan.args.json);
+        bar.set_message(side);
+        Progress { plan, lines: 0, bar }
     }
 
     fn line(&mut self) -> Result<(), Failure> {
@@ -352,11 +354,14 @@ impl<'a> Progress<'a> {
         if self.plan.stopped.load(Ordering::Relaxed) {
             return Err(Failure::world("told to stop"));
         }
-        if self.said_at.elapsed() >= SAY_EVERY {
-            self.said_at = Instant::now();
-            print_line(self.talk, format_args!("{}: {} lines", self.side, self.lines))?;
-        }
+        self.bar.set_position(self.lines);
         Ok(())
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 
@@ -365,6 +370,3 @@ const BAD_LINES_MAX: usize = 20;
 
 /// Some milliseconds' worth of lines: looking at the clock for each would cost more than the line.
 const LOOK_EVERY: u64 = 10_000;
-
-/// Often enough to see that it moves.
-const SAY_EVERY: Duration = Duration::from_secs(2);

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::ledger::LedgerArgs;
 use crate::config::value::parse_duration;
-use operator::{EffectsCommand, KeysForgetArgs, KeysResolveArgs, NarrowArgs};
+use operator::{EffectsCommand, KeysForgetArgs, KeysResolveArgs, WhichArgs};
 
 /// Safe retries for HTTP APIs that move money, stock or messages.
 ///
@@ -253,29 +253,17 @@ pub(crate) enum KeysCommand {
     List(KeysListArgs),
     /// Show one record with its history
     Show(KeysShowArgs),
-    /// Settle an unknown record by what you found out: executed, with an answer, or not executed
+    /// Settle an unknown record, or many, by what you found out: executed, with an answer, or not executed
     Resolve(KeysResolveArgs),
-    /// Forget the answer of a completed or expired record: its key runs as new
+    /// Forget the answer of a completed or expired record, or of many: its key runs as new
     Forget(KeysForgetArgs),
 }
 
 /// Which records to list.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysListArgs {
-    /// Only in this state: pending, in_progress, completed, retryable or unknown [default: every state]
-    #[arg(long)]
-    pub(crate) state: Option<String>,
-
-    /// Only this tenant's [default: every tenant's]
-    #[arg(long)]
-    pub(crate) tenant: Option<String>,
-
-    /// Only under this key, written without quotes [default: every key]
-    #[arg(long)]
-    pub(crate) key: Option<String>,
-
     #[command(flatten)]
-    pub(crate) narrow: NarrowArgs,
+    pub(crate) which: WhichArgs,
 
     /// How many at most, up to 1000
     #[arg(long, value_name = "COUNT", default_value_t = LIST_LIMIT)]

@@ -4,9 +4,21 @@ use clap::{Args, Subcommand};
 
 use super::{LIST_LIMIT, StoreArgs};
 
-/// Narrower than by state, tenant and key.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct NarrowArgs {
+/// Which records.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub(crate) struct WhichArgs {
+    /// Only in this state: pending, in_progress, completed, retryable or unknown [default: every state]
+    #[arg(long)]
+    pub(crate) state: Option<String>,
+
+    /// Only this tenant's [default: every tenant's]
+    #[arg(long)]
+    pub(crate) tenant: Option<String>,
+
+    /// Only under this key, written without quotes [default: every key]
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+
     /// Only of this HTTP method [default: every method]
     #[arg(long)]
     pub(crate) method: Option<String>,
@@ -36,12 +48,23 @@ pub(crate) struct NarrowArgs {
     pub(crate) dead_letters: bool,
 }
 
-/// How an unknown record is settled.
+/// One record by its id, or all that fit.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TargetArgs {
+    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it [default: all records that fit the
+    /// options below, of which at least one must be given]
+    #[arg(value_name = "ID")]
+    pub(crate) id: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) which: WhichArgs,
+}
+
+/// How unknown records are settled.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysResolveArgs {
-    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it
-    #[arg(value_name = "ID")]
-    pub(crate) id: String,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
 
     /// It was not executed: the next retry runs [default: say this, `--status` or `--seen`]
     #[arg(long, conflicts_with_all = ["status", "seen"], required_unless_present_any = ["status", "seen"])]
@@ -72,9 +95,8 @@ pub(crate) struct KeysResolveArgs {
 /// Whose answer is forgotten.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysForgetArgs {
-    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it
-    #[arg(value_name = "ID")]
-    pub(crate) id: String,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
 
     #[command(flatten)]
     pub(crate) act: ActArgs,

@@ -70,7 +70,7 @@ pub(super) fn not_done(error: OperatorError) -> Failure {
     }
 }
 
-fn failed(error: &StoreError) -> Failure {
+pub(super) fn failed(error: &StoreError) -> Failure {
     Failure::world("the store failed")
         .because_of(error)
         .hint("it may have been written all the same: look again")

@@ -12,7 +12,7 @@ use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
 use super::config_check::policy_json;
-use crate::args::operator::NarrowArgs;
+use crate::args::operator::WhichArgs;
 use crate::args::{KeysListArgs, KeysShowArgs};
 use crate::config::value::{near_miss, parse_duration};
 use crate::output::{Failure, print_fields, print_json, print_line, print_table};
@@ -26,19 +26,10 @@ pub(crate) async fn list(
 ) -> Result<(), Failure> {
     let limit = args.limit as usize;
     let filter = Filter {
-        state: args.state.as_deref().map(parse_state).transpose()?,
-        tenant: args.tenant.clone(),
-        key: args.key.clone(),
-        method: args.narrow.method.as_deref().map(str::to_uppercase),
-        path: path(&args.narrow),
-        dead_letter: args.narrow.dead_letters,
-        created_from: args.narrow.created_from.as_deref().map(parse_instant).transpose()?,
-        created_before: args.narrow.created_before.as_deref().map(parse_instant).transpose()?,
-        older_than: args.narrow.older_than.as_deref().map(parse_age).transpose()?,
-        prefix: None,
         after: args.after.as_deref().map(parse_cursor).transpose()?,
         // One more than asked for tells whether there are more.
         limit: args.limit.saturating_add(1),
+        ..filter(&args.which)?
     };
     let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
     let more = found.len() > limit;
@@ -265,9 +256,21 @@ pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
     })
 }
 
-fn path(narrow: &NarrowArgs) -> Option<PathPattern> {
-    let exact = narrow.path.as_deref().map(PathPattern::exactly);
-    exact.or(narrow.route.as_deref().map(PathPattern::of_route))
+/// What these ask for.
+pub(super) fn filter(which: &WhichArgs) -> Result<Filter, Failure> {
+    let exact = which.path.as_deref().map(PathPattern::exactly);
+    Ok(Filter {
+        state: which.state.as_deref().map(parse_state).transpose()?,
+        tenant: which.tenant.clone(),
+        key: which.key.clone(),
+        method: which.method.as_deref().map(str::to_uppercase),
+        path: exact.or(which.route.as_deref().map(PathPattern::of_route)),
+        dead_letter: which.dead_letters,
+        created_from: which.created_from.as_deref().map(parse_instant).transpose()?,
+        created_before: which.created_before.as_deref().map(parse_instant).transpose()?,
+        older_than: which.older_than.as_deref().map(parse_age).transpose()?,
+        ..Filter::default()
+    })
 }
 
 fn parse_instant(text: &str) -> Result<Timestamp, Failure> {

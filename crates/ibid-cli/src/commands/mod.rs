@@ -12,3 +12,4 @@ pub(crate) mod ledger;
 pub(crate) mod migrate;
 pub(crate) mod reap;
 pub(crate) mod settle;
+mod settle_many;

@@ -1,4 +1,5 @@
-//! `ibid keys resolve` and `ibid keys forget`: a person settles what is unknown, or lets an answer go.
+//! `ibid keys resolve` and `ibid keys forget`: a person settles what is unknown, or lets an answer go, of one record or of
+//! all that fit (`settle_many.rs`).
 
 use std::io::Write;
 
@@ -7,10 +8,11 @@ use ibid_core::change::Stored;
 
 use super::act::{act, meant, refused};
 use super::keys::{parse_prefix, print_records, record_json};
-use crate::args::operator::{ActArgs, KeysForgetArgs, KeysResolveArgs};
+use super::settle_many;
+use crate::args::operator::{ActArgs, KeysForgetArgs, KeysResolveArgs, TargetArgs, WhichArgs};
 use crate::output::{Failure, print_json, print_line};
 
-/// Settles the unknown record whose id begins so, or takes the mark off a dead letter whose outcome is known.
+/// Settles unknown records, or takes the mark off dead letters whose outcome is known.
 pub(crate) async fn resolve(
     operator: &Operator,
     args: &KeysResolveArgs,
@@ -18,17 +20,17 @@ pub(crate) async fn resolve(
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let deed = if args.seen { Deed::Seen } else { Deed::Resolve(found(args)?) };
-    run(operator, &args.id, &deed, &args.act, out, talk).await
+    run(operator, &args.target, &deed, &args.act, out, talk).await
 }
 
-/// Forgets the answer of the completed or expired record whose id begins so.
+/// Forgets the answers of completed or expired records.
 pub(crate) async fn forget(
     operator: &Operator,
     args: &KeysForgetArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    run(operator, &args.id, &Deed::Forget, &args.act, out, talk).await?;
+    run(operator, &args.target, &Deed::Forget, &args.act, out, talk).await?;
     if args.act.yes {
         print_line(
             talk,
@@ -39,6 +41,25 @@ pub(crate) async fn forget(
 }
 
 async fn run(
+    operator: &Operator,
+    target: &TargetArgs,
+    deed: &Deed,
+    args: &ActArgs,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), Failure> {
+    let is_all = target.which == WhichArgs::default();
+    match &target.id {
+        Some(id) if is_all => one(operator, id, deed, args, out, talk).await,
+        None if !is_all => settle_many::run(operator, &target.which, deed, args, out, talk).await,
+        Some(_) => Err(Failure::usage("an id names one record, and the other options many")
+            .hint("give the id alone, or leave it out")),
+        None => Err(Failure::usage("which records?")
+            .hint("give the first digits of an id, or say which with options such as `--state unknown`")),
+    }
+}
+
+async fn one(
     operator: &Operator,
     id: &str,
     deed: &Deed,
@@ -91,7 +112,7 @@ fn show(stored: &Stored, json: bool, out: &mut dyn Write) -> Result<(), Failure>
     }
 }
 
-fn words(deed: &Deed) -> String {
+pub(super) fn words(deed: &Deed) -> String {
     match deed {
         Deed::Resolve(Found::Executed(answer)) => format!("resolved as executed ({})", answer.status),
         Deed::Resolve(_) => "resolved as not executed".to_owned(),

@@ -33,3 +33,4 @@ mod ledger;
 mod progress;
 mod reap;
 mod settle;
+mod settle_many;

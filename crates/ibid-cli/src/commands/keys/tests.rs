@@ -143,13 +143,15 @@ fn a_list_that_was_cut_says_how_to_go_on() {
 
 #[test]
 fn filters_are_passed_on_and_an_empty_list_prints_no_data() {
-    let args =
-        KeysListArgs { state: Some("unknown".into()), key: Some("key-2".into()), ..KeysListArgs::default() };
+    let unknown =
+        WhichArgs { state: Some("unknown".into()), key: Some("key-2".into()), ..WhichArgs::default() };
+    let args = KeysListArgs { which: unknown, ..KeysListArgs::default() };
     assert_eq!(ask_list(&shelf(), args).1.lines().count(), 2);
+    let which = WhichArgs { tenant: Some("other".into()), ..WhichArgs::default() };
     let (result, out, talk) =
-        ask_list(&shelf(), KeysListArgs { tenant: Some("other".into()), ..KeysListArgs::default() });
+        ask_list(&shelf(), KeysListArgs { which: which.clone(), ..KeysListArgs::default() });
     assert_eq!((result, out.as_str(), talk.as_str()), (Ok(()), "", "no record fits\n"));
-    let args = KeysListArgs { tenant: Some("other".into()), json: true, ..KeysListArgs::default() };
+    let args = KeysListArgs { which, json: true, ..KeysListArgs::default() };
     assert_eq!(ask_list(&shelf(), args).1, "[]\n");
 }
 
@@ -166,7 +168,8 @@ fn json_has_ids_in_full_and_times_in_rfc_3339() {
 
 #[test]
 fn a_state_or_cursor_that_is_none_is_asked_wrongly() {
-    let args = KeysListArgs { state: Some("unkown".into()), ..KeysListArgs::default() };
+    let which = WhichArgs { state: Some("unkown".into()), ..WhichArgs::default() };
+    let args = KeysListArgs { which, ..KeysListArgs::default() };
     let failure = ask_list(&shelf(), args).0.unwrap_err();
     assert_eq!(failure.exit, crate::output::Exit::Usage);
     assert_eq!(failure.hint.unwrap(), "did you mean `unknown`?");

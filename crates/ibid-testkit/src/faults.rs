@@ -32,6 +32,8 @@ pub enum Fault {
     None,
     /// Every call fails, and nothing is written.
     Down,
+    /// Every commit is refused for good, and nothing is written.
+    Refuses,
     /// Every commit is written, and its reply lost.
     LosesReplies,
     /// Every commit waits until another mode is set.
@@ -98,6 +100,10 @@ impl Store for FaultyStore {
             let _ = mode.wait_for(|fault| *fault != Fault::Hangs).await;
             let count = changes.len();
             let lost = |_| Err(StoreError::transient("faulty", "commit", "no answer"));
+            let no = |_| Err(StoreError::lasting("faulty", "commit", "permission denied"));
+            if *self.mode.borrow() == Fault::Refuses {
+                return (0..count).map(no).collect();
+            }
             match self.check("commit") {
                 Err(_) => (0..count).map(lost).collect(),
                 Ok(()) => {

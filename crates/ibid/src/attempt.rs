@@ -108,7 +108,8 @@ pub enum Finished {
     },
     /// The answer is owed by an Effect: whoever asks waits for it.
     Owed,
-    /// The record could not be written in time. The write stays queued.
+    /// The record could not be written in time. The write stays queued, unless the store refuses it for good: then the
+    /// lease lapses.
     NotStored,
     /// The record went on without this Attempt; this is what counts now.
     Superseded(Arc<Begun>),
@@ -419,6 +420,9 @@ async fn end_of(
         let finished = tokio::time::timeout(ibid.inner().finish_wait, &mut write).await;
         telemetry::took(telemetry::FINISH_SECONDS, started.elapsed().as_secs_f64());
         if let Ok(finished) = finished {
+            if matches!(finished, Finished::NotStored) {
+                counter!(telemetry::NOT_STORED).increment(1);
+            }
             // Whoever left no longer needs to know.
             let _ = reply.send(finished);
             return;
@@ -450,12 +454,15 @@ async fn write_end(
         Stored { record: (**begun).clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .inner()
-        .settle_patiently(Some(known), |nonce| match &end {
+        .settle_stubbornly(Some(known), |nonce| match &end {
             End::Answered(answer) => Event::Answered { begun, nonce, answer },
             End::NotExecuted(why) => Event::NotExecuted { begun, nonce, why: *why },
             End::Uncertain(why) => Event::Uncertain { begun, nonce, why: *why },
         })
         .await;
+    if settlement.refused.is_some() {
+        return Finished::NotStored;
+    }
     match (settlement.decision, settlement.stored, response) {
         (Decision::Stored, Some(stored), Some(response)) => {
             Finished::Stored(ibid.inner().remember(stored.record, response, sent_at, stored.now))

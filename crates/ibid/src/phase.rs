@@ -327,12 +327,12 @@ impl Attempt {
         let (inner, begun) = (self.ibid().inner().clone(), self.begun().clone());
         let known = Stored { record: (*begun).clone(), answer: None, now: begun.created_at };
         let sent_at = Instant::now();
-        let written = inner.settle_patiently(Some(known), |nonce| match &said {
+        let written = inner.settle_stubbornly(Some(known), |nonce| match &said {
             Said::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
             Said::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
         });
-        let Ok(Settlement { decision, stored }) = tokio::time::timeout(inner.finish_wait, written).await
-        else {
+        let written = tokio::time::timeout(inner.finish_wait, written).await;
+        let Ok(Settlement { decision, stored, refused: None }) = written else {
             return Err(PhaseError::NotStored);
         };
         match (decision, stored) {

@@ -84,6 +84,15 @@ pub(crate) struct Settlement {
     pub(crate) decision: Decision,
     /// What is stored now, as far as it is known.
     pub(crate) stored: Option<Stored>,
+    /// Why it was given up: the store won't take it, however often it is sent. Then nothing is known to be written, and
+    /// the decision is [`Decision::Later`].
+    pub(crate) refused: Option<StoreError>,
+}
+
+impl Settlement {
+    fn done(decision: Decision, stored: Option<Stored>) -> Settlement {
+        Settlement { decision, stored, refused: None }
+    }
 }
 
 impl Inner {
@@ -145,24 +154,46 @@ impl Inner {
     fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
         let inner = self.clone();
         self.loosely(async move {
-            let known = inner.load_patiently(ask.id).await;
-            inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
+            // If it can't be read for good, the begin stays as it is, and lapses.
+            if let Ok(known) = inner.load_patiently(ask.id).await {
+                inner.settle_stubbornly(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
+            }
         });
     }
 
-    /// One write of an owner or of upkeep: decide, commit, decide again on a lost race, each time under a nonce of its
-    /// own. Goes on until the store answers; the caller bounds its own patience.
+    /// One write of upkeep: it goes on until the store answers, however long that is away. What the store refuses for good
+    /// is given up soon, and said: the next round comes to the record again.
     pub(crate) async fn settle_patiently<'a>(
+        &self,
+        known: Option<Stored>,
+        event: impl Fn(Nonce) -> Event<'a>,
+    ) -> Settlement {
+        self.settle(known, event, LASTING_TRIES_MAX).await
+    }
+
+    /// One write of an owner, whose news nobody else has: what the store refuses for good is given up late.
+    pub(crate) async fn settle_stubbornly<'a>(
+        &self,
+        known: Option<Stored>,
+        event: impl Fn(Nonce) -> Event<'a>,
+    ) -> Settlement {
+        self.settle(known, event, OWNERS_LASTING_TRIES_MAX).await
+    }
+
+    /// Decide, commit, decide again on a lost race, each time under a nonce of its own. The caller bounds its own patience;
+    /// only `lasting_max` failures in a row that repetition won't mend end it here.
+    async fn settle<'a>(
         &self,
         mut known: Option<Stored>,
         event: impl Fn(Nonce) -> Event<'a>,
+        lasting_max: u32,
     ) -> Settlement {
-        let mut pause = RETRY_MIN;
+        let (mut pause, mut lasting) = (RETRY_MIN, 0);
         loop {
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let (change, decision) =
                 match machine::decide(known.as_ref().map(|stored| &stored.record), &event(nonce()), now) {
-                    Verdict::Keep(decision) => return Settlement { decision, stored: known },
+                    Verdict::Keep(decision) => return Settlement::done(decision, known),
                     Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
                 };
             // The same Change with the same nonce for as long as its fate is unknown.
@@ -175,7 +206,17 @@ impl Inner {
                     }
                     Err(Unsaid::Store(error)) => {
                         self.count_error(&error);
-                        tracing::warn!(record = %change.id.short(), error = &error as &dyn std::error::Error, "a write is retried");
+                        lasting = if error.is_transient() { 0 } else { lasting + 1 };
+                        let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
+                        if lasting >= lasting_max {
+                            tracing::error!(%record, error = cause, "the store refuses a write for good; it is given up");
+                            return Settlement {
+                                decision: Decision::Later,
+                                stored: known,
+                                refused: Some(error),
+                            };
+                        }
+                        tracing::warn!(%record, error = cause, "a write is retried");
                     }
                     Err(Unsaid::Full { .. } | Unsaid::Unsent) => {}
                 }
@@ -188,20 +229,20 @@ impl Inner {
                     self.waiters.tell(&change.id);
                     let stored = after(&change, stamp, known.as_ref());
                     self.wrote(stored.as_ref());
-                    return Settlement { decision, stored: stored.or(known) };
+                    return Settlement::done(decision, stored.or(known));
                 }
                 Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
                     noticed(&change);
                     self.waiters.tell(&change.id);
                     self.wrote(Some(&stored));
-                    return Settlement { decision, stored: Some(*stored) };
+                    return Settlement::done(decision, Some(*stored));
                 }
                 // Nothing has changed, but somebody holds the row: its lock is its lease, and a takeover comes again later.
                 Commit::Conflict(Some(stored))
                     if change.expect == Expect::Due(stored.record.version)
                         && stored.record.is_due(stored.now) =>
                 {
-                    return Settlement { decision: Decision::Ignored, stored: Some(*stored) };
+                    return Settlement::done(Decision::Ignored, Some(*stored));
                 }
                 Commit::Conflict(newer) => known = newer.map(|stored| *stored),
             }
@@ -258,13 +299,21 @@ impl Inner {
         Ok(due)
     }
 
-    pub(crate) async fn load_patiently(&self, id: RecordId) -> Option<Stored> {
-        let mut pause = RETRY_MIN;
+    /// The record, once the store answers; an error if it never will.
+    pub(crate) async fn load_patiently(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
+        let (mut pause, mut lasting) = (RETRY_MIN, 0);
         loop {
-            match self.load(id).await {
-                Ok(stored) => return stored,
-                Err(_) => tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await,
+            let error = match self.load(id).await {
+                Ok(stored) => return Ok(stored),
+                Err(error) => error,
+            };
+            lasting = if error.is_transient() { 0 } else { lasting + 1 };
+            if lasting >= OWNERS_LASTING_TRIES_MAX {
+                let record = id.short();
+                tracing::error!(%record, error = &error as &dyn std::error::Error, "a record can't be read");
+                return Err(error);
             }
+            tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
             pause = (pause * 2).min(PATIENT_RETRY_MAX);
         }
     }
@@ -442,6 +491,14 @@ const RETRY_MAX: Duration = Duration::from_millis(200);
 
 /// Longest pause of a write that must succeed some day: an outage's end is noticed within seconds.
 const PATIENT_RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// How often in a row upkeep sends what the store refuses for good. It comes again by itself, and one such record must not
+/// hold up the round of all others: a third of a second.
+const LASTING_TRIES_MAX: u32 = 6;
+
+/// The same for what only this process knows, an answer above all: ten minutes. A right or a table that was taken from us by
+/// mistake may be given back by then; but what can't be stored at all must not be sent for ever.
+const OWNERS_LASTING_TRIES_MAX: u32 = 300;
 
 /// Writes that may wait for a lost store. At the default connection cap each connection has one, and some to spare.
 const LOOSE_MAX: usize = 16_384;

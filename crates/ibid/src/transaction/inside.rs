@@ -318,16 +318,16 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         let reserves = self.reserves;
         let settle = async {
             if reserves {
-                let known = inner.load_patiently(ask.id).await;
-                inner.settle_patiently(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await
+                let known = inner.load_patiently(ask.id).await.ok()?;
+                Some(inner.settle_stubbornly(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await)
             } else {
-                let why = ErrorCode::Broken;
-                inner
-                    .settle_patiently(Some(known), |nonce| Event::NotExecuted { begun: &begun, nonce, why })
-                    .await
+                let not_executed =
+                    |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::Broken };
+                Some(inner.settle_stubbornly(Some(known), not_executed).await)
             }
         };
-        let Ok(settlement) = tokio::time::timeout(inner.finish_wait, settle).await else {
+        let settled = tokio::time::timeout(inner.finish_wait, settle).await.ok().flatten();
+        let Some(settlement) = settled.filter(|settlement| settlement.refused.is_none()) else {
             self.attempt.ended_with(Finished::NotStored);
             return Err(TxError::Unsure);
         };

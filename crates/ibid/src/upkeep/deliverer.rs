@@ -97,7 +97,7 @@ async fn deliver(
     let at = Instant::now();
     let claim = ibid.inner().settle_patiently(Some(stored), |nonce| Event::Claim { nonce }).await;
     // Whoever no longer listens is being stopped.
-    let _ = taken.send(claim.decision != Decision::Ignored);
+    let _ = taken.send(claim.decision != Decision::Ignored && claim.refused.is_none());
     let (Decision::Run { after }, Some(stored)) = (claim.decision, claim.stored) else { return };
     failpoint::at("deliver.after").await;
     // Another generation may have begun while this one was looked at: what was read is not its request. It goes back.
@@ -115,7 +115,7 @@ async fn deliver(
             }
             let begun = stored.record.clone();
             let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
-            ibid.inner().settle_patiently(Some(stored), event).await;
+            ibid.inner().settle_stubbornly(Some(stored), event).await;
         }
     }
     drop(place);

@@ -205,6 +205,8 @@ async fn look(ibid: &Ibid, finder: &dyn Find, stored: Stored, route: String, at:
         counter!(telemetry::RECONCILE_FAILED, "route" => route.clone()).increment(1);
     }
     match settlement.decision {
+        // What was found is not written down: the next round asks again.
+        _ if settlement.refused.is_some() => Came::Later,
         Decision::Settled => {
             let state = settlement.stored.map(|stored| stored.record.state.name());
             tracing::info!(%record, state, "an unknown outcome is known now");

@@ -113,7 +113,7 @@ async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Opti
         // Another generation began and lapsed while this one was looked at: what was read is not its request.
         let begun = stored.record.clone();
         let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
-        ibid.inner().settle_patiently(Some(stored), event).await;
+        ibid.inner().settle_stubbornly(Some(stored), event).await;
         return Some(1);
     }
     let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);

@@ -1,6 +1,7 @@
 //! The engine on the memory store: leases, batches, the cache and the chores, without HTTP.
 
 mod backpressure;
+mod refused;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,62 @@
+//! Writes that the store refuses for good, as when a right was taken from us: they end, and say so.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_the_store_refuses_for_good_is_told_and_given_up_at_last() {
+    let world = world(Policy::default()).await;
+    let attempt = world.run("k").await;
+    world.store.set(Fault::Refuses);
+    assert!(matches!(attempt.finish(created(), false).await, Finished::NotStored), "the caller is told");
+    let queued = world.store.commits();
+    world.ibid.settled().await;
+    let sent = world.store.commits();
+    assert!(sent > queued, "it was still sent after that");
+    world.store.set(Fault::None);
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!((world.store.commits(), world.state().await), (sent, State::InProgress), "it is given up");
+    // As for every holder that fell silent.
+    world.hands.advance(world.policy.lease);
+    upkeep::sweep_once(&Ibid::for_upkeep(world.store.clone())).await.expect("the store answers");
+    assert_eq!(world.state().await, State::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_outlasts_minutes_of_refusal_and_any_outage() {
+    let world = world(Policy::default()).await;
+    let attempt = world.run("k").await;
+    world.store.set(Fault::Refuses);
+    assert!(matches!(attempt.finish(created(), false).await, Finished::NotStored));
+    for fault in [Fault::Refuses, Fault::Down, Fault::Refuses] {
+        world.store.set(fault);
+        let hours = if fault == Fault::Down { 2 } else { 0 };
+        tokio::time::sleep(Duration::from_secs(hours * 3600 + 300)).await;
+        assert_eq!(world.state().await, State::InProgress);
+    }
+    world.store.set(Fault::None);
+    world.ibid.settled().await;
+    let stored = world.only().await;
+    assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_can_not_be_written_holds_up_no_sweep() {
+    let world = world(Policy::default()).await;
+    std::mem::forget(world.run("k").await);
+    world.hands.advance(world.policy.lease);
+    let node = Ibid::for_upkeep(world.store.clone());
+    world.store.set(Fault::Refuses);
+    let swept = tokio::time::timeout(Duration::from_secs(10), upkeep::sweep_once(&node)).await;
+    assert_eq!(swept.expect("it ends").expect("the store answers"), 0, "and counts nothing");
+    world.store.set(Fault::None);
+    assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1, "the next round has it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_begin_that_the_store_refuses_for_good_leaves_nothing_behind_that_goes_on_for_ever() {
+    let world = world(Policy::default()).await;
+    world.store.set(Fault::Refuses);
+    assert!(world.ibid.begin(world.ask("k")).await.is_err());
+    world.ibid.settled().await;
+    assert!(world.store.list(Filter::default()).await.expect("a list").is_empty());
+}

@@ -10,16 +10,17 @@ use ibid_core::policy::Policy;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
 /// A payment of this tenant's under this key.
-pub fn ask(ibid: &Ibid, tenant: &str, key: &str, policy: Policy) -> Ask {
+pub(crate) fn ask(ibid: &Ibid, tenant: &str, key: &str, policy: Policy) -> Ask {
     let identity = Identity {
         tenant: Tenant::new(tenant).expect("a good name"),
         operation: Operation { method: "POST".into(), path: "/pay".into() },
         key: Key::stored(key).expect("a good key"),
     };
-    ibid.ask(identity, Arc::new(policy), Arc::new(Payment))
+    ibid.ask(identity, Arc::new(policy), Arc::new(Payment("{}")))
 }
 
-struct Payment;
+/// A payment by its body.
+pub(crate) struct Payment(pub(crate) &'static str);
 
 impl Asked for Payment {
     fn method(&self) -> &str {
@@ -33,6 +34,6 @@ impl Asked for Payment {
     }
     fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
     fn body(&self) -> &[u8] {
-        b"{}"
+        self.0.as_bytes()
     }
 }

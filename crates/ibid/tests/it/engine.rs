@@ -14,7 +14,7 @@ use ibid::store::memory::MemoryStore;
 use ibid::upkeep::Keep;
 use ibid::{Ibid, Settings, upkeep};
 use ibid_core::change::Stored;
-use ibid_core::fingerprint::{Asked, Secret};
+use ibid_core::fingerprint::Secret;
 use ibid_core::key::Key;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{OnLapse, Policy};
@@ -26,23 +26,7 @@ use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{Fault, FaultyStore};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-struct Body(&'static str);
-
-impl Asked for Body {
-    fn method(&self) -> &str {
-        "POST"
-    }
-    fn path(&self) -> &str {
-        "/pay"
-    }
-    fn query(&self) -> Option<&str> {
-        None
-    }
-    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-    fn body(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
+use crate::asking::Payment;
 
 struct World {
     ibid: Ibid,
@@ -69,7 +53,7 @@ impl World {
             operation: Operation { method: "POST".into(), path: "/pay".into() },
             key: Key::stored(key).expect("a good key"),
         };
-        self.ibid.ask(identity, self.policy.clone(), Arc::new(Body("b")))
+        self.ibid.ask(identity, self.policy.clone(), Arc::new(Payment("b")))
     }
 
     async fn begin(&self, key: &str) -> Begun {
@@ -313,7 +297,7 @@ async fn a_superseded_finish_is_answered_with_what_is_stored() {
     let first = world.run("k").await;
     world.hands.advance(Duration::from_secs(61));
     let other = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
-    let ask = other.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Body("b")));
+    let ask = other.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
     let Ok(Begun::Run(second)) = other.begin(ask).await else { panic!("a takeover") };
     assert!(matches!(second.finish(created(), false).await, Finished::Stored(_)));
     let finished = first.finish(Response { status: 200, ..created() }, false).await;
@@ -375,9 +359,9 @@ async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
     world.run("k").await.finish(created(), false).await;
     let second = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
     let identity = world.ask("k").identity;
-    let ask = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Body("b")));
+    let ask = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
     assert!(matches!(second.begin(ask).await, Ok(Begun::Replay(_))));
-    let other = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Body("other")));
+    let other = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("other")));
     assert!(matches!(second.begin(other).await, Ok(Begun::Mismatch)));
 }
 
@@ -394,7 +378,7 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
     let refused = Ibid::start(world.store.clone(), with(&[new])).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(id)) if id == secret(old).id()));
     let both = Ibid::start(world.store.clone(), with(&[new, old])).await.expect("it starts");
-    let ask = both.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Body("b")));
+    let ask = both.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
     assert!(matches!(both.begin(ask).await, Ok(Begun::Replay(_))));
     world.hands.advance(Duration::from_secs(24 * 3600));
     upkeep::reap_once(&both, Keep::default()).await.expect("the store answers");

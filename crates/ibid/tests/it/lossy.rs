@@ -7,37 +7,29 @@ use std::sync::{Arc, Mutex};
 use ibid::transaction::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use ibid_core::sql::{Dialect, Param, Row, Statement};
 use ibid_core::store::Pending;
-use tokio::sync::Semaphore;
 
 /// What becomes of a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     Comes,
     /// It was committed, and nobody says so.
     Lost,
     /// It was not committed, and nobody says so.
     NeverSent,
-    /// It is committed once the test says so, and nobody is told.
-    Late,
+    /// It is committed once there is a permit, and nobody is told.
+    #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
+    Late(&'static tokio::sync::Semaphore),
 }
 
 /// Commits go as the replies say, in turn; then all is well.
 pub(crate) struct Lossy<D> {
     inner: D,
     replies: Arc<Mutex<VecDeque<Reply>>>,
-    late: Arc<Semaphore>,
 }
 
 impl<D> Lossy<D> {
     pub(crate) fn new(inner: D, replies: &[Reply]) -> Lossy<D> {
-        let replies = Arc::new(Mutex::new(replies.iter().copied().collect()));
-        Lossy { inner, replies, late: Arc::new(Semaphore::new(0)) }
-    }
-
-    /// Lets as many late commits come as it is given permits.
-    #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
-    pub(crate) fn late(&self) -> Arc<Semaphore> {
-        self.late.clone()
+        Lossy { inner, replies: Arc::new(Mutex::new(replies.iter().copied().collect())) }
     }
 }
 
@@ -45,15 +37,13 @@ impl<D: Database<Tx: 'static>> Database for Lossy<D> {
     type Tx = LossyTx<D::Tx>;
 
     async fn begin(&self) -> Result<LossyTx<D::Tx>, SqlError> {
-        let (replies, late) = (self.replies.clone(), self.late.clone());
-        Ok(LossyTx { inner: self.inner.begin().await?, replies, late })
+        Ok(LossyTx { inner: self.inner.begin().await?, replies: self.replies.clone() })
     }
 }
 
 pub(crate) struct LossyTx<T> {
     inner: T,
     replies: Arc<Mutex<VecDeque<Reply>>>,
-    late: Arc<Semaphore>,
 }
 
 impl<T: SqlTx> SqlTx for LossyTx<T> {
@@ -85,8 +75,9 @@ impl<T: OwnedTx + 'static> OwnedTx for LossyTx<T> {
             Reply::Comes => return self.inner.commit().await,
             Reply::Lost => self.inner.commit().await?,
             Reply::NeverSent => self.inner.rollback().await?,
-            Reply::Late => drop(tokio::spawn(async move {
-                self.late.acquire().await.unwrap().forget();
+            #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
+            Reply::Late(permits) => drop(tokio::spawn(async move {
+                permits.acquire().await.unwrap().forget();
                 self.inner.commit().await.unwrap();
             })),
         }

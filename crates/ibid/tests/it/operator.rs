@@ -12,33 +12,15 @@ use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Keep};
 use ibid::{Ibid, Settings};
 use ibid_core::change::{Happened, Stored};
-use ibid_core::fingerprint::Asked;
-use ibid_core::key::Key;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
-use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{Fault, FaultyStore};
 
-struct Nothing;
-
-impl Asked for Nothing {
-    fn method(&self) -> &str {
-        "POST"
-    }
-    fn path(&self) -> &str {
-        "/pay"
-    }
-    fn query(&self) -> Option<&str> {
-        None
-    }
-    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-    fn body(&self) -> &[u8] {
-        b""
-    }
-}
+use crate::asking::ask;
 
 struct World {
     ibid: Ibid,
@@ -60,12 +42,7 @@ impl World {
     }
 
     fn ask_by(&self, tenant: &str, key: &str, policy: Policy) -> Ask {
-        let identity = Identity {
-            tenant: Tenant::new(tenant).expect("a good name"),
-            operation: Operation { method: "POST".into(), path: "/pay".into() },
-            key: Key::stored(key).expect("a good key"),
-        };
-        self.ibid.ask(identity, Arc::new(policy), Arc::new(Nothing))
+        ask(&self.ibid, tenant, key, policy)
     }
 
     async fn begin(&self, key: &str) -> Begun {

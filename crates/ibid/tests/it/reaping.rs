@@ -12,19 +12,19 @@ use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::upkeep::{Harvest, Keep, Outlook, reap_once, reap_outlook};
 use ibid::{Ibid, Settings};
 use ibid_core::change::{Draft, Happened};
-use ibid_core::fingerprint::Asked;
-use ibid_core::key::Key;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{AfterExpiry, AnswerRule, Policy};
 use ibid_core::reap::{Course, Ripe};
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
-use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::scope::RecordId;
 use ibid_core::store::{Filter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{Name, draft, insert, put, telling};
 use ibid_testkit::faults::{Fault, FaultyStore};
 use metrics_exporter_prometheus::PrometheusBuilder;
+
+use crate::asking::ask;
 
 #[tokio::test]
 async fn an_expired_key_is_refused_by_its_tombstone_until_that_goes_too() {
@@ -179,12 +179,7 @@ impl World {
     }
 
     fn ask(&self, key: &str, policy: &Policy) -> Ask {
-        let identity = Identity {
-            tenant: Tenant::new("shop").expect("a tenant"),
-            operation: Operation { method: "POST".into(), path: "/pay".into() },
-            key: Key::stored(key).expect("a key"),
-        };
-        self.ibid.ask(identity, Arc::new(policy.clone()), Arc::new(Nothing))
+        ask(&self.ibid, "shop", key, policy.clone())
     }
 
     async fn begin(&self, key: &str, policy: &Policy) -> Begun {
@@ -217,24 +212,6 @@ impl World {
         let mut all = self.store.list(Filter::default()).await.expect("a list");
         assert_eq!(all.len(), 1);
         all.remove(0).record
-    }
-}
-
-struct Nothing;
-
-impl Asked for Nothing {
-    fn method(&self) -> &str {
-        "POST"
-    }
-    fn path(&self) -> &str {
-        "/pay"
-    }
-    fn query(&self) -> Option<&str> {
-        None
-    }
-    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-    fn body(&self) -> &[u8] {
-        b"{}"
     }
 }
 

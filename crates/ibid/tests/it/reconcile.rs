@@ -12,34 +12,15 @@ use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Doubtful, Find, Finding, Reconciled};
 use ibid::{Ibid, Settings};
-use ibid_core::fingerprint::Asked;
-use ibid_core::key::Key;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
-use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::store::{Browse, Filter, Pending};
 use ibid_core::time::Timestamp;
 use tokio::sync::{Barrier, Notify};
 
-struct Body;
-
-impl Asked for Body {
-    fn method(&self) -> &str {
-        "POST"
-    }
-    fn path(&self) -> &str {
-        "/pay"
-    }
-    fn query(&self) -> Option<&str> {
-        None
-    }
-    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-    fn body(&self) -> &[u8] {
-        b"b"
-    }
-}
+use crate::asking::ask;
 
 struct World {
     ibid: Ibid,
@@ -60,13 +41,8 @@ impl World {
     }
 
     fn ask_by(&self, key: &str, rule: Reconcile) -> Ask {
-        let identity = Identity {
-            tenant: Tenant::new("shop").expect("a good name"),
-            operation: Operation { method: "POST".into(), path: "/pay".into() },
-            key: Key::stored(key).expect("a good key"),
-        };
         let policy = Policy { reconcile: Some(rule), max_response_body: 100, ..Policy::default() };
-        self.ibid.ask(identity, Arc::new(policy), Arc::new(Body))
+        ask(&self.ibid, "shop", key, policy)
     }
 
     async fn begin(&self, key: &str) -> Begun {

@@ -18,6 +18,7 @@ use ibid_core::response::Response;
 use ibid_core::store::Pending;
 use ibid_testkit::postgres::Postgres;
 use sqlx::postgres::PgPoolOptions;
+use tokio::sync::Semaphore;
 
 use crate::lossy::{Lossy, Reply};
 
@@ -385,8 +386,9 @@ async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     let node = Node::new(&server).await;
     // Neither repeatable nor verified: a lapsed claim of it would be a person's.
     node.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    let database = Lossy::new(node.database.clone(), &[Reply::Late]);
-    let (late, calls) = (database.late(), Arc::new(Mutex::new(0)));
+    static LATE: Semaphore = Semaphore::const_new(0);
+    let database = Lossy::new(node.database.clone(), &[Reply::Late(&LATE)]);
+    let calls = Arc::new(Mutex::new(0));
     let worker =
         Worker::builder(node.ibid.clone(), database).on("charge", Plain(calls.clone())).build().unwrap();
     let round = tokio::spawn(async move { (worker.run_once().await.unwrap(), worker) });
@@ -396,7 +398,7 @@ async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
         assert!(!round.is_finished(), "it waits for what the claim will come to");
         tokio::task::yield_now().await;
     }
-    late.add_permits(1);
+    LATE.add_permits(1);
     let (given_back, worker) = round.await.unwrap();
     assert_eq!((given_back, *calls.lock().unwrap()), (Round { again: 1, ..Round::default() }, 0));
     assert_eq!(node.effects().await[0].state, Queued);

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use ibid::operator::{Act, BULK_MAX, Deed, Filter, Found, Seen};
+use ibid::operator::{BULK_MAX, Deed, Filter, Found, Seen};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -98,18 +98,10 @@ pub(crate) async fn preview(
 #[serde(deny_unknown_fields)]
 pub(crate) struct BulkBody {
     /// Who acts: kept in the history of each record.
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = words::who_schema)]
     who: String,
     /// Why: kept in the history of each record.
-    #[schema(
-        min_length = 1,
-        max_length = 500,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = words::reason_schema)]
     reason: String,
     /// What is done.
     deed: DeedBody,
@@ -150,7 +142,7 @@ pub(crate) async fn act(
     State(desk): State<Desk>,
     Told(body): Told<BulkBody>,
 ) -> Result<Json<BulkView>, Problem> {
-    let act = Act::new(&body.who, &body.reason).map_err(|error| Problem::invalid(error.to_string()))?;
+    let act = words::checked(&body.who, &body.reason)?;
     if !(1..=BULK_MAX as usize).contains(&body.records.len()) {
         return Err(Problem::invalid(format!("`records` has 1 to {BULK_MAX} records")));
     }

@@ -10,7 +10,7 @@ use crate::Desk;
 use crate::extract::{Asked, At, Told};
 use crate::problem::{Problem, Refusals};
 use crate::views::{EffectView, RecordView};
-use crate::words::{EffectWord, cursor, limit};
+use crate::words::{self, EffectWord, cursor, limit};
 
 /// Which effects. All that is given must fit.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -121,24 +121,16 @@ pub(crate) async fn discard(
 #[serde(deny_unknown_fields)]
 pub(crate) struct EffectAct {
     /// Who acts: kept in the history of its record.
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = words::who_schema)]
     who: String,
     /// Why: kept in the history of its record.
-    #[schema(
-        min_length = 1,
-        max_length = 500,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = words::reason_schema)]
     reason: String,
 }
 
 impl EffectAct {
     fn read(&self) -> Result<ibid::operator::Act, Problem> {
-        ibid::operator::Act::new(&self.who, &self.reason).map_err(|error| Problem::invalid(error.to_string()))
+        words::checked(&self.who, &self.reason)
     }
 }
 

@@ -38,6 +38,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use auth::{Token, TokenError};
+pub use views::rfc3339;
 
 use problem::Problem;
 

@@ -171,8 +171,8 @@ impl EffectView {
     }
 }
 
-/// To the millisecond: enough to compare with a log.
-pub(crate) fn rfc3339(at: Timestamp) -> String {
+/// An instant as the API writes it, to the millisecond: enough to compare with a log, short enough for a table.
+pub fn rfc3339(at: Timestamp) -> String {
     match jiff::Timestamp::from_microsecond(at.as_micros()) {
         Ok(instant) => format!("{instant:.3}"),
         // A saturated sum: past the year 9999.

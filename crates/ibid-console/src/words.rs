@@ -10,6 +10,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::problem::Problem;
@@ -189,8 +190,29 @@ impl Which {
     }
 }
 
+/// How the document describes who acts.
+pub(crate) fn who_schema() -> Object {
+    line("Who acts: kept in the history.", 100)
+}
+
+/// How the document describes why.
+pub(crate) fn reason_schema() -> Object {
+    line("Why: kept in the history.", 500)
+}
+
+/// Text without control characters that does not begin with space, as [`Act::new`] takes it.
+fn line(description: &str, length_max: usize) -> Object {
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .description(Some(description))
+        .min_length(Some(1))
+        .max_length(Some(length_max))
+        .pattern(Some("^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"))
+        .build()
+}
+
 /// Who acts and why. Both are kept in the record's history for good.
-fn checked(who: &str, reason: &str) -> Result<Act, Problem> {
+pub(crate) fn checked(who: &str, reason: &str) -> Result<Act, Problem> {
     Act::new(who, reason).map_err(|error| Problem::invalid(error.to_string()))
 }
 
@@ -200,18 +222,10 @@ fn checked(who: &str, reason: &str) -> Result<Act, Problem> {
 #[schema(as = Act)]
 pub(crate) struct ActBody {
     /// Who acts: kept in the history.
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = who_schema)]
     who: String,
     /// Why: kept in the history.
-    #[schema(
-        min_length = 1,
-        max_length = 500,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = reason_schema)]
     reason: String,
     /// The `version` that was looked at: if the record has changed since, nothing is done.
     #[serde(default)]
@@ -231,18 +245,10 @@ impl ActBody {
 #[schema(as = Resolve)]
 pub(crate) struct ResolveBody {
     /// Who acts: kept in the history.
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = who_schema)]
     who: String,
     /// Why: kept in the history.
-    #[schema(
-        min_length = 1,
-        max_length = 500,
-        pattern = "^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"
-    )]
+    #[schema(schema_with = reason_schema)]
     reason: String,
     /// The `version` that was looked at: if the record has changed since, nothing is done.
     #[serde(default)]

@@ -4,10 +4,11 @@ use std::io::Write;
 
 use ibid::operator::Operator;
 use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
+use ibid_console::rfc3339;
 use serde_json::{Value, json};
 
 use super::act::{act, meant, not_done, refused};
-use super::keys::{parse_prefix, rfc3339};
+use super::keys::parse_prefix;
 use crate::args::operator::{EffectArgs, EffectsListArgs};
 use crate::config::value::near_miss;
 use crate::output::{Failure, print_json, print_line, print_table};

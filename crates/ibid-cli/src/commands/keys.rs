@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use ibid_console::rfc3339;
 use ibid_core::change::{History, Stored};
 use ibid_core::record::{Record, State};
 use ibid_core::scope::{IdPrefix, RecordId};
@@ -225,15 +226,6 @@ fn due_name(state: State) -> &'static str {
         State::Pending => "claimed by",
         State::Unknown => "asked again",
         State::Completed | State::Retryable => "due",
-    }
-}
-
-/// To the millisecond: enough to compare with a log, short enough for a table.
-pub(super) fn rfc3339(at: Timestamp) -> String {
-    match jiff::Timestamp::from_microsecond(at.as_micros()) {
-        Ok(instant) => format!("{instant:.3}"),
-        // A saturated sum: past the year 9999.
-        Err(_) => "never".to_owned(),
     }
 }
 

@@ -134,7 +134,7 @@ async fn follow(
 ) -> Result<bool, StoreError> {
     let place = bounds.and_then(|bounds| bounds.places.of(course));
     let mut from = place.map_or(FROM_THE_START, |place| place.load(Ordering::Relaxed));
-    let (mut pace, mut stayed) = (Pace::default(), 0);
+    let (mut pace, mut stayed) = (Pace::of(store), 0);
     loop {
         let reaped = store.reap(course, from, pace.batch).await?;
         step(&reaped);
@@ -221,22 +221,27 @@ impl Harvest {
 /// How many rows the next step takes.
 struct Pace {
     batch: u32,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Pace { batch: BATCH_FIRST }
-    }
+    batch_max: u32,
+    /// The pause after a step in parts of what it took.
+    pause: u32,
 }
 
 impl Pace {
+    fn of(store: &dyn Store) -> Pace {
+        let (batch_max, pause) = match store.shares_commits() {
+            true => (BATCH_MAX_SHARED, PAUSE_PARTS_SHARED),
+            false => (BATCH_MAX, PAUSE_PARTS),
+        };
+        Pace { batch: BATCH_FIRST, batch_max, pause }
+    }
+
     /// Learns from a step that took so long, and says how long to leave the store to others.
     fn after(&mut self, took: Duration) -> Duration {
         let ratio = STEP_FOR.as_secs_f64() / took.as_secs_f64().max(f64::EPSILON);
         // By no more than a factor of two: one step may have met a checkpoint, or nothing at all.
         let batch = f64::from(self.batch) * ratio.clamp(0.5, 2.0);
-        self.batch = (batch as u32).clamp(BATCH_MIN, BATCH_MAX);
-        took.saturating_mul(PAUSE_PARTS).min(PAUSE_MAX)
+        self.batch = (batch as u32).clamp(BATCH_MIN, self.batch_max);
+        took.saturating_mul(self.pause).min(PAUSE_MAX)
     }
 }
 
@@ -302,9 +307,15 @@ const BATCH_MIN: u32 = 32;
 /// Rows of a step at most, however fast the store is: one that becomes slow all at once must not be caught in a long one.
 const BATCH_MAX: u32 = 1000;
 
+/// The same where one writer serves all: whoever meets a step waits for the whole of it.
+const BATCH_MAX_SHARED: u32 = 100;
+
 /// The pause after a step in parts of what it took: the reaper has a fifth of the store's time at most. With two parts, a
 /// third, the foreground's p99 on PostgreSQL was 1.7 times what it is without (two cores, both busy).
 const PAUSE_PARTS: u32 = 4;
+
+/// The same where one writer serves all: a tenth. Each row that goes writes about as many pages as one that comes.
+const PAUSE_PARTS_SHARED: u32 = 9;
 
 /// A store that is this slow has other troubles; the reaper need not sleep through them.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -363,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_slow_step_is_followed_by_a_smaller_one_and_a_longer_pause() {
-        let mut pace = Pace { batch: 400 };
+        let mut pace = Pace { batch: 400, batch_max: BATCH_MAX, pause: PAUSE_PARTS };
         assert_eq!(pace.after(Duration::from_millis(50)), Duration::from_millis(200));
         assert_eq!(pace.batch, 200, "by half at most");
         assert_eq!(pace.after(Duration::from_millis(5)), Duration::from_millis(20));

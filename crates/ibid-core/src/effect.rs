@@ -178,6 +178,8 @@ pub struct StoredEffect {
     pub created_at: Timestamp,
     /// When the first call was about to be made.
     pub called_at: Option<Timestamp>,
+    /// When its last call was over, or its worker given up, without anybody knowing the outcome; none if it is known.
+    pub ended_at: Option<Timestamp>,
     /// When it was done or discarded.
     pub done_at: Option<Timestamp>,
     /// What it is kept in order with.
@@ -252,6 +254,8 @@ pub struct EffectChange {
     pub due_in: Option<Duration>,
     /// What happens to the instant of the first call: it goes when no call was made, so that the next is the first.
     pub called: Mark,
+    /// What happens to the instant at which its last call was over with nobody knowing the outcome.
+    pub ended: Mark,
     /// What came of it; none leaves what is kept.
     pub result: Option<Bytes>,
     /// The provider's own id; none leaves what is kept.
@@ -310,4 +314,24 @@ pub fn downstream_key(record: &RecordId, birth: Nonce, name: &str) -> String {
     digest.update(name.as_bytes());
     // 128 bits tell apart more calls than will ever be made; hex passes every provider's rules for keys.
     digest.finalize()[..16].iter().fold(String::from("ibid-"), |key, byte| key + &format!("{byte:02x}"))
+}
+
+/// Whether a text may be a key that [`downstream_key`] made: a provider tells of calls that others make, too.
+pub fn is_downstream_key(text: &str) -> bool {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
+    text.strip_prefix("ibid-").is_some_and(|hex| hex.len() == 32 && hex.bytes().all(is_hex))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_ours_is_told_from_others() {
+        let ours = downstream_key(&RecordId::from_bytes([7; 32]), Nonce(1), "charge");
+        assert!(is_downstream_key(&ours), "{ours}");
+        for other in ["", "ibid-", &ours[..36], &format!("{ours}0"), &ours.to_uppercase(), &ours[5..]] {
+            assert!(!is_downstream_key(other), "{other}");
+        }
+    }
 }

@@ -101,6 +101,7 @@ pub async fn exercise(subject: &dyn Subject) {
     evidence::an_event_counts_once(subject).await;
     evidence::evidence_speaks_of_its_arrival_less_its_age(subject).await;
     evidence::open_evidence_is_found_by_record_and_by_place(subject).await;
+    evidence::evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject).await;
     evidence::evidence_is_used_up_with_its_change_or_not_at_all(subject).await;
     evidence::evidence_goes_after_its_time(subject).await;
     evidence::of_many_deliveries_of_an_event_one_is_new(subject).await;

@@ -5,14 +5,14 @@ use crate::change::{Change, Expect, Happened, History};
 use crate::evidence::Kept;
 use crate::record::{Nonce, Record, State};
 
-/// What evidence means for a record as it stands.
+/// What evidence means for a record, or an Effect, as it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bearing {
-    /// The record is unknown, and this settles it.
+    /// It is unknown, and this settles it.
     Settles,
-    /// The record may become unknown, and then this settles it.
+    /// It may become unknown, and then this settles it.
     Early,
-    /// It says "not executed" of an instant at which the Attempt could still execute it: it never settles anything.
+    /// It says "not executed" of an instant at which it could still be executed: it never settles anything.
     Premature,
     /// It speaks of an earlier Attempt, and never settles this one.
     Stale,

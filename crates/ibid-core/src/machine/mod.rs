@@ -5,6 +5,7 @@
 //! `docs/reference/states.md` is the whole table, made by running [`decide`] on every state and event.
 
 mod effect;
+mod effect_evidence;
 mod evidence;
 mod holder;
 mod request;
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
+pub use effect_evidence::bearing_on_effect;
 pub use evidence::{Bearing, bearing};
 
 use crate::act::Act;

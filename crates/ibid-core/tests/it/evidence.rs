@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::change::{Commit, Happened};
-use ibid_core::evidence::{EventName, Evidence, Kept};
+use ibid_core::evidence::{About, EventName, Evidence, Kept};
 use ibid_core::machine::{Bearing, Decision, Event, Found, Role, Verdict, bearing, decide};
 use ibid_core::policy::Policy;
 use ibid_core::record::{ErrorCode, Nonce, Record, State};
@@ -69,7 +69,7 @@ impl Play {
         let ask = ask("ann", "five", Arc::new(Policy::default()), Nonce(0));
         let evidence = Evidence {
             name: EventName { source: "psp".into(), event: "evt".into() },
-            record: ask.id,
+            about: About::Record(ask.id),
             owner: self.shelf.record().map(|record| record.owner),
             what,
             age: Duration::ZERO,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use ibid_core::change::Commit;
-use ibid_core::evidence::{EventName, Evidence, Kept, Open};
+use ibid_core::evidence::{About, EffectAt, EventName, Evidence, Kept, Open};
 use ibid_core::machine::{Answer, Found};
 use ibid_core::record::State;
 use ibid_core::store::Store;
@@ -65,6 +65,27 @@ pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn Subject
     assert_eq!(of(&one, 10).await, kept[2..]);
     let (known, new) = testify(&*store, &said_as(&one, executed(), &kept[0].evidence.name)).await;
     assert!(!new && !known.open, "its event stays known");
+}
+
+/// An Effect has no row of the store's own: its evidence is found by the name that the provider has for it.
+pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject: &dyn Subject) {
+    let store = subject.store();
+    let id = format!("ch_{:016x}", nonce().0);
+    let names = [
+        EffectAt::DownstreamKey(id.clone()),
+        EffectAt::ProviderId { kind: "charge".to_owned(), id: id.clone() },
+        EffectAt::ProviderId { kind: "refund".to_owned(), id },
+    ];
+    let mut kept = Vec::new();
+    for (at, what) in names.iter().zip([executed(), Found::NotExecuted, executed()]) {
+        let said = Evidence { about: About::Effect(at.clone()), ..said(&Name::fresh(), what) };
+        kept.push(testify(&*store, &said).await.0);
+        assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is kept as it was said");
+    }
+    for (at, kept) in names.iter().zip(&kept) {
+        assert_eq!(open(&*store, Open::Of(at.id()), 10).await, [kept.clone()], "{at:?}");
+    }
+    assert_eq!(open(&*store, Open::After(kept[0].seq - 1), 3).await, kept, "place by place like the rest");
 }
 
 /// A Change that is refused uses nothing.
@@ -140,7 +161,7 @@ fn said(name: &Name, what: Found) -> Evidence {
 }
 
 fn said_as(name: &Name, what: Found, event: &EventName) -> Evidence {
-    Evidence { name: event.clone(), record: name.id, owner: None, what, age: Duration::ZERO }
+    Evidence { name: event.clone(), about: About::Record(name.id), owner: None, what, age: Duration::ZERO }
 }
 
 async fn testify(store: &dyn Store, evidence: &Evidence) -> (Kept, bool) {

@@ -33,6 +33,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::attempt::Attempt;
 use crate::failpoint;
+use crate::outbox::told::Desks;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -221,6 +222,7 @@ impl Ibid {
             ran: Ran::default(),
             places: Places::default(),
             enqueued: Notify::new(),
+            desks: Desks::default(),
             doubts,
             loose: Loose::default(),
         };

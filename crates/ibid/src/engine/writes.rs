@@ -29,6 +29,7 @@ use super::tenants::Tenants;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
+use crate::outbox::told::Desks;
 use crate::telemetry;
 use crate::transaction::all_inside::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -61,7 +62,9 @@ pub(crate) struct Inner {
     pub(crate) places: Places,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
-    /// Records that became unknown: something may have been heard of them before.
+    /// Who writes what follows from evidence on Effects here.
+    pub(crate) desks: Desks,
+    /// What became unknown: something may have been heard of it before.
     pub(super) doubts: mpsc::Sender<RecordId>,
     /// Writes that go on without a caller: queued finishes and releases.
     pub(super) loose: Loose,

@@ -106,6 +106,10 @@ impl GuardLayer {
     /// without a tenant reach it.
     pub fn hooks(self, hooks: Vec<Hook>) -> Result<GuardLayer, HookError> {
         let hooks = Hooks::new(hooks, &self.shared.routes)?;
+        if let Some(name) = hooks.of_effects().filter(|_| self.shared.ibid.store().sql().is_none()) {
+            let problem = "speaks of effects, and the store has no outbox";
+            return Err(HookError { hook: name.to_owned(), problem });
+        }
         Ok(GuardLayer { shared: Arc::new(Shared { hooks, ..Shared::clone(&self.shared) }) })
     }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, Handler, Made, Outcome, Verified};
+use super::told;
 use crate::engine::Ibid;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -63,8 +64,12 @@ impl<D: Database> Held<D> {
             timeout: self.timeout,
             until,
         };
+        let provider_id = happened.provider_id.clone();
         let ended = ending.write(happened).await;
         self.count(ended);
+        if matches!(ended, Ended::Moved { to: EffectState::Unknown, .. }) {
+            told::doubted(&self.ibid, &self.effect, provider_id);
+        }
         ended
     }
 
@@ -86,6 +91,10 @@ impl<D: Database> Held<D> {
             Ok(Ok(Outcome::NotMade { why, after })) => not_made(why, after),
             Ok(Ok(Outcome::Refused { why })) => Happened::because(EffectEvent::Refused, why),
             Ok(Ok(Outcome::Uncertain { why })) => Happened::because(EffectEvent::Uncertain, why),
+            Ok(Ok(Outcome::Accepted { provider_id })) => Happened {
+                provider_id: Some(provider_id),
+                ..Happened::because(EffectEvent::Uncertain, "the provider has accepted it, no more")
+            },
             Ok(Err(_)) => Happened::because(EffectEvent::Uncertain, "the handler panicked"),
             Err(_) => Happened::because(EffectEvent::Uncertain, "the call took too long"),
         }
@@ -123,19 +132,27 @@ impl<D: Database> Held<D> {
     fn count(&self, ended: Ended) {
         let (seq, kind) = (self.effect.seq, &*self.effect.kind);
         match ended {
-            Ended::Moved { to: EffectState::Done, .. } => counter!(telemetry::EFFECTS_DONE).increment(1),
-            Ended::Moved { due: true, .. } => counter!(telemetry::EFFECTS_RETRIED).increment(1),
-            Ended::Moved { to, .. } => {
-                tracing::error!(effect = seq, kind, state = to.name(), "an effect is a person's now");
-                counter!(telemetry::EFFECTS_DEAD).increment(1);
-            }
+            Ended::Moved { to, due } => count_move(&self.effect, to, due),
             // Nothing was begun, so nothing is lost.
             Ended::Lost if self.errand == Errand::GiveBack => {}
             Ended::Lost => {
-                tracing::warn!(effect = seq, kind, "a claim was lost to another worker; nothing was written");
+                tracing::warn!(effect = seq, kind, "somebody else was faster; nothing was written");
                 counter!(telemetry::EFFECTS_LOST).increment(1);
             }
             Ended::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
+        }
+    }
+}
+
+/// Counts where an Effect went.
+pub(super) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
+    match (to, due) {
+        (EffectState::Done, _) => counter!(telemetry::EFFECTS_DONE).increment(1),
+        (_, true) => counter!(telemetry::EFFECTS_RETRIED).increment(1),
+        (to, false) => {
+            let (seq, kind) = (effect.seq, &*effect.kind);
+            tracing::error!(effect = seq, kind, state = to.name(), "an effect is a person's now");
+            counter!(telemetry::EFFECTS_DEAD).increment(1);
         }
     }
 }

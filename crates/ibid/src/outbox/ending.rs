@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ibid_core::change::{Change, Mark, Stored};
+use ibid_core::change::{Change, Happened as Line, History, Mark, Stored};
 use ibid_core::effect::{EffectChange, StoredEffect};
+use ibid_core::evidence::EventName;
 use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, decide_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
@@ -27,15 +28,20 @@ pub(super) struct Happened {
     pub(super) event: EffectEvent,
     pub(super) made: Option<Made>,
     pub(super) why: Option<String>,
+    /// The provider's own id, where what was made is not known.
+    pub(super) provider_id: Option<String>,
+    /// The evidence that it is known by, to be used up with it.
+    pub(super) told: Option<EventName>,
 }
 
 impl Happened {
     pub(super) fn made(event: EffectEvent, made: Made) -> Happened {
-        Happened { event, made: Some(made), why: None }
+        Happened { event, made: Some(made), why: None, provider_id: None, told: None }
     }
 
     pub(super) fn because(event: EffectEvent, why: impl Into<String>) -> Happened {
-        Happened { event, made: None, why: Some(bounded(why.into())) }
+        let why = Some(bounded(why.into()));
+        Happened { event, made: None, why, provider_id: None, told: None }
     }
 
     /// What the machine makes of it; none leaves the Effect alone.
@@ -54,6 +60,11 @@ impl Happened {
             EffectEvent::Verified(Some(false)) | EffectEvent::Retry => Mark::Clear,
             _ => Mark::Keep,
         };
+        let ended = match (effect.state, state) {
+            (EffectState::Unknown, EffectState::Unknown) => Mark::Keep,
+            (_, EffectState::Unknown) => Mark::Now,
+            _ => Mark::Clear,
+        };
         Some(EffectChange {
             seq: effect.seq,
             expect: effect.version,
@@ -62,8 +73,12 @@ impl Happened {
             tries: if self.event == EffectEvent::Retry { 0 } else { effect.tries },
             due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter()).max(wanted)),
             called,
+            ended,
             result: self.made.as_ref().map(|made| made.result.clone()),
-            provider_id: self.made.as_ref().and_then(|made| made.provider_id.clone()),
+            provider_id: match &self.made {
+                Some(made) => made.provider_id.clone(),
+                None => self.provider_id.clone(),
+            },
             last_error: self.why.clone(),
         })
     }
@@ -78,6 +93,14 @@ pub(super) enum Ended {
     Lost,
     /// It could not be written while the lease lasted; the claim lapses and the Effect is looked at again.
     Unwritten,
+}
+
+/// Whether a transaction wrote its end.
+enum Written {
+    /// It did, or had before.
+    Yes,
+    /// The Effect is somebody else's, who left it like this, and nothing was committed.
+    No(Option<StoredEffect>),
 }
 
 /// Where an Effect's end is written.
@@ -105,18 +128,10 @@ impl<D: Database> Ending<'_, D> {
         let settled = settled(&change, &happened);
         let mut pause = PAUSE_MIN;
         loop {
-            let error = match self.once(&change, settled.as_ref()).await {
-                Ok(true) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
-                Ok(false) => {
-                    if let Some(made) = &happened.made {
-                        // Whoever looks at what became of the Effect will want to know.
-                        let provider_id = made.provider_id.as_deref();
-                        tracing::error!(
-                            effect = change.seq,
-                            provider_id,
-                            "a call was made, and came too late"
-                        );
-                    }
+            let error = match self.once(&change, &happened, settled.as_ref()).await {
+                Ok(Written::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
+                Ok(Written::No(stored)) => {
+                    tell_of_loss(&happened, stored.as_ref());
                     return Ended::Lost;
                 }
                 Err(error) => error,
@@ -124,7 +139,10 @@ impl<D: Database> Ending<'_, D> {
             let next = Instant::now() + pause.mul_f64(0.75 + 0.5 * jitter());
             tracing::warn!(effect = self.effect.seq, %error, "the end of an effect could not be written");
             if next >= self.until {
-                self.keep(&happened, &error).await;
+                // Evidence is kept already, and nobody's claim lapses.
+                if happened.told.is_none() {
+                    self.keep(&happened, &error).await;
+                }
                 return Ended::Unwritten;
             }
             tokio::time::sleep_until(next).await;
@@ -132,8 +150,13 @@ impl<D: Database> Ending<'_, D> {
         }
     }
 
-    /// One transaction. False: the Effect is somebody else's, and nothing was committed.
-    async fn once(&self, change: &EffectChange, settled: Option<&Settled>) -> Result<bool, BoxError> {
+    /// One transaction.
+    async fn once(
+        &self,
+        change: &EffectChange,
+        happened: &Happened,
+        settled: Option<&Settled>,
+    ) -> Result<Written, BoxError> {
         let sent_at = Instant::now();
         let mut tx = self.database.begin().await?;
         let now = sql(self.ibid)?.now();
@@ -145,7 +168,10 @@ impl<D: Database> Ending<'_, D> {
                 return forestall(tx, stored, now).await;
             }
             let _ = tx.rollback().await;
-            return Ok(stored.is_some_and(|stored| stored.version == version_after(change)));
+            return Ok(match stored {
+                Some(stored) if stored.version == version_after(change) => Written::Yes,
+                stored => Written::No(stored),
+            });
         }
         let answered = match settled {
             Some(settled) if self.effect.owes => answer(&mut tx, self.effect, settled, now).await?,
@@ -153,6 +179,11 @@ impl<D: Database> Ending<'_, D> {
         };
         if let Some(settled) = settled {
             self.record(settled, &mut tx).await?;
+        }
+        if let Some(event) = &happened.told {
+            // Invariant: the event is used up by the very commit that it led to.
+            statements::use_evidence(&mut tx, event, now).await?;
+            records::note(&mut tx, &self.effect.record, &line(self.effect, change, event), now).await?;
         }
         if failpoint::at("record.before").await == Hit::Error {
             return Err("a failpoint".into());
@@ -164,7 +195,7 @@ impl<D: Database> Ending<'_, D> {
         if let Some(answered) = answered {
             answered.tell(self.ibid, sent_at);
         }
-        Ok(true)
+        Ok(Written::Yes)
     }
 
     async fn record(&self, settled: &Settled, tx: &mut D::Tx) -> Result<(), BoxError> {
@@ -187,6 +218,7 @@ impl<D: Database> Ending<'_, D> {
             tries: self.effect.tries,
             due_in: Some(self.effect.rules.lease()),
             called: Mark::Keep,
+            ended: Mark::Keep,
             result: happened.made.as_ref().map(|made| made.result.clone()),
             provider_id: happened.made.as_ref().and_then(|made| made.provider_id.clone()),
             last_error: Some(bounded(format!("its end could not be written: {error}"))),
@@ -206,14 +238,34 @@ impl<D: Database> Ending<'_, D> {
     }
 }
 
+/// Somebody else was faster. What was made and is not what stands there now, somebody will want to know of.
+fn tell_of_loss(happened: &Happened, stored: Option<&StoredEffect>) {
+    let Some(made) = happened.made.as_ref().filter(|_| happened.told.is_none()) else { return };
+    let (effect, provider_id) = (stored.map(|stored| stored.seq), made.provider_id.as_deref());
+    match stored {
+        Some(stored) if stored.state == EffectState::Done && stored.provider_id == made.provider_id => {
+            tracing::info!(effect, "somebody else had settled the effect");
+        }
+        _ => tracing::error!(effect, provider_id, "a call was made, and came too late"),
+    }
+}
+
+/// A line of history: who settled it, and how.
+fn line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> History {
+    let EventName { source, event } = event;
+    let (name, before, after) = (&effect.name, effect.state.name(), change.state.name());
+    let detail = format!("effect `{name}` by a webhook, {before} to {after} (event `{event}` of `{source}`)");
+    History { what: Line::Settled, detail }
+}
+
 /// The Effect stands where it stood before the claim that is given back, and that claim's commit may still be under way:
-/// then it holds the row, and a write at what is seen waits for it. False: the claim never came, and can't any more. An
-/// error: it came meanwhile, and is to be given back after all.
+/// then it holds the row, and a write at what is seen waits for it. Not written: the claim never came, and can't any more.
+/// An error: it came meanwhile, and is to be given back after all.
 async fn forestall<T: OwnedTx>(
     mut tx: T,
     stored: &StoredEffect,
     now: Option<Timestamp>,
-) -> Result<bool, BoxError> {
+) -> Result<Written, BoxError> {
     let as_it_stands = EffectChange {
         seq: stored.seq,
         expect: stored.version,
@@ -222,6 +274,7 @@ async fn forestall<T: OwnedTx>(
         tries: stored.tries,
         due_in: stored.due_at.map(|due_at| due_at.since(stored.now)),
         called: Mark::Keep,
+        ended: Mark::Keep,
         result: None,
         provider_id: None,
         last_error: None,
@@ -229,7 +282,7 @@ async fn forestall<T: OwnedTx>(
     match statements::commit(&mut tx, &as_it_stands, now).await? {
         Some(_) => {
             tx.commit().await?;
-            Ok(false)
+            Ok(Written::No(None))
         }
         None => {
             let _ = tx.rollback().await;

@@ -22,6 +22,13 @@ pub trait Handler<T>: Send + Sync {
         Box::pin(async { Verified::Unsure })
     }
 
+    /// What a webhook says was made, in this handler's own words: as `call` or `verify` would have given it. `told` has the
+    /// payload's body for a result, and for an answer with the status of its outcome; a decline is an answer too.
+    fn told(&self, call: &Call, told: Made) -> Made {
+        let _ = call;
+        told
+    }
+
     /// Writes the business rows that follow from it, in the transaction that ends the Effect: a payment succeeded, failed
     /// or is for a person to look at. It may run more than once; only one of its transactions commits.
     ///
@@ -120,6 +127,12 @@ pub enum Outcome {
     Uncertain {
         /// What hid the result.
         why: String,
+    },
+    /// As uncertain, and the provider has given it an id: it will say what came of it under that id, by webhook, or when
+    /// `verify` asks.
+    Accepted {
+        /// The provider's own id of what may be done.
+        provider_id: String,
     },
 }
 

@@ -13,6 +13,9 @@
 //! | [`repeatable`](NewEffect::repeatable) | called again, while the provider remembers the key |
 //! | [`verified`](NewEffect::verified) | [`Handler::verify`] is asked, once the call must have settled |
 //!
+//! What is `unknown`, declared or not, is also settled by a signed [webhook](crate::http::hooks) of the provider that
+//! names the key or the provider's own id.
+//!
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Ibid, Settings, engine::Begun};
@@ -107,6 +110,8 @@ mod ending;
 pub(crate) mod operator;
 
 pub(crate) mod statements;
+
+pub(crate) mod told;
 
 pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
 pub use operator::{OperatorError, discard, list, retry};

@@ -122,7 +122,9 @@ async fn done(
     let Some(effect) = statements::load(tx, seq, now).await? else {
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
     };
-    let Some(change) = (Happened { event, made: None, why: None }).change(&effect) else {
+    let Some(change) =
+        (Happened { event, made: None, why: None, provider_id: None, told: None }).change(&effect)
+    else {
         return Ok(Err(match event {
             EffectEvent::Retry if effect.to_decide().is_letter() => OperatorError::NothingToMake,
             _ => OperatorError::NotNow(effect.state),
@@ -145,7 +147,7 @@ async fn done(
 }
 
 /// Does a piece of work in a transaction of the store's own, and hands out what it found.
-async fn work<T: Send + 'static>(
+pub(super) async fn work<T: Send + 'static>(
     store: &dyn SqlStore,
     work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> Pending<'a, Result<T, SqlError>> + Send + 'static,
 ) -> Result<T, OperatorError> {

@@ -3,6 +3,7 @@
 //! Like a store they compare versions and instants and hold no opinion on states. They must not know any driver.
 
 use ibid_core::effect::{EffectChange, EffectFilter, Rules, StoredEffect, Take};
+use ibid_core::evidence::{EffectAt, EventName, USED_KEPT_FOR};
 use ibid_core::machine::EffectState;
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
@@ -10,7 +11,7 @@ use ibid_core::sql::Type::{Bool, Bytes as Blob, I64, Text};
 use ibid_core::sql::{Param, Row, SqlError, SqlTx, Type};
 use ibid_core::time::Timestamp;
 
-use crate::transaction::statements::{Both, bits, both, instant, interval, mark, nonce, number, of};
+use crate::transaction::statements::{Both, bits, both, instant, interval, mark, micros, nonce, number, of};
 
 /// Takes what is due. The rows are as they stand after the take.
 pub(crate) async fn take(
@@ -59,6 +60,7 @@ pub(crate) async fn commit(
         Param::maybe_bytes(change.result.as_deref()),
         Param::maybe_text(change.provider_id.as_deref()),
         Param::maybe_text(change.last_error.as_deref()),
+        mark(change.ended),
     ];
     let written = tx.query(statement, &params).await?;
     written.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()
@@ -73,6 +75,36 @@ pub(crate) async fn load(
     let statement = of(tx, &LOAD);
     let found = read(tx.query(statement, &[instant(now), Param::I64(seq)]).await?)?;
     Ok(found.into_iter().next())
+}
+
+/// The Effects that somebody outside may mean, by a name that the provider knows: one, unless the name is no name.
+pub(crate) async fn find(
+    tx: &mut dyn SqlTx,
+    at: &EffectAt,
+    now: Option<Timestamp>,
+) -> Result<Vec<StoredEffect>, SqlError> {
+    let found = match at {
+        EffectAt::DownstreamKey(key) => {
+            tx.query(of(tx, &FIND_BY_KEY), &[instant(now), Param::Text(key)]).await?
+        }
+        EffectAt::ProviderId { kind, id } => {
+            let params = [instant(now), Param::Text(id), Param::Text(kind)];
+            tx.query(of(tx, &FIND_BY_PROVIDER), &params).await?
+        }
+    };
+    read(found)
+}
+
+/// Uses up the evidence that a change comes from.
+pub(crate) async fn use_evidence(
+    tx: &mut dyn SqlTx,
+    name: &EventName,
+    now: Option<Timestamp>,
+) -> Result<(), SqlError> {
+    let statement = of(tx, &EVIDENCE_USE);
+    let kept_for = Param::I64(micros(USED_KEPT_FOR));
+    let params = [instant(now), Param::Text(&name.source), Param::Text(&name.event), kept_for];
+    tx.execute(statement, &params).await.map(drop)
 }
 
 /// The Effects that fit, in the order of their places.
@@ -122,7 +154,7 @@ fn effect(mut row: Row) -> Result<StoredEffect, SqlError> {
     let mut at = || Ok::<_, SqlError>(row.maybe_i64()?.map(Timestamp::from_micros));
     let due_at = at()?;
     let created_at = at()?.ok_or_else(|| SqlError::wrong("an instant"))?;
-    let (called_at, done_at) = (at()?, at()?);
+    let (called_at, ended_at, done_at) = (at()?, at()?, at()?);
     let (aggregate, downstream_key) = (row.maybe_text()?, row.text()?);
     let rules = Rules::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("readable rules"))?;
     let (owes, trace, payload) = (row.bool()?, row.maybe_text()?, row.bytes()?);
@@ -140,6 +172,7 @@ fn effect(mut row: Row) -> Result<StoredEffect, SqlError> {
         due_at,
         created_at,
         called_at,
+        ended_at,
         done_at,
         aggregate,
         downstream_key,
@@ -160,13 +193,16 @@ fn code(state: EffectState) -> Param<'static> {
 
 /// As `effect` reads them.
 const EFFECT: &[Type] = &[
-    I64, Blob, I64, Text, Text, Text, I64, I64, I64, I64, I64, I64, I64, I64, Text, Text, Blob, Bool, Text,
-    Blob, Blob, Text, Text, I64,
+    I64, Blob, I64, Text, Text, Text, I64, I64, I64, I64, I64, I64, I64, I64, I64, Text, Text, Blob, Bool,
+    Text, Blob, Blob, Text, Text, I64,
 ];
 
 static TAKE: Both = both!("take.sql", EFFECT);
 static COMMIT: Both = both!("commit.sql", &[I64]);
 static LOAD: Both = both!("load.sql", EFFECT);
+static FIND_BY_KEY: Both = both!("find_by_key.sql", EFFECT);
+static FIND_BY_PROVIDER: Both = both!("find_by_provider.sql", EFFECT);
+static EVIDENCE_USE: Both = both!("evidence_use.sql", &[]);
 static LIST: Both = both!("list.sql", EFFECT);
 static LIST_DEAD: Both = both!("list_dead.sql", EFFECT);
 static LIST_OF_RECORD: Both = both!("list_of_record.sql", EFFECT);

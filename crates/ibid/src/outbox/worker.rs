@@ -18,6 +18,7 @@ use super::carry::{Errand, Held};
 use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
+use super::told::{Desk, Settle};
 use crate::engine::{Ibid, jitter, nonce};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -27,17 +28,19 @@ use crate::transaction::inside::sql;
 /// Carries out Effects. Made by [`Worker::builder`].
 pub struct Worker<D: Database> {
     ibid: Ibid,
-    database: Arc<D>,
-    handlers: HashMap<String, Arc<dyn Handler<D::Tx>>>,
+    desk: Arc<Desk<D>>,
     concurrency: usize,
-    timeout: Duration,
     poll_every: Duration,
     stop_within: Duration,
 }
 
 /// How a [`Worker`] is to work.
 pub struct Builder<D: Database> {
-    worker: Worker<D>,
+    ibid: Ibid,
+    desk: Desk<D>,
+    concurrency: usize,
+    poll_every: Duration,
+    stop_within: Duration,
     lease: Duration,
 }
 
@@ -90,22 +93,22 @@ impl Round {
     }
 }
 
-impl<D: Database> Builder<D> {
+impl<D: Database + 'static> Builder<D> {
     /// Carries out Effects of this kind; a second handler of one kind replaces the first.
     pub fn on(mut self, kind: impl Into<String>, handler: impl Handler<D::Tx> + 'static) -> Self {
-        self.worker.handlers.insert(kind.into(), Arc::new(handler));
+        self.desk.handlers.insert(kind.into(), Arc::new(handler));
         self
     }
 
     /// How many Effects are carried out at once. Each needs a connection of the pool only to be ended.
     pub fn concurrency(mut self, effects: usize) -> Self {
-        self.worker.concurrency = effects;
+        self.concurrency = effects;
         self
     }
 
     /// How long a call, a look at the provider, or a handler's rows may take.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.worker.timeout = timeout;
+        self.desk.timeout = timeout;
         self
     }
 
@@ -119,45 +122,46 @@ impl<D: Database> Builder<D> {
     /// From one look at the outbox to the next, give or take a quarter. Effects that this process enqueues are seen at
     /// once; this is for those of others, for pauses and for lapsed claims.
     pub fn poll_every(mut self, every: Duration) -> Self {
-        self.worker.poll_every = every;
+        self.poll_every = every;
         self
     }
 
     /// How long a stopping worker waits for what it has in hand.
     pub fn stop_within(mut self, within: Duration) -> Self {
-        self.worker.stop_within = within;
+        self.stop_within = within;
         self
     }
 
     /// The worker, unless what it is told can't be kept.
     pub fn build(self) -> Result<Worker<D>, WorkerError> {
-        let worker = self.worker;
-        if worker.ibid.store().sql().is_none() {
+        let Builder { ibid, desk, concurrency, poll_every, stop_within, lease } = self;
+        if ibid.store().sql().is_none() {
             return Err(WorkerError::NoSql);
         }
-        if worker.handlers.is_empty() || worker.concurrency == 0 {
+        if desk.handlers.is_empty() || concurrency == 0 {
             return Err(WorkerError::Idle);
         }
-        if worker.timeout >= self.lease {
-            return Err(WorkerError::OutlastsLease { timeout: worker.timeout, lease: self.lease });
+        if desk.timeout >= lease {
+            return Err(WorkerError::OutlastsLease { timeout: desk.timeout, lease });
         }
-        Ok(worker)
+        let desk = Arc::new(desk);
+        let settles: Arc<dyn Settle> = desk.clone();
+        ibid.inner().desks.add(Arc::downgrade(&settles));
+        Ok(Worker { ibid, desk, concurrency, poll_every, stop_within })
     }
 }
 
 impl<D: Database + 'static> Worker<D> {
     /// A worker for the outbox of this store, in this database of the application.
     pub fn builder(ibid: Ibid, database: D) -> Builder<D> {
-        let worker = Worker {
+        Builder {
             ibid,
-            database: Arc::new(database),
-            handlers: HashMap::new(),
+            desk: Desk { database: Arc::new(database), handlers: HashMap::new(), timeout: TIMEOUT },
             concurrency: CONCURRENCY,
-            timeout: TIMEOUT,
             poll_every: POLL_EVERY,
             stop_within: STOP_WITHIN,
-        };
-        Builder { worker, lease: Rules::default().lease() }
+            lease: Rules::default().lease(),
+        }
     }
 
     /// Works until dropped. What is in hand then is broken off, and taken up again when its claim has lapsed;
@@ -235,7 +239,7 @@ impl<D: Database + 'static> Worker<D> {
 
     fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, effect: StoredEffect, errand: Errand, at: Instant) {
         // Only kinds that have a handler are taken.
-        let Some(handler) = self.handlers.get(&effect.kind).cloned() else { return };
+        let Some(handler) = self.desk.handlers.get(&effect.kind).cloned() else { return };
         let span = tracing::debug_span!(
             telemetry::SPAN_EFFECT,
             effect = effect.seq,
@@ -246,9 +250,9 @@ impl<D: Database + 'static> Worker<D> {
         let in_order = effect.aggregate.is_some();
         let held = Held {
             ibid: self.ibid.clone(),
-            database: self.database.clone(),
+            database: self.desk.database.clone(),
             handler,
-            timeout: self.timeout,
+            timeout: self.desk.timeout,
             effect,
             errand,
             at,
@@ -277,13 +281,13 @@ impl<D: Database + 'static> Worker<D> {
         everything: bool,
     ) -> Result<Vec<(StoredEffect, Errand, Instant)>, TxError> {
         let at = Instant::now();
-        let mut tx = self.database.begin().await?;
+        let mut tx = self.desk.database.begin().await?;
         let store = sql(&self.ibid)?;
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
         let now = store.now();
-        let kinds: Vec<String> = self.handlers.keys().cloned().collect();
+        let kinds: Vec<String> = self.desk.handlers.keys().cloned().collect();
         let mut taken = Vec::new();
         for (errand, from, to, counts) in if everything { &LOOKS[..] } else { &LOOKS[2..] } {
             let left = u32::try_from(limit - taken.len()).unwrap_or(u32::MAX);
@@ -336,14 +340,15 @@ fn in_order(ended: Result<(Ended, bool), JoinError>) -> bool {
 
 impl<D: Database> fmt::Debug for Worker<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.handlers.keys().collect();
+        let kinds: Vec<_> = self.desk.handlers.keys().collect();
         f.debug_struct("Worker").field("kinds", &kinds).finish_non_exhaustive()
     }
 }
 
 impl<D: Database> fmt::Debug for Builder<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Builder").field(&self.worker).finish()
+        let kinds: Vec<_> = self.desk.handlers.keys().collect();
+        f.debug_struct("Builder").field("kinds", &kinds).finish_non_exhaustive()
     }
 }
 

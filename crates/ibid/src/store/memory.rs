@@ -189,7 +189,7 @@ impl Witness for MemoryStore {
             let rooms = self.enter().0;
             let open = rooms.evidence.iter().map(|(kept, _)| kept).filter(|kept| kept.open);
             let fits = open.filter(|kept| match which {
-                Open::Of(id) => kept.evidence.record == id,
+                Open::Of(id) => kept.evidence.about.id() == id,
                 Open::After(seq) => kept.seq > seq,
             });
             Ok(fits.take(limit as usize).cloned().collect())

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
-use ibid::http::hooks::{Hook, HookSecret, Mapping, Scheme, TenantAt};
+use ibid::http::hooks::{Hook, HookSecret, Mapping, ProviderIdAt, Scheme, Target, TenantAt};
 use ibid::http::{Guard, GuardLayer, NoTenant, Routes, Tenants};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
@@ -74,9 +74,11 @@ fn hook() -> Hook {
         scheme: Scheme::Standard,
         secrets: vec![HookSecret::parse(&Scheme::Standard, SECRET).expect("a secret")],
         mapping: Mapping {
-            tenant: TenantAt::Pointer(pointer("/data/tenant")),
-            operation: Operation { method: "POST".into(), path: "/pay".into() },
-            key: pointer("/data/key"),
+            target: Target::Record {
+                tenant: TenantAt::Pointer(pointer("/data/tenant")),
+                operation: Operation { method: "POST".into(), path: "/pay".into() },
+                key: pointer("/data/key"),
+            },
             outcome: pointer("/type"),
             executed: vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)],
             not_executed: vec!["void".to_owned()],
@@ -263,7 +265,7 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
     // As if the process had died between keeping the evidence and weighing it.
     let evidence = ibid_core::evidence::Evidence {
         name: ibid_core::evidence::EventName { source: "psp".into(), event: "evt_1".into() },
-        record: record.id,
+        about: ibid_core::evidence::About::Record(record.id),
         owner: Some(record.owner),
         what: ibid_core::machine::Found::NotExecuted,
         age: Duration::ZERO,
@@ -406,7 +408,19 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
         hook.mapping.event_time = None;
     };
     assert_eq!(refused(plain(), only_executed), "", "what was executed stays so, whenever it is told");
-    assert!(refused(plain(), |hook| hook.mapping.operation.method = "PUT".into()).contains("not guarded"));
+    let elsewhere = |hook: &mut Hook| {
+        if let Target::Record { operation, .. } = &mut hook.mapping.target {
+            operation.method = "PUT".into();
+        }
+    };
+    assert!(refused(plain(), elsewhere).contains("not guarded"));
+    let by_key = |hook: &mut Hook| hook.mapping.target = Target::DownstreamKey(pointer("/data/key"));
+    assert!(refused(plain(), by_key).contains("no outbox"), "this store has no effects");
+    let of_no_kind = |hook: &mut Hook| {
+        let id = pointer("/data/id");
+        hook.mapping.target = Target::ProviderId(ProviderIdAt { kind: String::new(), id });
+    };
+    assert!(refused(plain(), of_no_kind).contains("must name their kind"));
     let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
     assert!(refused(bound, |_| {}).contains("names no principal"));
     assert!(layer(plain()).hooks(vec![hook(), hook()]).is_err(), "one name, one source");

@@ -1,9 +1,11 @@
-//! What a webhook's payload says, by JSON pointers: which record, and what became of it. It must not know signatures.
+//! What a webhook's payload says, by JSON pointers: of which record or Effect, and what became of it. It must not know
+//! signatures.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::evidence::EventName;
+use ibid_core::effect::is_downstream_key;
+use ibid_core::evidence::{EffectAt, EventName};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::key::Key;
 use ibid_core::machine::{Answer, Found};
@@ -17,27 +19,58 @@ use super::signature::Verified;
 /// Where a source's payload says what.
 #[derive(Clone, Debug)]
 pub struct Mapping {
-    /// Whose record it is. Without it tenant A could be given tenant B's payment.
-    pub tenant: TenantAt,
-    /// What the record's key was used for: method and concrete path.
-    pub operation: Operation,
-    /// The client's key.
-    pub key: Pointer,
+    /// What it speaks of.
+    pub target: Target,
     /// What became of it.
     pub outcome: Pointer,
     /// Outcomes that say it was executed, each with the status of the answer to be kept. A decline is an answer.
     pub executed: Vec<(String, u16)>,
-    /// Outcomes after which it will never be executed. They count only of an instant after the Attempt's end.
+    /// Outcomes after which it will never be executed. They count only of an instant after the Attempt's or call's end.
     pub not_executed: Vec<String>,
-    /// The body of the answer to be kept, as it stands in the payload.
+    /// The body of the answer to be kept, as it stands in the payload; of an Effect, its result.
     pub body: Pointer,
-    /// The source's own id of what was done.
+    /// The source's own id of what was done, to be kept. An Effect is found by it only if [`Mapping::target`] says so.
     pub provider_id: Option<Pointer>,
     /// The id of the event, where the signature does not cover one or the payload's is to count.
     pub event: Option<Pointer>,
     /// When it happened: seconds or milliseconds since the epoch, or as RFC 3339 writes it. None: when it arrived, and then
     /// `not_executed` must be empty.
     pub event_time: Option<Pointer>,
+}
+
+/// How a payload names what it speaks of. Each way leads to one tenant's alone, or tenant A could be given tenant B's
+/// payment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A record.
+    Record {
+        /// Whose it is.
+        tenant: TenantAt,
+        /// What its key was used for: method and concrete path.
+        operation: Operation,
+        /// The client's key.
+        key: Pointer,
+    },
+    /// An Effect, by the key that the provider was called under.
+    DownstreamKey(Pointer),
+    /// An Effect, by the provider's own id.
+    ProviderId(ProviderIdAt),
+    /// An Effect, by the key; where the payload has no key of ours, by the provider's id.
+    Either {
+        /// The key that the provider was called under.
+        downstream_key: Pointer,
+        /// The provider's own id.
+        provider_id: ProviderIdAt,
+    },
+}
+
+/// Where the provider's own id of an Effect is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderIdAt {
+    /// Of which kind its Effects are: another provider may use the same ids.
+    pub kind: String,
+    /// The id.
+    pub id: Pointer,
 }
 
 /// Where the tenant of a record is named.
@@ -52,11 +85,18 @@ pub enum TenantAt {
 /// What a payload says.
 #[derive(Clone, Debug)]
 pub(super) struct Said {
-    pub(super) identity: Identity,
+    pub(super) named: Named,
     pub(super) what: Found,
     pub(super) name: EventName,
     /// How long before its arrival the event was: at least, or at most if it frees the key.
     pub(super) age: Duration,
+}
+
+/// What a payload speaks of.
+#[derive(Clone, Debug)]
+pub(super) enum Named {
+    Record(Identity),
+    Effect(EffectAt),
 }
 
 /// What a payload lacks, in the words of the mapping.
@@ -64,7 +104,7 @@ pub(super) struct Said {
 pub(super) struct Lacks(pub(super) &'static str);
 
 impl Mapping {
-    /// What the payload says; none if its outcome is not one that counts.
+    /// What the payload says; none if its outcome is not one that counts, or it is no call of ours.
     pub(super) fn read(
         &self,
         source: &str,
@@ -83,20 +123,12 @@ impl Mapping {
             None if self.not_executed.contains(&outcome) => Found::NotExecuted,
             None => return Ok(None),
         };
-        let tenant = match &self.tenant {
-            TenantAt::Only(tenant) => tenant.clone(),
-            TenantAt::Pointer(pointer) => {
-                let name = text(pointer, payload).ok_or(Lacks("tenant"))?;
-                Tenant::new(&name).map_err(|_| Lacks("tenant"))?
-            }
-        };
-        let key = text(&self.key, payload).ok_or(Lacks("key"))?;
-        let key = Key::stored(&key).map_err(|_| Lacks("key"))?;
+        let Some(named) = self.target.read(payload)? else { return Ok(None) };
         let event = match &self.event {
             Some(pointer) => text(pointer, payload),
             None => verified.event.clone(),
         };
-        let event = event.filter(|event| is_event(event)).ok_or(Lacks("event"))?;
+        let event = event.filter(|event| is_name(event)).ok_or(Lacks("event"))?;
         let age = match &self.event_time {
             Some(pointer) => {
                 let at = text(pointer, payload).and_then(|text| instant::parse(&text));
@@ -109,12 +141,7 @@ impl Mapping {
             }
             None => Duration::ZERO,
         };
-        Ok(Some(Said {
-            identity: Identity { tenant, operation: self.operation.clone(), key },
-            what,
-            name: EventName { source: source.to_owned(), event },
-            age,
-        }))
+        Ok(Some(Said { named, what, name: EventName { source: source.to_owned(), event }, age }))
     }
 
     fn answer(&self, status: u16, payload: &Bytes, response_version: u32) -> Result<Answer, Lacks> {
@@ -130,6 +157,52 @@ impl Mapping {
         let provider_id = self.provider_id.as_ref().and_then(|pointer| text(pointer, payload));
         Ok(Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id })
     }
+}
+
+impl Target {
+    /// What the payload speaks of; none if that is no call of ours.
+    fn read(&self, payload: &[u8]) -> Result<Option<Named>, Lacks> {
+        let effect = match self {
+            Target::Record { tenant, operation, key } => {
+                return record(tenant, operation, key, payload).map(|identity| Some(Named::Record(identity)));
+            }
+            Target::DownstreamKey(pointer) => {
+                let key = text(pointer, payload).ok_or(Lacks("downstream_key"))?;
+                is_downstream_key(&key).then_some(EffectAt::DownstreamKey(key))
+            }
+            Target::ProviderId(at) => Some(at.read(payload)?),
+            Target::Either { downstream_key, provider_id } => match text(downstream_key, payload) {
+                Some(key) if is_downstream_key(&key) => Some(EffectAt::DownstreamKey(key)),
+                _ => Some(provider_id.read(payload)?),
+            },
+        };
+        Ok(effect.map(Named::Effect))
+    }
+}
+
+impl ProviderIdAt {
+    fn read(&self, payload: &[u8]) -> Result<EffectAt, Lacks> {
+        let id = text(&self.id, payload).filter(|id| is_name(id)).ok_or(Lacks("provider_id"))?;
+        Ok(EffectAt::ProviderId { kind: self.kind.clone(), id })
+    }
+}
+
+fn record(
+    tenant: &TenantAt,
+    operation: &Operation,
+    key: &Pointer,
+    payload: &[u8],
+) -> Result<Identity, Lacks> {
+    let tenant = match tenant {
+        TenantAt::Only(tenant) => tenant.clone(),
+        TenantAt::Pointer(pointer) => {
+            let name = text(pointer, payload).ok_or(Lacks("tenant"))?;
+            Tenant::new(&name).map_err(|_| Lacks("tenant"))?
+        }
+    };
+    let key = text(key, payload).ok_or(Lacks("key"))?;
+    let key = Key::stored(&key).map_err(|_| Lacks("key"))?;
+    Ok(Identity { tenant, operation: operation.clone(), key })
 }
 
 /// How long before its signature the event was, at least. Both instants are of the source's clock, so that it need not
@@ -160,13 +233,13 @@ fn text(pointer: &Pointer, payload: &[u8]) -> Option<String> {
     }
 }
 
-/// An id that may stand in a history and an index.
-fn is_event(event: &str) -> bool {
-    !event.is_empty() && event.len() <= EVENT_LEN_MAX && !event.chars().any(char::is_control)
+/// An id of the source's that may stand in a history and an index.
+fn is_name(id: &str) -> bool {
+    !id.is_empty() && id.len() <= ID_LEN_MAX && !id.chars().any(char::is_control)
 }
 
-/// Longest id of an event. Sources send some forty bytes; this much fits every index.
-const EVENT_LEN_MAX: usize = 255;
+/// Longest id of an event, or of what was done. Sources send some forty bytes; this much fits every index.
+const ID_LEN_MAX: usize = 255;
 
 /// What an instant in whole seconds leaves open.
 const RESOLUTION_US: i64 = 1_000_000;
@@ -202,6 +275,35 @@ mod tests {
         assert!(age_at_most(i64::MIN, i64::MAX) > Duration::from_secs(1 << 40), "no sum overflows");
     }
 
+    #[test]
+    fn an_effect_is_named_by_our_key_and_by_the_providers_id_where_there_is_none() {
+        let pointer = |text| Pointer::parse(text).expect("a pointer");
+        let provider_id = ProviderIdAt { kind: "charge".into(), id: pointer("/id") };
+        let by_key = Target::DownstreamKey(pointer("/key"));
+        let by_id = Target::ProviderId(provider_id.clone());
+        let either = Target::Either { downstream_key: pointer("/key"), provider_id };
+        let read = |target: &Target, payload: &str| match target.read(payload.as_bytes()) {
+            Ok(Some(Named::Effect(EffectAt::DownstreamKey(key)))) => format!("key {key}"),
+            Ok(Some(Named::Effect(EffectAt::ProviderId { kind, id }))) => format!("{kind} {id}"),
+            Ok(Some(Named::Record(_))) => "record".to_owned(),
+            Ok(None) => "not ours".to_owned(),
+            Err(Lacks(what)) => format!("lacks {what}"),
+        };
+        let ours = "ibid-00112233445566778899aabbccddeeff";
+        let both = format!(r#"{{"key":"{ours}","id":"ch_1"}}"#);
+        let other = r#"{"key":"order-7","id":"ch_1"}"#;
+        assert_eq!(read(&by_key, &both), format!("key {ours}"));
+        assert_eq!(read(&by_key, other), "not ours", "somebody else calls that provider, too");
+        assert_eq!(read(&by_key, r#"{"id":"ch_1"}"#), "lacks downstream_key");
+        assert_eq!(read(&by_id, &both), "charge ch_1");
+        assert_eq!(read(&by_id, "{}"), "lacks provider_id");
+        assert_eq!(read(&by_id, r#"{"id":""}"#), "lacks provider_id");
+        assert_eq!(read(&either, &both), format!("key {ours}"));
+        assert_eq!(read(&either, other), "charge ch_1");
+        assert_eq!(read(&either, r#"{"id":7}"#), "charge 7");
+        assert_eq!(read(&either, "{}"), "lacks provider_id");
+    }
+
     fn at(seconds: f64) -> i64 {
         (seconds * 1e6) as i64
     }
@@ -209,9 +311,11 @@ mod tests {
     fn mapping() -> Mapping {
         let pointer = |text| Pointer::parse(text).expect("a pointer");
         Mapping {
-            tenant: TenantAt::Only(Tenant::only()),
-            operation: Operation { method: "POST".into(), path: "/pay".into() },
-            key: pointer("/key"),
+            target: Target::Record {
+                tenant: TenantAt::Only(Tenant::only()),
+                operation: Operation { method: "POST".into(), path: "/pay".into() },
+                key: pointer("/key"),
+            },
             outcome: pointer("/is"),
             executed: vec![("paid".to_owned(), 201)],
             not_executed: vec!["void".to_owned()],

@@ -1,5 +1,5 @@
-//! `POST /.ibid/hooks/{source}`: a provider says what became of a request, and an unknown record is settled without
-//! asking. Who may say so is told by the signature alone.
+//! `POST /.ibid/hooks/{source}`: a provider says what became of a request or a call, and an unknown record or Effect is
+//! settled without asking. Who may say so is told by the signature alone.
 
 mod instant;
 mod mapping;
@@ -13,12 +13,13 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
+use ibid_core::evidence::About;
 use ibid_core::policy::{BindRule, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 
-pub use mapping::{Mapping, TenantAt};
+pub use mapping::{Mapping, ProviderIdAt, Target, TenantAt};
 pub use signature::{Encoding, HookSecret, HookSecretError, Plain, Scheme, Signed};
 
 use super::body::ReplyBody;
@@ -27,6 +28,7 @@ use super::routes::Routes;
 use super::{intake, reply, sent};
 use crate::engine::{Heard, Hearing};
 use crate::telemetry;
+use mapping::Named;
 
 /// One source of webhooks.
 #[derive(Clone, Debug)]
@@ -62,7 +64,7 @@ pub struct HookError {
 }
 
 impl Hooks {
-    /// Takes sources whose records are begun under `routes`.
+    /// Takes sources whose records are begun under `routes`. Those that speak of Effects need an outbox.
     pub fn new(hooks: Vec<Hook>, routes: &Routes) -> Result<Hooks, HookError> {
         let mut known = BTreeMap::new();
         for hook in hooks {
@@ -74,9 +76,15 @@ impl Hooks {
         }
         Ok(Hooks(Arc::new(known)))
     }
+
+    /// A source that speaks of Effects, if there is one.
+    pub(super) fn of_effects(&self) -> Option<&str> {
+        let is_of_effects = |known: &&Known| !matches!(known.hook.mapping.target, Target::Record { .. });
+        self.0.values().find(is_of_effects).map(|known| known.hook.name.as_str())
+    }
 }
 
-/// The rules under which the records of this source are begun.
+/// The rules under which the records of this source are begun; the usual ones if it speaks of Effects, which any may have.
 fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
     let is_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
@@ -104,8 +112,15 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
                     an old event, delivered late, would free what a later attempt executes",
         );
     }
-    let method = Method::from_bytes(mapping.operation.method.as_bytes()).map_err(|_| "names no method")?;
-    match routes.find(&method, &mapping.operation.path) {
+    let operation = match &mapping.target {
+        Target::Record { operation, .. } => operation,
+        Target::ProviderId(at) | Target::Either { provider_id: at, .. } if at.kind.is_empty() => {
+            return Err("finds effects by the provider's id and must name their kind");
+        }
+        _ => return Ok(Arc::default()),
+    };
+    let method = Method::from_bytes(operation.method.as_bytes()).map_err(|_| "names no method")?;
+    match routes.find(&method, &operation.path) {
         None => Err("names an operation that is not guarded: it has no records"),
         Some(route) if route.policy.bind == BindRule::Principal => {
             Err("names an operation with `bind = \"principal\"`, and a webhook names no principal")
@@ -162,8 +177,11 @@ where
             return refused(Refusal::HookUnreadable);
         }
     };
-    let record = RecordId::of(&said.identity, known.policy.scope);
-    let heard = Heard { name: said.name, record, what: said.what, age: said.age };
+    let about = match said.named {
+        Named::Record(identity) => About::Record(RecordId::of(&identity, known.policy.scope)),
+        Named::Effect(at) => About::Effect(at),
+    };
+    let heard = Heard { name: said.name, about, what: said.what, age: said.age };
     match tokio::time::timeout(HEAR_FOR, shared.ibid.hear(heard)).await {
         Ok(Ok(hearing)) => told(&hook.name, hearing),
         // Whether it is kept is not known, so it must come again.

@@ -24,11 +24,12 @@ impl Witness for PostgresStore {
         keep_for: Duration,
     ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
         Box::pin(async move {
-            let Some(found) = evidence::found_to_bytes(&evidence.what) else {
+            let Some(found) = evidence::said_to_bytes(&evidence) else {
                 return Err(StoreError::lasting(KIND, KEEP, "it says nothing").unwritten());
             };
             let EventName { source, event } = &evidence.name;
-            let (record, owner): (&[u8], _) = (evidence.record.as_bytes(), evidence.owner.map(bits));
+            let (id, owner) = (evidence.about.id(), evidence.owner.map(bits));
+            let record: &[u8] = id.as_bytes();
             let (age, keep_for) = (micros(evidence.age), micros(keep_for));
             let name: [Param<'_>; 2] = [(source, Type::TEXT), (event, Type::TEXT)];
             let all: [Param<'_>; 7] = [
@@ -135,14 +136,16 @@ impl<'a> Uses<'a> {
 fn kept(op: &'static str, row: &Row) -> Result<Kept, StoreError> {
     let unreadable = |what| StoreError::lasting(KIND, op, Unreadable(what));
     let id: &[u8] = get(op, row, 3)?;
-    let found = evidence::found_from_bytes(get(op, row, 7)?);
+    let id = RecordId::from_bytes(id.try_into().map_err(|_| unreadable("not a record's id"))?);
+    let said = evidence::said_from_bytes(id, get(op, row, 7)?);
+    let (about, what) = said.ok_or_else(|| unreadable("not evidence"))?;
     Ok(Kept {
         seq: get(op, row, 0)?,
         evidence: Evidence {
             name: EventName { source: get(op, row, 1)?, event: get(op, row, 2)? },
-            record: RecordId::from_bytes(id.try_into().map_err(|_| unreadable("not a record's id"))?),
+            about,
             owner: get::<Option<i64>>(op, row, 4)?.map(|bits| Nonce(bits.cast_unsigned())),
-            what: found.ok_or_else(|| unreadable("not evidence"))?,
+            what,
             age: Duration::ZERO,
         },
         as_of: Timestamp::from_micros(get(op, row, 5)?),

@@ -24,7 +24,7 @@ impl Witness for SqliteStore {
     ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
         const OP: &str = "keep evidence";
         Box::pin(async move {
-            let Some(found) = evidence::found_to_bytes(&evidence.what) else {
+            let Some(found) = evidence::said_to_bytes(&evidence) else {
                 return Err(StoreError::lasting(KIND, OP, "it says nothing").unwritten());
             };
             self.transact(OP, move |connection, now| add(connection, &evidence, &found, keep_for, now)).await
@@ -80,7 +80,7 @@ fn add(
     let added = add.execute(params![
         source,
         event,
-        evidence.record.as_bytes(),
+        evidence.about.id().as_bytes(),
         evidence.owner.map(bits),
         now.before(evidence.age).as_micros(),
         now.after(keep_for).as_micros(),
@@ -111,14 +111,16 @@ pub(super) fn mark_used(connection: &Connection, name: &EventName, now: Timestam
 }
 
 fn kept(row: &Row<'_>) -> rusqlite::Result<Kept> {
-    let found = row.get_ref(7)?.as_blob().ok().and_then(evidence::found_from_bytes);
+    let id = RecordId::from_bytes(row.get(3)?);
+    let said = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::said_from_bytes(id, bytes));
+    let (about, what) = said.ok_or_else(|| unreadable(7, "not evidence"))?;
     Ok(Kept {
         seq: row.get(0)?,
         evidence: Evidence {
             name: EventName { source: row.get(1)?, event: row.get(2)? },
-            record: RecordId::from_bytes(row.get(3)?),
+            about,
             owner: row.get::<_, Option<i64>>(4)?.map(|bits| Nonce(bits.cast_unsigned())),
-            what: found.ok_or_else(|| unreadable(7, "not evidence"))?,
+            what,
             age: Duration::ZERO,
         },
         as_of: Timestamp::from_micros(row.get(5)?),

@@ -81,6 +81,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0002_effects.sql"),
     include_str!("migrations/0003_evidence.sql"),
     include_str!("migrations/0004_tombstones.sql"),
+    include_str!("migrations/0005_effect_ended.sql"),
 ];
 
 /// The newest schema that this program knows.

@@ -21,5 +21,5 @@ from picked p, t
 where e.seq = p.seq
   and set_config('idle_in_transaction_session_timeout', least(greatest(e.lease_us / 1000, 1), 2147483647)::text, true) <> ''
 returning e.seq, e.record, e.birth, e.tenant, e.name, e.kind, e.count::int8, e.nonce, e.state::int8, e.tries::int8, e.due_at,
-  e.created_at, e.called_at, e.done_at, e.aggregate, e.downstream_key, e.rules, e.owes, e.trace, e.payload, e.result,
+  e.created_at, e.called_at, e.ended_at, e.done_at, e.aggregate, e.downstream_key, e.rules, e.owes, e.trace, e.payload, e.result,
   e.provider_id, e.last_error, t.now

@@ -1,8 +1,10 @@
 -- Replace what is kept of an effect, at the version that was read. No row back means that it is somebody else's by now.
--- The mark ?11: 0 keeps the instant of the first call, 1 sets it to now (?1), 2 clears it.
+-- The marks ?11 and ?16, of the instant of the first call and of that of the last one's end: 0 keeps it, 1 sets it to now
+-- (?1), 2 clears it.
 update ibid_effect set
   count = ?5, nonce = ?6, state = ?7, open = ?8, tries = ?9, due_at = ?1 + ?10,
   called_at = case ?11 when 0 then called_at when 1 then ?1 end,
+  ended_at = case ?16 when 0 then ended_at when 1 then ?1 end,
   done_at = iif(?12, ?1, done_at),
   result = coalesce(?13, result), provider_id = coalesce(?14, provider_id), last_error = coalesce(?15, last_error)
 where seq = ?2 and count = ?3 and nonce = ?4

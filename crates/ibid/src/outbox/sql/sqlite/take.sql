@@ -13,5 +13,5 @@ where seq in (
   order by e.due_at
   limit ?7
 )
-returning seq, record, birth, tenant, name, kind, count, nonce, state, tries, due_at, created_at, called_at, done_at,
+returning seq, record, birth, tenant, name, kind, count, nonce, state, tries, due_at, created_at, called_at, ended_at, done_at,
   aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error, ?1

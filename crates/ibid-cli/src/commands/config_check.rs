@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use ibid::http::hooks::Hook;
+use ibid::http::hooks::{Hook, Target};
 use ibid_core::policy::{Policy, Reconcile};
 use serde_json::{Map, Value, json};
 
@@ -62,9 +62,7 @@ fn print(config: &Config, out: &mut dyn Write) -> Result<(), Failure> {
         print_line(out, "\nsettled by webhook:")?;
     }
     for hook in &config.hooks {
-        let operation = &hook.mapping.operation;
-        let (method, path) = (&operation.method, &operation.path);
-        print_line(out, format_args!("  {method} {path} by `/.ibid/hooks/{}`", hook.name))?;
+        print_line(out, format_args!("  {} by `/.ibid/hooks/{}`", target(hook), hook.name))?;
     }
     Ok(())
 }
@@ -150,11 +148,29 @@ fn route_json(route: &Route) -> Value {
     })
 }
 
+/// What a hook speaks of.
+fn target(hook: &Hook) -> String {
+    match &hook.mapping.target {
+        Target::Record { operation, .. } => format!("{} {}", operation.method, operation.path),
+        Target::DownstreamKey(_) => "effects found by their key".to_owned(),
+        Target::ProviderId(at) => format!("effects of kind `{}` found by the provider's id", at.kind),
+        Target::Either { provider_id: at, .. } => {
+            format!("effects found by their key, or of kind `{}` by the provider's id", at.kind)
+        }
+    }
+}
+
 fn hook_json(hook: &Hook) -> Value {
-    let operation = &hook.mapping.operation;
+    let (is_record, kind) = match &hook.mapping.target {
+        Target::Record { .. } => (true, None),
+        Target::DownstreamKey(_) => (false, None),
+        Target::ProviderId(at) | Target::Either { provider_id: at, .. } => (false, Some(&at.kind)),
+    };
     json!({
         "name": hook.name,
-        "match": format!("{} {}", operation.method, operation.path),
+        "match": is_record.then(|| target(hook)),
+        "by_downstream_key": matches!(hook.mapping.target, Target::DownstreamKey(_) | Target::Either { .. }),
+        "kind": kind,
         // How many, never which.
         "secrets": hook.secrets.len(),
         "executed": hook.mapping.executed.iter().map(|(value, _)| value).collect::<Vec<_>>(),

@@ -1,17 +1,15 @@
-//! One `[[hook]]`: a source of signed webhooks, and where its payload says what became of a request.
+//! One `[[hook]]`: a source of signed webhooks, and where its payload says what became of a request or a call.
 
 use std::io::Read as _;
 
-use http::{HeaderName, Method};
-use ibid::http::hooks::{Encoding, Hook, HookSecret, Hooks, Mapping, Plain, Scheme, Signed, TenantAt};
+use http::HeaderName;
+use ibid::http::hooks::{Encoding, Hook, HookSecret, Hooks, Mapping, Plain, Scheme, Signed, Target};
 use ibid::http::{Begins, Routes, Rule};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::policy::Policy;
-use ibid_core::scope::{Operation, Tenant};
 
-use super::Route;
 use super::read::{Reader, Section};
-use super::route::parse_match;
+use super::{Route, hook_target};
 
 /// Reads every `[[hook]]` and holds it against the routes.
 pub(super) fn read_all(
@@ -20,6 +18,7 @@ pub(super) fn read_all(
     one_tenant: bool,
     defaults: &Policy,
     routes: &[Route],
+    has_outbox: bool,
 ) -> Vec<Hook> {
     let sections = root.sections("hook", "hook");
     if sections.is_empty() {
@@ -43,6 +42,11 @@ pub(super) fn read_all(
         if let Some(Err(error)) = routes.as_ref().map(|routes| Hooks::new(vec![hook.clone()], routes)) {
             reader.refuse(line, error.to_string());
         }
+        if !has_outbox && !matches!(hook.mapping.target, Target::Record { .. }) {
+            let hint = "use the database of the service whose outbox makes the calls: `sqlite:PATH` or `postgres://…`";
+            let problem = format!("the hook `{}` speaks of effects, and the store has no outbox", hook.name);
+            reader.refuse_with_hint(line, problem, hint);
+        }
         hooks.push(hook);
     }
     hooks
@@ -53,22 +57,8 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
     let name = required(&mut section, reader, "name", "the last part of its address: `/.ibid/hooks/{name}`");
     let scheme = read_scheme(&mut section, reader);
     let secrets = read_secrets(&mut section, reader, scheme.as_ref());
-    let operation = read_operation(&mut section, reader);
-    let tenant = match pointer(&mut section, reader, "tenant") {
-        Some(pointer) => Some(TenantAt::Pointer(pointer)),
-        None if one_tenant => Some(TenantAt::Only(Tenant::only())),
-        None if section.line_of("tenant").is_some() => None,
-        None => {
-            reader.refuse_with_hint(
-                line,
-                "`tenant` is missing: a hook must say whose record its payload speaks of",
-                "without it one tenant's payment could settle another's record; have the provider keep the tenant in \
-                 its metadata and point at it",
-            );
-            None
-        }
-    };
-    let key = required_pointer(&mut section, reader, "key", "where the payload has the client's key");
+    let provider_id = pointer(&mut section, reader, "provider_id");
+    let target = hook_target::read(&mut section, reader, one_tenant, provider_id.as_ref());
     let outcome =
         required_pointer(&mut section, reader, "outcome", "where the payload says what became of it");
     let status = section.status("status").unwrap_or(STATUS);
@@ -82,14 +72,11 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
     let executed = executed.into_iter().map(|value| (value.clone(), of(&value))).collect();
     let not_executed = section.texts("not_executed").unwrap_or_default();
     let body = pointer(&mut section, reader, "body").unwrap_or_else(whole);
-    let provider_id = pointer(&mut section, reader, "provider_id");
     let event = pointer(&mut section, reader, "event").or_else(|| default_event(scheme.as_ref()));
     let event_time = pointer(&mut section, reader, "event_time");
     section.finish();
     let mapping = Mapping {
-        tenant: tenant?,
-        operation: operation?,
-        key: key?,
+        target: target?,
         outcome: outcome?,
         executed,
         not_executed,
@@ -229,25 +216,7 @@ fn fetch(text: &str) -> Result<String, String> {
     Ok(secret.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-fn read_operation(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Operation> {
-    let target = required(section, reader, "match", "the requests that it speaks of, as `POST /payments`")?;
-    let line = section.line_of("match").unwrap_or(section.line);
-    let (methods, path) = match parse_match(&target) {
-        Ok(read) => read,
-        Err((problem, hint)) => {
-            reader.refuse_with_hint(line, format!("`match` {problem}"), hint);
-            return None;
-        }
-    };
-    let ([method], false): (&[Method], bool) = (&methods, path.contains('{')) else {
-        let hint = "write one method and the path that clients send, such as \"POST /payments\"";
-        reader.refuse_with_hint(line, "`match` of a hook must name one operation", hint);
-        return None;
-    };
-    Some(Operation { method: method.as_str().into(), path: path.into() })
-}
-
-fn required(
+pub(super) fn required(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     key: &'static str,
@@ -260,7 +229,7 @@ fn required(
     text
 }
 
-fn required_pointer(
+pub(super) fn required_pointer(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     key: &'static str,
@@ -273,7 +242,11 @@ fn required_pointer(
     pointer
 }
 
-fn pointer(section: &mut Section<'_, '_>, reader: &Reader<'_>, key: &'static str) -> Option<Pointer> {
+pub(super) fn pointer(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    key: &'static str,
+) -> Option<Pointer> {
     let text = section.text(key)?;
     let line = section.line_of(key).unwrap_or(section.line);
     Pointer::parse(&text).inspect_err(|error| reader.refuse(line, format!("`{key}`: {error}"))).ok()

@@ -26,6 +26,7 @@ use route::RouteDraft;
 
 mod advice;
 mod hook;
+mod hook_target;
 pub(crate) mod keys;
 pub(crate) mod policy;
 mod read;
@@ -233,7 +234,7 @@ fn assemble(
     let tenant = read_tenant(root, reader, flags, &mut warnings);
     let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
     let (defaults, routes) = read_routes(root, reader, one_tenant, &mut warnings);
-    let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes);
+    let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, store != Some(StoreUrl::Memory));
     let secrets = read_secrets(root, reader, variables);
     let admin_token = read_admin_token(reader, variables);
     let (upkeep, server) = (read_upkeep(root), read_server(root));

@@ -127,7 +127,7 @@ fn intro(section: &str) -> &'static str {
              keys.\n\n"
         }
         "hook" => {
-            "A source of signed webhooks that settle unknown records; see the guide *Settle unknown outcomes by webhook*. \
+            "A source of signed webhooks that settle unknown records or effects; see the guide *Settle unknown outcomes by webhook*. \
              Keys marked `hmac` are for that scheme alone.\n\n"
         }
         "route.reconcile" => {

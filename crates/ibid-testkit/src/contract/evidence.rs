@@ -83,7 +83,7 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
         assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is kept as it was said");
     }
     for (at, kept) in names.iter().zip(&kept) {
-        assert_eq!(open(&*store, Open::Of(at.id()), 10).await, [kept.clone()], "{at:?}");
+        assert_eq!(open(&*store, Open::Of(at.id()), 10).await, std::slice::from_ref(kept), "{at:?}");
     }
     assert_eq!(open(&*store, Open::After(kept[0].seq - 1), 3).await, kept, "place by place like the rest");
 }

@@ -105,6 +105,21 @@ impl Ibid {
     }
 }
 
+impl Ibid {
+    /// What has this id ([`About::id`]) became unknown. Something may have been heard of it before.
+    pub(crate) async fn weigh_all_of(&self, id: RecordId) {
+        let weighed = async {
+            for kept in self.store().evidence(Open::Of(id), OF_RECORD_MAX).await? {
+                self.weigh(&kept).await?;
+            }
+            Ok::<_, StoreError>(())
+        };
+        if let Err(error) = weighed.await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "evidence is left to upkeep");
+        }
+    }
+}
+
 impl Inner {
     async fn weigh(&self, kept: &Kept, id: RecordId) -> Result<Hearing, StoreError> {
         let known = self.load(id).await?;
@@ -140,14 +155,9 @@ impl Inner {
     /// The record was just written. If nobody knows what became of it, something may have been heard before.
     pub(super) fn wrote(&self, stored: Option<&Stored>) {
         if let Some(stored) = stored.filter(|stored| stored.record.state == State::Unknown) {
-            self.doubt(stored.record.id);
+            // What finds no place is found by the next round of upkeep.
+            let _ = self.doubts.try_send(stored.record.id);
         }
-    }
-
-    /// What has this id ([`About::id`]) became unknown.
-    pub(crate) fn doubt(&self, id: RecordId) {
-        // What finds no place is found by the next round of upkeep.
-        let _ = self.doubts.try_send(id);
     }
 }
 
@@ -155,17 +165,8 @@ impl Inner {
 pub(super) async fn settle_doubts(inner: Weak<Inner>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
         let Some(inner) = inner.upgrade() else { return };
-        if let Err(error) = settle_doubt(&Ibid { inner }, id).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "evidence is left to upkeep");
-        }
+        Ibid { inner }.weigh_all_of(id).await;
     }
-}
-
-async fn settle_doubt(ibid: &Ibid, id: RecordId) -> Result<(), StoreError> {
-    for kept in ibid.store().evidence(Open::Of(id), OF_RECORD_MAX).await? {
-        ibid.weigh(&kept).await?;
-    }
-    Ok(())
 }
 
 /// Evidence as it will be kept, by the store's clock when what it speaks of was read.

@@ -64,7 +64,7 @@ pub(crate) struct Inner {
     pub(crate) enqueued: Notify,
     /// Who writes what follows from evidence on Effects here.
     pub(crate) desks: Desks,
-    /// What became unknown: something may have been heard of it before.
+    /// Records that became unknown: something may have been heard of them before.
     pub(super) doubts: mpsc::Sender<RecordId>,
     /// Writes that go on without a caller: queued finishes and releases.
     pub(super) loose: Loose,

@@ -68,7 +68,7 @@ impl<D: Database> Held<D> {
         let ended = ending.write(happened).await;
         self.count(ended);
         if matches!(ended, Ended::Moved { to: EffectState::Unknown, .. }) {
-            told::doubted(&self.ibid, &self.effect, provider_id);
+            told::doubted(&self.ibid, &self.effect, provider_id).await;
         }
         ended
     }

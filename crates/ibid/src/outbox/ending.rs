@@ -100,7 +100,7 @@ enum Written {
     /// It did, or had before.
     Yes,
     /// The Effect is somebody else's, who left it like this, and nothing was committed.
-    No(Option<StoredEffect>),
+    No(Option<Box<StoredEffect>>),
 }
 
 /// Where an Effect's end is written.
@@ -131,7 +131,7 @@ impl<D: Database> Ending<'_, D> {
             let error = match self.once(&change, &happened, settled.as_ref()).await {
                 Ok(Written::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
                 Ok(Written::No(stored)) => {
-                    tell_of_loss(&happened, stored.as_ref());
+                    tell_of_loss(&happened, stored.as_deref());
                     return Ended::Lost;
                 }
                 Err(error) => error,
@@ -170,7 +170,7 @@ impl<D: Database> Ending<'_, D> {
             let _ = tx.rollback().await;
             return Ok(match stored {
                 Some(stored) if stored.version == version_after(change) => Written::Yes,
-                stored => Written::No(stored),
+                stored => Written::No(stored.map(Box::new)),
             });
         }
         let answered = match settled {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ibid_core::change::{Happened as Line, History};
 use ibid_core::effect::StoredEffect;
-use ibid_core::evidence::{EffectAt, Kept};
+use ibid_core::evidence::{EffectAt, Kept, Open};
 use ibid_core::machine::{Answer, Bearing, EffectEvent, Found, bearing_on_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::Database;
@@ -94,6 +94,8 @@ pub(crate) async fn weigh(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<Hea
                 }
             }
             (Bearing::Settles | Bearing::Early, _) => return Ok(Hearing::Early),
+            // Whoever used it up meanwhile may have made it look like something else.
+            _ if !is_open(ibid.store(), kept).await? => return Ok(Hearing::Duplicate),
             (Bearing::Contradicts, sighting) => {
                 contradicted(ibid, kept, &sighting).await?;
                 Hearing::Contradicts
@@ -107,6 +109,12 @@ pub(crate) async fn weigh(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<Hea
     }
     // It changes at every look, so somebody else is at it. Upkeep looks again.
     Ok(Hearing::Early)
+}
+
+async fn is_open(store: &Arc<dyn Store>, kept: &Kept) -> Result<bool, StoreError> {
+    let open = store.evidence(Open::Of(kept.evidence.about.id()), OF_EFFECT_MAX).await?;
+    // More than can be seen: then it is taken for open, and what it says is told.
+    Ok(open.len() as u32 == OF_EFFECT_MAX || open.iter().any(|open| open.seq == kept.seq))
 }
 
 /// What is stored stays as it is; the history grows.
@@ -141,11 +149,10 @@ async fn contradicted(ibid: &Ibid, kept: &Kept, sighting: &Sighting) -> Result<(
 
 /// The Effect has just become unknown. Something may have been heard of it before.
 /// `accepted_as` is the provider's id, if it has just given one.
-pub(super) fn doubted(ibid: &Ibid, effect: &StoredEffect, accepted_as: Option<String>) {
-    let inner = ibid.inner();
-    inner.doubt(EffectAt::DownstreamKey(effect.downstream_key.clone()).id());
+pub(super) async fn doubted(ibid: &Ibid, effect: &StoredEffect, accepted_as: Option<String>) {
+    ibid.weigh_all_of(EffectAt::DownstreamKey(effect.downstream_key.clone()).id()).await;
     if let Some(id) = accepted_as.or_else(|| effect.provider_id.clone()) {
-        inner.doubt(EffectAt::ProviderId { kind: effect.kind.clone(), id }.id());
+        ibid.weigh_all_of(EffectAt::ProviderId { kind: effect.kind.clone(), id }.id()).await;
     }
 }
 
@@ -162,7 +169,8 @@ impl Desks {
 
     fn of(&self, kind: &str) -> Option<Arc<dyn Settle>> {
         let desks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        desks.iter().filter_map(Weak::upgrade).find(|desk| desk.serves(kind))
+        // As with a worker's handlers: the one that came later counts.
+        desks.iter().rev().filter_map(Weak::upgrade).find(|desk| desk.serves(kind))
     }
 }
 
@@ -242,6 +250,9 @@ fn broken(error: OperatorError) -> StoreError {
 }
 
 const SETTLE: &str = "settle an effect";
+
+/// Events about one Effect that are looked at: a charge has a handful in its life.
+const OF_EFFECT_MAX: u32 = 64;
 
 /// How often one webhook is weighed anew because the Effect changed: it does so a handful of times in its life.
 const TRIES_MAX: u32 = 4;

@@ -16,8 +16,11 @@ use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Un
 use ibid_core::record::State;
 
 mod counted;
+mod hooked;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
+mod site;
+mod told;
 mod world;
 
 use crate::lossy::Reply;

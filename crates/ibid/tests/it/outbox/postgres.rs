@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibid::attempt::Finished;
-use ibid::engine::Begun;
+use ibid::engine::{Begun, Hearing};
 use ibid::outbox::{
     self, BoxError, Builder, Call, EffectFilter, Handler, NewEffect, Outcome, Round, Settled, StoredEffect,
     Verified, Worker,
@@ -13,6 +13,7 @@ use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
 use ibid::transaction::{Database, Isolated, Isolation};
 use ibid::{Ibid, Settings};
+use ibid_core::evidence::EffectAt;
 use ibid_core::machine::EffectState::{Done, Queued, Unknown};
 use ibid_core::response::Response;
 use ibid_core::store::Pending;
@@ -22,6 +23,7 @@ use tokio::sync::Semaphore;
 
 use crate::lossy::{Lossy, Reply};
 
+use super::site::{executed, heard};
 use super::world::{Gate, Provider, ask, because, begin, made};
 
 /// One node of an application.
@@ -361,6 +363,41 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         let log = &log[before..];
         for index in ["ibid_effect_due", "ibid_effect_order", "ibid_effect_pkey"] {
             assert!(log.contains(&format!("using {index}")), "{index} is used (analyzed: {analyzed}): {log}");
+        }
+        assert!(!log.contains("Seq Scan on ibid_effect"), "analyzed: {analyzed}: {log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
+    let server = Postgres::start_with(&[
+        ("session_preload_libraries", "auto_explain"),
+        ("auto_explain.log_min_duration", "0"),
+        ("autovacuum", "off"),
+    ]);
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    node.pay("k", [charge("e")]).await;
+    assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
+    let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us, \
+        created_at, downstream_key, provider_id, rules, owes, tenant, payload) \
+        select e.record, n, 'fill', 1, 1, e.kind, 3, false, 0, e.lease_us, 0, 'fill ' || n, 'ch_fill_' || n, e.rules, \
+        false, e.tenant, '' from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n";
+    let key = node.effects().await[0].downstream_key.clone();
+    server.sql("postgres", fill);
+    for analyzed in [false, true] {
+        if analyzed {
+            server.sql("postgres", "analyze");
+        }
+        let before = server.log().len();
+        let by_id = EffectAt::ProviderId { kind: "charge".into(), id: "ch_1".into() };
+        for at in [EffectAt::DownstreamKey(key.clone()), by_id] {
+            let heard = heard("evt", &at, executed(201, "ch_1"), Duration::ZERO);
+            assert_eq!(node.ibid.hear(heard).await.unwrap(), Hearing::Known);
+        }
+        let log = server.log();
+        let log = &log[before..];
+        for index in ["ibid_effect_downstream", "ibid_effect_provider"] {
+            assert!(log.contains(index), "{index} is used (analyzed: {analyzed}): {log}");
         }
         assert!(!log.contains("Seq Scan on ibid_effect"), "analyzed: {analyzed}: {log}");
     }

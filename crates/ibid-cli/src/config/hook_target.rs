@@ -1,0 +1,109 @@
+//! What the payloads of a `[[hook]]` speak of: a record, by tenant, operation and key, or a call of an outbox, by a name
+//! that the provider knows. A hook that names neither could give one tenant's payment to another, and is refused.
+
+use http::Method;
+use ibid::http::hooks::{ProviderIdAt, Target, TenantAt};
+use ibid_core::fingerprint::Pointer;
+use ibid_core::scope::{Operation, Tenant};
+
+use super::hook::{pointer, required, required_pointer};
+use super::read::{Reader, Section};
+use super::route::parse_match;
+
+/// Reads `match`, `tenant` and `key`, or `downstream_key` and `kind`. A call is found by `provider_id` if `kind` says of
+/// which calls.
+pub(super) fn read(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    one_tenant: bool,
+    provider_id: Option<&Pointer>,
+) -> Option<Target> {
+    // All are asked for, so that none is called unknown.
+    let (downstream_key, kind) = (pointer(section, reader, "downstream_key"), section.text("kind"));
+    let tenant = pointer(section, reader, "tenant");
+    let is_of = |keys: &[&'static str]| keys.iter().find_map(|key| section.line_of(key));
+    match (is_of(&["match", "tenant", "key"]), is_of(&["downstream_key", "kind"])) {
+        (None, None) => {
+            let problem = "it must be said what the payload speaks of: a record or an effect";
+            reader.refuse_with_hint(section.line, problem, NOTHING_HINT);
+            None
+        }
+        (_, None) => record(section, reader, one_tenant, tenant),
+        (None, Some(line)) => effect(section, reader, line, downstream_key, kind.zip(provider_id.cloned())),
+        (Some(line), Some(_)) => {
+            let _ = (section.text("match"), section.text("key"));
+            let hint = "a source that tells of both needs two hooks; an effect has its tenant";
+            reader.refuse_with_hint(line, "a hook speaks of records or of effects, not of both", hint);
+            None
+        }
+    }
+}
+
+fn record(
+    section: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    one_tenant: bool,
+    tenant: Option<Pointer>,
+) -> Option<Target> {
+    let operation = read_operation(section, reader);
+    let tenant = match tenant {
+        Some(pointer) => Some(TenantAt::Pointer(pointer)),
+        None if one_tenant => Some(TenantAt::Only(Tenant::only())),
+        None if section.line_of("tenant").is_some() => None,
+        None => {
+            reader.refuse_with_hint(
+                section.line,
+                "`tenant` is missing: a hook must say whose record its payload speaks of",
+                "without it one tenant's payment could settle another's record; have the provider keep the tenant in \
+                 its metadata and point at it",
+            );
+            None
+        }
+    };
+    let key = required_pointer(section, reader, "key", "where the payload has the client's key");
+    Some(Target::Record { tenant: tenant?, operation: operation?, key: key? })
+}
+
+fn effect(
+    section: &Section<'_, '_>,
+    reader: &Reader<'_>,
+    line: usize,
+    downstream_key: Option<Pointer>,
+    by_id: Option<(String, Pointer)>,
+) -> Option<Target> {
+    if section.line_of("kind").is_some() && section.line_of("provider_id").is_none() {
+        reader.refuse(
+            line,
+            "`provider_id` is missing: with `kind`, effects are found by the provider's own id",
+        );
+    }
+    let by_id = by_id.map(|(kind, id)| ProviderIdAt { kind, id });
+    match (downstream_key, by_id) {
+        (Some(downstream_key), Some(provider_id)) => Some(Target::Either { downstream_key, provider_id }),
+        (Some(downstream_key), None) => Some(Target::DownstreamKey(downstream_key)),
+        (None, Some(provider_id)) => Some(Target::ProviderId(provider_id)),
+        // What is there and can't be read has been refused.
+        (None, None) => None,
+    }
+}
+
+fn read_operation(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Operation> {
+    let target = required(section, reader, "match", "the requests that it speaks of, as `POST /payments`")?;
+    let line = section.line_of("match").unwrap_or(section.line);
+    let (methods, path) = match parse_match(&target) {
+        Ok(read) => read,
+        Err((problem, hint)) => {
+            reader.refuse_with_hint(line, format!("`match` {problem}"), hint);
+            return None;
+        }
+    };
+    let ([method], false): (&[Method], bool) = (&methods, path.contains('{')) else {
+        let hint = "write one method and the path that clients send, such as \"POST /payments\"";
+        reader.refuse_with_hint(line, "`match` of a hook must name one operation", hint);
+        return None;
+    };
+    Some(Operation { method: method.as_str().into(), path: path.into() })
+}
+
+const NOTHING_HINT: &str = "of a record: `match`, `tenant` and `key`; of an effect: `downstream_key`, or `kind` and \
+    `provider_id`, or all three. Without them one tenant's payment could settle another's";

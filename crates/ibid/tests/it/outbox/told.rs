@@ -1,0 +1,419 @@
+//! What a provider tells of a call, on both databases: it settles what is unknown, once, with all that follows from it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::engine::{Begun, Hearing};
+use ibid::outbox::{self, Outcome, Round};
+use ibid::transaction::Database;
+use ibid::upkeep::weigh_once;
+use ibid_core::change::Happened;
+use ibid_core::effect::{EffectFilter, NewEffect, Rules, downstream_key};
+use ibid_core::evidence::{About, EffectAt, Evidence, Open};
+use ibid_core::machine::EffectState::{Claimed, Discarded, Done, Queued, Unknown};
+use ibid_core::machine::Found;
+use ibid_core::record::State;
+
+use super::site::{Psp, Site, charge, executed, heard, lost, name, on_both_databases, settled_at_once};
+use super::world::{World, ask, because, begin};
+
+on_both_databases!(
+    an_unknown_effect_is_settled_under_the_key_that_it_was_called_with,
+    an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it,
+    the_record_that_waits_for_it_is_answered_by_the_same_commit,
+    what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost,
+    what_is_told_before_the_effect_is_there_is_kept_for_it,
+    not_executed_counts_only_after_the_call_and_what_may_still_come_of_it,
+    of_a_webhook_and_a_worker_that_asks_one_settles_it,
+    a_worker_that_has_the_answer_is_not_disturbed,
+    what_a_crash_left_unused_is_used_by_upkeep,
+    a_process_without_a_worker_keeps_it_for_one_that_has,
+    a_contradiction_changes_nothing_and_is_told,
+    an_id_that_two_effects_have_settles_neither,
+    others_of_its_aggregate_go_on_once_it_is_settled,
+);
+
+async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([lost()]);
+    site.pay("k", charge()).await;
+    let worker = site.worker(&psp);
+    assert_eq!(worker.run_once().await.unwrap(), Round { dead: 1, ..Round::default() });
+    let unknown = site.only().await;
+    assert_eq!(unknown.state, Unknown);
+    assert!(unknown.ended_at.is_some_and(|at| Some(at) >= unknown.called_at), "{unknown:?}");
+
+    let at = site.by_key().await;
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Settled);
+    let done = site.only().await;
+    assert_eq!((done.state, done.ended_at, done.due_at), (Done, None, None));
+    assert_eq!(done.result.as_deref(), Some(&br#"{"charge":"ch_9"}"#[..]));
+    assert_eq!(done.provider_id.as_deref(), Some("ch_9"));
+    assert_eq!(site.lines().await, ["unknown: reset", r#"done: {"charge":"ch_9"}"#]);
+    let settled = ["effect `charge` by a webhook, unknown to done (event `evt_1` of `psp`)"];
+    assert_eq!(site.history("k", Happened::Settled).await, settled);
+
+    for event in ["evt_1", "evt_2"] {
+        assert_eq!(site.hear(event, &at, executed(201, "ch_9")).await, Hearing::Known, "{event} comes again");
+    }
+    assert_eq!(site.only().await.version, done.version, "nothing changes any more");
+    assert_eq!((site.lines().await.len(), site.history("k", Happened::Settled).await.len()), (2, 1));
+    assert!(worker.run_once().await.unwrap().is_idle());
+    assert_eq!(psp.calls(), 1, "nothing was called again");
+    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    assert!(site.ibid.store().evidence(Open::Of(at.id()), 10).await.unwrap().is_empty(), "it is used up");
+}
+
+async fn an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it<
+    D: Database + Clone + 'static,
+>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([Outcome::Accepted { provider_id: "ch_7".into() }]);
+    site.pay("k", charge()).await;
+    let worker = site.worker(&psp);
+    assert_eq!(worker.run_once().await.unwrap().dead, 1);
+    let accepted = site.only().await;
+    assert_eq!((accepted.state, accepted.provider_id.as_deref()), (Unknown, Some("ch_7")));
+    let at = |kind: &str, id: &str| EffectAt::ProviderId { kind: kind.into(), id: id.into() };
+    for elsewhere in [at("refund", "ch_7"), at("charge", "ch_8")] {
+        assert_eq!(site.hear("evt_0", &elsewhere, executed(201, "ch_7")).await, Hearing::Early);
+    }
+    assert_eq!(site.only().await.state, Unknown, "those are others");
+    assert_eq!(site.hear("evt_1", &at("charge", "ch_7"), executed(201, "ch_7")).await, Hearing::Settled);
+    let done = site.only().await;
+    assert_eq!((done.state, done.provider_id.as_deref()), (Done, Some("ch_7")));
+    assert_eq!(psp.calls(), 1);
+}
+
+async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([lost(), lost()]);
+    let worker = site.worker(&psp);
+    // One waits to be asked about, one is given up: of the first the record is pending, of the second unknown.
+    for (key, effect, state) in [("a", charge().verified(), State::Pending), ("b", charge(), State::Unknown)]
+    {
+        site.owe(key, effect).await;
+        worker.run_once().await.unwrap();
+        assert_eq!(site.record(key).await.state, state);
+        let of = EffectFilter { record: Some(ask(&site.ibid, key).id), ..EffectFilter::default() };
+        let effect = outbox::list(&site.ibid, of).await.unwrap().remove(0);
+        let at = EffectAt::DownstreamKey(effect.downstream_key);
+
+        // Its rows can't be written, so nothing of it is.
+        psp.fails(u32::MAX);
+        let before = site.lines().await;
+        let event = format!("evt_{key}");
+        let refused = site.ibid.hear(heard(&event, &at, executed(402, "ch_9"), Duration::ZERO)).await;
+        assert!(refused.is_err_and(|error| error.is_transient()), "it must come again");
+        assert_eq!((site.record(key).await.state, site.lines().await), (state, before));
+
+        psp.fails(0);
+        assert_eq!(weigh_once(&site.ibid).await.unwrap(), 1, "it was kept");
+        let record = site.record(key).await;
+        assert_eq!(
+            (record.state, record.note.status),
+            (State::Completed, Some(402)),
+            "a decline is an answer"
+        );
+        match site.ibid.begin(ask(&site.ibid, key)).await.unwrap() {
+            Begun::Replay(kept) => assert_eq!(&kept.response.body[..], br#"{"charge":"ch_9"}"#),
+            other => panic!("no replay: {other:?}"),
+        }
+        assert_eq!(site.hear(&event, &at, executed(402, "ch_9")).await, Hearing::Known);
+    }
+    assert_eq!(psp.calls(), 2);
+}
+
+async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
+    D: Database + Clone + 'static,
+>(
+    site: Site<D>,
+) {
+    let psp = Psp::behind_a_gate([lost()]);
+    site.pay("k", charge()).await;
+    let worker = Arc::new(site.worker(&psp));
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run_once().await.unwrap() }
+    });
+    psp.reached().await;
+    let at = site.by_key().await;
+    let claimed = site.only().await;
+    assert_eq!(claimed.state, Claimed);
+    for _ in 0..2 {
+        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Early);
+    }
+    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    assert_eq!(site.only().await.version, claimed.version, "its worker is alive and not disturbed");
+    psp.open();
+    running.await.unwrap();
+    site.until(Done).await;
+    assert_eq!(site.lines().await, ["unknown: reset", r#"done: {"charge":"ch_9"}"#]);
+    assert_eq!((psp.calls(), weigh_once(&site.ibid).await.unwrap()), (1, 0));
+}
+
+async fn what_is_told_before_the_effect_is_there_is_kept_for_it<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([lost()]);
+    let mut attempt = begin(&site.ibid, "k").await;
+    let record = site.record("k").await;
+    let at = EffectAt::DownstreamKey(downstream_key(&record.id, record.birth, "charge"));
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Early);
+    assert_eq!(site.hear("evt_2", &at, Found::NotExecuted).await, Hearing::Premature);
+    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    inside.enqueue(charge().owing()).await.unwrap();
+    inside.owe().await.unwrap();
+    assert_eq!(site.only().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));
+    let worker = site.worker(&psp);
+    worker.run_once().await.unwrap();
+    site.until(Done).await;
+    assert_eq!(psp.calls(), 1);
+}
+
+async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
+    D: Database + Clone + 'static,
+>(
+    site: Site<D>,
+) {
+    let never = Found::NotExecuted;
+    let psp = Psp::behind_a_gate([lost(), lost(), lost()]);
+    site.pay("k", settled_at_once()).await;
+    assert_eq!(
+        site.hear("evt_0", &site.by_key().await, never.clone()).await,
+        Hearing::Premature,
+        "it is queued"
+    );
+    let worker = Arc::new(site.worker(&psp));
+    let call = || {
+        let worker = worker.clone();
+        tokio::spawn(async move { worker.run_once().await.unwrap() })
+    };
+    let running = call();
+    psp.reached().await;
+    let at = site.by_key().await;
+    assert_eq!(site.hear("evt_1", &at, never.clone()).await, Hearing::Premature, "it is being called");
+    psp.open();
+    running.await.unwrap();
+    assert_eq!(
+        site.hear("evt_1", &at, never.clone()).await,
+        Hearing::Duplicate,
+        "told again it is no younger"
+    );
+    let old = heard("evt_2", &at, never.clone(), Duration::from_secs(3600));
+    assert_eq!(site.ibid.hear(old).await.unwrap(), Hearing::Premature, "it speaks of an hour ago");
+    assert_eq!((weigh_once(&site.ibid).await.unwrap(), site.only().await.state), (0, Unknown));
+
+    assert_eq!(site.hear("evt_3", &at, never.clone()).await, Hearing::Settled);
+    let freed = site.only().await;
+    assert_eq!((freed.state, freed.called_at, freed.ended_at), (Queued, None, None));
+    assert_eq!(freed.last_error.as_deref(), Some("a webhook said: not made"));
+    assert!(freed.due_at.is_some(), "it is called again, after a pause");
+    assert_eq!(site.hear("evt_3", &at, never).await, Hearing::Duplicate, "it frees one try and no other");
+}
+
+/// As one that may still be carried out for a minute after its call.
+#[tokio::test]
+async fn not_executed_is_not_believed_for_the_settle_pause_and_never_of_an_earlier_try() {
+    let world = World::new().await;
+    let provider = super::world::Provider::new("w", |_| lost());
+    let rules = Rules { settle_ms: 60_000, ..Rules::default() };
+    world.pay("k", [charge().rules(rules)]).await;
+    let worker = world.worker(&provider);
+    worker.run_once().await.unwrap();
+    let at = EffectAt::DownstreamKey(world.only().await.downstream_key);
+    let hear = async |event: &str, age| {
+        world.ibid.hear(heard(event, &at, Found::NotExecuted, Duration::from_secs(age))).await.unwrap()
+    };
+    world.pass(59);
+    assert_eq!(hear("evt_1", 0).await, Hearing::Premature);
+    world.pass(1);
+    assert_eq!(hear("evt_2", 1).await, Hearing::Premature);
+    assert_eq!(hear("evt_3", 0).await, Hearing::Settled);
+    world.pass(60);
+    worker.run_once().await.unwrap();
+    assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 2));
+    // From after the first try's end, and from before the second's.
+    assert_eq!(hear("evt_4", 10).await, Hearing::Premature);
+    world.pass(3600);
+    assert_eq!(hear("evt_5", 3600).await, Hearing::Premature);
+    assert_eq!(world.only().await.state, Unknown);
+    assert_eq!(hear("evt_6", 3540).await, Hearing::Settled);
+    assert_eq!(provider.calls().len(), 2);
+}
+
+async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone + 'static>(site: Site<D>) {
+    let other = site.another_process().await;
+    let rules = Rules { settle_ms: 0, ..NewEffect::new("", "", "").verified().rules };
+    for round in 0..10 {
+        let (psp, key) = (Psp::that_can_be_asked([lost()]), format!("k{round}"));
+        let (worker, elsewhere) = (site.worker(&psp), other.worker(&psp));
+        site.pay(&key, charge().rules(rules)).await;
+        assert_eq!(worker.run_once().await.unwrap().again, 1);
+        let of = EffectFilter { record: Some(ask(&site.ibid, &key).id), ..EffectFilter::default() };
+        let effect = outbox::list(&site.ibid, of.clone()).await.unwrap().remove(0);
+        let at = EffectAt::DownstreamKey(effect.downstream_key);
+        let before = site.lines().await.len();
+        let event = |n: u32| format!("evt_{round}_{n}");
+        let (asked, asked_there, a, b, c) = tokio::join!(
+            worker.run_once(),
+            elsewhere.run_once(),
+            site.ibid.hear(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
+            site.ibid.hear(heard(&event(2), &at, executed(201, "ch_1"), Duration::ZERO)),
+            other.ibid.hear(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
+        );
+        let done = asked.unwrap().done + asked_there.unwrap().done;
+        let heard = [a.unwrap(), b.unwrap(), c.unwrap()];
+        let settled = heard.iter().filter(|hearing| **hearing == Hearing::Settled).count();
+        assert_eq!(done as usize + settled, 1, "one settles it: {done} and {heard:?}");
+        let told = [Hearing::Settled, Hearing::Known, Hearing::Duplicate];
+        assert!(heard.iter().all(|hearing| told.contains(hearing)), "the others are told: {heard:?}");
+        assert_eq!(site.lines().await.len(), before + 1, "its rows are written once");
+        assert_eq!(outbox::list(&site.ibid, of).await.unwrap()[0].state, Done);
+        assert_eq!((psp.calls(), weigh_once(&site.ibid).await.unwrap()), (1, 0));
+    }
+}
+
+async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'static>(site: Site<D>) {
+    let psp = Psp::behind_a_gate([]);
+    site.pay("k", charge()).await;
+    let worker = site.worker(&psp);
+    let at = site.by_key().await;
+    let hear = async {
+        psp.reached().await;
+        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, Hearing::Early);
+        psp.open();
+    };
+    let (round, ()) = tokio::join!(worker.run_once(), hear);
+    assert_eq!(round.unwrap(), Round { done: 1, ..Round::default() });
+    assert_eq!(site.lines().await, ["done: answer"], "its own result counts");
+    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    assert!(
+        site.ibid.store().evidence(Open::Of(at.id()), 10).await.unwrap().is_empty(),
+        "it is of no more use"
+    );
+    assert!(site.history("k", Happened::LateAnswer).await.is_empty(), "they say the same");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_comes_back_after_a_webhook_settled_its_call_is_refused_with_its_rows() {
+    let world = World::new().await;
+    world.pay("k", [charge()]).await;
+    let (gate, zombie) = world.silent_worker().await;
+    world.pass(61);
+    let bob = world.worker(&super::world::Provider::new("bob", |_| super::world::made()));
+    assert_eq!(bob.run_once().await.unwrap().dead, 1);
+    let at = EffectAt::DownstreamKey(world.only().await.downstream_key);
+    let said = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
+    assert_eq!(world.ibid.hear(said).await.unwrap(), Hearing::Settled);
+    let settled = world.only().await;
+    gate.open();
+    assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
+    assert_eq!(world.only().await.version, settled.version);
+    assert_eq!(
+        world.ledger(),
+        ["bob charge unknown: the worker that held it went silent", "bob charge done"]
+    );
+    assert_eq!(gate.provider.calls().len(), 1);
+}
+
+async fn what_a_crash_left_unused_is_used_by_upkeep<D: Database + Clone + 'static>(site: Site<D>) {
+    let psp = Psp::new([lost()]);
+    site.owe("k", charge()).await;
+    site.worker(&psp).run_once().await.unwrap();
+    // As if the process had died between keeping the evidence and weighing it.
+    let about = About::Effect(site.by_key().await);
+    let what = executed(201, "ch_9");
+    let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
+    site.ibid.store().testify(evidence, Duration::from_secs(3600)).await.unwrap();
+    let after = site.another_process().await;
+    let _worker = after.worker(&psp);
+    assert_eq!(weigh_once(&after.ibid).await.unwrap(), 1);
+    assert_eq!((site.only().await.state, site.record("k").await.state), (Done, State::Completed));
+    assert_eq!(weigh_once(&after.ibid).await.unwrap(), 0);
+    assert_eq!(psp.calls(), 1);
+}
+
+async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clone + 'static>(site: Site<D>) {
+    let (psp, front) = (Psp::new([lost()]), site.another_process().await);
+    site.pay("k", charge()).await;
+    let worker = site.worker(&psp);
+    worker.run_once().await.unwrap();
+    let at = site.by_key().await;
+    assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Early);
+    assert_eq!(weigh_once(&front.ibid).await.unwrap(), 0);
+    assert_eq!(site.only().await.state, Unknown, "nobody there could write its rows");
+    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 1, "here somebody can");
+    assert_eq!(site.only().await.state, Done);
+    drop(worker);
+    assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, Hearing::Known);
+}
+
+async fn a_contradiction_changes_nothing_and_is_told<D: Database + Clone + 'static>(site: Site<D>) {
+    let psp = Psp::new([]);
+    site.pay("k", charge()).await;
+    let worker = site.worker(&psp);
+    worker.run_once().await.unwrap();
+    let (at, done) = (site.by_key().await, site.only().await);
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, Hearing::Known);
+    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_2")).await, Hearing::Contradicts);
+    assert_eq!(site.hear("evt_3", &at, Found::NotExecuted).await, Hearing::Contradicts);
+    assert_eq!(site.hear("evt_3", &at, Found::NotExecuted).await, Hearing::Duplicate);
+    assert_eq!(site.only().await.version, done.version);
+    let told = [
+        "webhook: effect `charge` executed as `ch_2`, although it is done (event `evt_2` of `psp`)",
+        "webhook: effect `charge` not executed, although it is done (event `evt_3` of `psp`)",
+    ];
+    assert_eq!(site.history("k", Happened::LateAnswer).await, told);
+    assert_eq!(site.lines().await, ["done: answer"]);
+}
+
+async fn an_id_that_two_effects_have_settles_neither<D: Database + Clone + 'static>(site: Site<D>) {
+    let accepted = || Outcome::Accepted { provider_id: "ch_7".into() };
+    let psp = Psp::new([accepted(), accepted()]);
+    let worker = site.worker(&psp);
+    for key in ["a", "b"] {
+        site.pay(key, charge()).await;
+        worker.run_once().await.unwrap();
+    }
+    let at = EffectAt::ProviderId { kind: "charge".into(), id: "ch_7".into() };
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_7")).await, Hearing::Contradicts);
+    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    let effects = outbox::list(&site.ibid, EffectFilter::default()).await.unwrap();
+    assert!(effects.iter().all(|effect| effect.state == Unknown), "{effects:?}");
+}
+
+async fn others_of_its_aggregate_go_on_once_it_is_settled<D: Database + Clone + 'static>(site: Site<D>) {
+    let psp = Psp::new([lost()]);
+    let worker = site.worker(&psp);
+    for key in ["a", "b"] {
+        site.pay(key, charge().ordered_by("account 7")).await;
+    }
+    worker.run_once().await.unwrap();
+    assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
+    let effects = outbox::list(&site.ibid, EffectFilter::default()).await.unwrap();
+    let at = EffectAt::DownstreamKey(effects[0].downstream_key.clone());
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Settled);
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    // What a person let go stays so, whatever is told of it.
+    site.pay("c", charge()).await;
+    let psp = Psp::new([lost()]);
+    site.worker(&psp).run_once().await.unwrap();
+    let last = outbox::list(&site.ibid, EffectFilter::default()).await.unwrap().remove(2);
+    outbox::discard(&site.ibid, last.seq, &because("refunded by hand")).await.unwrap();
+    let at = EffectAt::DownstreamKey(last.downstream_key);
+    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_9")).await, Hearing::Contradicts);
+    assert_eq!(outbox::list(&site.ibid, EffectFilter::default()).await.unwrap()[2].state, Discarded);
+}
+
+#[tokio::test]
+async fn an_effect_is_found_by_its_indexes_on_sqlite() {
+    let world = World::new().await;
+    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/find_by_key.sql"));
+    assert!(plan.contains("ibid_effect_downstream_key (downstream_key=?)"), "{plan}");
+    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/find_by_provider.sql"));
+    assert!(plan.contains("ibid_effect_provider_id (provider_id=?)"), "{plan}");
+}

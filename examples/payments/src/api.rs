@@ -19,12 +19,14 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use ibid::Ibid;
 use ibid::core::response::Response as KeptResponse;
-use ibid::http::RoutesError;
+use ibid::http::hooks::HookSecret;
+use ibid::outbox::Safety;
 use serde_json::{Value, json};
 
 use crate::account::{Authentication, authenticate};
 use crate::db::{Backend, Db, DbError};
 use crate::intake::{PAYMENTS, RIDES, check_input};
+use crate::listen::Failure;
 use crate::problem::Problem;
 use crate::provider_client::ProviderClient;
 
@@ -39,6 +41,8 @@ pub struct App<D> {
     pub patient_provider: ProviderClient,
     /// How long a holder may be silent.
     pub lease: Duration,
+    /// Whether a charge whose answer was lost is made again.
+    pub safety: Safety,
 }
 
 /// All pages.
@@ -46,14 +50,16 @@ pub fn router<D: Backend>(
     app: App<D>,
     ibid: Ibid,
     authentication: Authentication,
-) -> Result<Router, RoutesError> {
-    let guard = guard::guard(ibid, app.lease)?;
+    hook: Option<HookSecret>,
+) -> Result<Router, Failure> {
+    let guard = guard::guard(ibid, app.lease, hook)?;
     let pages = Router::new()
         .route(PAYMENTS, get(show::payments).post(payments::create))
         .route("/payments/{id}", get(show::payment))
         .route(RIDES, post(rides::create))
         .route("/rides/{id}", get(show::ride))
-        // The guard's own pages: what became of a key. It answers them before anybody gets here.
+        // The guard's own pages: what became of a key, and the processor's webhooks. It answers them before anybody gets
+        // here.
         .route("/.ibid/{*page}", any(async || Problem::not_found()))
         .with_state(app.clone());
     // The sweeper runs lapsed rides on the pages themselves: it has no credential to show, and a key already.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use ibid::http::hooks::{HookSecret, HookSecretError, Scheme};
 
 use crate::account::Accounts;
 use crate::db::StoreUrl;
@@ -50,6 +51,19 @@ pub struct ServeArgs {
     /// Whose token is whose account, one `token = account` a line. Without it each token is an account of its own.
     #[arg(long, value_name = "FILE", value_parser = Accounts::read)]
     pub accounts: Option<Accounts>,
+    /// What the processor signs its webhooks with: `whsec_` and base64. They are taken at `/.ibid/hooks/processor`.
+    #[arg(
+        long,
+        value_name = "SECRET",
+        value_parser = hook_secret,
+        env = "PAYMENTS_HOOK_SECRET",
+        hide_env_values = true
+    )]
+    pub hook_secret: Option<HookSecret>,
+    /// The processor does not deduplicate by our key: a charge whose answer was lost is not made again but waits for the
+    /// processor's webhook, or for a person.
+    #[arg(long)]
+    pub charge_once: bool,
     /// From one look for lapsed requests to the next. Hidden: the default suits everybody but tests, which do not want
     /// to wait for it, or want it never to come.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration, hide = true)]
@@ -105,6 +119,10 @@ pub struct ProviderArgs {
     /// Where charges are kept, so that a killed processor does not forget them.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
+}
+
+fn hook_secret(text: &str) -> Result<HookSecret, HookSecretError> {
+    HookSecret::parse(&Scheme::Standard, text)
 }
 
 /// A whole number and a unit: `250ms`, `5s`, `15m`, `24h`.

@@ -79,10 +79,11 @@ impl ChargePayment {
     /// Which handler carries it out.
     pub const KIND: &str = "charge";
 
-    /// For the outbox. The processor deduplicates by our key, so an uncertain call is made again.
-    pub fn effect(&self, lease: Duration) -> Result<NewEffect, serde_json::Error> {
+    /// For the outbox. Where the processor deduplicates by our key, an uncertain call is made again; where it does not, it
+    /// waits for the processor's webhook.
+    pub fn effect(&self, lease: Duration, safety: Safety) -> Result<NewEffect, serde_json::Error> {
         let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        let rules = Rules { safety: Safety::Repeatable, lease_ms, ..Rules::default() };
+        let rules = Rules { safety, lease_ms, ..Rules::default() };
         Ok(NewEffect::new("charge", Self::KIND, serde_json::to_vec(self)?).rules(rules))
     }
 }
@@ -115,6 +116,17 @@ impl<T: DerefMut<Target: Writes> + Send> Handler<T> for Charger {
                 Asked::Uncertain(why) => Outcome::Uncertain { why },
             }
         })
+    }
+
+    /// The webhook has the charge as the processor answers it; what is kept is ours.
+    fn told(&self, _: &Call, told: Made) -> Made {
+        let charge = ProviderClient::read_charge(&told.result)
+            .map(|(succeeded, charge_id)| Charge { succeeded, charge_id: Some(charge_id) });
+        match charge.and_then(|charge| serde_json::to_vec(&charge).ok()) {
+            Some(result) => Made { result: result.into(), answer: None, ..told },
+            // As it stands: then `record` can't read it either, and says so.
+            None => told,
+        }
     }
 
     fn record<'a>(

@@ -185,6 +185,12 @@ impl ProviderClient {
         }
     }
 
+    /// A charge as the processor writes it, in answers and webhooks: whether the money is taken, and its name for it.
+    pub fn read_charge(body: &[u8]) -> Option<(bool, String)> {
+        let made: Made = serde_json::from_slice(body).ok()?;
+        Some((matches!(made.status, Status::Succeeded), made.charge_id))
+    }
+
     fn charge_request(&self, key: &str, asked: &ChargeRequest) -> Result<Request<Full<Bytes>>, String> {
         let body = serde_json::to_vec(asked).map_err(|error| error.to_string())?;
         let uri = self.url.join("/charges").map_err(|error| error.to_string())?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Router;
 use futures_util::FutureExt as _;
-use ibid::outbox::Worker;
+use ibid::outbox::{Safety, Worker};
 use ibid::transaction::sqlx_postgres::SqlxPostgres;
 use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use ibid::upkeep::{self, Schedule};
@@ -62,8 +62,9 @@ async fn on<D: Backend>(
         database,
         patient_provider: ProviderClient::new(args.provider, ANSWER_WITHIN),
         lease: args.lease,
+        safety: if args.charge_once { Safety::Once } else { Safety::Repeatable },
     };
-    let router = api::router(app, ibid.clone(), authentication(args.accounts))?;
+    let router = api::router(app, ibid.clone(), authentication(args.accounts), args.hook_secret)?;
     let (listener, address) = listen::bind(args.listen).await?;
 
     let stop = stop.boxed().shared();

@@ -14,6 +14,7 @@ use ibid_core::time::Timestamp;
 use tokio::sync::mpsc;
 
 use super::{Ibid, Inner};
+use crate::failpoint;
 use crate::outbox::told::{self, Sighting};
 
 /// What somebody outside says became of a record or an Effect.
@@ -92,6 +93,7 @@ impl Ibid {
         if !new && !kept.open {
             return Ok(Hearing::Duplicate);
         }
+        failpoint::at("hear.kept").await;
         // Read after it was kept: what becomes unknown from here on is looked at by whoever made it so.
         self.weigh(&kept).await
     }

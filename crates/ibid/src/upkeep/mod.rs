@@ -35,7 +35,7 @@ pub struct Schedule {
     pub sweep_every: Duration,
     /// From one reaping to the next.
     pub reap_every: Duration,
-    /// From one round of questions about unknown records to the next.
+    /// From one round of questions about unknown records to the next, and of looks at what was heard of them.
     pub reconcile_every: Duration,
     /// How long the reaper keeps what outlives its record.
     pub keep: Keep,
@@ -62,7 +62,7 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
         every(schedule.reap_every, || async {
             done(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|did| did.removed))
         }),
-        every(schedule.reap_every, || async { done(ibid, "evidence", weigh_once(ibid).await) }),
+        every(schedule.reconcile_every, || async { done(ibid, "evidence", weigh_once(ibid).await) }),
         every(schedule.reconcile_every, || async {
             done(ibid, "reconciler", reconcile_once(ibid).await.map(|did| did.settled));
         }),

@@ -1,18 +1,21 @@
-//! The guard of the keys: which routes, under which rules, and whose key it is.
+//! The guard of the keys: which routes, under which rules, whose key it is, and who may say what became of a charge.
 
 use std::time::Duration;
 
 use http::Method;
 use ibid::Ibid;
+use ibid::core::fingerprint::Pointer;
 use ibid::core::policy::{OnLapse, OnServerError, Policy};
 use ibid::core::scope::Tenant;
-use ibid::http::{Begins, GuardLayer, NoTenant, Routes, RoutesError, Rule, Tenants};
+use ibid::http::hooks::{Hook, HookSecret, Mapping, Scheme, Target};
+use ibid::http::{Begins, GuardLayer, NoTenant, Routes, Rule, Tenants};
 
 use crate::account::Account;
 use crate::intake::{PAYMENTS, RIDES};
+use crate::listen::Failure;
 
 /// Guards every POST; these two by rules of their own.
-pub(super) fn guard(ibid: Ibid, lease: Duration) -> Result<GuardLayer, RoutesError> {
+pub(super) fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<GuardLayer, Failure> {
     // A month of replays, and a year in which an old key is refused instead of charged again.
     let money = Policy { lease, ..Policy::payments() };
     // The one transaction is all that a payment's handler does, and whoever takes over fences it.
@@ -27,7 +30,23 @@ pub(super) fn guard(ibid: Ibid, lease: Duration) -> Result<GuardLayer, RoutesErr
         begins: Begins::Guard,
     };
     let routes = Routes::new(money, vec![rule(PAYMENTS, payments), rule(RIDES, rides)])?;
-    Ok(GuardLayer::with_routes(ibid, Tenants::by(tenant), routes))
+    let hooks = hook.map(processor).transpose()?;
+    Ok(GuardLayer::with_routes(ibid, Tenants::by(tenant), routes).hooks(hooks.into_iter().collect())?)
+}
+
+/// The processor tells of every charge, and names it by the key that the worker called under. So it needs no tenant.
+fn processor(secret: HookSecret) -> Result<Hook, Failure> {
+    let mapping = Mapping {
+        target: Target::DownstreamKey(Pointer::parse("/data/idempotencyKey")?),
+        outcome: Pointer::parse("/type")?,
+        executed: vec![("charge.succeeded".to_owned(), 201), ("charge.declined".to_owned(), 402)],
+        not_executed: vec![],
+        body: Pointer::parse("/data")?,
+        provider_id: Some(Pointer::parse("/data/chargeId")?),
+        event: None,
+        event_time: None,
+    };
+    Ok(Hook { name: "processor".to_owned(), scheme: Scheme::Standard, secrets: vec![secret], mapping })
 }
 
 /// The account is the tenant: another account's same key is another request.

@@ -9,6 +9,7 @@ mod crash;
 mod db;
 mod failpoints;
 mod harness;
+mod hooked;
 mod ledger;
 mod payments;
 mod promise;

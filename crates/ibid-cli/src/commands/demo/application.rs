@@ -83,6 +83,8 @@ fn serve_args(listen: SocketAddr, store: &str, provider: SocketAddr) -> Result<S
         provider: HttpUrl::parse(&format!("http://{provider}")).map_err(|error| unreadable(&error))?,
         lease: LEASE,
         accounts: Some(Accounts::parse(&format!("{TOKEN} = demo")).map_err(|error| unreadable(&error))?),
+        hook_secret: None,
+        charge_once: false,
         sweep_every: SWEEP_EVERY,
         poll_every: POLL_EVERY,
     })

@@ -74,7 +74,7 @@ static REGISTRY: LazyLock<Arc<FailPointRegistry>> = LazyLock::new(|| {
 });
 
 /// Every place, so that a test can't name one that is never reached.
-const PLACES: [&str; 15] = [
+const PLACES: [&str; 16] = [
     "begin.before",
     "begin.after",
     "phase.before",
@@ -90,4 +90,5 @@ const PLACES: [&str; 15] = [
     "call.after",
     "record.before",
     "done.after",
+    "hear.kept",
 ];

@@ -238,13 +238,14 @@ impl<D: Database> Ending<'_, D> {
     }
 }
 
-/// Somebody else was faster. What was made and is not what stands there now, somebody will want to know of.
+/// Somebody else was faster. Whoever looks at what became of the Effect will want to know of a call that was made; an
+/// answer to a question is nothing new where somebody else had it too.
 fn tell_of_loss(happened: &Happened, stored: Option<&StoredEffect>) {
     let Some(made) = happened.made.as_ref().filter(|_| happened.told.is_none()) else { return };
     let (effect, provider_id) = (stored.map(|stored| stored.seq), made.provider_id.as_deref());
-    match stored {
-        Some(stored) if stored.state == EffectState::Done && stored.provider_id == made.provider_id => {
-            tracing::info!(effect, "somebody else had settled the effect");
+    match (happened.event, stored) {
+        (EffectEvent::Verified(_), Some(stored)) if stored.state == EffectState::Done => {
+            tracing::info!(effect, provider_id, "somebody else has settled the effect");
         }
         _ => tracing::error!(effect, provider_id, "a call was made, and came too late"),
     }

@@ -2,11 +2,12 @@
 //! processor here does not know keys, so a second call would be a second charge.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ibid_testkit::client::Request;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 
 use crate::armed::Armed;
 use crate::harness::Program;
@@ -18,6 +19,8 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 struct Told {
     world: World,
     node_at: watch::Sender<Option<SocketAddr>>,
+    /// Held by each connection that is carried.
+    carried: Arc<RwLock<()>>,
 }
 
 impl Told {
@@ -25,15 +28,17 @@ impl Told {
         let wire = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/.ibid/hooks/processor", wire.local_addr().expect("an address"));
         let (node_at, at) = watch::channel(None);
+        let carried = Arc::new(RwLock::new(()));
+        let held = carried.clone();
         // Ends with the test's runtime.
         tokio::spawn(async move {
             while let Ok((from, _)) = wire.accept().await {
-                tokio::spawn(carry(from, at.clone()));
+                tokio::spawn(carry(from, at.clone(), held.clone()));
             }
         });
         let args =
             ["--faults", "reset=every-1", "--ignore-keys", "--webhook", &url, "--webhook-secret", SECRET];
-        Told { world: World { place, provider: Program::provider(&args) }, node_at }
+        Told { world: World { place, provider: Program::provider(&args) }, node_at, carried }
     }
 
     fn serve(&self) -> std::process::Command {
@@ -48,8 +53,9 @@ impl Told {
     }
 
     /// From now on webhooks wait.
-    fn disconnect(&self) {
+    async fn disconnect(&self) {
         self.node_at.send_replace(None);
+        drop(self.carried.write().await);
     }
 
     async fn pay(&self, node: &Node, key: &str, amount_cents: i64) -> String {
@@ -68,13 +74,17 @@ impl Told {
     }
 }
 
-/// Carries one connection to the node, once there is one to carry it to.
-async fn carry(mut from: TcpStream, mut at: watch::Receiver<Option<SocketAddr>>) {
+/// Carries one connection to the node, once and for as long as there is one to carry it to. A webhook that is cut off is
+/// sent again.
+async fn carry(mut from: TcpStream, mut at: watch::Receiver<Option<SocketAddr>>, carried: Arc<RwLock<()>>) {
     let Ok(node) = at.wait_for(Option::is_some).await.map(|node| *node) else { return };
-    let Some(node) = node else { return };
-    // A node that is gone ends the connection, and the processor sends its webhook again.
-    if let Ok(mut to) = TcpStream::connect(node).await {
-        let _ = copy_bidirectional(&mut from, &mut to).await;
+    let _held = carried.read().await;
+    // It may have gone meanwhile.
+    let (Some(node), true) = (node, at.borrow().is_some()) else { return };
+    let Ok(mut to) = TcpStream::connect(node).await else { return };
+    tokio::select! {
+        _ = copy_bidirectional(&mut from, &mut to) => {}
+        _ = at.wait_for(Option::is_none) => {}
     }
 }
 
@@ -98,7 +108,7 @@ async fn a_charge_whose_answer_was_reset_is_settled_by_the_processors_webhook(pl
     assert_eq!(node.settled("ann", &declined).await["status"], "failed", "a decline is an answer");
 
     // And only when the node has given up on the answer.
-    told.disconnect();
+    told.disconnect().await;
     let late = told.pay(&node, "three", 700).await;
     told.world.comes_to(UNKNOWN, &["unknown"]).await;
     let (_, waits) = node.get(&format!("/payments/{late}"), "ann").await;
@@ -120,7 +130,7 @@ async fn a_node_killed_between_keeping_a_webhook_and_using_it_loses_nothing(plac
     told.connect(&armed.node);
     armed.dies().await;
     // The processor can tell nobody any more: what was kept is all there is.
-    told.disconnect();
+    told.disconnect().await;
     told.world.comes_to(UNKNOWN, &["unknown"]).await;
     let node = Node(Program::of(told.serve()));
     assert_eq!(node.settled("ann", &paid).await["status"], "succeeded");

@@ -216,7 +216,7 @@ fn fetch(text: &str) -> Result<String, String> {
     Ok(secret.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-pub(super) fn required(
+fn required(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     key: &'static str,
@@ -229,7 +229,7 @@ pub(super) fn required(
     text
 }
 
-pub(super) fn required_pointer(
+fn required_pointer(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     key: &'static str,

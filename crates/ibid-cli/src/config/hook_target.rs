@@ -6,7 +6,7 @@ use ibid::http::hooks::{ProviderIdAt, Target, TenantAt};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::scope::{Operation, Tenant};
 
-use super::hook::{pointer, required, required_pointer};
+use super::hook::pointer;
 use super::read::{Reader, Section};
 use super::route::parse_match;
 
@@ -20,7 +20,8 @@ pub(super) fn read(
 ) -> Option<Target> {
     // All are asked for, so that none is called unknown.
     let (downstream_key, kind) = (pointer(section, reader, "downstream_key"), section.text("kind"));
-    let tenant = pointer(section, reader, "tenant");
+    let (operation, tenant, key) =
+        (section.text("match"), pointer(section, reader, "tenant"), pointer(section, reader, "key"));
     let is_of = |keys: &[&'static str]| keys.iter().find_map(|key| section.line_of(key));
     match (is_of(&["match", "tenant", "key"]), is_of(&["downstream_key", "kind"])) {
         (None, None) => {
@@ -28,10 +29,16 @@ pub(super) fn read(
             reader.refuse_with_hint(section.line, problem, NOTHING_HINT);
             None
         }
-        (_, None) => record(section, reader, one_tenant, tenant),
+        (_, None) => {
+            let tenant = tenant.map(TenantAt::Pointer).or_else(|| only(section, reader, one_tenant));
+            let operation = operation_of(section, reader, operation);
+            if section.line_of("key").is_none() {
+                reader.refuse(section.line, "`key` is missing: where the payload has the client's key");
+            }
+            Some(Target::Record { tenant: tenant?, operation: operation?, key: key? })
+        }
         (None, Some(line)) => effect(section, reader, line, downstream_key, kind.zip(provider_id.cloned())),
         (Some(line), Some(_)) => {
-            let _ = (section.text("match"), section.text("key"));
             let hint = "a source that tells of both needs two hooks; an effect has its tenant";
             reader.refuse_with_hint(line, "a hook speaks of records or of effects, not of both", hint);
             None
@@ -39,29 +46,19 @@ pub(super) fn read(
     }
 }
 
-fn record(
-    section: &mut Section<'_, '_>,
-    reader: &Reader<'_>,
-    one_tenant: bool,
-    tenant: Option<Pointer>,
-) -> Option<Target> {
-    let operation = read_operation(section, reader);
-    let tenant = match tenant {
-        Some(pointer) => Some(TenantAt::Pointer(pointer)),
-        None if one_tenant => Some(TenantAt::Only(Tenant::only())),
-        None if section.line_of("tenant").is_some() => None,
-        None => {
-            reader.refuse_with_hint(
-                section.line,
-                "`tenant` is missing: a hook must say whose record its payload speaks of",
-                "without it one tenant's payment could settle another's record; have the provider keep the tenant in \
-                 its metadata and point at it",
-            );
-            None
-        }
-    };
-    let key = required_pointer(section, reader, "key", "where the payload has the client's key");
-    Some(Target::Record { tenant: tenant?, operation: operation?, key: key? })
+/// The tenant of a record that need not be named.
+fn only(section: &Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> Option<TenantAt> {
+    // What is there and can't be read has been refused.
+    let is_named = section.line_of("tenant").is_some();
+    if !is_named && !one_tenant {
+        reader.refuse_with_hint(
+            section.line,
+            "`tenant` is missing: a hook must say whose record its payload speaks of",
+            "without it one tenant's payment could settle another's record; have the provider keep the tenant in its \
+             metadata and point at it",
+        );
+    }
+    (!is_named && one_tenant).then(|| TenantAt::Only(Tenant::only()))
 }
 
 fn effect(
@@ -87,9 +84,14 @@ fn effect(
     }
 }
 
-fn read_operation(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Operation> {
-    let target = required(section, reader, "match", "the requests that it speaks of, as `POST /payments`")?;
+fn operation_of(section: &Section<'_, '_>, reader: &Reader<'_>, target: Option<String>) -> Option<Operation> {
     let line = section.line_of("match").unwrap_or(section.line);
+    let Some(target) = target else {
+        if section.line_of("match").is_none() {
+            reader.refuse(line, "`match` is missing: the requests that it speaks of, as `POST /payments`");
+        }
+        return None;
+    };
     let (methods, path) = match parse_match(&target) {
         Ok(read) => read,
         Err((problem, hint)) => {

@@ -60,12 +60,22 @@ fn every_listed_key_is_read() {
         "[route]",
         "route.reconcile",
         "[hook]",
+        "[hook]",
         "upkeep",
         "server",
     ] {
         writeln!(text, "[{section}]").unwrap();
         let name = section.trim_matches(['[', ']']);
-        for key in KEYS.iter().filter(|key| key.section == name) {
+        // A hook speaks of records or of effects: there is one of each, told apart by their names.
+        let (skipped, again): (&[&str], _) = match (name, text.contains("\"psp\"")) {
+            ("hook", false) => (&["downstream_key", "kind"], false),
+            ("hook", true) => (&["name", "match", "tenant", "key"], true),
+            _ => (&[], false),
+        };
+        if again {
+            writeln!(text, "name = \"calls\"").unwrap();
+        }
+        for key in KEYS.iter().filter(|key| key.section == name && !skipped.contains(&key.key)) {
             writeln!(text, "{} = {}", key.key, example(name, key.key, key.default)).unwrap();
         }
     }
@@ -89,7 +99,9 @@ fn example(section: &str, key: &str, default: &str) -> String {
         ("hook", "header") => "\"x-signature\"",
         ("hook", "timestamp") => "\"x-timestamp\"",
         ("hook", "executed") => "[\"paid\"]",
-        ("hook", "tenant" | "key" | "outcome" | "provider_id" | "event" | "event_time") => "\"/a\"",
+        ("hook", "kind") => "\"charge\"",
+        ("hook", "tenant" | "key" | "outcome" | "event" | "event_time") => "\"/a\"",
+        ("hook", "downstream_key" | "provider_id") => "\"/b\"",
         _ => default,
     };
     assert!(!value.is_empty(), "`{key}` of `{section}` needs an example");

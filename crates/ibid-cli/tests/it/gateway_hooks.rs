@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use standardwebhooks::Webhook;
 
-use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
+use crate::harness::{Gateway, On, Setup, assert_problem, bare, is_replay, on_every_store, until_async};
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 const OLD_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -89,10 +89,14 @@ fn said(event: &str, kind: &str, key: &str) -> Said {
 
 impl Said {
     fn request(&self) -> Request {
+        self.request_to("psp")
+    }
+
+    fn request_to(&self, source: &str) -> Request {
         let body = self.body.to_string();
         let signer = Webhook::new(self.secret).expect("a secret");
         let signature = signer.sign(&self.event, self.signed_at, body.as_bytes()).expect("a signature");
-        Request::post("/.ibid/hooks/psp")
+        Request::post(&format!("/.ibid/hooks/{source}"))
             .header("webhook-id", &self.event)
             .header("webhook-timestamp", self.signed_at.to_string())
             .header("webhook-signature", signature)
@@ -296,6 +300,80 @@ async fn a_hook_that_could_mix_tenants_or_be_replayed_for_ever_is_refused_at_sta
     let one = CONFIG.replace("tenant = \"/tenant\"\n", "");
     let gateway = setup(&upstream, On::Sqlite).tenant("none").config(&one).start();
     assert_eq!(gateway.page("/metrics").await.status, 200, "with one tenant it need not be named");
+}
+
+/// Of a service whose outbox makes the calls, in the same database.
+const ON_EFFECTS: &str = r#"
+[[hook]]
+name = "calls"
+scheme = "standard"
+secrets = ["env:PSP_SECRET"]
+downstream_key = "/data/key"
+kind = "charge"
+provider_id = "/data/id"
+outcome = "/type"
+executed = ["charge.succeeded"]
+body = "/data"
+"#;
+
+on_every_store!(a_webhook_on_an_effect_needs_no_tenant_and_is_kept_for_the_service_that_calls);
+async fn a_webhook_on_an_effect_needs_no_tenant_and_is_kept_for_the_service_that_calls(on: On) {
+    let upstream = Upstream::start().await;
+    let setup = Setup::before(&upstream.url()).tenant("header:x-tenant-id").config(ON_EFFECTS).on(on);
+    let setup = setup.variable("PSP_SECRET", SECRET);
+    let gateway = setup.start();
+    let send = async |event: &str, data: Value| {
+        let body = json!({ "type": "charge.succeeded", "data": data });
+        let said = Said { event: event.to_owned(), secret: SECRET, signed_at: now(), body };
+        result(&gateway.call(&said.request_to("calls")).await)
+    };
+    let ours = json!({ "key": "ibid-00112233445566778899aabbccddeeff", "id": "ch_1" });
+    assert_eq!(send("evt_1", ours).await, word(202, "kept"), "its effect may be in an open transaction");
+    assert_eq!(send("evt_2", json!({ "key": "theirs", "id": "ch_2" })).await, word(202, "kept"));
+    assert_eq!(send("evt_3", json!({ "key": "theirs" })).await.0, 422, "it names nothing");
+    assert_eq!(gateway.metric("ibid_hooks_total", "outcome=\"early\"").await, 2.0);
+}
+
+#[tokio::test]
+async fn a_hook_that_names_neither_a_record_nor_an_effect_is_refused_at_start() {
+    let upstream = Upstream::start().await;
+    let start = || Setup::before(&upstream.url()).tenant("header:x-tenant-id").variable("PSP_SECRET", SECRET);
+    let without = |lines: &[&str]| {
+        lines.iter().fold(ON_EFFECTS.to_owned(), |text, line| {
+            assert!(text.contains(line), "{line}");
+            text.replacen(line, "", 1)
+        })
+    };
+    let said = |config: &str, words: &str| {
+        let refused = start().config(config).refused();
+        assert!(refused.code == 2 && refused.said.contains(words), "`{words}` in {refused:?}");
+    };
+    let (key, kind, id) =
+        ("downstream_key = \"/data/key\"\n", "kind = \"charge\"\n", "provider_id = \"/data/id\"\n");
+    said(&without(&[key, kind, id]), "what the payload speaks of: a record or an effect");
+    said(&without(&[key, kind]), "what the payload speaks of: a record or an effect");
+    said(&without(&[id]), "`provider_id` is missing");
+    said(&without(&[key, id]), "`provider_id` is missing");
+    said(&ON_EFFECTS.replace("\"charge\"", "\"\""), "must name their kind");
+    said(&format!("{ON_EFFECTS}match = \"POST /payments\"\n"), "records or of effects, not of both");
+    said(&format!("{ON_EFFECTS}tenant = \"/data/tenant\"\n"), "records or of effects, not of both");
+    let memory = start().store_at("memory:").config(ON_EFFECTS).refused();
+    assert!(memory.code == 2 && memory.said.contains("the store has no outbox"), "{memory:?}");
+    for (config, what) in [
+        (ON_EFFECTS.to_owned(), "effects found by their key, or of kind `charge` by the provider's id"),
+        (without(&[kind]), "effects found by their key"),
+        (without(&[key]), "effects of kind `charge` found by the provider's id"),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(
+            folder.path().join("ibid.toml"),
+            format!("upstream = \"http://localhost:1\"\n[tenant]\nfrom = \"none\"\n{config}"),
+        )
+        .expect("a file");
+        let checked = bare(folder.path()).args(["config", "check"]).env("PSP_SECRET", SECRET).output();
+        let checked = String::from_utf8(checked.expect("it runs").stdout).expect("text");
+        assert!(checked.contains(&format!("\n  {what} by `/.ibid/hooks/calls`\n")), "{checked}");
+    }
 }
 
 /// The reference application's processor behind the gateway: it makes each charge, resets the connection, and tells of the

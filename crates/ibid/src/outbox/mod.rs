@@ -13,8 +13,8 @@
 //! | [`repeatable`](NewEffect::repeatable) | called again, while the provider remembers the key |
 //! | [`verified`](NewEffect::verified) | [`Handler::verify`] is asked, once the call must have settled |
 //!
-//! What is `unknown`, declared or not, is also settled by a signed [webhook](crate::http::hooks) of the provider that
-//! names the key or the provider's own id.
+//! What is `unknown`, whatever was declared, is also settled by a signed webhook of the provider that names the key or the
+//! provider's own id (`ibid::http::hooks`, or [`Ibid::hear`](crate::Ibid::hear)).
 //!
 //! ```
 //! # use std::sync::Arc;

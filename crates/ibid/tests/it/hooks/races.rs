@@ -18,7 +18,7 @@ use ibid_core::key::Key;
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::State;
 use ibid_core::response::Response;
-use ibid_core::scope::{Identity, RecordId, ScopeRule, Tenant};
+use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
 use ibid_core::store::{Browse, Pending, Store};
 use ibid_testkit::client::{Client, Request};
 use ibid_testkit::contract::{LONG, Name, draft, insert, nonce, put};
@@ -132,7 +132,8 @@ async fn one_wins(store: Arc<dyn Store>) {
 async fn unknown(store: &dyn Store) -> Name {
     let identity = Arc::new(Identity {
         tenant: Tenant::new("ann").expect("a good name"),
-        operation: hook().mapping.operation,
+        // The one that the hook speaks of.
+        operation: Operation { method: "POST".into(), path: "/pay".into() },
         key: Key::stored(&format!("key-{:016x}", nonce().0)).expect("a good key"),
     });
     let name = Name { id: RecordId::of(&identity, ScopeRule::Operation), identity };

@@ -147,7 +147,8 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
             // Where the provider does not deduplicate, an uncertain call is never made again blindly.
             Doubt::Stop => (Unknown, None),
         }),
-        (Claimed | Unknown, Verified(Some(true))) => Some((Done, None)),
+        // Also while it waits to be made again: whichever try did it, it is done.
+        (Queued | Claimed | Unknown, Verified(Some(true))) => Some((Done, None)),
         (Claimed | Unknown, Verified(Some(false))) => Some(again(effect, None)),
         (Claimed | Unknown, Verified(None)) if effect.tries >= effect.tries_max => Some((Unknown, None)),
         (Claimed | Unknown, Verified(None)) => Some((Unknown, Some(backoff(effect.tries)))),

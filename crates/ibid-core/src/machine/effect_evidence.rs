@@ -1,12 +1,14 @@
-//! What evidence from outside means for an Effect. It settles what is unknown, and changes nothing else.
+//! What evidence from outside means for an Effect. It settles what is unknown, keeps what was done from being done again, and
+//! changes nothing else.
 //!
 //! "Executed" is never stale. A downstream key belongs to one Effect of one generation of one Record, and an id of the
 //! provider to one call of it, so whichever try did it, it is done, and no other may be made.
 //!
 //! "Not executed" proves something only of an instant at which no call could come any more: [`Rules::settle_ms`] after
 //! the last call was over or its worker given up. That instant is replaced by each later try and is gone while the
-//! outcome is known, so what was said before the present try never counts. An Effect that is queued or claimed has its
-//! next word from its worker: no webhook takes it out of a worker's hands.
+//! outcome is known, so what was said before the present try never counts. An Effect that is claimed has its next word from
+//! its worker: no webhook takes it out of a worker's hands. One that was never claimed was not called, so what is said of
+//! it is kept.
 //!
 //! [`Rules::settle_ms`]: crate::effect::Rules::settle_ms
 
@@ -25,6 +27,7 @@ pub fn bearing_on_effect(effect: Option<&StoredEffect>, kept: &Kept) -> Bearing 
         EffectState::Unknown if frees && !is_over(effect, kept.as_of) => Bearing::Premature,
         EffectState::Unknown => Bearing::Settles,
         EffectState::Queued | EffectState::Claimed if frees => Bearing::Premature,
+        EffectState::Queued if effect.version.count > FIRST => Bearing::Settles,
         EffectState::Queued | EffectState::Claimed => Bearing::Early,
         EffectState::Done if frees || is_another(effect, &kept.evidence.what) => Bearing::Contradicts,
         EffectState::Done => Bearing::Known,
@@ -37,7 +40,10 @@ pub fn bearing_on_effect(effect: Option<&StoredEffect>, kept: &Kept) -> Bearing 
 /// Whether no call of it could be under way at that instant.
 fn is_over(effect: &StoredEffect, as_of: Timestamp) -> bool {
     let settle = Duration::from_millis(effect.rules.settle_ms);
-    effect.ended_at.is_some_and(|ended_at| ended_at.after(settle) <= as_of)
+    // A process that does not know of it leaves the instant of an earlier call.
+    let ended_at =
+        effect.ended_at.filter(|ended_at| effect.called_at.is_none_or(|called_at| called_at <= *ended_at));
+    ended_at.is_some_and(|ended_at| ended_at.after(settle) <= as_of)
 }
 
 /// Whether the provider did two things for one Effect.
@@ -47,6 +53,9 @@ fn is_another(effect: &StoredEffect, what: &Found) -> bool {
         _ => false,
     }
 }
+
+/// The count of the version that an Effect is enqueued at.
+const FIRST: u32 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -90,6 +99,22 @@ mod tests {
         for effect in [None, Some(effect(Queued)), Some(effect(Claimed))] {
             assert_eq!(bearing_on_effect(effect.as_ref(), &early), Bearing::Early, "{effect:?}");
         }
+    }
+
+    #[test]
+    fn what_was_executed_is_not_made_again_by_a_try_that_waits() {
+        let again = StoredEffect { version: Version { count: 3, nonce: Nonce(3) }, ..effect(Queued) };
+        assert_eq!(bearing_on_effect(Some(&again), &told(paid("ch_1"), 0)), Bearing::Settles);
+        let not = told(Found::NotExecuted, i64::MAX);
+        assert_eq!(bearing_on_effect(Some(&again), &not), Bearing::Premature);
+    }
+
+    #[test]
+    fn the_end_of_a_call_before_the_last_proves_nothing() {
+        let called_since =
+            StoredEffect { called_at: Some(Timestamp::from_micros(ENDED_AT + 1)), ..effect(Unknown) };
+        let not = told(Found::NotExecuted, i64::MAX);
+        assert_eq!(bearing_on_effect(Some(&called_since), &not), Bearing::Premature);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::{HashSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use futures_util::FutureExt;
 use ibid_core::change::{Change, Commit, Expect};
@@ -128,9 +128,13 @@ impl Shared {
 }
 
 impl Queue {
-    /// Whether what waits is so little beside what is under way that it had better go with what comes when that is back.
-    fn is_little(&self) -> bool {
-        (self.others.len() + self.inserts.len()) * BESIDE < self.in_flight.len()
+    /// Until when what waits had better wait for what is under way, if it is little beside that: it goes with what comes
+    /// when that is back. What is under way may be stuck behind a row that somebody holds, so this is bounded.
+    fn waits_until(&self) -> Option<Instant> {
+        let is_little = (self.others.len() + self.inserts.len()) * BESIDE < self.in_flight.len();
+        let oldest =
+            [&self.others, &self.inserts].into_iter().filter_map(VecDeque::front).map(|item| item.queued_at);
+        oldest.min().filter(|_| is_little).map(|oldest| oldest + PATIENCE)
     }
 
     /// The next batch: at most one Change per id, in the order of the ids, bounded by count and bytes.
@@ -165,21 +169,19 @@ impl Queue {
 
 /// One lane: takes a batch, commits it, tells each caller, again.
 async fn lane(shared: Arc<Shared>) {
-    let mut patient = true;
     loop {
         // Whoever was just told of a fate, or is about to ask, goes first and comes along. A lone caller waits for nobody.
         tokio::task::yield_now().await;
         // Registered before the queue is looked at, so that no notice is lost.
         let news = shared.work.notified();
-        let (batch, idle) = {
+        let (batch, until) = {
             let mut queue = shared.queue();
             if queue.closed {
                 return;
             }
-            let batch = match patient && !shared.store.shares_commits() && queue.is_little() {
-                true => Vec::new(),
-                false => queue.take(Instant::now()),
-            };
+            let now = Instant::now();
+            let until = queue.waits_until().filter(|until| *until > now && !shared.store.shares_commits());
+            let batch = if until.is_some() { Vec::new() } else { queue.take(now) };
             if !batch.is_empty() {
                 queue.counts.batches += 1;
                 queue.counts.changes += batch.len() as u64;
@@ -187,18 +189,15 @@ async fn lane(shared: Arc<Shared>) {
                     shared.work.notify_one();
                 }
             }
-            (batch, queue.is_empty())
+            (batch, until)
         };
         if batch.is_empty() {
-            if idle {
-                news.await;
-            } else {
-                // What is under way may be stuck behind a row that somebody holds.
-                patient = timeout(PATIENCE, news).await.is_ok();
+            match until {
+                Some(until) => drop(timeout_at(until, news).await),
+                None => news.await,
             }
             continue;
         }
-        patient = true;
         let changes: Vec<_> = batch.iter().map(|item| item.change.clone()).collect();
         let ids: Vec<_> = changes.iter().map(|change| change.id).collect();
         // A store that panics must not end the lane: its callers learn that the fate is not known.

@@ -11,11 +11,13 @@ use ibid_core::record::State;
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
+use metrics::counter;
 use tokio::sync::mpsc;
 
 use super::{Ibid, Inner};
 use crate::failpoint;
 use crate::outbox::told::{self, Sighting};
+use crate::telemetry;
 
 /// What somebody outside says became of a record or an Effect.
 #[derive(Clone, Debug)]
@@ -134,6 +136,7 @@ impl Inner {
             }
             Decision::Later => return Ok(Hearing::Early),
             Decision::Superseded => {
+                counter!(telemetry::LATE_ANSWERS).increment(1);
                 tracing::error!(
                     record = %short,
                     source = kept.evidence.name.source,
@@ -190,8 +193,9 @@ fn of_no_use(bearing: Bearing) -> Option<Hearing> {
 /// How much may wait to be looked at. A crash of the upstream makes some thousands of records unknown at once.
 pub(super) const DOUBTS_MAX: usize = 4096;
 
-/// How long evidence on what is there stays: longer than any run should take, so that it is there when the run is given up.
-const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+/// How long evidence on what is there stays: longer than any run should take, so that it is there when the run is given up,
+/// and than a service whose worker must write what follows should be away.
+const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How long evidence stays for which there is no record or Effect. Both are written before the call, so what is not there
 /// yet is in an open transaction, or lost by a failover; most likely the call was not made through us.

@@ -204,6 +204,7 @@ impl Inner {
                 let at = Instant::now();
                 match self.batcher.commit(change.clone(), None).await {
                     Ok(commit) => {
+                        lasting = 0;
                         self.observe(at, &commit);
                         break commit;
                     }
@@ -499,9 +500,9 @@ const PATIENT_RETRY_MAX: Duration = Duration::from_secs(2);
 /// hold up the round of all others: a third of a second.
 const LASTING_TRIES_MAX: u32 = 6;
 
-/// The same for what only this process knows, an answer above all: ten minutes. A right or a table that was taken from us by
-/// mistake may be given back by then; but what can't be stored at all must not be sent for ever.
-const OWNERS_LASTING_TRIES_MAX: u32 = 300;
+/// The same for what only this process knows, an answer above all: a day. A password, a right or a table that was taken
+/// from us by mistake is given back by then; but what can't be stored at all must not be sent for ever.
+const OWNERS_LASTING_TRIES_MAX: u32 = 43_200;
 
 /// Writes that may wait for a lost store. At the default connection cap each connection has one, and some to spare.
 const LOOSE_MAX: usize = 16_384;

@@ -67,7 +67,7 @@ impl<D: Database> Held<D> {
         let provider_id = happened.provider_id.clone();
         let ended = ending.write(happened).await;
         self.count(ended);
-        if matches!(ended, Ended::Moved { to: EffectState::Unknown, .. }) {
+        if matches!(ended, Ended::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
             told::doubted(&self.ibid, &self.effect, provider_id).await;
         }
         ended

@@ -13,6 +13,7 @@ use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, decide_
 use ibid_core::response::Response;
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use ibid_core::time::Timestamp;
+use metrics::counter;
 use tokio::time::Instant;
 
 use super::handler::{BoxError, Call, Handler, Made, Settled};
@@ -20,6 +21,7 @@ use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
 use crate::engine::{Ibid, after, jitter, nonce};
 use crate::failpoint::{self, Hit};
+use crate::telemetry;
 use crate::transaction::inside::sql;
 use crate::transaction::statements as records;
 
@@ -220,7 +222,10 @@ impl<D: Database> Ending<'_, D> {
             called: Mark::Keep,
             ended: Mark::Keep,
             result: happened.made.as_ref().map(|made| made.result.clone()),
-            provider_id: happened.made.as_ref().and_then(|made| made.provider_id.clone()),
+            provider_id: match &happened.made {
+                Some(made) => made.provider_id.clone(),
+                None => happened.provider_id.clone(),
+            },
             last_error: Some(bounded(format!("its end could not be written: {error}"))),
         };
         let keep = async {
@@ -341,6 +346,17 @@ pub(super) async fn answer(
     };
     let Verdict::Write(change, _) = machine::decide(Some(&held.stored.record), &event, held.stored.now)
     else {
+        if answer.is_some() {
+            // Somebody settled the record otherwise meanwhile: a person must hear that it was done.
+            tracing::error!(
+                effect = effect.seq,
+                "an effect was done, and its record waits for no answer any more"
+            );
+            counter!(telemetry::LATE_ANSWERS).increment(1);
+            let detail = format!("effect `{}` was done after the record had gone on", effect.name);
+            let line = History { what: Line::LateAnswer, detail };
+            records::note(tx, &effect.record, &line, now).await?;
+        }
         return Ok(None);
     };
     let Some(stamp) = records::apply(tx, &change, held.policy, now).await? else {

@@ -13,6 +13,7 @@ use ibid_core::machine::{Answer, Bearing, EffectEvent, Found, bearing_on_effect}
 use ibid_core::response::Response;
 use ibid_core::sql::Database;
 use ibid_core::store::{Pending, Store, StoreError};
+use metrics::counter;
 use tokio::time::Instant;
 
 use super::carry::count_move;
@@ -21,6 +22,7 @@ use super::handler::{Call, Handler, Made};
 use super::operator::{OperatorError, work};
 use super::statements;
 use crate::engine::{Hearing, Ibid};
+use crate::telemetry;
 use crate::transaction::statements as records;
 
 /// The Effects that are named, each if it is there; those of one moment.
@@ -120,6 +122,7 @@ async fn is_open(store: &Arc<dyn Store>, kept: &Kept) -> Result<bool, StoreError
 /// What is stored stays as it is; the history grows.
 async fn contradicted(ibid: &Ibid, kept: &Kept, sighting: &Sighting) -> Result<(), StoreError> {
     let name = &kept.evidence.name;
+    counter!(telemetry::LATE_ANSWERS).increment(1);
     let Sighting::One(effect) = sighting else {
         tracing::error!(
             source = name.source,
@@ -147,7 +150,7 @@ async fn contradicted(ibid: &Ibid, kept: &Kept, sighting: &Sighting) -> Result<(
     noted.await.map_err(broken)
 }
 
-/// The Effect has just become unknown. Something may have been heard of it before.
+/// The Effect has just become unknown, or waits to be made again. Something may have been heard of it before.
 /// `accepted_as` is the provider's id, if it has just given one.
 pub(super) async fn doubted(ibid: &Ibid, effect: &StoredEffect, accepted_as: Option<String>) {
     ibid.weigh_all_of(EffectAt::DownstreamKey(effect.downstream_key.clone()).id()).await;
@@ -179,7 +182,7 @@ pub(super) trait Settle: Send + Sync {
     /// Whether it has a handler for this kind.
     fn serves(&self, kind: &str) -> bool;
 
-    /// Settles an unknown Effect, and uses up the evidence.
+    /// Settles an Effect that no worker holds, and uses up the evidence.
     fn settle<'a>(&'a self, ibid: &'a Ibid, effect: &'a StoredEffect, kept: &'a Kept) -> Pending<'a, Ended>;
 }
 

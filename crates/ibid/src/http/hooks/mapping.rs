@@ -155,6 +155,9 @@ impl Mapping {
             version: response_version,
         };
         let provider_id = self.provider_id.as_ref().and_then(|pointer| text(pointer, payload));
+        if provider_id.as_ref().is_some_and(|id| !is_name(id)) {
+            return Err(Lacks("provider_id"));
+        }
         Ok(Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id })
     }
 }

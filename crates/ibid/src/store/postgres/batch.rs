@@ -285,7 +285,14 @@ impl<'a> Batch<'a> {
         let reach = failure::reach(&error);
         match (reach, unit.places.len()) {
             (Reach::Contended | Reach::One, 2..) if may_go_on => {
-                let (low, high) = unit.places.split_at(unit.places.len() / 2);
+                // First what ends something from what begins something, which is what waits for strangers.
+                let is_begin = |place: &usize| self.changes[*place].expect == Expect::Absent;
+                let (begins, ends): (Vec<usize>, Vec<usize>) =
+                    unit.places.iter().partition(|place| is_begin(place));
+                let (low, high) = match ends.is_empty() || begins.is_empty() {
+                    true => unit.places.split_at(unit.places.len() / 2),
+                    false => (&ends[..], &begins[..]),
+                };
                 let half =
                     |places: &[usize]| Unit { places: places.to_vec(), plain: unit.plain, open: OPEN_SHORT };
                 units.extend([half(high), half(low)]);

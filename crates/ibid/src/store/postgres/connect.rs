@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType};
+use deadpool::managed::{
+    self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType, Timeouts,
+};
 use futures_util::future::{join_all, join3};
 use ibid_core::store::StoreError;
 use tokio::sync::OnceCell;
@@ -426,9 +428,20 @@ fn pool(place: &Arc<Place>, hot: bool, size: usize) -> Pool {
     pool.build().expect("a runtime was named")
 }
 
-/// A connection from one pool, or from the other if the server has no more for this one: what is there serves for all.
+/// A connection from one pool, or from the other where that is sooner: if all of this one are in use and the other has one to
+/// spare, or if the server has no more for this one. What is there serves for all.
 async fn take(first: &Pool, second: &Pool, op: &'static str) -> Result<Object<Manager>, StoreError> {
-    let error = match first.get().await {
+    let at_once = Timeouts { wait: Some(Duration::ZERO), ..first.timeouts() };
+    let mut got = first.timeout_get(&at_once).await;
+    if matches!(got, Err(PoolError::Timeout(TimeoutType::Wait))) {
+        if second.status().available > 0
+            && let Ok(connection) = second.timeout_get(&at_once).await
+        {
+            return Ok(connection);
+        }
+        got = first.get().await;
+    }
+    let error = match got {
         Ok(connection) => return Ok(connection),
         Err(error) => error,
     };
@@ -458,7 +471,7 @@ pub(super) const OPEN_HOT: &str = include_str!("sql/open_hot.sql");
 
 /// What a session of the hot path starts with: `open_hot.sql` says why.
 const SETTINGS: &str = "-c default_transaction_isolation=read\\ committed -c plan_cache_mode=force_generic_plan \
-    -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c lock_timeout=250ms -c ibid.settings=on";
+    -c enable_seqscan=off -c enable_bitmapscan=off -c enable_tidscan=on -c enable_nestloop=on -c jit=off -c lock_timeout=250ms -c ibid.settings=on";
 
 /// Connections of the hot path: one for each batch under way, and two for what goes by itself.
 const HOT_MAX: usize = 4;

@@ -60,7 +60,10 @@ pub(super) fn refuses_settings(error: &Error) -> bool {
 
 /// Whether the connection should not be used again.
 pub(super) fn spoils_connection(error: &Error) -> bool {
-    !matches!(reach(error), Reach::Contended | Reach::One)
+    // What the server did not foresee may be about what this connection remembers: types that were made anew have other
+    // numbers.
+    let unforeseen = error.code().is_some_and(|code| code.code().starts_with("XX"));
+    unforeseen || !matches!(reach(error), Reach::Contended | Reach::One)
 }
 
 /// The error as the caller of a store sees it.

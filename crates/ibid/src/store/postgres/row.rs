@@ -183,6 +183,7 @@ mod tests {
         for sql in [
             include_str!("sql/begin.sql"),
             include_str!("sql/commit.sql"),
+            include_str!("sql/flight.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
         ] {

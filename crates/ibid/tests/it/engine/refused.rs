@@ -22,15 +22,15 @@ async fn an_end_that_the_store_refuses_for_good_is_told_and_given_up_at_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_outlasts_minutes_of_refusal_and_any_outage() {
+async fn an_end_outlasts_hours_of_refusal_and_any_outage() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(Fault::Refuses);
     assert!(matches!(attempt.finish(created(), false).await, Finished::NotStored));
     for fault in [Fault::Refuses, Fault::Down, Fault::Refuses] {
         world.store.set(fault);
-        let hours = if fault == Fault::Down { 2 } else { 0 };
-        tokio::time::sleep(Duration::from_secs(hours * 3600 + 300)).await;
+        let hours = if fault == Fault::Down { 48 } else { 11 };
+        tokio::time::sleep(Duration::from_secs(hours * 3600)).await;
         assert_eq!(world.state().await, State::InProgress);
     }
     world.store.set(Fault::None);

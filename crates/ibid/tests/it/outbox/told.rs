@@ -31,6 +31,8 @@ on_both_databases!(
     a_contradiction_changes_nothing_and_is_told,
     an_id_that_two_effects_have_settles_neither,
     others_of_its_aggregate_go_on_once_it_is_settled,
+    what_was_executed_is_not_called_again_by_a_try_that_waits,
+    the_id_of_a_call_that_was_not_made_is_forgotten_with_it,
 );
 
 async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: Database + Clone + 'static>(
@@ -213,6 +215,54 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
     assert_eq!(freed.last_error.as_deref(), Some("a webhook said: not made"));
     assert!(freed.due_at.is_some(), "it is called again, after a pause");
     assert_eq!(site.hear("evt_3", &at, never).await, Hearing::Duplicate, "it frees one try and no other");
+}
+
+async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([lost()]);
+    site.pay("k", settled_at_once()).await;
+    let worker = site.worker(&psp);
+    worker.run_once().await.unwrap();
+    let at = site.by_key().await;
+    assert_eq!(site.hear("evt_1", &at, Found::NotExecuted).await, Hearing::Settled);
+    assert_eq!(site.only().await.state, Queued);
+    // It was, after all.
+    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, Hearing::Settled);
+    assert_eq!((site.only().await.state, psp.calls()), (Done, 1));
+
+    // The same if it was heard while the call was under way, and the call may be repeated.
+    let psp = Psp::behind_a_gate([lost()]);
+    site.pay("k2", charge().repeatable()).await;
+    let worker = site.worker(&psp);
+    let of = EffectFilter { record: Some(ask(&site.ibid, "k2").id), ..EffectFilter::default() };
+    let effect = outbox::list(&site.ibid, of.clone()).await.unwrap().remove(0);
+    let at = EffectAt::DownstreamKey(effect.downstream_key);
+    let hear = async {
+        psp.reached().await;
+        assert_eq!(site.hear("evt_3", &at, executed(201, "ch_2")).await, Hearing::Early);
+        psp.open();
+    };
+    let (round, ()) = tokio::join!(worker.run_once(), hear);
+    round.unwrap();
+    let effect = outbox::list(&site.ibid, of).await.unwrap().remove(0);
+    assert_eq!((effect.state, psp.calls()), (Done, 1));
+}
+
+async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([Outcome::Accepted { provider_id: "pi_1".into() }]);
+    site.pay("k", settled_at_once()).await;
+    let worker = site.worker(&psp);
+    worker.run_once().await.unwrap();
+    let by_id = EffectAt::ProviderId { kind: site.only().await.kind, id: "pi_1".into() };
+    assert_eq!(site.only().await.provider_id.as_deref(), Some("pi_1"));
+    assert_eq!(site.hear("evt_1", &by_id, Found::NotExecuted).await, Hearing::Settled);
+    assert_eq!((site.only().await.state, site.only().await.provider_id), (Queued, None));
+    // What is said of that call from now on is about no call that may be under way.
+    assert_eq!(site.hear("evt_2", &by_id, Found::NotExecuted).await, Hearing::Premature);
+    assert_eq!(site.only().await.state, Queued);
 }
 
 /// As one that may still be carried out for a minute after its call.

@@ -6,7 +6,8 @@
 -- begin.sql says why only ids that the snapshot does not show are inserted. Both kinds are written in the order of the
 -- arrays, which is that of the ids. A row to be replaced is found by its id and written where it was found: whatever the
 -- planner believes of the table's size, it can only go through the index; and a row that somebody has written since is
--- left alone. Tenant and key stay as they are: what is written over a tombstone goes by commit.sql, which writes them
+-- left alone: the version is compared with the row that is written, for servers from before November 2025 do not look at
+-- a place again after they waited. Tenant and key stay as they are: what is written over a tombstone goes by commit.sql, which writes them
 -- again.
 --
 -- On a session without our settings (a pooler gave us another) it does nothing.
@@ -55,7 +56,7 @@ done as (
     from unnest($2::ibid_replace_row[]) t
     where current_setting('ibid.settings', true) = 'on'
   ) v
-  where r.ctid = v.found
+  where r.ctid = v.found and r.count = v.was_count and r.nonce = v.was_nonce and not r.bare
   returning r.id, r.birth, v.kind, v.data, v.now
 ),
 kept as (

@@ -45,6 +45,8 @@ pub(crate) async fn at(place: &'static str) -> Hit {
         }
         "stop" => {
             signal(Signal::STOP);
+            // Another thread may be the one that takes the signal. Until it has, this one would go on past its point.
+            while is_stop_pending() {}
             Hit::Go
         }
         other => {
@@ -59,6 +61,14 @@ pub(crate) async fn at(place: &'static str) -> Hit {
 fn signal(signal: Signal) {
     // Nobody may forbid a process to signal itself.
     let _ = kill_process(getpid(), signal);
+}
+
+/// Whether the process has yet to take a SIGSTOP. The kernel stops all threads as one takes it.
+fn is_stop_pending() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    pending.is_some_and(|mask| mask >> (Signal::STOP.as_raw() - 1) & 1 == 1)
 }
 
 static REGISTRY: LazyLock<Arc<FailPointRegistry>> = LazyLock::new(|| {

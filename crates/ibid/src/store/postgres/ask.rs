@@ -30,9 +30,31 @@ impl PostgresStore {
     }
 
     pub(super) async fn find_due(&self, state: State, limit: u32) -> Result<Vec<Stored>, StoreError> {
+        // Only what runs has a first lease.
+        if state == State::InProgress {
+            self.walk().await?;
+        }
         let (state, limit) = (i64::from(state.code()), i64::from(limit));
         let params: [Param<'_>; 2] = [(&state, Type::INT8), (&limit, Type::INT8)];
         self.records("find due records", include_str!("sql/due.sql"), &params).await
+    }
+
+    /// Looks through the first leases that ended since this was last done, by whichever process. Should somebody else be at
+    /// it, it is theirs.
+    async fn walk(&self) -> Result<(), StoreError> {
+        const OP: &str = "look through first leases";
+        let mut from: Option<i64> = None;
+        for _ in 0..WALK_STEPS_MAX {
+            let params: [Param<'_>; 3] =
+                [(&from, Type::INT8), (&WALK_STEP, Type::INT8), (&GRACE_US, Type::INT8)];
+            let rows = self.ask_hot(OP, include_str!("sql/walk.sql"), &params).await?;
+            let Some(row) = rows.first() else { return Ok(()) };
+            if get::<i64>(OP, row, 0)? < WALK_STEP {
+                return Ok(());
+            }
+            from = get(OP, row, 1)?;
+        }
+        Ok(())
     }
 
     pub(super) async fn find_fitting(&self, filter: Filter) -> Result<Vec<Stored>, StoreError> {
@@ -77,7 +99,7 @@ impl PostgresStore {
         let connection = self.pools.any(op).await?;
         let failed = |error| store_error(op, error);
         let [rows] = connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(failed)?;
-        self.policies.learn(&connection, &rows).await.map_err(failed)?;
+        self.policies.learn(&connection, row::policies_of(&rows)).await.map_err(failed)?;
         row::all(&self.policies, &rows).map_err(|error| StoreError::lasting(KIND, op, error))
     }
 
@@ -222,3 +244,13 @@ const AGE_MAX: i64 = 100 * 366 * 86_400_000_000;
 
 /// Read, write, read: a value that is kept is found at the latest by the second look.
 const KEEP_TRIES: u32 = 3;
+
+/// Records in one statement: some ten milliseconds.
+const WALK_STEP: i64 = 5000;
+
+/// A few seconds; after a long time without upkeep the next round goes on from there.
+const WALK_STEPS_MAX: u32 = 200;
+
+/// How long after the end of its lease a begin may still become visible and be found: a server whose disk hung for longer
+/// than this and the lease is no use to its clients. What comes later is found by the next request, or by the reaper.
+const GRACE_US: i64 = 10_000_000;

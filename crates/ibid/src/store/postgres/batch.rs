@@ -19,8 +19,8 @@ use super::columns::{Columns, Numbers};
 use super::connect::{Connection, OPEN_HOT, Param};
 use super::evidence::Uses;
 use super::failure::{self, Reach};
-use super::flight::{self, Flight};
-use super::row::{self, Policies, Unreadable};
+use super::flight::{self, Flight, Tid, Tids};
+use super::row::{self, Policies, Standing, Unreadable};
 
 pub(super) type Fate = Result<Commit, StoreError>;
 
@@ -28,7 +28,10 @@ pub(super) type Fate = Result<Commit, StoreError>;
 pub(super) struct Batch<'a> {
     connection: &'a Connection,
     policies: &'a Policies,
+    tids: &'a Tids,
     changes: &'a [Arc<Change>],
+    /// Where the row of each is, if it is the finish of a record that was begun here.
+    rows: Vec<Option<Tid>>,
     fates: Vec<Option<Fate>>,
     /// How often each was asked again because a row moved under it.
     tries: Vec<u32>,
@@ -65,11 +68,13 @@ impl<'a> Batch<'a> {
     pub(super) async fn run(
         connection: &'a Connection,
         policies: &'a Policies,
+        tids: &'a Tids,
         changes: &'a [Arc<Change>],
     ) -> Vec<Fate> {
         let fates = changes.iter().map(|change| refused(change).map(Err)).collect();
-        let mut batch =
-            Batch { connection, policies, changes, fates, tries: vec![0; changes.len()], until: None };
+        let rows = changes.iter().map(|change| tids.take(change)).collect();
+        let tries = vec![0; changes.len()];
+        let mut batch = Batch { connection, policies, tids, changes, rows, fates, tries, until: None };
         batch.work().await;
         // Each place left the work with a fate.
         let lost = || Err(StoreError::transient(KIND, "commit", "the store gave no answer"));
@@ -78,7 +83,10 @@ impl<'a> Batch<'a> {
 
     async fn work(&mut self) {
         let places = (0..self.changes.len()).filter(|place| self.fates[*place].is_none());
-        let is_plain = |place: &usize| flight::is_plain(&self.changes[*place]);
+        let begins_fly = self.tids.begins_fly();
+        let is_plain = |place: &usize| {
+            self.rows[*place].is_some() || begins_fly && flight::is_fresh(&self.changes[*place])
+        };
         let (mut plain, rest): (Vec<usize>, Vec<usize>) = places.partition(is_plain);
         plain.sort_unstable_by_key(|place| self.changes[*place].id);
         // The last one goes first.
@@ -108,6 +116,11 @@ impl<'a> Batch<'a> {
                     let doubt = || StoreError::transient(KIND, "commit", "the commit came with a warning");
                     self.fail(&unit.places, doubt);
                 }
+                // Somebody else begins one of them at this moment; begin.sql passes over that one.
+                Err(Failed::Sql(error)) if unit.plain && failure::is_rival(&error) => {
+                    self.tids.met_a_rival();
+                    units.push(Unit { plain: false, ..unit });
+                }
                 Err(Failed::Sql(error)) => self.stumble(unit, error, &mut units),
             }
         }
@@ -118,11 +131,12 @@ impl<'a> Batch<'a> {
         let changes = || places.iter().map(|place| &*self.changes[*place]);
         let numbers = Numbers::new(changes());
         self.ensure_policies(&numbers).await?;
-        let flight = Flight::of(changes(), &numbers);
-        let [begin, replacement] = self.connection.row_types().await?.clone();
+        let flight = Flight::of(changes().zip(places.iter().map(|place| self.rows[*place])), &numbers);
+        let [fresh, finish] = self.connection.row_types().await?.clone();
         // What was warned of before has nothing to do with this.
         self.connection.was_warned();
-        let params: [Param<'_>; 2] = [(&flight.begins, begin), (&flight.replacements, replacement)];
+        let params: [Param<'_>; 3] =
+            [(&flight.begins, fresh), (&flight.finishes, finish), (&flight.ids, Type::BYTEA_ARRAY)];
         let rows = self.connection.fly(open, FLIGHT, &params).await?;
         if self.connection.was_warned() {
             return Err(Failed::Doubt);
@@ -131,19 +145,25 @@ impl<'a> Batch<'a> {
             // Of each begin something is said, unless this was another session than we believed.
             self.connection.settings(false);
         }
-        self.policies.learn(self.connection, &rows).await?;
-        let mut said = Vec::with_capacity(places.len());
+        let (mut said, mut standing) = (Vec::with_capacity(places.len()), Vec::new());
         for row in &rows {
-            let id: &[u8] = row.try_get(row::NOW + 1)?;
+            let id: &[u8] = row.try_get(1)?;
             let place = places.binary_search_by(|place| self.changes[*place].id.as_bytes()[..].cmp(id));
             // It speaks of what was sent.
-            let Ok(place) = place else { continue };
-            match self.word(row)? {
-                // A row came up meanwhile, and went or is not shown: begin.sql asks again.
-                Said::Nothing => {}
-                word => said.push((places[place], word)),
+            let Ok(place) = place.map(|found| places[found]) else { continue };
+            if row.try_get(3)? {
+                if let Some(tid) = row.try_get(2)? {
+                    self.tids.put(&self.changes[place], tid);
+                }
+                said.push((place, Said::Done(Timestamp::from_micros(row.try_get(0)?))));
+            } else if let Some(stands) = row.try_get::<_, Option<Standing<'_>>>(4)? {
+                standing.push((place, stands));
             }
         }
+        let named = standing.iter().filter_map(|(_, stands)| stands.policy());
+        self.policies.learn(self.connection, named).await?;
+        let stored = |stands: Standing<'_>| stands.stored(self.policies);
+        said.extend(standing.into_iter().map(|(place, stands)| (place, stands_there(stored(stands)))));
         Ok(said)
     }
 
@@ -167,8 +187,8 @@ impl<'a> Batch<'a> {
         if self.connection.was_warned() {
             return Err(Failed::Doubt);
         }
-        self.policies.learn(self.connection, &begun).await?;
-        self.policies.learn(self.connection, &committed).await?;
+        let named = row::policies_of(&begun).chain(row::policies_of(&committed));
+        self.policies.learn(self.connection, named).await?;
         let mut said = Vec::with_capacity(unit.places.len());
         for (places, rows) in [(&begins, begun), (&others, committed)] {
             for row in rows {
@@ -237,7 +257,7 @@ impl<'a> Batch<'a> {
         if !row::has_record(row) {
             return Ok(Said::Nothing);
         }
-        Ok(row::stored(self.policies, row).map(Box::new).map_or_else(Said::Unreadable, Said::Stands))
+        Ok(stands_there(row::stored(self.policies, row)))
     }
 
     /// Takes down what was said. What has to be asked again comes back.
@@ -333,6 +353,10 @@ impl From<Error> for Failed {
     fn from(error: Error) -> Failed {
         Failed::Sql(error)
     }
+}
+
+fn stands_there(stored: Result<Stored, Unreadable>) -> Said {
+    stored.map(Box::new).map_or_else(Said::Unreadable, Said::Stands)
 }
 
 /// What can't be sent at all.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ibid_core::change::{Change, Draft, Expect, Mark};
 use ibid_core::policy::Policy;
-use ibid_core::record::Nonce;
+use ibid_core::record::{Nonce, State};
 use tokio_postgres::types::Type;
 
 use super::connect::Param;
@@ -41,6 +41,10 @@ pub(super) struct Columns<'a> {
     path: Vec<&'a str>,
     key: Vec<&'a str>,
     note: Vec<Vec<u8>>,
+    /// From the begin to the earliest end of replay.
+    keep_us: Vec<i64>,
+    /// Whether the due instant is the end of a first lease.
+    first: Vec<bool>,
     draft: Vec<bool>,
     clears: Vec<bool>,
     body_id: Vec<&'a [u8]>,
@@ -115,6 +119,8 @@ impl<'a> Columns<'a> {
         self.path.push(draft.map_or("", |draft| &draft.identity.operation.path));
         self.key.push(draft.map_or("", |draft| draft.identity.key.as_str()));
         self.note.push(draft.map_or_else(Vec::new, |draft| draft.note.to_bytes()));
+        self.keep_us.push(number(|draft| micros(draft.policy.retention)));
+        self.first.push(draft.is_some_and(has_first_lease));
     }
 
     /// In the order of `begin.sql`.
@@ -141,6 +147,8 @@ impl<'a> Columns<'a> {
             (&self.path, Type::TEXT_ARRAY),
             (&self.key, Type::TEXT_ARRAY),
             (&self.note, Type::BYTEA_ARRAY),
+            (&self.keep_us, Type::INT8_ARRAY),
+            (&self.first, Type::BOOL_ARRAY),
         ];
         params.extend(self.beside());
         params
@@ -177,6 +185,7 @@ impl<'a> Columns<'a> {
             (&self.note, Type::BYTEA_ARRAY),
             (&self.draft, Type::BOOL_ARRAY),
             (&self.clears, Type::BOOL_ARRAY),
+            (&self.keep_us, Type::INT8_ARRAY),
         ];
         params.extend(self.beside());
         params
@@ -217,6 +226,11 @@ impl Numbers {
     pub(super) fn all(&self) -> HashMap<i64, &[u8]> {
         self.0.values().map(|(digest, data)| (*digest, &**data)).collect()
     }
+}
+
+/// Whether a record that is begun so is due when its first lease ends. Upkeep finds it by an instant that never changes.
+pub(super) fn has_first_lease(draft: &Draft) -> bool {
+    draft.state == State::InProgress && draft.due_in == Some(draft.policy.lease)
 }
 
 /// A nonce with the same bits in the type that PostgreSQL has.

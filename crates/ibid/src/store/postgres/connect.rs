@@ -220,7 +220,7 @@ impl Connection {
         self.has_settings.store(are_there, Ordering::SeqCst);
     }
 
-    /// The types of an array of begins and of one of replacements. They are of this database.
+    /// The types of an array of fresh records and of one of finishes. They are of this database.
     pub(super) async fn row_types(&self) -> Result<&[Type; 2], Error> {
         let ask = async || {
             let rows = self.query_once(include_str!("sql/row_types.sql"), &[]).await?;
@@ -231,7 +231,7 @@ impl Connection {
                 let member = Type::new(name.to_owned(), row.try_get(column + 1)?, row_ty, String::new());
                 Ok(Type::new(format!("_{name}"), row.try_get(column)?, Kind::Array(member), String::new()))
             };
-            Ok([ty("ibid_begin_row", 0)?, ty("ibid_replace_row", 2)?])
+            Ok([ty("ibid_fresh_row", 0)?, ty("ibid_finish_row", 2)?])
         };
         self.row_types.get_or_try_init(ask).await
     }

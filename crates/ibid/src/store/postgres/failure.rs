@@ -50,6 +50,11 @@ fn of_code(code: &SqlState) -> Reach {
     }
 }
 
+/// Whether another wrote a row of the same key at the same moment.
+pub(super) fn is_rival(error: &Error) -> bool {
+    error.code() == Some(&SqlState::UNIQUE_VIOLATION)
+}
+
 /// Whether a session was refused, perhaps for the settings that it was to start with: poolers say so with codes of the
 /// protocol, of missing features or of bad values.
 pub(super) fn refuses_settings(error: &Error) -> bool {

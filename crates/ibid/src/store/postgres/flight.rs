@@ -1,59 +1,142 @@
-//! Changes as the rows that `flight.sql` takes: one array of begins and one of replacements.
+//! Changes as the rows that `flight.sql` takes: one array of fresh records and one of their finishes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{BufMut, BytesMut};
 use ibid_core::change::{Change, Draft, Expect, Mark};
 use ibid_core::record::{Nonce, Version};
-use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
+use ibid_core::scope::RecordId;
+use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
 
-use super::columns::{Numbers, bits, mark_code, micros};
+use super::columns::{Numbers, bits, has_first_lease, micros};
 
-/// Some plain Changes, in the order in which they are sent.
+/// Some Changes, in the order in which they are sent.
 #[derive(Debug, Default)]
 pub(super) struct Flight<'a> {
     pub(super) begins: Vec<Begin<'a>>,
-    pub(super) replacements: Vec<Replacement<'a>>,
+    pub(super) finishes: Vec<Finish<'a>>,
+    /// Of the begins.
+    pub(super) ids: Vec<&'a [u8]>,
 }
 
-/// One `ibid_begin_row`.
+/// One `ibid_fresh_row`.
 #[derive(Debug)]
-pub(super) struct Begin<'a>(Plain<'a>);
-
-/// One `ibid_replace_row`.
-#[derive(Debug)]
-pub(super) struct Replacement<'a>(Plain<'a>, Version);
-
-/// A Change that `flight.sql` can write.
-#[derive(Debug)]
-struct Plain<'a> {
+pub(super) struct Begin<'a> {
     change: &'a Change,
     draft: &'a Draft,
     policy: i64,
 }
 
-/// Whether `flight.sql` can write the Change: nothing told, nothing dropped, nothing kept that it has no place for.
-pub(super) fn is_plain(change: &Change) -> bool {
-    let room = match change.expect {
-        Expect::Absent => 0,
-        Expect::Version(_) => 1,
-        Expect::Due(_) | Expect::Anything => return false,
-    };
-    change.draft.is_some()
-        && change.bodies.len() <= room
-        && !change.clears_bodies
-        && change.history.is_empty()
-        && change.uses.is_none()
+/// One `ibid_finish_row`.
+#[derive(Debug)]
+pub(super) struct Finish<'a> {
+    change: &'a Change,
+    draft: &'a Draft,
+    was: Nonce,
+    tid: Tid,
+}
+
+/// Where a row was put.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tid([u8; 6]);
+
+/// Where this process put fresh records, and as what, until they are finished. What is not known here is found by its id.
+#[derive(Debug, Default)]
+pub(super) struct Tids {
+    known: Mutex<HashMap<RecordId, (Tid, Arc<Change>)>>,
+    /// How many batches of begins had better not fly.
+    wary: AtomicU32,
+}
+
+impl Tids {
+    /// A record was begun, and this is where.
+    pub(super) fn put(&self, begun: &Arc<Change>, tid: Tid) {
+        let mut tids = self.lock();
+        if tids.len() >= TIDS_MAX {
+            tids.clear();
+        }
+        tids.insert(begun.id, (tid, begun.clone()));
+    }
+
+    /// Where the record is that `change` finishes, if that is all it does. It is asked once.
+    pub(super) fn take(&self, change: &Change) -> Option<Tid> {
+        let Expect::Version(was) = change.expect else { return None };
+        let (tid, begun) = self.lock().remove(&change.id)?;
+        (begun.version() == was && is_finish(change, &begun)).then_some(tid)
+    }
+
+    /// Another process began the same key at the same moment, and a flight failed for it. Where that happens it happens again:
+    /// for a while begins go by the statement that passes over such a one.
+    pub(super) fn met_a_rival(&self) {
+        self.wary.store(WARY_BATCHES, Ordering::SeqCst);
+    }
+
+    /// Whether the begins of one more batch fly.
+    pub(super) fn begins_fly(&self) -> bool {
+        let one_less = |wary: u32| wary.checked_sub(1);
+        self.wary.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, (Tid, Arc<Change>)>> {
+        // Nothing in here panics half-way through a change.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether `flight.sql` can begin the record: it has a first lease like all others, and nothing beside it.
+pub(super) fn is_fresh(change: &Change) -> bool {
+    let Some(draft) = &change.draft else { return false };
+    change.expect == Expect::Absent
+        && is_alone(change)
+        && change.bodies.is_empty()
+        && has_first_lease(draft)
+        && [draft.birth, draft.owner] == [change.nonce; 2]
+        && (draft.attempt, draft.point) == (1, 0)
+        && [draft.created, draft.ran, draft.completed] == [Mark::Now, Mark::Now, Mark::Clear]
+        && (draft.expires_in, draft.purge_in) == (None, None)
+        && micros(draft.policy.retention) <= INTERVAL_MAX
+}
+
+/// Whether `change` writes over what `begun` wrote only what a finish does, and keeps at most one thing.
+fn is_finish(change: &Change, begun: &Change) -> bool {
+    let (Some(draft), Some(before)) = (&change.draft, &begun.draft) else { return false };
+    let sums = [draft.expires_in, draft.purge_in];
+    is_alone(change)
+        && change.bodies.len() <= 1
+        && [draft.created, draft.ran, draft.completed] == [Mark::Keep, Mark::Keep, Mark::Now]
+        && draft.due_in.is_none()
+        && sums.iter().all(|sum| sum.is_some_and(|sum| micros(sum) <= INTERVAL_MAX))
+        && (draft.birth, draft.owner) == (before.birth, before.owner)
+        && (draft.attempt, draft.point) == (before.attempt, before.point)
+        && draft.fingerprint == before.fingerprint
+        && draft.identity == before.identity
+        && draft.policy == before.policy
+}
+
+/// Nothing told, nothing dropped, nothing used up.
+fn is_alone(change: &Change) -> bool {
+    !change.clears_bodies && change.history.is_empty() && change.uses.is_none()
 }
 
 impl<'a> Flight<'a> {
-    /// Those of `changes` that are plain.
-    pub(super) fn of(changes: impl Iterator<Item = &'a Change>, numbers: &Numbers) -> Flight<'a> {
+    /// `changes`, with the place of each row that is finished.
+    pub(super) fn of(
+        changes: impl Iterator<Item = (&'a Change, Option<Tid>)>,
+        numbers: &Numbers,
+    ) -> Flight<'a> {
         let mut flight = Flight::default();
-        for change in changes.filter(|change| is_plain(change)) {
+        for (change, tid) in changes {
             let Some(draft) = &change.draft else { continue };
-            let plain = Plain { change, draft, policy: numbers.of(&draft.policy) };
-            match change.expect {
-                Expect::Version(was) => flight.replacements.push(Replacement(plain, was)),
-                _ => flight.begins.push(Begin(plain)),
+            match (change.expect, tid) {
+                (Expect::Version(Version { nonce: was, .. }), Some(tid)) => {
+                    flight.finishes.push(Finish { change, draft, was, tid });
+                }
+                _ => {
+                    flight.ids.push(change.id.as_bytes());
+                    flight.begins.push(Begin { change, draft, policy: numbers.of(&draft.policy) });
+                }
             }
         }
         flight
@@ -62,14 +145,19 @@ impl<'a> Flight<'a> {
 
 impl ToSql for Begin<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Wrong> {
-        let Begin(Plain { change, draft, .. }) = self;
-        let mut row = Row::open(out, BEGIN_FIELDS);
+        let Begin { change, draft, policy } = self;
+        let mut row = Row::open(out, FRESH_FIELDS);
         row.bytes(change.id.as_bytes())?;
-        row.nonce(change.nonce);
-        self.0.put_numbers(&mut row);
-        row.mark(draft.ran);
-        row.mark(draft.completed);
-        self.0.put_fingerprint(&mut row)?;
+        row.int8(bits(change.nonce));
+        row.int8(micros(draft.policy.lease));
+        row.int8(micros(draft.policy.retention));
+        row.int8(*policy);
+        row.int2(draft.state.code().into());
+        row.int2(draft.flags.bits().into());
+        match &draft.fingerprint {
+            Some(fingerprint) => row.bytes(&fingerprint.to_bytes())?,
+            None => row.null(&Type::BYTEA),
+        }
         row.text(draft.identity.tenant.as_str())?;
         row.text(&draft.identity.operation.method)?;
         row.text(&draft.identity.operation.path)?;
@@ -79,27 +167,24 @@ impl ToSql for Begin<'_> {
     }
 
     fn accepts(ty: &Type) -> bool {
-        is_row(ty, "ibid_begin_row")
+        is_row(ty, "ibid_fresh_row")
     }
 
     to_sql_checked!();
 }
 
-impl ToSql for Replacement<'_> {
+impl ToSql for Finish<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Wrong> {
-        let Replacement(Plain { change, draft, .. }, was) = self;
-        let mut row = Row::open(out, REPLACE_FIELDS);
+        let Finish { change, draft, was, tid } = self;
+        let mut row = Row::open(out, FINISH_FIELDS);
+        row.sized(&Type::TID, &tid.0)?;
         row.bytes(change.id.as_bytes())?;
-        row.int8(Some(was.count.into()));
-        row.nonce(was.nonce);
-        row.nonce(change.nonce);
-        self.0.put_numbers(&mut row);
-        row.mark(draft.created);
-        row.mark(draft.ran);
-        row.mark(draft.completed);
-        self.0.put_fingerprint(&mut row)?;
-        row.text(&draft.identity.operation.method)?;
-        row.text(&draft.identity.operation.path)?;
+        row.int8(bits(*was));
+        row.int8(bits(change.nonce));
+        row.int8(draft.expires_in.map_or(0, micros));
+        row.int8(draft.purge_in.map_or(0, micros));
+        row.int2(draft.state.code().into());
+        row.int2(draft.flags.bits().into());
         row.bytes(&draft.note.to_bytes())?;
         match change.bodies.first() {
             Some(body) => {
@@ -115,37 +200,19 @@ impl ToSql for Replacement<'_> {
     }
 
     fn accepts(ty: &Type) -> bool {
-        is_row(ty, "ibid_replace_row")
+        is_row(ty, "ibid_finish_row")
     }
 
     to_sql_checked!();
 }
 
-impl Plain<'_> {
-    /// What both rows have from `birth` to `flags`.
-    fn put_numbers(&self, row: &mut Row<'_>) {
-        let draft = self.draft;
-        row.nonce(draft.birth);
-        row.nonce(draft.owner);
-        row.int8(Some(draft.attempt.into()));
-        row.int8(Some(micros(draft.policy.lease)));
-        row.int8(Some(self.policy));
-        row.int8(draft.due_in.map(micros));
-        row.int8(draft.expires_in.map(micros));
-        row.int8(draft.purge_in.map(micros));
-        row.int4(draft.point.into());
-        row.int2(draft.state.code().into());
-        row.int2(draft.flags.bits().into());
+impl FromSql<'_> for Tid {
+    fn from_sql(_: &Type, raw: &[u8]) -> Result<Tid, Wrong> {
+        Ok(Tid(raw.try_into()?))
     }
 
-    fn put_fingerprint(&self, row: &mut Row<'_>) -> Result<(), Wrong> {
-        match &self.draft.fingerprint {
-            Some(fingerprint) => row.bytes(&fingerprint.to_bytes()),
-            None => {
-                row.null(&Type::BYTEA);
-                Ok(())
-            }
-        }
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::TID
     }
 }
 
@@ -174,16 +241,7 @@ impl<'o> Row<'o> {
         Ok(())
     }
 
-    fn nonce(&mut self, nonce: Nonce) {
-        self.int8(Some(bits(nonce)));
-    }
-
-    fn mark(&mut self, mark: Mark) {
-        self.int2(mark_code(mark));
-    }
-
-    fn int8(&mut self, value: Option<i64>) {
-        let Some(value) = value else { return self.null(&Type::INT8) };
+    fn int8(&mut self, value: i64) {
         self.head(&Type::INT8, 8);
         self.0.put_i64(value);
     }
@@ -212,5 +270,15 @@ fn is_row(ty: &Type, name: &str) -> bool {
     matches!(ty.kind(), Kind::Composite(_)) && ty.name() == name
 }
 
-const BEGIN_FIELDS: i32 = 21;
-const REPLACE_FIELDS: i32 = 24;
+const FRESH_FIELDS: i32 = 13;
+const FINISH_FIELDS: i32 = 11;
+
+/// Tids that are remembered: more than there are attempts under way. Past this many some were never finished here, and
+/// looking up ids again is the price.
+const TIDS_MAX: usize = 1 << 16;
+
+/// Batches of begins that do not fly after one has failed for a rival: each costs about twice a flight, a failure costs that once.
+const WARY_BATCHES: u32 = 16;
+
+/// Longer than any that is meant: an instant of today and this are still a number.
+const INTERVAL_MAX: i64 = i64::MAX / 2;

@@ -72,6 +72,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0003_tombstones.sql"),
     include_str!("migrations/0004_flight.sql"),
     include_str!("migrations/0005_effect_ended.sql"),
+    include_str!("migrations/0006_orders.sql"),
 ];
 
 /// The newest step that this program knows.

@@ -18,6 +18,7 @@ use ibid_core::time::Timestamp;
 
 use self::batch::Batch;
 use self::connect::{Place, Pools};
+use self::flight::Tids;
 use self::row::Policies;
 use super::checkup::Checkup;
 use super::rows::{EachRow, RowsError};
@@ -58,6 +59,7 @@ pub struct PostgresStore {
     place: Arc<Place>,
     pools: Pools,
     policies: Policies,
+    tids: Tids,
 }
 
 /// How to open a [`PostgresStore`]. Those that a URL may set stand there as parameters and win over these.
@@ -98,7 +100,7 @@ impl PostgresStore {
         let place = Arc::new(Place::new(url, options)?);
         open::prepare(&place).await?;
         let pools = Pools::new(&place);
-        Ok(PostgresStore { place, pools, policies: Policies::default() })
+        Ok(PostgresStore { place, pools, policies: Policies::default(), tids: Tids::default() })
     }
 
     /// Makes or upgrades the tables: the step that they were at (0: none), and the step that they are at now.
@@ -174,7 +176,7 @@ impl Store for PostgresStore {
                 return Vec::new();
             }
             match self.pools.hot("commit").await {
-                Ok(connection) => Batch::run(&connection, &self.policies, &changes).await,
+                Ok(connection) => Batch::run(&connection, &self.policies, &self.tids, &changes).await,
                 Err(error) => {
                     let transient = error.is_transient();
                     let error = Arc::new(error);

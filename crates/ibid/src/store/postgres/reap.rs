@@ -26,7 +26,10 @@ impl PostgresStore {
         let limit = i64::from(limit.min(STEP_MAX));
         let started = Instant::now();
         let reaped = match course {
-            Course::Records => self.reap_records(from, limit).await?,
+            Course::Records => {
+                self.adopt(limit).await?;
+                self.reap_records(from, limit).await?
+            }
             Course::Effects { keep } => {
                 self.reap_places(include_str!("sql/reap_effects.sql"), from, keep, limit).await?
             }
@@ -37,6 +40,11 @@ impl PostgresStore {
             Course::Room => Reaped::default(),
         };
         Ok(Reaped { took: started.elapsed(), ..reaped })
+    }
+
+    /// Records that are in no order have no place at which the reaper would come by.
+    async fn adopt(&self, limit: i64) -> Result<(), StoreError> {
+        self.ask_hot(OP, include_str!("sql/adopt.sql"), &[(&limit, Type::INT8)]).await.map(drop)
     }
 
     /// One statement; unless a row of the application refers to a record and forbids that it goes. That is the

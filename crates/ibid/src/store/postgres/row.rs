@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use ibid_core::change::Stored;
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::policy::Policy;
@@ -21,7 +21,10 @@ use super::connect::Connection;
 /// What this program can't read is an error, never a default: a fingerprint taken for none would let another's
 /// request through.
 pub(super) fn stored(policies: &Policies, row: &Row) -> Result<Stored, Unreadable> {
-    let mut cells = Cells { row, next: 0 };
+    read(policies, Cells { of: Of::Row(row), next: 0 })
+}
+
+fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<Stored, Unreadable> {
     let id = cells.get::<&[u8]>()?.try_into().map_err(|_| Unreadable("not an id"))?;
     let version = Version { count: cells.small()?, nonce: cells.nonce()? };
     let (birth, owner) = (cells.nonce()?, cells.nonce()?);
@@ -79,16 +82,66 @@ const POLICY: usize = 8;
 #[error("a row can't be read: {0}")]
 pub(super) struct Unreadable(pub(super) &'static str);
 
-/// Reads a row from left to right.
+/// The columns of a record that came in one, as a row.
+#[derive(Debug)]
+pub(super) struct Standing<'r>(Vec<(Type, Option<&'r [u8]>)>);
+
+impl Standing<'_> {
+    /// The Record, as [`stored`] gives it.
+    pub(super) fn stored(&self, policies: &Policies) -> Result<Stored, Unreadable> {
+        read(policies, Cells { of: Of::Standing(self), next: 0 })
+    }
+
+    /// The policy that it names.
+    pub(super) fn policy(&self) -> Option<i64> {
+        Cells { of: Of::Standing(self), next: POLICY }.get().ok()
+    }
+}
+
+impl<'r> FromSql<'r> for Standing<'r> {
+    fn from_sql(
+        _: &Type,
+        mut raw: &'r [u8],
+    ) -> Result<Standing<'r>, Box<dyn std::error::Error + Sync + Send>> {
+        let fields = raw.try_get_u32()?;
+        let mut field = || {
+            let ty = Type::from_oid(raw.try_get_u32()?).unwrap_or(Type::UNKNOWN);
+            // Less than nothing is null.
+            let Ok(len) = usize::try_from(raw.try_get_i32()?) else { return Ok((ty, None)) };
+            let (value, rest) = raw.split_at_checked(len).ok_or("a field is cut off")?;
+            raw = rest;
+            Ok((ty, Some(value)))
+        };
+        (0..fields).map(|_| field()).collect::<Result<_, _>>().map(Standing)
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::RECORD
+    }
+}
+
+/// Reads a record's columns from left to right.
 struct Cells<'r> {
-    row: &'r Row,
+    of: Of<'r>,
     next: usize,
+}
+
+enum Of<'r> {
+    Row(&'r Row),
+    Standing(&'r Standing<'r>),
 }
 
 impl<'r> Cells<'r> {
     fn get<T: FromSql<'r>>(&mut self) -> Result<T, Unreadable> {
         self.next += 1;
-        self.row.try_get(self.next - 1).map_err(|_| Unreadable("a column of another type"))
+        let read = match self.of {
+            Of::Row(row) => row.try_get(self.next - 1).ok(),
+            Of::Standing(Standing(fields)) => fields
+                .get(self.next - 1)
+                .filter(|(ty, _)| T::accepts(ty))
+                .and_then(|(ty, raw)| T::from_sql_nullable(ty, *raw).ok()),
+        };
+        read.ok_or(Unreadable("a column of another type"))
     }
 
     fn small(&mut self) -> Result<u32, Unreadable> {
@@ -109,11 +162,14 @@ impl<'r> Cells<'r> {
 pub(super) struct Policies(Mutex<HashMap<i64, Arc<Policy>>>);
 
 impl Policies {
-    /// Asks for the policies that these rows name and that are not known yet.
-    pub(super) async fn learn(&self, connection: &Connection, rows: &[Row]) -> Result<(), Error> {
+    /// Asks for those of these policies that are not known yet.
+    pub(super) async fn learn(
+        &self,
+        connection: &Connection,
+        named: impl Iterator<Item = i64>,
+    ) -> Result<(), Error> {
         let unknown: Vec<i64> = {
             let known = self.known();
-            let named = rows.iter().filter_map(|row| row.try_get::<_, Option<i64>>(POLICY).ok().flatten());
             named.filter(|digest| !known.contains_key(digest)).collect()
         };
         if unknown.is_empty() {
@@ -158,6 +214,11 @@ pub(super) fn all(policies: &Policies, rows: &[Row]) -> Result<Vec<Stored>, Unre
     rows.iter().map(|row| stored(policies, row)).collect()
 }
 
+/// The policies that rows name.
+pub(super) fn policies_of(rows: &[Row]) -> impl Iterator<Item = i64> {
+    rows.iter().filter_map(|row| row.try_get::<_, Option<i64>>(POLICY).ok().flatten())
+}
+
 /// Whether a row of a left join has a record.
 pub(super) fn has_record(row: &Row) -> bool {
     matches!(row.try_get::<_, Option<&[u8]>>(ID), Ok(Some(_)))
@@ -175,7 +236,7 @@ mod tests {
     #[test]
     fn all_statements_that_give_records_name_the_same_columns() {
         let columns = |sql: &'static str| {
-            let (_, list) = sql.rsplit_once("select r.id").expect("it gives records");
+            let (_, list) = sql.rsplit_once("r.id, r.count").expect("it gives records");
             list.split_once("r.note").map(|(before, _)| before).expect("the note is last")
         };
         let load = columns(include_str!("sql/load.sql"));

@@ -6,26 +6,27 @@
 -- What is expected: 0 no row, 1 the version, 2 the version and that it is due, 3 anything. Marks: 0 keeps an instant, 1
 -- sets it to now, 2 clears it. A row that is hit is locked, so the insert always meets it and replaces it; written so,
 -- it is found by its id whatever the planner believes. Tenant and key are part of the id and never change, but the
--- reaper may have blanked them; under tenant scope the operation may change.
+-- reaper may have blanked them; under tenant scope the operation may change. In the reaper's order a row only moves to an
+-- earlier place, unless it is another generation.
 with w as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now, t.*
   from unnest(
     $1::bytea[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[],
     $10::int8[], $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[], $16::int8[], $17::int8[],
     $18::int8[], $19::int8[], $20::int8[], $21::bytea[], $22::text[], $23::text[], $24::text[], $25::text[],
-    $26::bytea[], $27::bool[], $28::bool[]
+    $26::bytea[], $27::bool[], $28::bool[], $29::int8[]
   ) with ordinality as t (
     id, expect, was_count, was_nonce, count, nonce, birth, owner, attempt,
     lease_us, state, flags, policy, point, created, ran, completed,
     due_us, expires_us, purge_us, fingerprint, tenant, method, path, key,
-    note, draft, clears, place
+    note, draft, clears, keep_us, place
   )
 ),
 held as materialized (
-  select w.id, r.created_at, r.ran_at, r.completed_at
+  select w.id, r.created_at, r.ran_at, r.completed_at, r.reap_at
   from (select * from w where expect = 1 order by id) w
   cross join lateral (
-    select x.created_at, x.ran_at, x.completed_at
+    select x.created_at, x.ran_at, x.completed_at, x.reap_at
     from ibid_record x
     where x.id = w.id and x.count = w.was_count and x.nonce = w.was_nonce
     limit 1
@@ -33,10 +34,10 @@ held as materialized (
   ) r
 ),
 taken as materialized (
-  select w.id, r.created_at, r.ran_at, r.completed_at
+  select w.id, r.created_at, r.ran_at, r.completed_at, r.reap_at
   from (select * from w where expect = 2 order by id) w
   cross join lateral (
-    select x.created_at, x.ran_at, x.completed_at
+    select x.created_at, x.ran_at, x.completed_at, x.reap_at
     from ibid_record x
     where x.id = w.id and x.count = w.was_count and x.nonce = w.was_nonce and x.due_at <= w.now
     limit 1
@@ -51,7 +52,7 @@ hit as materialized (
 written as (
   insert into ibid_record as r (
     id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
-    created_at, ran_at, completed_at, due_at, expires_at, purge_at,
+    created_at, ran_at, completed_at, due_at, expires_at, purge_at, reap_at, watch_state, watch_at,
     fingerprint, tenant, method, path, key, note
   )
   select w.id, w.count, w.nonce, w.birth, w.owner, w.attempt, w.lease_us, w.state::int2, w.flags::int2, w.policy,
@@ -62,6 +63,15 @@ written as (
          case when w.due_us is not null then w.now + least(w.due_us, 9223372036854775807 - w.now) end,
          case when w.expires_us is not null then w.now + least(w.expires_us, 9223372036854775807 - w.now) end,
          case when w.purge_us is not null then w.now + least(w.purge_us, 9223372036854775807 - w.now) end,
+         case w.created
+           when 0 then least(
+             hit.reap_at,
+             case when w.purge_us is not null then w.now + least(w.expires_us, w.purge_us, 9223372036854775807 - w.now) end
+           )
+           else w.now + least(w.keep_us, w.expires_us, w.purge_us, 9223372036854775807 - w.now)
+         end,
+         case when w.due_us is not null then w.state::int2 end,
+         case when w.due_us is not null then w.now + least(w.due_us, 9223372036854775807 - w.now) end,
          w.fingerprint, w.tenant, w.method, w.path, w.key, w.note
   from w join hit on hit.id = w.id
   where w.draft
@@ -70,7 +80,8 @@ written as (
     attempt = excluded.attempt, lease_us = excluded.lease_us, state = excluded.state, flags = excluded.flags,
     policy = excluded.policy, point = excluded.point, created_at = excluded.created_at, ran_at = excluded.ran_at,
     completed_at = excluded.completed_at, due_at = excluded.due_at, expires_at = excluded.expires_at,
-    purge_at = excluded.purge_at, fingerprint = excluded.fingerprint, tenant = excluded.tenant,
+    purge_at = excluded.purge_at, reap_at = excluded.reap_at, watch_state = excluded.watch_state,
+    watch_at = excluded.watch_at, fingerprint = excluded.fingerprint, tenant = excluded.tenant,
     method = excluded.method, path = excluded.path, key = excluded.key, note = excluded.note, bare = false
   returning r.id
 ),
@@ -88,7 +99,7 @@ cleared as (
   where b.id = any (array(select w.id from w join done on done.id = w.id where w.clears))
     and (
       select true
-      from unnest($29::bytea[], $30::int8[]) as k (id, kind) join w on w.id = k.id
+      from unnest($30::bytea[], $31::int8[]) as k (id, kind) join w on w.id = k.id
       where k.id = b.id and k.kind = b.kind and w.birth = b.birth
       limit 1
     ) is null
@@ -96,7 +107,7 @@ cleared as (
 kept as (
   insert into ibid_body (id, birth, kind, data)
   select b.id, w.birth, b.kind::int4, b.data
-  from unnest($29::bytea[], $30::int8[], $31::bytea[]) as b (id, kind, data)
+  from unnest($30::bytea[], $31::int8[], $32::bytea[]) as b (id, kind, data)
   join w on w.id = b.id
   join written on written.id = b.id
   on conflict (id, birth, kind) do update set data = excluded.data
@@ -104,7 +115,7 @@ kept as (
 told as (
   insert into ibid_event (id, at, what, detail)
   select e.id, w.now, e.what::int2, e.detail
-  from unnest($32::bytea[], $33::int8[], $34::text[]) with ordinality as e (id, what, detail, line)
+  from unnest($33::bytea[], $34::int8[], $35::text[]) with ordinality as e (id, what, detail, line)
   join w on w.id = e.id
   join done on done.id = e.id
   order by e.line

@@ -17,7 +17,9 @@ held as materialized (
 ),
 moved as (
   update ibid_record r
-     set due_at = n.now + least(r.lease_us, 9223372036854775807 - n.now)
+     set due_at = n.now + least(r.lease_us, 9223372036854775807 - n.now),
+         watch_state = r.state,
+         watch_at = n.now + least(r.lease_us, 9223372036854775807 - n.now)
     from (select min(now) as now from w) n
    where r.id = any (array(select id from held))
   returning r.id, r.due_at

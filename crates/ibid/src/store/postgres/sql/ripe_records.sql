@@ -2,7 +2,8 @@
 select count(*) filter (where r.purge_at > (extract(epoch from statement_timestamp()) * 1000000)::int8),
        count(*) filter (where r.purge_at <= (extract(epoch from statement_timestamp()) * 1000000)::int8)
 from ibid_record r
-where r.purge_at is not null
+where r.reap_at <= (extract(epoch from statement_timestamp()) * 1000000)::int8
+  and r.purge_at is not null
   and case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end
       <= (extract(epoch from statement_timestamp()) * 1000000)::int8
   and r.flags & $1::int8::int2 = 0

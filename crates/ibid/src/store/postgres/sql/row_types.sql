@@ -1,3 +1,3 @@
 -- The types of what flight.sql takes, and of their elements.
-select 'ibid_begin_row[]'::regtype::oid, 'ibid_begin_row'::regtype::oid,
-       'ibid_replace_row[]'::regtype::oid, 'ibid_replace_row'::regtype::oid
+select 'ibid_fresh_row[]'::regtype::oid, 'ibid_fresh_row'::regtype::oid,
+       'ibid_finish_row[]'::regtype::oid, 'ibid_finish_row'::regtype::oid

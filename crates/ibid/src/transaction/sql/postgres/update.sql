@@ -8,6 +8,8 @@ update ibid_record r set
   ran_at = case $17::int8 when 0 then ran_at when 1 then t.now end,
   completed_at = case $18::int8 when 0 then completed_at when 1 then t.now end,
   due_at = t.now + $19, expires_at = t.now + $20, purge_at = t.now + $21,
+  reap_at = least(case $16::int8 when 0 then reap_at end, t.now + $20, t.now + $21),
+  watch_state = case when $19 is not null then $12::int8::int2 end, watch_at = t.now + $19,
   fingerprint = $22, tenant = $26, method = $23, path = $24, key = $27, note = $25, bare = false
 from t
 where r.id = $1 and r.count = $3 and r.nonce = $4 and (not $5::boolean or r.due_at <= t.now)

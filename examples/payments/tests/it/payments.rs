@@ -136,7 +136,11 @@ async fn a_payment_outlives_its_record(place: Place) {
     );
     assert!(node.0.stop());
     // As if its retention and its tombstone were over. The effect is done, and does not hold it back.
-    world.texts("update ibid_record set expires_at = 1, purge_at = 1 returning 'aged'").await;
+    let aged = match world.place {
+        Place::Sqlite(_) => "update ibid_record set expires_at = 1, purge_at = 1 returning 'aged'",
+        _ => "update ibid_record set expires_at = 1, purge_at = 1, reap_at = 1 returning 'aged'",
+    };
+    world.texts(aged).await;
     let node = world.node("10s");
     world.comes_to("select 'record' from ibid_record", &[]).await;
     assert_eq!(world.texts("select 'payment' from payment where record_id is null").await, ["payment"]);

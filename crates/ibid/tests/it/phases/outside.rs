@@ -210,7 +210,7 @@ async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &World<A>
     }
     assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
     // Its time is over, on a node that does not remember it.
-    world.sql("update ibid_record set expires_at = 1, purge_at = 1 where key = 'keys'").await;
+    world.age("key = 'keys'").await;
     let mut attempt = world.begin_on(&world.other_node().await, "keys").await;
     assert_eq!((attempt.number(), attempt.after()), (1, 0));
     let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;

@@ -208,9 +208,7 @@ async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &Wo
     execute(&mut **inside, ride, &[Param::Text("all inside"), Param::Bytes(id.as_bytes())]).await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
 
-    world
-        .sql("update ibid_record set expires_at = 1, purge_at = 1 where key in ('ride', 'all inside')")
-        .await;
+    world.age("key in ('ride', 'all inside')").await;
     assert_eq!(upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap().removed, 2);
     assert!(world.record("ride").await.is_none());
     assert_eq!(world.number("select count(*) from ride where record is null").await, 2);

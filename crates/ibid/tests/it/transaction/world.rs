@@ -18,7 +18,7 @@ use ibid_core::policy::Policy;
 use ibid_core::record::Record;
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
-use ibid_core::sql::{Param, Type};
+use ibid_core::sql::{Dialect, Param, Type};
 use ibid_core::store::Store;
 
 use crate::adapters::place::Place;
@@ -131,7 +131,23 @@ impl<A: Adapter> World<A> {
 
     /// The lease of whoever runs it is over. The clock is not moved: engines would notice and take nothing over.
     pub(crate) async fn lapse(&self, key: &str) {
-        self.sql(&format!("update ibid_record set due_at = 1 where key = '{key}'")).await;
+        self.set("due_at = 1", "watch_state = state, watch_at = 1", &format!("key = '{key}'")).await;
+    }
+
+    /// The time of some records is over, that of their tombstones too.
+    pub(crate) async fn age(&self, which: &str) {
+        self.set("expires_at = 1, purge_at = 1", "reap_at = 1", which).await;
+    }
+
+    /// Writes to records; on PostgreSQL also their places in the orders of upkeep.
+    async fn set(&self, columns: &str, places: &str, which: &str) {
+        let mut tx = self.beside.begin().await.unwrap();
+        let columns = match tx.dialect() {
+            Dialect::Postgres => format!("{columns}, {places}"),
+            Dialect::Sqlite => columns.to_owned(),
+        };
+        execute(&mut tx, &format!("update ibid_record set {columns} where {which}"), &[]).await.unwrap();
+        tx.commit().await.unwrap();
     }
 
     /// Nothing at all is left of a transaction.

@@ -141,29 +141,30 @@ impl<'a> Batch<'a> {
         if self.connection.was_warned() {
             return Err(Failed::Doubt);
         }
-        if rows.is_empty() && !flight.begins.is_empty() {
-            // Of each begin something is said, unless this was another session than we believed.
+        let Some(row) = rows.first() else {
+            // It was another session than we believed.
             self.connection.settings(false);
-        }
-        let (mut said, mut standing) = (Vec::with_capacity(places.len()), Vec::new());
-        for row in &rows {
-            let id: &[u8] = row.try_get(1)?;
-            let place = places.binary_search_by(|place| self.changes[*place].id.as_bytes()[..].cmp(id));
+            return Ok(Vec::new());
+        };
+        let now = Timestamp::from_micros(row.try_get(0)?);
+        let (begun, tids): (Vec<&[u8]>, Vec<Tid>) = (row.try_get(1)?, row.try_get(2)?);
+        let (done, standing): (Vec<&[u8]>, Vec<Standing<'_>>) = (row.try_get(3)?, row.try_get(4)?);
+        self.policies.learn(self.connection, standing.iter().filter_map(Standing::policy)).await?;
+        let place = |id: &[u8]| {
+            let found = places.binary_search_by(|place| self.changes[*place].id.as_bytes()[..].cmp(id));
             // It speaks of what was sent.
-            let Ok(place) = place.map(|found| places[found]) else { continue };
-            if row.try_get(3)? {
-                if let Some(tid) = row.try_get(2)? {
-                    self.tids.put(&self.changes[place], tid);
-                }
-                said.push((place, Said::Done(Timestamp::from_micros(row.try_get(0)?))));
-            } else if let Some(stands) = row.try_get::<_, Option<Standing<'_>>>(4)? {
-                standing.push((place, stands));
-            }
+            found.ok().map(|found| places[found])
+        };
+        let mut said = Vec::with_capacity(places.len());
+        for (place, tid) in begun.iter().map(|id| place(id)).zip(tids) {
+            place.inspect(|place| self.tids.put(&self.changes[*place], tid));
+            said.extend(place.map(|place| (place, Said::Done(now))));
         }
-        let named = standing.iter().filter_map(|(_, stands)| stands.policy());
-        self.policies.learn(self.connection, named).await?;
-        let stored = |stands: Standing<'_>| stands.stored(self.policies);
-        said.extend(standing.into_iter().map(|(place, stands)| (place, stands_there(stored(stands)))));
+        said.extend(done.iter().filter_map(|id| place(id)).map(|place| (place, Said::Done(now))));
+        for stands in standing {
+            let place = stands.id().and_then(place);
+            said.extend(place.map(|place| (place, stands_there(stands.stored(self.policies)))));
+        }
         Ok(said)
     }
 

@@ -92,6 +92,11 @@ impl Standing<'_> {
         read(policies, Cells { of: Of::Standing(self), next: 0 })
     }
 
+    /// The id that it has.
+    pub(super) fn id(&self) -> Option<&[u8]> {
+        Cells { of: Of::Standing(self), next: ID }.get().ok()
+    }
+
     /// The policy that it names.
     pub(super) fn policy(&self) -> Option<i64> {
         Cells { of: Of::Standing(self), next: POLICY }.get().ok()

@@ -1,6 +1,6 @@
--- The hot path: fresh records and their finishes together, for a statement has a price of its own, most of a small batch's,
--- and so has a flush. For each that was done it says so, and where a fresh row was put; for a begin that was not, what stands
--- there. What it did not do is asked of begin.sql or commit.sql.
+-- The hot path: fresh records ($1, their ids $3) and finishes ($2) together, for a statement has a price of its own, most of
+-- a small batch's, and so has a flush. It says in one row which were begun and where they were put, which were finished,
+-- and what stands where nothing was begun. What it did not do is asked of begin.sql or commit.sql.
 --
 -- begin.sql says why only ids that the snapshot does not show are inserted. Should another process insert one of them at the
 -- same moment, all of this fails and is sent again by those two. Both kinds are written in the order of the arrays, which is
@@ -15,6 +15,15 @@
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
 ),
+there as materialized (
+  select r.id, row(r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
+       r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
+       r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,
+       (select b.data from ibid_body b where b.id = r.id and b.birth = r.birth and b.kind = 1),
+       (select now from clock)) as stands
+  from ibid_record r
+  where r.id = any ($3::bytea[])
+),
 begun as (
   insert into ibid_record (
     id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
@@ -26,8 +35,7 @@ begun as (
          (select now from clock) + w.lease_us, (select now from clock) + w.keep_us,
          w.fingerprint, w.tenant, w.method, w.path, w.key, w.note
   from unnest($1::ibid_fresh_row[]) w
-  where current_setting('ibid.settings', true) = 'on'
-    and (select true from ibid_record x where x.id = w.id) is null
+  where current_setting('ibid.settings', true) = 'on' and w.id not in (select id from there)
   returning id, ctid as place
 ),
 done as (
@@ -46,18 +54,6 @@ kept as (
   insert into ibid_body (id, birth, kind, data)
   select id, birth, kind, data from done where kind is not null
 )
-select (select now from clock), id, place, true as done, null::record as stands from begun
-union all
-select (select now from clock), id, null::tid, true, null::record from done
-union all
-select (select now from clock), w.id, null::tid, false, (
-         select row(r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
-       r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
-       r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,
-       (select b.data from ibid_body b where b.id = r.id and b.birth = r.birth and b.kind = 1),
-       (select now from clock))
-         from ibid_record r
-         where r.id = w.id
-       )
-from unnest($3::bytea[]) as w (id)
-where current_setting('ibid.settings', true) = 'on' and w.id not in (select id from begun)
+select (select now from clock), array(select id from begun), array(select place from begun), array(select id from done),
+       array(select stands from there)
+where current_setting('ibid.settings', true) = 'on'

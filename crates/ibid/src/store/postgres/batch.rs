@@ -20,7 +20,7 @@ use super::connect::{Connection, OPEN_HOT, Param};
 use super::evidence::Uses;
 use super::failure::{self, Reach};
 use super::flight::{self, Flight, Tid, Tids};
-use super::row::{self, Policies, Standing, Unreadable};
+use super::row::{self, AllStanding, Policies, Standing, Unreadable};
 
 pub(super) type Fate = Result<Commit, StoreError>;
 
@@ -148,7 +148,7 @@ impl<'a> Batch<'a> {
         };
         let now = Timestamp::from_micros(row.try_get(0)?);
         let (begun, tids): (Vec<&[u8]>, Vec<Tid>) = (row.try_get(1)?, row.try_get(2)?);
-        let (done, standing): (Vec<&[u8]>, Vec<Standing<'_>>) = (row.try_get(3)?, row.try_get(4)?);
+        let (done, AllStanding(standing)): (Vec<&[u8]>, _) = (row.try_get(3)?, row.try_get(4)?);
         self.policies.learn(self.connection, standing.iter().filter_map(Standing::policy)).await?;
         let place = |id: &[u8]| {
             let found = places.binary_search_by(|place| self.changes[*place].id.as_bytes()[..].cmp(id));

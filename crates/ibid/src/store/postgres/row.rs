@@ -103,26 +103,48 @@ impl Standing<'_> {
     }
 }
 
-impl<'r> FromSql<'r> for Standing<'r> {
-    fn from_sql(
-        _: &Type,
-        mut raw: &'r [u8],
-    ) -> Result<Standing<'r>, Box<dyn std::error::Error + Sync + Send>> {
-        let fields = raw.try_get_u32()?;
-        let mut field = || {
-            let ty = Type::from_oid(raw.try_get_u32()?).unwrap_or(Type::UNKNOWN);
-            // Less than nothing is null.
-            let Ok(len) = usize::try_from(raw.try_get_i32()?) else { return Ok((ty, None)) };
-            let (value, rest) = raw.split_at_checked(len).ok_or("a field is cut off")?;
-            raw = rest;
-            Ok((ty, Some(value)))
-        };
-        (0..fields).map(|_| field()).collect::<Result<_, _>>().map(Standing)
+/// Several of them. The driver knows no arrays of rows without a name.
+#[derive(Debug)]
+pub(super) struct AllStanding<'r>(pub(super) Vec<Standing<'r>>);
+
+impl<'r> FromSql<'r> for AllStanding<'r> {
+    fn from_sql(_: &Type, mut raw: &'r [u8]) -> Result<AllStanding<'r>, Wrong> {
+        let dimensions = raw.try_get_u32()?;
+        let (_has_null, _type) = (raw.try_get_u32()?, raw.try_get_u32()?);
+        // One without members has no dimension.
+        let mut members = 0;
+        for _ in 0..dimensions {
+            members = raw.try_get_u32()?;
+            let _from = raw.try_get_u32()?;
+        }
+        let member = |_| Standing::read(sized(&mut raw)?.ok_or("a row is missing")?);
+        (0..members).map(member).collect::<Result<_, _>>().map(AllStanding)
     }
 
     fn accepts(ty: &Type) -> bool {
-        *ty == Type::RECORD
+        *ty == Type::RECORD_ARRAY
     }
+}
+
+impl<'r> Standing<'r> {
+    fn read(mut raw: &'r [u8]) -> Result<Standing<'r>, Wrong> {
+        let fields = raw.try_get_u32()?;
+        let field = |_| {
+            let ty = Type::from_oid(raw.try_get_u32()?).ok_or("a type that is not known")?;
+            Ok((ty, sized(&mut raw)?))
+        };
+        (0..fields).map(field).collect::<Result<_, _>>().map(Standing)
+    }
+}
+
+type Wrong = Box<dyn std::error::Error + Sync + Send>;
+
+/// What has its length before it. Less than nothing is null.
+fn sized<'r>(raw: &mut &'r [u8]) -> Result<Option<&'r [u8]>, Wrong> {
+    let Ok(len) = usize::try_from(raw.try_get_i32()?) else { return Ok(None) };
+    let (value, rest) = raw.split_at_checked(len).ok_or("it is cut off")?;
+    *raw = rest;
+    Ok(Some(value))
 }
 
 /// Reads a record's columns from left to right.

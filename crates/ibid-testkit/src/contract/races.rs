@@ -133,7 +133,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn Subject) {
     assert_eq!((all.stripped + rest.stripped, all.removed + rest.removed), (half, half), "each once");
 }
 
-async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(Change, Commit)> {
+pub(super) async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(Change, Commit)> {
     let racers = changes.into_iter().map(|change| {
         let store = store.clone();
         async move {
@@ -145,7 +145,7 @@ async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(Change, Comm
 }
 
 /// The one Change that counted; all others must have been told of it.
-fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
+pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
     let (won, lost): (Vec<_>, Vec<_>) =
         fates.into_iter().partition(|(_, fate)| matches!(fate, Commit::Done(_)));
     assert_eq!(won.len(), 1, "exactly one of a race wins");
@@ -161,7 +161,7 @@ fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
 }
 
 /// Runs all of them from one starting line.
-async fn together<F>(futures: Vec<F>) -> Vec<F::Output>
+pub(super) async fn together<F>(futures: Vec<F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -182,10 +182,10 @@ where
 }
 
 /// Enough that some arrive within one batch and some within the next.
-const RACERS: usize = 200;
+pub(super) const RACERS: usize = 200;
 
 /// Ten racers for each.
-const RECORDS: usize = 20;
+pub(super) const RECORDS: usize = 20;
 
 /// Who reap at once.
 const REAPERS: usize = 8;

@@ -368,7 +368,7 @@ pub async fn the_first_value_kept_stays(subject: &dyn Subject) {
     assert_eq!(other, Bytes::new(), "each name by itself, and nothing is a value too");
 }
 
-async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
+pub(super) async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
     let fates = store.renew(vec![(record.id, record.version)]).await.expect("a renewal succeeds");
     match fates[..] {
         [Renewed::Until(until)] => until,

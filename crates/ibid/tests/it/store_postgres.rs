@@ -7,7 +7,9 @@ use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::record::{Record, State};
 use ibid_core::store::{Pending, Store};
-use ibid_testkit::contract::{self, LONG, Name, Subject, commit_all, draft, insert, load, replace};
+use ibid_testkit::contract::{
+    self, LONG, Name, Subject, commit_all, draft, finished, fresh, insert, load, replace,
+};
 use ibid_testkit::postgres::Postgres;
 use tokio_postgres::{Client, NoTls};
 
@@ -63,15 +65,19 @@ async fn stranger(server: &Postgres, database: &str) -> Client {
     client
 }
 
-/// A begin under a name of its own.
+/// A begin under a name of its own, as the engine writes it.
 fn begin() -> Change {
-    let name = Name::fresh();
-    insert(&name, Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) })
+    fresh(&Name::fresh(), LONG)
 }
 
-/// A finish of what was read.
+/// A finish of what was read, as the engine writes it.
 fn finish(record: &Record) -> Change {
-    replace(record, Draft { purge_in: Some(LONG), ..draft(&name_of(record), State::Completed) })
+    finished(record, b"done")
+}
+
+/// A begin that the shorter way does not take.
+fn other_begin(name: &Name) -> Change {
+    insert(name, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
 }
 
 fn name_of(record: &Record) -> Name {

@@ -282,3 +282,102 @@ const WARY_BATCHES: u32 = 16;
 
 /// Longer than any that is meant: an instant of today and this are still a number.
 const INTERVAL_MAX: i64 = i64::MAX / 2;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ibid_core::change::{Body, BodyKind, Happened, History, Stamp};
+    use ibid_core::policy::Policy;
+    use ibid_core::record::{Record, State};
+    use ibid_core::time::Timestamp;
+    use ibid_testkit::contract::{Name, finished, fresh, fresh_under};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    fn begun(begin: &Change) -> Record {
+        let stamp = Stamp { now: Timestamp::from_micros(1_800_000_000_000_000) };
+        begin.applied(stamp, None).expect("a begin writes")
+    }
+
+    /// Whether a process that was told where `begin` was put flies `finish`.
+    fn flies(begin: &Change, finish: &Change) -> bool {
+        let tids = Tids::default();
+        tids.put(&Arc::new(begin.clone()), Tid([0; 6]));
+        let flies = tids.take(finish).is_some();
+        assert!(tids.take(finish).is_none(), "it is asked once");
+        flies
+    }
+
+    #[test]
+    fn what_the_machine_writes_for_a_first_request_and_for_its_answer_flies() {
+        for policy in [Policy::default(), Policy::payments(), Policy::stripe(), Policy::one_transaction()] {
+            let begin = fresh_under(&Name::fresh(), &Arc::new(policy));
+            assert!(is_fresh(&begin), "{begin:?}");
+            let finish = finished(&begun(&begin), b"201");
+            assert!(flies(&begin, &finish), "{finish:?}");
+        }
+    }
+
+    #[test]
+    fn a_begin_that_carries_anything_else_does_not_fly() {
+        let others: [fn(&mut Change, &mut Draft); 12] = [
+            |change, _| change.history.push(History { what: Happened::Operator, detail: String::new() }),
+            |change, _| change.bodies.push(Body { kind: BodyKind::Request, data: Default::default() }),
+            |change, _| change.clears_bodies = true,
+            |change, _| change.expect = Expect::Version(change.version()),
+            |_, draft| draft.due_in = Some(2 * LEASE),
+            |_, draft| draft.state = State::Pending,
+            |_, draft| draft.birth = Nonce(!draft.birth.0),
+            |_, draft| draft.owner = Nonce(!draft.owner.0),
+            |_, draft| draft.attempt = 2,
+            |_, draft| draft.point = 1,
+            |_, draft| draft.completed = Mark::Now,
+            |_, draft| draft.purge_in = Some(LEASE),
+        ];
+        assert!(others.iter().all(|alter| !is_fresh(&altered(fresh(&Name::fresh(), LEASE), *alter))));
+    }
+
+    #[test]
+    fn a_finish_that_writes_anything_else_does_not_fly() {
+        let begin = fresh(&Name::fresh(), LEASE);
+        let others: [fn(&mut Change, &mut Draft); 13] = [
+            |change, _| change.history.push(History { what: Happened::Operator, detail: String::new() }),
+            |change, _| change.bodies.push(Body { kind: BodyKind::Request, data: Default::default() }),
+            |change, _| change.clears_bodies = true,
+            |change, _| change.expect = Expect::Version(change.version()),
+            |_, draft| draft.due_in = Some(LEASE),
+            |_, draft| draft.expires_in = None,
+            |_, draft| draft.purge_in = Some(Duration::MAX),
+            |_, draft| draft.birth = Nonce(!draft.birth.0),
+            |_, draft| draft.owner = Nonce(!draft.owner.0),
+            |_, draft| draft.attempt = 2,
+            |_, draft| draft.ran = Mark::Now,
+            |_, draft| draft.fingerprint = None,
+            |_, draft| draft.policy = Arc::new(Policy::payments()),
+        ];
+        assert!(flies(&begin, &finished(&begun(&begin), b"201")));
+        for (place, alter) in others.iter().enumerate() {
+            let finish = altered(finished(&begun(&begin), b"201"), *alter);
+            assert!(!flies(&begin, &finish), "{place}: {finish:?}");
+        }
+    }
+
+    #[test]
+    fn after_a_rival_some_batches_of_begins_do_not_fly() {
+        let tids = Tids::default();
+        assert!(tids.begins_fly());
+        tids.met_a_rival();
+        assert!((0..WARY_BATCHES).all(|_| !tids.begins_fly()));
+        assert!(tids.begins_fly());
+    }
+
+    fn altered(mut change: Change, alter: fn(&mut Change, &mut Draft)) -> Change {
+        let mut draft = change.draft.take().expect("it writes");
+        alter(&mut change, &mut draft);
+        change.draft = Some(draft);
+        change
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use ibid_core::change::{Happened, History};
 use ibid_core::store::Browse;
 use tokio::task::JoinSet;
 
@@ -35,12 +36,11 @@ async fn connections_that_are_cut_under_load_cost_no_change_and_double_none() {
         let store = store.clone();
         writers.spawn(async move {
             let mut written = Vec::new();
-            for _ in 0..60 {
+            for n in 0..60 {
                 let mut begun = begin();
-                begun.history.push(ibid_core::change::History {
-                    what: ibid_core::change::Happened::Operator,
-                    detail: "begun".to_owned(),
-                });
+                if n % 2 == 0 {
+                    begun.history.push(History { what: Happened::Operator, detail: "begun".to_owned() });
+                }
                 let begun = Arc::new(begun);
                 assert!(counted(&begun, &commit_patiently(&store, &begun).await), "a fresh name is free");
                 written.push(begun.id);
@@ -68,7 +68,7 @@ async fn connections_that_are_cut_under_load_cost_no_change_and_double_none() {
     assert_eq!(ids.len(), 8 * 60);
     // Not asked of the store: its connections were cut a moment ago, and a count is asked once.
     assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "480", "each is stored once");
-    assert_eq!(server.sql(&database, "select count(*) from ibid_event"), "480", "and told once");
+    assert_eq!(server.sql(&database, "select count(*) from ibid_event"), "240", "and told once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

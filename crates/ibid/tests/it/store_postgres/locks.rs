@@ -1,8 +1,8 @@
 //! Rows that somebody else holds: nobody waits for long, and only whoever wants that row is told.
 
 use ibid_core::change::{Happened, History};
-use ibid_core::record::State;
-use ibid_core::store::{Renewed, Store};
+use ibid_core::scope::{Identity, Operation};
+use ibid_core::store::Renewed;
 use ibid_testkit::contract::{SHORT, TICK, put, take_over};
 
 use super::*;
@@ -10,12 +10,18 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_goes_through_but_for_the_id_that_a_stranger_is_inserting() {
     let server = Postgres::start();
+    for is_fresh in [true, false] {
+        a_batch_goes_through_but_for_one(&server, is_fresh).await;
+    }
+}
+
+async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
     let database = server.create_database();
-    let store = open(&server, &database).await;
-    let mut batch: Vec<Arc<Change>> = (0..32).map(|_| Arc::new(begin())).collect();
+    let store = open(server, &database).await;
+    let mut batch: Vec<Arc<Change>> = (0..32).map(|_| Arc::new(either_begin(is_fresh))).collect();
     batch.sort_by_key(|change| change.id);
     let held = batch[11].clone();
-    let stranger = stranger(&server, &database).await;
+    let stranger = stranger(server, &database).await;
     stranger.batch_execute("begin").await.expect("a transaction");
     let id = hex(held.id.as_bytes());
     let row = format!(
@@ -38,14 +44,23 @@ async fn a_batch_goes_through_but_for_the_id_that_a_stranger_is_inserting() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_a_stranger_holds_is_busy_and_never_taken_for_lost_or_won() {
     let server = Postgres::start();
+    for is_fresh in [true, false] {
+        a_held_row_is_busy(&server, is_fresh).await;
+    }
+}
+
+async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
     let database = server.create_database();
-    let store = open(&server, &database).await;
-    let lapsing = |name: &Name| insert(name, Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) });
+    let store = open(server, &database).await;
+    let lapsing = |name: &Name| match is_fresh {
+        true => fresh(name, SHORT),
+        false => insert(name, Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) }),
+    };
     let (name, other) = (Name::fresh(), Name::fresh());
     let held = put(&*store, &lapsing(&name)).await.record;
     let free = put(&*store, &lapsing(&other)).await.record;
     tokio::time::sleep(TICK).await;
-    let stranger = stranger(&server, &database).await;
+    let stranger = stranger(server, &database).await;
     let lock =
         format!("begin; select from ibid_record where id = '\\x{}' for update", hex(held.id.as_bytes()));
     stranger.batch_execute(&lock).await.expect("the row is held");
@@ -83,21 +98,27 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
     batch.sort_by_key(|change| change.id);
     // PostgreSQL's text holds no NUL.
     batch[5].history.push(History { what: Happened::Operator, detail: "\0".to_owned() });
+    let draft = batch[11].draft.as_mut().expect("a begin writes");
+    let operation = Operation { path: "\0".into(), ..draft.identity.operation.clone() };
+    draft.identity = Arc::new(Identity { operation, ..Identity::clone(&draft.identity) });
     let batch: Vec<Arc<Change>> = batch.into_iter().map(Arc::new).collect();
+    let unfit = [5, 11];
     for (place, fate) in store.commit(batch.clone()).await.into_iter().enumerate() {
         match fate {
-            Ok(Commit::Done(_)) => assert_ne!(place, 5),
-            Err(error) if place == 5 => assert!(!error.is_transient(), "no repetition mends it"),
+            Ok(Commit::Done(_)) => assert!(!unfit.contains(&place)),
+            Err(error) if unfit.contains(&place) => assert!(!error.is_transient(), "no repetition mends it"),
             other => panic!("a change beside the unfit one was not done: {other:?}"),
         }
     }
-    assert!(load(&*store, batch[5].id).await.is_none(), "nothing of it is stored");
+    for place in unfit {
+        assert!(load(&*store, batch[place].id).await.is_none(), "nothing of it is stored");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
     let server = Postgres::start();
-    for code in ["40001", "40P01", "55P03"] {
+    for (code, is_fresh) in [("40001", true), ("40P01", true), ("55P03", true), ("40001", false)] {
         let database = server.create_database();
         let store = open(&server, &database).await;
         // Fails once: what a sequence gave out is not taken back with the transaction.
@@ -110,10 +131,15 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
              create trigger trouble before insert on ibid_record for each row execute function trouble()"
         );
         server.sql(&database, &trouble);
-        let fates = commit_all(&*store, (0..16).map(|_| begin()).collect()).await;
+        let fates = commit_all(&*store, (0..16).map(|_| either_begin(is_fresh)).collect()).await;
         assert!(fates.values().all(|fate| matches!(fate, Commit::Done(_))), "{code} is tried again");
         assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "16");
     }
+}
+
+/// A begin under a name of its own, by one of the two ways.
+fn either_begin(is_fresh: bool) -> Change {
+    if is_fresh { begin() } else { other_begin(&Name::fresh()) }
 }
 
 fn hex(bytes: &[u8]) -> String {

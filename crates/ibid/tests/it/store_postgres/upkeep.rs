@@ -49,8 +49,9 @@ async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
         [0, 1, 2, 150, 299].into_iter().chain(200..250).map(|place| names[place].clone()).collect();
     let sql = "insert into payment select unnest($1::bytea[])";
     stranger.execute(sql, &[&ids(&held)]).await.expect("payments");
-    server.sql(&database, "update ibid_record set expires_at = null, purge_at = 7");
-    let sql = "update ibid_record set purge_at = 8 + get_byte(id, 0) where id = any ($1)";
+    server.sql(&database, "update ibid_record set expires_at = null, purge_at = 7, reap_at = 7");
+    let sql = "update ibid_record set purge_at = 8 + get_byte(id, 0), reap_at = 8 + get_byte(id, 0)
+               where id = any ($1)";
     stranger.execute(sql, &[&ids(&names[..100])]).await.expect("instants of their own");
     let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
                                         record, name, kind, downstream_key, rules, tenant, payload)
@@ -84,7 +85,7 @@ async fn however_many_records_are_held_a_run_ends_counts_each_once_and_takes_wha
     server.sql(
         &database,
         "create table payment (record bytea references ibid_record (id));
-         update ibid_record r set expires_at = null, purge_at = 7 + place
+         update ibid_record r set expires_at = null, purge_at = 7 + place, reap_at = 7 + place
            from (select id, row_number() over (order by id) as place from ibid_record) as placed
           where placed.id = r.id;
          insert into payment select id from ibid_record where purge_at <= 7 + 240",
@@ -154,7 +155,7 @@ async fn a_tombstone_holds_id_fingerprint_and_instants_and_goes_in_its_turn() {
                    from ibid_record";
     assert_eq!(server.sql(&database, columns), "|t|t|t");
     assert_eq!(server.sql(&database, "select count(*) from ibid_body"), "0");
-    server.sql(&database, "update ibid_record set purge_at = 1");
+    server.sql(&database, "update ibid_record set purge_at = 1, reap_at = 1");
     let step = reap_all(&*store, Course::Records).await;
     assert_eq!((step.stripped, step.removed), (0, 1));
 }

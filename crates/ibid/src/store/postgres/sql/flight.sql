@@ -8,8 +8,9 @@
 --
 -- A row is finished where its begin was told that it was put: no index is asked, and none is touched, for a finish leaves
 -- the orders alone. Whatever stands there by now, it is written only if it is the version that was begun: compared with
--- the row that is written, for servers from before November 2025 do not look at a place again after they waited. The first
--- finish of a generation finds nothing kept beside it.
+-- the row that is written, for servers from before November 2025 do not look at a place again after they waited. The id
+-- is compared so that no index has a say in it: of a table that was small when the plan was made all rows would be read by
+-- their ids, for ever. The first finish of a generation finds nothing kept beside it.
 --
 -- On a session without our settings (a pooler gave us another) it does nothing.
 with clock as materialized (
@@ -47,7 +48,7 @@ done as (
     watch_state = null, watch_at = null
   from unnest($2::ibid_finish_row[]) v
   where current_setting('ibid.settings', true) = 'on'
-    and r.ctid = v.place and r.id = v.id and r.count = 1 and r.nonce = v.was_nonce and not r.bare
+    and r.ctid = v.place and r.id is not distinct from v.id and r.count = 1 and r.nonce = v.was_nonce and not r.bare
   returning r.id, r.birth, v.kind, v.data
 ),
 kept as (

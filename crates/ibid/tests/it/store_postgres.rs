@@ -18,11 +18,14 @@ mod failover;
 mod faults;
 mod locks;
 mod open;
+mod orders;
 mod plans;
 mod pooler;
+mod rivals;
 #[cfg(feature = "postgres-tls")]
 mod tls;
 mod upkeep;
+mod walk;
 
 struct Subjected(Arc<PostgresStore>);
 

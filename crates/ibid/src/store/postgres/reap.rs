@@ -27,7 +27,7 @@ impl PostgresStore {
         let started = Instant::now();
         let reaped = match course {
             Course::Records => {
-                self.adopt(limit).await?;
+                self.adopt().await?;
                 self.reap_records(from, limit).await?
             }
             Course::Effects { keep } => {
@@ -43,8 +43,15 @@ impl PostgresStore {
     }
 
     /// Records that are in no order have no place at which the reaper would come by.
-    async fn adopt(&self, limit: i64) -> Result<(), StoreError> {
-        self.ask_hot(OP, include_str!("sql/adopt.sql"), &[(&limit, Type::INT8)]).await.map(drop)
+    async fn adopt(&self) -> Result<(), StoreError> {
+        let limit = i64::from(STEP_MAX);
+        for _ in 0..ADOPT_STEPS_MAX {
+            let adopted = self.ask_hot(OP, include_str!("sql/adopt.sql"), &[(&limit, Type::INT8)]).await?;
+            if adopted.len() < STEP_MAX as usize {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// One statement; unless a row of the application refers to a record and forbids that it goes. That is the
@@ -91,8 +98,8 @@ impl PostgresStore {
             }
         }
         // Those that are left at the last instant come first in the next step, and are counted there; unless all of this one
-        // are held, for then it would never get past them.
-        let stuck = at == from && reaped.removed + reaped.stripped == 0;
+        // are held, for then it would never get past them. Of the others each has moved, if only to a later place.
+        let stuck = at == from && left == limit;
         if !stuck {
             reaped.held -= held_here;
         }
@@ -192,6 +199,10 @@ const DEAD_LETTER: i64 = Flags::DEAD_LETTER as i64;
 /// Rows in one statement at most, whatever is asked: some tens of milliseconds, and far below the time for which others
 /// wait for a lock.
 const STEP_MAX: u32 = 2000;
+
+/// Statements that put records into the orders, before each step: a second or two after an upgrade, so that even of a
+/// hundred million records none waits for longer than a day, and one look at an index otherwise.
+const ADOPT_STEPS_MAX: u32 = 50;
 
 /// Held records that one step passes over: each costs two round trips, and the next step goes on behind them.
 const HELD_MAX: usize = 32;

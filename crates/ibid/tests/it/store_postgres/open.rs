@@ -1,6 +1,7 @@
 //! Opening: the schema, and servers that are turned down.
 
 use ibid::store::postgres::OpenError;
+use ibid_testkit::contract::put;
 
 use super::*;
 
@@ -36,6 +37,22 @@ async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes
     assert_eq!(made, catalog(&server, &both));
     let newest = PostgresStore::newest_schema();
     assert!(!PostgresStore::migration_sql(newest).contains("create"), "nothing is left to do");
+}
+
+/// Or an application that publishes all its tables, for a replica or for what follows its changes, could not use ibid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_table_can_be_published() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    server.sql(&database, "create publication everything for all tables");
+    let begun = put(&*store, &begin()).await.record;
+    put(&*store, &finish(&begun)).await;
+    store.due(State::InProgress, 1).await.expect("due is answered");
+    let keyless = "select c.relname from pg_class c
+                   where c.relname like 'ibid%' and c.relkind = 'r'
+                     and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)";
+    assert_eq!(server.sql(&database, keyless), "");
 }
 
 #[tokio::test]

@@ -19,8 +19,13 @@ create index ibid_record_reap on ibid_record (reap_at);
 alter table ibid_record set (fillfactor = 50);
 
 -- How far first leases were looked through, in one row.
-create table ibid_walk (at int8 not null);
-insert into ibid_walk (at) values (0);
+-- It has a key because a table without one can't be updated where it is published.
+create table ibid_walk (
+  place int2 not null,
+  at int8 not null,
+  constraint ibid_walk_pkey primary key (place)
+);
+insert into ibid_walk (place, at) values (1, 0);
 
 -- Records whose first lease was over while somebody held them: to be looked at again.
 create table ibid_late (

@@ -16,7 +16,7 @@ passed as materialized (
   cross join lateral (
     select x.id, x.first_due, x.due_at is not null and x.watch_at is null as waits
     from ibid_record x
-    where x.first_due > coalesce($1::int8, least(place.at, (select now from clock)))
+    where x.first_due > coalesce($1::int8, least(place.at, (select now from clock) - $3::int8))
       and x.first_due <= (select now from clock)
     order by x.first_due
     fetch first ($2::int8) rows with ties

@@ -1,0 +1,207 @@
+//! Records whose first lease is over: none is missed, whoever holds it, however many there are, whatever the clock did.
+
+use std::collections::HashSet;
+
+use ibid_core::scope::RecordId;
+use ibid_testkit::contract::{SHORT, TICK};
+use tokio::task::JoinSet;
+
+use super::*;
+
+/// What is due, in the order in which the store gives it.
+async fn due(store: &PostgresStore) -> Vec<RecordId> {
+    let found = store.due(State::InProgress, 100_000).await.expect("due is answered");
+    found.into_iter().map(|stored| stored.record.id).collect()
+}
+
+/// Begins records whose lease is over when this returns, one after the other.
+async fn lapsed(store: &PostgresStore, count: usize) -> Vec<RecordId> {
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        let begin = fresh(&Name::fresh(), SHORT);
+        assert!(matches!(commit_patiently(store, &Arc::new(begin.clone())).await, Commit::Done(_)));
+        ids.push(begin.id);
+    }
+    tokio::time::sleep(TICK).await;
+    ids
+}
+
+fn sorted(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
+    let mut ids: Vec<RecordId> = ids.into_iter().collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lapsed_record_that_a_stranger_holds_is_passed_over_and_found_once_it_is_let_go() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&store, 10).await;
+    let hold = async |id: &RecordId| {
+        let stranger = stranger(&server, &database).await;
+        stranger.batch_execute("begin").await.expect("a transaction");
+        let lock = "select from ibid_record where id = $1 for update";
+        stranger.execute(lock, &[&&id.as_bytes()[..]]).await.expect("the row is held");
+        stranger
+    };
+    let [leaves, finishes] = [hold(&ids[0]).await, hold(&ids[1]).await];
+    let late = || server.sql(&database, "select count(*) from ibid_late");
+    // Both transactions are open all the while, so an answer at all means that nobody waited for their end.
+    for _ in 0..2 {
+        assert_eq!(due(&store).await, ids[2..], "the others are found");
+        assert_eq!(late(), "2", "those two are remembered");
+    }
+    let finish = "update ibid_record set state = 3, count = 2, due_at = null where id = $1";
+    finishes.execute(finish, &[&&ids[1].as_bytes()[..]]).await.expect("it is the holder's");
+    finishes.batch_execute("commit").await.expect("the holder has finished");
+    assert_eq!(due(&store).await, ids[2..], "what is finished is not due");
+    leaves.batch_execute("rollback").await.expect("the stranger leaves");
+    let found = due(&store).await;
+    assert_eq!((found[0], &found[1..]), (ids[0], &ids[2..]), "what is let go is, in its place");
+    assert_eq!(late(), "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn several_who_look_at_once_miss_nothing() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let begins = open(&server, &database).await;
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(open(&server, &database).await);
+    }
+    let begun = tokio::spawn(async move {
+        let mut ids = HashSet::new();
+        for _ in 0..40 {
+            let few: Vec<Change> = (0..10).map(|_| fresh(&Name::fresh(), SHORT)).collect();
+            ids.extend(few.iter().map(|begin| begin.id));
+            commit_all(&*begins, few).await;
+        }
+        ids
+    });
+    // Each looks until it has seen all of them.
+    let (told, all) = tokio::sync::watch::channel(None);
+    let mut lookers = JoinSet::new();
+    for store in stores {
+        let all = all.clone();
+        lookers.spawn(async move {
+            let mut seen = HashSet::new();
+            loop {
+                seen.extend(due(&store).await);
+                if all.borrow().as_ref() == Some(&seen) {
+                    return;
+                }
+            }
+        });
+    }
+    told.send_replace(Some(begun.await.expect("the writer ends")));
+    let ended = tokio::time::timeout(PATIENCE, lookers.join_all()).await;
+    assert!(ended.is_ok(), "one of them is never found");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_one_step_takes_at_one_instant_and_at_many_are_all_found() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let first = lapsed(&store, 1).await[0];
+    // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
+    let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
+                  update copy set id = sha256(n::text::bytea);
+                  update copy set first_due = first_due - 1000 + n where n <= 500;
+                  update copy set first_due = first_due + n - 6500 where n > 6500;
+                  update copy set due_at = first_due;
+                  alter table copy drop column n;
+                  insert into ibid_record select * from copy";
+    server.sql(&database, copies);
+    tokio::time::sleep(TICK).await;
+    let found = due(&store).await;
+    assert_eq!(found.len(), 7001);
+    assert!(found.contains(&first));
+    assert_eq!(found.iter().collect::<HashSet<_>>().len(), 7001, "each once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let stranger = stranger(&server, &database).await;
+    loop {
+        let template = lapsed(&store, 1).await[0];
+        stranger.batch_execute("begin").await.expect("a transaction");
+        let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
+                                             created_at, ran_at, due_at, first_due, reap_at, tenant, method, path, key, note)
+                    select sha256(id), count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
+                           created_at, ran_at, due_at, first_due, reap_at, tenant, method, path, key, note
+                    from ibid_record where id = $1 returning id, first_due";
+        let row = stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("nobody sees it yet");
+        let (id, first_due): (Vec<u8>, i64) = (row.get(0), row.get(1));
+        let late = RecordId::from_bytes(id.try_into().expect("an id"));
+        let after = lapsed(&store, 1).await[0];
+        let found = due(&store).await;
+        assert!(found.contains(&after) && !found.contains(&late), "its instant was passed");
+        stranger.batch_execute("commit").await.expect("it is committed");
+        let found = due(&store).await;
+        if found.contains(&late) {
+            return;
+        }
+        // Only a machine that stood still may have gone past it for good.
+        let place: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
+        assert!(place >= first_due, "a begin that was committed late is never found");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_was_set_back_hides_nothing() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let before = lapsed(&store, 2).await;
+    assert_eq!(due(&store).await, before);
+    // As it is when an hour comes again.
+    server.sql(&database, "update ibid_walk set at = at + 3600000000");
+    let after = lapsed(&store, 2).await;
+    assert_eq!(due(&store).await, [before, after].concat());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_program_finished_in_its_own_way_is_not_due() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&store, 3).await;
+    assert_eq!(due(&store).await, ids);
+    // As a process of before the orders does: it knows nothing of them.
+    let stranger = stranger(&server, &database).await;
+    let finish = "update ibid_record set state = 3, count = 2, due_at = null where id = $1";
+    stranger.execute(finish, &[&&ids[0].as_bytes()[..]]).await.expect("a finish");
+    let renew = "update ibid_record set due_at = due_at + 3600000000 where id = $1";
+    stranger.execute(renew, &[&&ids[1].as_bytes()[..]]).await.expect("a renewal");
+    assert_eq!(due(&store).await, ids[2..]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_whose_holder_went_on_in_time_is_never_put_into_the_order() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let begins: Vec<Change> = (0..20).map(|_| fresh(&Name::fresh(), SHORT)).collect();
+    let fates = commit_all(&*store, begins.clone()).await;
+    let record = |begin: &Change| match &fates[&begin.id] {
+        Commit::Done(stamp) => begin.applied(*stamp, None).expect("it writes"),
+        other => panic!("a fresh name is free: {other:?}"),
+    };
+    let records: Vec<Record> = begins.iter().map(record).collect();
+    commit_all(&*store, records[..10].iter().map(finish).collect()).await;
+    tokio::time::sleep(TICK).await;
+    assert_eq!(sorted(due(&store).await), sorted(records[10..].iter().map(|record| record.id)));
+    let watched =
+        "select count(*), count(*) filter (where state = 3) from ibid_record where watch_at is not null";
+    assert_eq!(server.sql(&database, watched), "10|0");
+    assert_eq!(server.sql(&database, "select count(*) from ibid_late"), "0");
+}
+
+/// Far above what a loaded two-core machine needs: only a record that is missed meets it.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -19,11 +19,13 @@ mod faults;
 mod locks;
 mod open;
 mod orders;
+mod places;
 mod plans;
 mod pooler;
 mod rivals;
 #[cfg(feature = "postgres-tls")]
 mod tls;
+mod together;
 mod upkeep;
 mod walk;
 

@@ -69,6 +69,8 @@ async fn pooler_before(server: &Postgres, settings: Settings) -> String {
         .replace(&format!(":{port}/"), &format!(":{}/", listener.local_addr().expect("a port").port()));
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
+            // Messages are passed on one by one, and each would wait for the last to be confirmed.
+            client.set_nodelay(true).expect("a TCP socket");
             // A client that goes away ends its part with an error, which is nobody's concern.
             tokio::spawn(serve(client, session.clone(), settings));
         }
@@ -79,6 +81,7 @@ async fn pooler_before(server: &Postgres, settings: Settings) -> String {
 /// The one session with the server, ready for a question.
 async fn session(port: u16) -> TcpStream {
     let mut server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server listens");
+    server.set_nodelay(true).expect("a TCP socket");
     let hello = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
     server.write_all(&framed(None, hello)).await.expect("the server hears");
     while message(&mut server).await.expect("the server answers").0 != READY {}

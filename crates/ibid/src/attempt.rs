@@ -14,9 +14,8 @@ use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::Renewed;
 use metrics::counter;
-use tokio::sync::oneshot;
 
-use crate::engine::{Begun, Ibid, Kept, Living, still_owns};
+use crate::engine::{Begun, Ibid, Kept, Living, apart, still_owns};
 use crate::telemetry;
 
 /// One run of the handler, under a lease.
@@ -401,8 +400,8 @@ enum End {
     Uncertain(ErrorCode),
 }
 
-/// Writes the end of an Attempt, apart from the caller: it is written although the caller has gone. If it can't be made
-/// durable within `finish_wait`, the caller goes on and the write stays queued.
+/// Writes the end of an Attempt, although the caller may go. If it can't be made durable within `finish_wait`, the caller
+/// goes on and the write stays queued.
 async fn end_of(
     ibid: &Ibid,
     ask: &Arc<Ask>,
@@ -412,33 +411,25 @@ async fn end_of(
 ) -> Finished {
     let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
     let living = ibid.inner().attempt_lives();
-    let (reply, finished) = oneshot::channel();
-    tokio::spawn(async move {
-        let started = Instant::now();
+    let ended = apart(async move {
+        let (started, inner, record) = (Instant::now(), ibid.inner().clone(), begun.id);
         let bytes = response.as_ref().map_or(0, |response| response.body.len());
-        let mut write = Box::pin(write_end(&ibid, &ask, &begun, end, response));
-        let finished = tokio::time::timeout(ibid.inner().finish_wait, &mut write).await;
+        let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response).await });
+        let finished = tokio::time::timeout(inner.finish_wait, &mut write).await;
         telemetry::took(telemetry::FINISH_SECONDS, started.elapsed().as_secs_f64());
-        if let Ok(finished) = finished {
-            if matches!(finished, Finished::NotStored) {
-                counter!(telemetry::NOT_STORED).increment(1);
-            }
-            // Whoever left no longer needs to know.
-            let _ = reply.send(finished);
-            return;
-        }
-        counter!(telemetry::NOT_STORED).increment(1);
-        tracing::warn!(record = %begun.id.short(), "the store did not take the end of an attempt in time; it stays queued");
-        // Its place is taken before the caller goes on, so that a shutdown does not miss it.
-        let place = ibid.inner().loose_place(bytes);
-        let _ = reply.send(Finished::NotStored);
+        let finished = finished.unwrap_or_else(|_| {
+            tracing::warn!(record = %record.short(), "the store did not take the end of an attempt in time; it stays queued");
+            // Its place is taken before the caller goes on, so that a shutdown does not miss it.
+            inner.loosely_with(bytes, async move { drop(write.await) });
+            Finished::NotStored
+        });
         drop(living);
-        if place.is_some() {
-            write.await;
+        if matches!(finished, Finished::NotStored) {
+            counter!(telemetry::NOT_STORED).increment(1);
         }
+        finished
     });
-    // The sender is dropped only with the runtime.
-    finished.await.unwrap_or(Finished::NotStored)
+    ended.await.unwrap_or(Finished::NotStored)
 }
 
 async fn write_end(

@@ -3,6 +3,7 @@
 //! It must not know HTTP, and it never chooses a State: `ibid_core::machine` does.
 
 mod again;
+mod apart;
 mod batch;
 mod breaker;
 mod cache;
@@ -29,7 +30,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::Identity;
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 
 use crate::attempt::Attempt;
 use crate::failpoint;
@@ -47,6 +48,7 @@ use waiters::{Place, Waiters};
 
 pub use again::Unavailable;
 pub(crate) use again::come_again;
+pub(crate) use apart::apart;
 pub use batch::Counts;
 pub use evidence::{Heard, Hearing};
 pub use tenants::TenantRate;
@@ -246,12 +248,12 @@ impl Ibid {
     ///
     /// A caller that goes away meanwhile leaves no reservation behind.
     pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        let (reply, begun) = oneshot::channel();
         let (ibid, begins) = (self.clone(), self.inner.begins());
-        // Apart from the caller: what can't be handed over is an Attempt dropped unused, and that releases the key.
-        tokio::spawn(async move {
-            let _ = reply.send(ibid.begin_here(ask).await);
+        // What can't be handed over is an Attempt dropped unused, and that releases the key.
+        let begun = apart(async move {
+            let begun = ibid.begin_here(ask).await;
             drop(begins);
+            begun
         });
         begun.await.unwrap_or(Err(Unavailable::unanswered()))
     }

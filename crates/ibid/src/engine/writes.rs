@@ -355,7 +355,16 @@ impl Inner {
 
     /// Lets a write go on without a caller.
     pub(crate) fn loosely(self: &Arc<Self>, write: impl Future<Output = ()> + Send + 'static) {
-        let Some(place) = self.loose_place(0) else { return };
+        self.loosely_with(0, write);
+    }
+
+    /// The same, of a write that holds so many bytes.
+    pub(crate) fn loosely_with(
+        self: &Arc<Self>,
+        bytes: usize,
+        write: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let Some(place) = self.loose_place(bytes) else { return };
         tokio::spawn(async move {
             write.await;
             drop(place);
@@ -364,7 +373,7 @@ impl Inner {
 
     /// A place for a write that waits for the store. Past the bounds there is none, and the write is dropped: then the
     /// lease lapses, and the record says by itself that nobody knows.
-    pub(crate) fn loose_place(self: &Arc<Self>, bytes: usize) -> Option<LoosePlace> {
+    fn loose_place(self: &Arc<Self>, bytes: usize) -> Option<LoosePlace> {
         let count = self.loose.count.fetch_add(1, Ordering::SeqCst) + 1;
         let held = self.loose.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
         let place = LoosePlace { inner: self.clone(), bytes };
@@ -432,7 +441,7 @@ impl Drop for Living {
 }
 
 /// Held by a write that waits for the store.
-pub(crate) struct LoosePlace {
+struct LoosePlace {
     inner: Arc<Inner>,
     bytes: usize,
 }

@@ -110,6 +110,26 @@ async fn a_caller_that_goes_away_during_begin_leaves_no_reservation_behind() {
 }
 
 #[tokio::test]
+async fn a_caller_that_goes_away_during_finish_leaves_its_answer_behind_also_if_it_must_be_sent_again() {
+    let world = world(Policy::default()).await;
+    let (attempt, begun) = (world.run("k").await, world.store.commits());
+    world.store.set(Fault::Hangs);
+    let finish = tokio::spawn(async move { attempt.finish(created(), false).await });
+    while world.store.commits() == begun {
+        tokio::task::yield_now().await;
+    }
+    finish.abort();
+    assert!(finish.await.is_err());
+    world.store.set(Fault::Down);
+    while world.store.commits() == begun + 1 {
+        tokio::task::yield_now().await;
+    }
+    world.store.set(Fault::None);
+    world.ibid.settled().await;
+    assert_eq!(world.state().await, State::Completed);
+}
+
+#[tokio::test]
 async fn an_attempt_dropped_before_the_first_outside_byte_frees_its_key_and_after_it_is_unknown() {
     let world_before = world(Policy::default()).await;
     drop(world_before.run("k").await);

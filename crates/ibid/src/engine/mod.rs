@@ -9,6 +9,7 @@ mod breaker;
 mod cache;
 mod clock_watch;
 mod evidence;
+mod nonces;
 mod tenants;
 mod waiters;
 #[cfg(feature = "http")]
@@ -43,6 +44,7 @@ use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
+use nonces::Nonces;
 use tenants::Tenants;
 use waiters::{Place, Waiters};
 
@@ -212,6 +214,7 @@ impl Ibid {
             waiters: Waiters::default(),
             breaker: Breaker::default(),
             clock: ClockWatch::default(),
+            nonces: Nonces::default(),
             begin_timeout: settings.begin_timeout,
             finish_wait: settings.finish_wait,
             attempts_max: settings.attempts_max,
@@ -241,7 +244,7 @@ impl Ibid {
 
     /// What `asked` asks for under `policy`, ready to be begun.
     pub fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn Asked>) -> Ask {
-        Ask::new(identity, policy, self.inner.secrets.clone(), asked, nonce())
+        Ask::new(identity, policy, self.inner.secrets.clone(), asked, self.inner.nonces.draw())
     }
 
     /// Reserves the key durably before any work, or says what stands in its way.
@@ -270,7 +273,7 @@ impl Ibid {
 
     async fn begin_uncounted(&self, mut ask: Ask) -> Result<Begun, Unavailable> {
         // Drawn per begin: the same Ask begun twice, at once or after a refusal, is two writers.
-        ask.nonce = nonce();
+        ask.nonce = self.inner.nonces.draw();
         if let Some(begun) = self.cached(&ask) {
             return Ok(begun);
         }
@@ -305,7 +308,7 @@ impl Ibid {
     /// Waits for somebody else's answer, for `up_to` at most. Never runs anything: what it waited for may turn out
     /// [`Begun::Free`], and then a new request may run.
     pub async fn wait(&self, mut ask: Ask, up_to: Duration) -> Result<Begun, Unavailable> {
-        ask.nonce = nonce();
+        ask.nonce = self.inner.nonces.draw();
         let ask = Arc::new(ask);
         let started = Instant::now();
         let Some(place) = self.inner.waiters.enter(ask.id, &ask.identity.tenant) else {
@@ -426,7 +429,7 @@ impl Ibid {
                 Commit::Conflict(newer) => {
                     known = newer.map(|stored| *stored);
                     // Another write needs another nonce: one names one write, and is kept only to repeat it.
-                    Arc::make_mut(&mut ask).nonce = nonce();
+                    Arc::make_mut(&mut ask).nonce = self.inner.nonces.draw();
                 }
             }
         }

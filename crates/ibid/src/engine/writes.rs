@@ -25,6 +25,7 @@ use super::batch::{Batcher, Unsaid};
 use super::breaker::Breaker;
 use super::cache::Cache;
 use super::clock_watch::ClockWatch;
+use super::nonces::Nonces;
 use super::tenants::Tenants;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
@@ -42,6 +43,7 @@ pub(crate) struct Inner {
     pub(super) waiters: Waiters,
     pub(crate) breaker: Breaker,
     pub(super) clock: ClockWatch,
+    pub(super) nonces: Nonces,
     pub(crate) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
     pub(super) attempts_max: usize,
@@ -194,8 +196,9 @@ impl Inner {
         let (mut pause, mut lasting) = (RETRY_MIN, 0);
         loop {
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+            let event = event(self.nonces.draw());
             let (change, decision) =
-                match machine::decide(known.as_ref().map(|stored| &stored.record), &event(nonce()), now) {
+                match machine::decide(known.as_ref().map(|stored| &stored.record), &event, now) {
                     Verdict::Keep(decision) => return Settlement::done(decision, known),
                     Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
                 };

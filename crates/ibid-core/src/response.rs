@@ -48,21 +48,19 @@ impl Response {
 
     /// The bytes that a store keeps.
     pub fn to_bytes(&self) -> Bytes {
-        let lines = |lines: &[Line]| -> Vec<StoredLine> {
-            lines
-                .iter()
-                .map(|(name, value)| StoredLine { name: name.clone(), value: value.to_vec() })
-                .collect()
+        let lines = |lines: &[Line]| -> usize {
+            lines.iter().map(|(name, value)| name.len() + value.len() + LINE_HEAD).sum()
         };
+        let mut bytes =
+            Vec::with_capacity(HEAD + lines(&self.headers) + lines(&self.trailers) + self.body.len());
+        bytes.push(FORMAT);
         let stored = StoredResponse {
             status: self.status,
-            headers: lines(&self.headers),
-            body: self.body.to_vec(),
-            trailers: lines(&self.trailers),
+            headers: stored_lines(&self.headers),
+            body: &self.body,
+            trailers: stored_lines(&self.trailers),
             version: self.version,
         };
-        let mut bytes = Vec::with_capacity(64 + self.body.len());
-        bytes.push(FORMAT);
         // Writing into a Vec has no way to fail.
         minicbor::encode(&stored, &mut bytes).expect("a Vec takes every byte");
         Bytes::from(bytes)
@@ -75,17 +73,16 @@ impl Response {
             return Err(ResponseError::Format(*format));
         }
         let mut decoder = minicbor::Decoder::new(rest);
-        let stored: StoredResponse = decoder.decode().map_err(|_| ResponseError::Damaged)?;
+        let stored: StoredResponse<'_> = decoder.decode().map_err(|_| ResponseError::Damaged)?;
         if decoder.position() != rest.len() {
             return Err(ResponseError::Damaged);
         }
-        let lines = |lines: Vec<StoredLine>| -> Vec<Line> {
-            lines.into_iter().map(|line| (line.name, Bytes::from(line.value))).collect()
-        };
+        let line = |line: StoredLine<'_>| (line.name.to_owned(), Bytes::copy_from_slice(line.value));
+        let lines = |lines: Vec<StoredLine<'_>>| -> Vec<Line> { lines.into_iter().map(line).collect() };
         Ok(Response {
             status: stored.status,
             headers: lines(stored.headers),
-            body: Bytes::from(stored.body),
+            body: Bytes::copy_from_slice(stored.body),
             trailers: lines(stored.trailers),
             version: stored.version,
         })
@@ -107,27 +104,38 @@ pub enum ResponseError {
 /// meaning needs a new format.
 const FORMAT: u8 = 1;
 
+/// Borrowed from the answer or from the bytes: both may be large.
 #[derive(Encode, Decode)]
-struct StoredResponse {
+struct StoredResponse<'b> {
     #[n(0)]
     status: u16,
-    #[n(1)]
-    headers: Vec<StoredLine>,
-    #[cbor(n(2), with = "minicbor::bytes")]
-    body: Vec<u8>,
-    #[n(3)]
-    trailers: Vec<StoredLine>,
+    #[b(1)]
+    headers: Vec<StoredLine<'b>>,
+    #[cbor(b(2), with = "minicbor::bytes")]
+    body: &'b [u8],
+    #[b(3)]
+    trailers: Vec<StoredLine<'b>>,
     #[n(4)]
     version: u32,
 }
 
 #[derive(Encode, Decode)]
-struct StoredLine {
-    #[n(0)]
-    name: String,
-    #[cbor(n(1), with = "minicbor::bytes")]
-    value: Vec<u8>,
+struct StoredLine<'b> {
+    #[b(0)]
+    name: &'b str,
+    #[cbor(b(1), with = "minicbor::bytes")]
+    value: &'b [u8],
 }
+
+fn stored_lines(lines: &[Line]) -> Vec<StoredLine<'_>> {
+    lines.iter().map(|(name, value)| StoredLine { name, value }).collect()
+}
+
+/// At most what the rest of an answer takes besides lines and body.
+const HEAD: usize = 32;
+
+/// At most what a line takes besides its name and value, but for enormous ones.
+const LINE_HEAD: usize = 12;
 
 /// Fields that belong to one connection, one caller or one moment, and so to no retry. `content-length` is made anew
 /// from the kept bytes.

@@ -54,6 +54,7 @@ pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> R
     let mut writer = Writer {
         // Almost never longer than what was read: only numbers grow, by a few zeros.
         out: Vec::with_capacity(body.len() + 32),
+        names: Vec::with_capacity(body.len().min(NAMES_AT_FIRST)),
         included: vec![None; include.len()],
         ..Writer::default()
     };
@@ -329,6 +330,7 @@ impl<'r> Writer<'r> {
             return Err(NotExact::RepeatedName);
         }
         self.scratch.clear();
+        self.scratch.reserve(self.out.len() - inside_from);
         for member in members.iter().filter(|member| !member.text.is_empty()) {
             if !self.scratch.is_empty() {
                 self.scratch.push(b',');
@@ -391,6 +393,9 @@ fn utf16_order(a: &[u8], b: &[u8]) -> Ordering {
     let rank = |byte: u8| if matches!(byte, 0xEE | 0xEF) { byte + 0x10 } else { byte };
     rank(a_byte).cmp(&rank(b_byte))
 }
+
+/// Room for names at first: those of a usual request. A longer body would be no reason for more, values may be all of it.
+const NAMES_AT_FIRST: usize = 128;
 
 #[cfg(test)]
 mod tests {

@@ -15,16 +15,18 @@ pub(super) enum Media {
 
 impl Media {
     pub(super) fn of(asked: &dyn Asked) -> Media {
-        let mut lines = Vec::new();
-        asked.header_lines("content-type", &mut |line| lines.push(line.to_vec()));
-        match &lines[..] {
-            [] => Media::Absent,
-            [line] => match read(line) {
-                Some((essence, parameters)) => Media::Read { essence, parameters },
-                None => Media::Unreadable(lines),
-            },
-            _ => Media::Unreadable(lines),
+        let (mut count, mut media) = (0, Media::Absent);
+        asked.header_lines("content-type", &mut |line| {
+            count += 1;
+            media = match read(line) {
+                Some((essence, parameters)) if count == 1 => Media::Read { essence, parameters },
+                _ => Media::Unreadable(Vec::new()),
+            };
+        });
+        if let Media::Unreadable(lines) = &mut media {
+            asked.header_lines("content-type", &mut |line| lines.push(line.to_vec()));
         }
+        media
     }
 
     pub(super) fn write(&self, frames: &mut Framer) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Ask, Decision, Role, Verdict, as_it_is, change, freed, same, settle, write};
-use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
+use crate::change::{Body, BodyKind, Draft, Expect, Mark};
 use crate::policy::{AfterExpiry, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
 use crate::time::Timestamp;
@@ -124,12 +124,10 @@ fn begin(ask: &Ask, role: Role, expect: Expect) -> Verdict {
         Some(_) => (accepted(Draft { attempt: 0, ran: Mark::Clear, ..new(ask) }), Decision::Accepted),
         None => (new(ask), Decision::Run { after: 0 }),
     };
-    let begun = Change {
-        clears_bodies: expect != Expect::Absent,
-        bodies: request_of(ask).into_iter().collect(),
-        ..*change(ask.id, expect, ask.nonce, draft)
-    };
-    Verdict::Write(Box::new(begun), decision)
+    let mut begun = change(ask.id, expect, ask.nonce, draft);
+    begun.clears_bodies = expect != Expect::Absent;
+    begun.bodies = request_of(ask).into_iter().collect();
+    Verdict::Write(begun, decision)
 }
 
 /// It waits for a worker, which may come at once.

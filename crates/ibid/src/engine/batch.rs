@@ -15,6 +15,8 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{Store, StoreError};
 use tokio::sync::{Notify, oneshot};
 
+use super::by_id::ById;
+
 /// Sends Changes to the store in batches.
 #[derive(Clone)]
 pub(crate) struct Batcher {
@@ -50,7 +52,7 @@ struct Queue {
     others: VecDeque<Item>,
     inserts: VecDeque<Item>,
     /// Ids under way: a second Change of the same id waits for the first one's fate.
-    in_flight: HashSet<RecordId>,
+    in_flight: HashSet<RecordId, ById>,
     counts: Counts,
     closed: bool,
 }

@@ -12,6 +12,8 @@ use ibid_core::time::Timestamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as QuickCache;
 
+use super::by_id::ById;
+
 /// A completed record and its answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Cached {
@@ -24,14 +26,14 @@ pub(crate) struct Cached {
 }
 
 pub(crate) struct Cache {
-    kept: QuickCache<RecordId, Arc<Cached>, Weight>,
+    kept: QuickCache<RecordId, Arc<Cached>, Weight, ById>,
     ttl: Duration,
 }
 
 impl Cache {
     pub(crate) fn new(bytes_max: u64, ttl: Duration) -> Cache {
         let items = (bytes_max / ENTRY_BYTES as u64).clamp(16, 1 << 20) as usize;
-        Cache { kept: QuickCache::with_weighter(items, bytes_max, Weight), ttl }
+        Cache { kept: QuickCache::with(items, bytes_max, Weight, ById::default(), Default::default()), ttl }
     }
 
     pub(crate) fn ttl(&self) -> Duration {

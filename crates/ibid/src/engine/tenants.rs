@@ -102,11 +102,16 @@ impl Tenants {
     fn count(&self, tenant: &Tenant, duplicate: bool, misused: bool, now: Instant) {
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.turn(now);
-        let count = windows.place(tenant);
-        count.weight += 1;
-        count.requests += 1;
-        count.duplicates += u64::from(duplicate);
-        count.misused += u64::from(misused);
+        let add = |count: &mut Count| {
+            count.weight += 1;
+            count.requests += 1;
+            count.duplicates += u64::from(duplicate);
+            count.misused += u64::from(misused);
+        };
+        match windows.current.get_mut(tenant) {
+            Some(count) => add(count),
+            None => add(windows.admit(tenant)),
+        }
     }
 
     fn all(&self, now: Instant) -> Vec<TenantRate> {
@@ -140,19 +145,17 @@ impl Windows {
         }
     }
 
-    fn place(&mut self, tenant: &Tenant) -> &mut Count {
-        if self.current.len() >= TENANTS_MAX && !self.current.contains_key(tenant) {
+    /// A place for a tenant that has none: a free one, or that of who weighs least.
+    fn admit(&mut self, tenant: &Tenant) -> &mut Count {
+        let mut weight = 0;
+        if self.current.len() >= TENANTS_MAX {
             let least = self.current.iter().min_by_key(|(_, count)| count.weight);
-            if let Some((lightest, weight)) = least.map(|(tenant, count)| (tenant.clone(), count.weight)) {
+            if let Some((lightest, count)) = least.map(|(tenant, count)| (tenant.clone(), *count)) {
                 self.current.remove(&lightest);
-                self.current.insert(tenant.clone(), Count { weight, ..Count::default() });
+                weight = count.weight;
             }
         }
-        // Looked up first: nearly every request is of a tenant that is there, and needs no copy of its name.
-        if !self.current.contains_key(tenant) {
-            self.current.insert(tenant.clone(), Count::default());
-        }
-        self.current.get_mut(tenant).expect("it was put there")
+        self.current.entry(tenant.clone()).or_insert(Count { weight, ..Count::default() })
     }
 }
 

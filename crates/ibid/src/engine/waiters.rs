@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ibid_core::scope::{RecordId, Tenant};
 use tokio::sync::Notify;
 
+use super::by_id::ById;
+
 #[derive(Clone, Default)]
 pub(crate) struct Waiters(Arc<Mutex<Rooms>>);
 
 #[derive(Default)]
 struct Rooms {
-    by_id: HashMap<RecordId, Room>,
+    by_id: HashMap<RecordId, Room, ById>,
     by_tenant: HashMap<Tenant, usize>,
 }
 

@@ -438,8 +438,10 @@ impl Living {
 
 impl Drop for Living {
     fn drop(&mut self) {
-        (self.counter)(&self.inner.loose).fetch_sub(1, Ordering::SeqCst);
-        self.inner.loose.changed.notify_waiters();
+        // Whoever waits, waits for the last one.
+        if (self.counter)(&self.inner.loose).fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.inner.loose.changed.notify_waiters();
+        }
     }
 }
 
@@ -452,8 +454,9 @@ struct LoosePlace {
 impl Drop for LoosePlace {
     fn drop(&mut self) {
         self.inner.loose.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
-        self.inner.loose.count.fetch_sub(1, Ordering::SeqCst);
-        self.inner.loose.changed.notify_waiters();
+        if self.inner.loose.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.inner.loose.changed.notify_waiters();
+        }
     }
 }
 

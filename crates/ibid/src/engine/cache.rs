@@ -26,7 +26,7 @@ pub(crate) struct Cached {
 }
 
 pub(crate) struct Cache {
-    kept: QuickCache<RecordId, Arc<Cached>, Weight, ById>,
+    kept: QuickCache<RecordId, Cached, Weight, ById>,
     ttl: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Cache {
     }
 
     /// The completed record under this id and the time it is now, unless it is too old to be trusted.
-    pub(crate) fn get(&self, id: &RecordId) -> Option<(Arc<Cached>, Timestamp)> {
+    pub(crate) fn get(&self, id: &RecordId) -> Option<(Cached, Timestamp)> {
         let cached = self.kept.get(id)?;
         let age = cached.read_at.elapsed();
         let now = cached.now.after(age);
@@ -69,15 +69,15 @@ impl Cache {
             return;
         }
         let cached = Cached { record: record.clone(), response: response.clone(), read_at, now };
-        self.kept.insert(record.id, Arc::new(cached));
+        self.kept.insert(record.id, cached);
     }
 }
 
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<RecordId, Arc<Cached>> for Weight {
-    fn weight(&self, _: &RecordId, cached: &Arc<Cached>) -> u64 {
+impl Weighter<RecordId, Cached> for Weight {
+    fn weight(&self, _: &RecordId, cached: &Cached) -> u64 {
         let lines: usize =
             cached.response.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
         (ENTRY_BYTES + lines + cached.response.body.len()) as u64

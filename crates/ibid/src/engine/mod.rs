@@ -300,7 +300,7 @@ impl Ibid {
     pub(crate) fn cached(&self, ask: &Ask) -> Option<Begun> {
         let (cached, now) = self.inner.cache.get(&ask.id)?;
         match machine::decide(Some(&cached.record), &Event::Request { ask, role: Role::Waiter }, now) {
-            Verdict::Keep(Decision::Replay) => Some(Begun::Replay(Kept::from(&*cached))),
+            Verdict::Keep(Decision::Replay) => Some(Begun::Replay(cached.into())),
             Verdict::Keep(Decision::Mismatch) => Some(Begun::Mismatch),
             _ => None,
         }
@@ -500,9 +500,9 @@ impl std::fmt::Debug for Ibid {
     }
 }
 
-impl From<&cache::Cached> for Kept {
-    fn from(cached: &cache::Cached) -> Kept {
-        Kept { record: cached.record.clone(), response: cached.response.clone() }
+impl From<cache::Cached> for Kept {
+    fn from(cached: cache::Cached) -> Kept {
+        Kept { record: cached.record, response: cached.response }
     }
 }
 

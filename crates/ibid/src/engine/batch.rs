@@ -160,7 +160,7 @@ impl Queue {
                 waiting.push_front(item);
             }
         }
-        batch.sort_by_key(|item| item.change.id);
+        batch.sort_unstable_by_key(|item| item.change.id);
         batch
     }
 

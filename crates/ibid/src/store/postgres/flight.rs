@@ -1,6 +1,7 @@
 //! Changes as the rows that `flight.sql` takes: one array of fresh records and one of their finishes.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -45,25 +46,36 @@ pub(super) struct Tid([u8; 6]);
 /// Where this process put fresh records, and as what, until they are finished. What is not known here is found by its id.
 #[derive(Debug, Default)]
 pub(super) struct Tids {
-    known: Mutex<HashMap<RecordId, (Tid, Arc<Change>)>>,
+    known: Mutex<Known>,
     /// How many batches of begins had better not fly.
     wary: AtomicU32,
+}
+
+/// Those begun last, and those before them. An Attempt that is finished elsewhere, by a caller's transaction or another process,
+/// is forgotten in its turn.
+#[derive(Debug, Default)]
+struct Known {
+    now: HashMap<RecordId, (Tid, Arc<Change>)>,
+    before: HashMap<RecordId, (Tid, Arc<Change>)>,
 }
 
 impl Tids {
     /// A record was begun, and this is where.
     pub(super) fn put(&self, begun: &Arc<Change>, tid: Tid) {
-        let mut tids = self.lock();
-        if tids.len() >= TIDS_MAX {
-            tids.clear();
+        let mut known = self.lock();
+        if known.now.len() >= TIDS_MAX {
+            known.before = mem::take(&mut known.now);
         }
-        tids.insert(begun.id, (tid, begun.clone()));
+        known.now.insert(begun.id, (tid, begun.clone()));
     }
 
     /// Where the record is that `change` finishes, if that is all it does. It is asked once.
     pub(super) fn take(&self, change: &Change) -> Option<Tid> {
         let Expect::Version(was) = change.expect else { return None };
-        let (tid, begun) = self.lock().remove(&change.id)?;
+        let (tid, begun) = {
+            let mut known = self.lock();
+            known.now.remove(&change.id).or_else(|| known.before.remove(&change.id))?
+        };
         (begun.version() == was && is_finish(change, &begun)).then_some(tid)
     }
 
@@ -79,7 +91,7 @@ impl Tids {
         self.wary.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, (Tid, Arc<Change>)>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         // Nothing in here panics half-way through a change.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

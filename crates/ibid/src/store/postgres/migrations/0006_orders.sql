@@ -7,13 +7,14 @@ alter table ibid_record
   -- state is here because a state that is indexed could not change within a page.
   add column watch_state int2,
   add column watch_at int8;
-update ibid_record set watch_state = state, watch_at = due_at where due_at is not null;
 
 drop index ibid_record_due;
 drop index ibid_record_reap;
 create index ibid_record_first on ibid_record (first_due);
 create index ibid_record_due on ibid_record (watch_state, watch_at) where watch_at is not null;
 create index ibid_record_reap on ibid_record (reap_at);
+-- Behind the indexes: before them it would keep plans from using them while anybody's older transaction lives.
+update ibid_record set watch_state = state, watch_at = due_at where due_at is not null;
 
 -- Room for the second version of every row: what is begun together is finished together.
 alter table ibid_record set (fillfactor = 50);

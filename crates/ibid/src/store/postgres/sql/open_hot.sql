@@ -6,6 +6,8 @@ begin isolation level read committed;
 set local plan_cache_mode = force_generic_plan;
 set local enable_seqscan = off;
 set local enable_bitmapscan = off;
+set local enable_tidscan = on;
+set local enable_nestloop = on;
 set local jit = off;
 set local lock_timeout = '250ms';
 set local ibid.settings = 'on'

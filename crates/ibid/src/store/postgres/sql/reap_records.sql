@@ -41,7 +41,8 @@ put_off as (
 ),
 stripped as (
   update ibid_record r
-     set bare = true, count = count + 1, tenant = '', method = '', path = '', key = '', note = $3, reap_at = r.purge_at
+     set bare = true, count = count + 1, tenant = '', method = '', path = '', key = '', note = $3, reap_at = r.purge_at,
+         watch_state = null, watch_at = null
    where r.id = any (array(select id from come where not early and not goes))
   returning 1
 ),

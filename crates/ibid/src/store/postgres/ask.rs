@@ -13,7 +13,7 @@ use tokio_postgres::{Error, Row};
 use bytes::Bytes;
 
 use super::columns::bits;
-use super::connect::{OPEN_HOT, Param};
+use super::connect::{Connection, OPEN_HOT, Param};
 use super::failure::store_error;
 use super::row::{self, Unreadable};
 use super::{KIND, PostgresStore};
@@ -34,9 +34,14 @@ impl PostgresStore {
         if state == State::InProgress {
             self.walk().await?;
         }
+        const OP: &str = "find due records";
         let (state, limit) = (i64::from(state.code()), i64::from(limit));
-        let params: [Param<'_>; 2] = [(&state, Type::INT8), (&limit, Type::INT8)];
-        self.records("find due records", include_str!("sql/due.sql"), &params).await
+        let mend: [Param<'_>; 2] = [(&state, Type::INT8), (&WALK_STEP, Type::INT8)];
+        let due: [Param<'_>; 2] = [(&state, Type::INT8), (&limit, Type::INT8)];
+        let connection = self.pools.any(OP).await?;
+        let both = [(include_str!("sql/mend.sql"), &mend[..]), (include_str!("sql/due.sql"), &due[..])];
+        let [_, rows] = connection.hot(OPEN_HOT, both).await.map_err(|error| store_error(OP, error))?;
+        self.read(OP, &connection, &rows).await
     }
 
     /// Looks through the first leases that ended since this was last done, by whichever process. Should somebody else be at
@@ -97,10 +102,20 @@ impl PostgresStore {
         params: &[Param<'_>],
     ) -> Result<Vec<Stored>, StoreError> {
         let connection = self.pools.any(op).await?;
-        let failed = |error| store_error(op, error);
-        let [rows] = connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(failed)?;
-        self.policies.learn(&connection, row::policies_of(&rows)).await.map_err(failed)?;
-        row::all(&self.policies, &rows).map_err(|error| StoreError::lasting(KIND, op, error))
+        let [rows] =
+            connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(|error| store_error(op, error))?;
+        self.read(op, &connection, &rows).await
+    }
+
+    async fn read(
+        &self,
+        op: &'static str,
+        connection: &Connection,
+        rows: &[Row],
+    ) -> Result<Vec<Stored>, StoreError> {
+        let learnt = self.policies.learn(connection, row::policies_of(rows)).await;
+        learnt.map_err(|error| store_error(op, error))?;
+        row::all(&self.policies, rows).map_err(|error| StoreError::lasting(KIND, op, error))
     }
 
     pub(super) async fn renew_all(&self, leases: &[(RecordId, Version)]) -> Result<Vec<Renewed>, StoreError> {

@@ -167,20 +167,36 @@ async fn a_clock_that_was_set_back_hides_nothing() {
     assert_eq!(due(&store).await, [before, after].concat());
 }
 
+/// While processes are replaced one by one, some write as before the orders.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_program_finished_in_its_own_way_is_not_due() {
+async fn what_an_older_process_changed_is_due_as_what_it_is_now() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&store, 3).await;
+    let ids = lapsed(&store, 4).await;
+    let accepted = Name::fresh();
+    let pending = Draft { due_in: Some(Duration::ZERO), ..draft(&accepted, State::Pending) };
+    commit_all(&*store, vec![insert(&accepted, pending)]).await;
     assert_eq!(due(&store).await, ids);
-    // As a process of before the orders does: it knows nothing of them.
     let stranger = stranger(&server, &database).await;
-    let finish = "update ibid_record set state = 3, count = 2, due_at = null where id = $1";
-    stranger.execute(finish, &[&&ids[0].as_bytes()[..]]).await.expect("a finish");
-    let renew = "update ibid_record set due_at = due_at + 3600000000 where id = $1";
-    stranger.execute(renew, &[&&ids[1].as_bytes()[..]]).await.expect("a renewal");
-    assert_eq!(due(&store).await, ids[2..]);
+    let change = async |id: RecordId, columns: &str| {
+        let sql = format!("update ibid_record set count = count + 1, {columns} where id = $1");
+        stranger.execute(&sql, &[&&id.as_bytes()[..]]).await.expect("a change");
+    };
+    change(ids[0], "state = 3, due_at = null").await;
+    change(ids[1], "due_at = due_at + 3600000000").await;
+    change(ids[2], "state = 5, due_at = 7").await;
+    change(accepted.id, "state = 2, due_at = 7").await;
+    let due_in = async |state| {
+        let found = store.due(state, 10).await.expect("due is answered");
+        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
+    };
+    assert_eq!(due_in(State::Pending).await, [], "it was claimed");
+    assert_eq!(due(&store).await, [accepted.id, ids[3]], "and its lease is over, longest due first");
+    assert_eq!(due_in(State::Unknown).await, [ids[2]], "as is the time to ask for this one");
+    let wrong = "select count(*) from ibid_record
+                 where watch_at is distinct from due_at or watch_state <> state";
+    assert_eq!(server.sql(&database, wrong), "0", "all have their places");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,6 @@
 -- Records in one state whose due instant has passed, longest due first. Those in their first lease are not among them until
--- walk.sql has come by. The order is a reason to look: older processes change a record and leave it as it is.
+-- walk.sql has come by. The order is a reason to look: older processes change a record and leave it where it is until
+-- mend.sql has come by.
 select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,

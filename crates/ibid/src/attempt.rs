@@ -409,9 +409,10 @@ async fn end_of(
     end: End,
     response: Option<Arc<Response>>,
 ) -> Finished {
+    let runtime = &ibid.inner().runtime;
     let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
     let living = ibid.inner().attempt_lives();
-    let ended = apart(async move {
+    let ended = apart(runtime, async move {
         let (started, inner, record) = (Instant::now(), ibid.inner().clone(), begun.id);
         let bytes = response.as_ref().map_or(0, |response| response.body.len());
         let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response).await });

@@ -9,26 +9,27 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
-/// Carries out `work`, to its end whatever becomes of the caller. None if it panics, which harms nobody else.
-pub(crate) fn apart<F>(work: F) -> Apart<F>
+/// Carries out `work`, to its end whatever becomes of the caller: then in `runtime`. None if it panics, which harms nobody
+/// else.
+pub(crate) fn apart<F>(runtime: &Handle, work: F) -> Apart<'_, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    Apart { work: Some(Box::pin(work)), runtime: Handle::current() }
+    Apart { work: Some(Box::pin(work)), runtime }
 }
 
 /// Made by [`apart`].
-pub(crate) struct Apart<F>
+pub(crate) struct Apart<'r, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
     /// None once it has ended.
     work: Option<Pin<Box<F>>>,
     /// Where it goes on. Whoever drops it may be outside of every runtime.
-    runtime: Handle,
+    runtime: &'r Handle,
 }
 
-impl<F> Future for Apart<F>
+impl<F> Future for Apart<'_, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -46,7 +47,7 @@ where
     }
 }
 
-impl<F> Drop for Apart<F>
+impl<F> Drop for Apart<'_, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -66,24 +67,26 @@ mod tests {
 
     #[tokio::test]
     async fn work_ends_with_its_caller_and_without_it() {
-        assert_eq!(apart(async { 7 }).await, Some(7));
+        let runtime = Handle::current();
+        assert_eq!(apart(&runtime, async { 7 }).await, Some(7));
 
         let (go, gone) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
-        let mut work = apart(async move {
+        let mut work = apart(&runtime, async move {
             gone.await.expect("a word");
             done.send(()).expect("somebody listens");
         });
         assert!((&mut work).now_or_never().is_none());
         // By a thread that knows of no runtime.
-        std::thread::spawn(move || drop(work)).join().expect("it drops");
+        std::thread::scope(|scope| drop(scope.spawn(move || drop(work))));
         go.send(()).expect("it goes on");
         is_done.await.expect("it has ended");
     }
 
     #[tokio::test]
     async fn work_that_panics_leaves_its_caller_alone() {
-        let mut work = apart(async { panic!("for a test") });
+        let runtime = Handle::current();
+        let mut work = apart(&runtime, async { panic!("for a test") });
         assert_eq!((&mut work).await, None::<()>);
         assert_eq!(work.await, None);
     }

@@ -32,6 +32,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::Identity;
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
 use crate::attempt::Attempt;
@@ -208,6 +209,7 @@ impl Ibid {
     fn on(store: Arc<dyn Store>, secrets: Secrets, settings: Settings) -> Ibid {
         let (doubts, doubted) = mpsc::channel(evidence::DOUBTS_MAX);
         let inner = Inner {
+            runtime: Handle::current(),
             batcher: Batcher::start(store.clone()),
             store,
             secrets: Arc::new(secrets),
@@ -254,7 +256,7 @@ impl Ibid {
     pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
         let (ibid, begins) = (self.clone(), self.inner.begins());
         // What can't be handed over is an Attempt dropped unused, and that releases the key.
-        let begun = apart(async move {
+        let begun = apart(&self.inner.runtime, async move {
             let begun = ibid.begin_here(ask).await;
             drop(begins);
             begun

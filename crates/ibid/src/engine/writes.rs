@@ -18,6 +18,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{Renewed, Store, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -36,6 +37,8 @@ use crate::transaction::all_inside::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
 
 pub(crate) struct Inner {
+    /// Where the engine was started, and where what outlives its caller goes on.
+    pub(crate) runtime: Handle,
     pub(crate) store: Arc<dyn Store>,
     pub(super) secrets: Arc<Secrets>,
     pub(super) batcher: Batcher,

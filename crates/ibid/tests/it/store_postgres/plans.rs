@@ -46,7 +46,7 @@ async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_a
             ("the hot path: fresh records", "Tid Scan on ibid_record r"),
             ("Look through records whose first lease", "Index Scan using ibid_record_first on ibid_record x"),
             ("Records in one state whose due", "Index Scan using ibid_record_due on ibid_record r"),
-            ("records whose turn came first in one state", "Index Scan using ibid_record_due on ibid_record r"),
+            ("whose turn came first in one state", "Index Scan using ibid_record_due on ibid_record r"),
             ("One step of the reaper over records", "Index Scan using ibid_record_reap on ibid_record r"),
             ("Put some records into the orders", "Index Scan using ibid_record_reap on ibid_record r"),
         ] {

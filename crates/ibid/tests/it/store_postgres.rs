@@ -85,6 +85,26 @@ fn other_begin(name: &Name) -> Change {
     insert(name, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
 }
 
+/// Longer than every lease and retention that is to be over.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// As if so much time had passed since all of it was written: the server's own clock can't be moved.
+fn pass(server: &Postgres, database: &str, time: Duration) {
+    let instants = [
+        "created_at",
+        "ran_at",
+        "completed_at",
+        "due_at",
+        "expires_at",
+        "purge_at",
+        "first_due",
+        "reap_at",
+        "watch_at",
+    ];
+    let earlier = instants.map(|instant| format!("{instant} = {instant} - {}", time.as_micros()));
+    server.sql(database, &format!("update ibid_record set {}", earlier.join(", ")));
+}
+
 fn name_of(record: &Record) -> Name {
     Name { id: record.id, identity: record.identity.clone() }
 }

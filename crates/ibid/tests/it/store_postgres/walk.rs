@@ -115,7 +115,7 @@ async fn more_than_one_step_takes_at_one_instant_and_at_many_are_all_found() {
                   alter table copy drop column n;
                   insert into ibid_record select * from copy";
     server.sql(&database, copies);
-    tokio::time::sleep(TICK).await;
+    pass(&server, &database, SECOND);
     let found = due(&store).await;
     assert_eq!(found.len(), 7001);
     assert!(found.contains(&first));
@@ -212,7 +212,7 @@ async fn a_record_whose_holder_went_on_in_time_is_never_put_into_the_order() {
     };
     let records: Vec<Record> = begins.iter().map(record).collect();
     commit_all(&*store, records[..10].iter().map(finish).collect()).await;
-    tokio::time::sleep(TICK).await;
+    pass(&server, &database, SECOND);
     assert_eq!(sorted(due(&store).await), sorted(records[10..].iter().map(|record| record.id)));
     let watched =
         "select count(*), count(*) filter (where state = 3) from ibid_record where watch_at is not null";

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use ibid_core::scope::RecordId;
-use ibid_testkit::contract::{SHORT, TICK};
+use ibid_testkit::contract::SHORT;
 use tokio::task::JoinSet;
 
 use super::*;
@@ -15,14 +15,14 @@ async fn due(store: &PostgresStore) -> Vec<RecordId> {
 }
 
 /// Begins records whose lease is over when this returns, one after the other.
-async fn lapsed(store: &PostgresStore, count: usize) -> Vec<RecordId> {
+async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count: usize) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..count {
         let begin = fresh(&Name::fresh(), SHORT);
         assert!(matches!(commit_patiently(store, &Arc::new(begin.clone())).await, Commit::Done(_)));
         ids.push(begin.id);
     }
-    tokio::time::sleep(TICK).await;
+    pass(server, database, SECOND);
     ids
 }
 
@@ -37,7 +37,7 @@ async fn a_lapsed_record_that_a_stranger_holds_is_passed_over_and_found_once_it_
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&store, 10).await;
+    let ids = lapsed(&server, &database, &store, 10).await;
     let hold = async |id: &RecordId| {
         let stranger = stranger(&server, &database).await;
         stranger.batch_execute("begin").await.expect("a transaction");
@@ -105,7 +105,7 @@ async fn more_than_one_step_takes_at_one_instant_and_at_many_are_all_found() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let first = lapsed(&store, 1).await[0];
+    let first = lapsed(&server, &database, &store, 1).await[0];
     // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
     let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
                   update copy set id = sha256(n::text::bytea);
@@ -130,7 +130,7 @@ async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found()
     let stranger = stranger(&server, &database).await;
     // A machine that stands still for ten seconds may go past one for good; not past three.
     for _ in 0..3 {
-        let template = lapsed(&store, 1).await[0];
+        let template = lapsed(&server, &database, &store, 1).await[0];
         stranger.batch_execute("begin").await.expect("a transaction");
         let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
                                              created_at, ran_at, due_at, first_due, reap_at, tenant, method, path, key, note)
@@ -140,7 +140,7 @@ async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found()
         let row = stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("nobody sees it yet");
         let (id, first_due): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
-        let after = lapsed(&store, 1).await[0];
+        let after = lapsed(&server, &database, &store, 1).await[0];
         let found = due(&store).await;
         assert!(found.contains(&after) && !found.contains(&late), "its instant was passed");
         stranger.batch_execute("commit").await.expect("it is committed");
@@ -159,11 +159,11 @@ async fn a_clock_that_was_set_back_hides_nothing() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let before = lapsed(&store, 2).await;
+    let before = lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, before);
     // As it is when an hour comes again.
     server.sql(&database, "update ibid_walk set at = at + 3600000000");
-    let after = lapsed(&store, 2).await;
+    let after = lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
 }
 
@@ -173,7 +173,7 @@ async fn what_an_older_process_changed_is_due_as_what_it_is_now() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&store, 4).await;
+    let ids = lapsed(&server, &database, &store, 4).await;
     let accepted = Name::fresh();
     let pending = Draft { due_in: Some(Duration::ZERO), ..draft(&accepted, State::Pending) };
     commit_all(&*store, vec![insert(&accepted, pending)]).await;

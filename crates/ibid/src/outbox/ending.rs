@@ -359,7 +359,7 @@ pub(super) async fn answer(
         }
         return Ok(None);
     };
-    let Some(stamp) = records::apply(tx, &change, held.policy, now).await? else {
+    let Some(stamp) = records::apply(tx, &change, Some(&held.stored.record), held.policy, now).await? else {
         // It is locked, so this can't be; whatever it was is gone with another transaction.
         return Err(SqlError::new(Fault::Again, "a locked record has changed"));
     };

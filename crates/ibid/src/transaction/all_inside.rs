@@ -135,7 +135,7 @@ impl Ibid {
         // Zero would mean to wait for ever.
         let wait_ms = wait.as_millis().clamp(1, WAIT_MS_MAX).to_string();
         let was = wait_for_locks(&mut tx, &wait_ms, ask.policy.lease).await?;
-        if let Some(stamp) = statements::apply(&mut tx, &change, policy, now).await? {
+        if let Some(stamp) = statements::apply(&mut tx, &change, None, policy, now).await? {
             wait_for_locks(&mut tx, &was, ask.policy.lease).await?;
             let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
             return self.entered(ask, (decision, stored, policy), tx, at).await;
@@ -154,7 +154,8 @@ impl Ibid {
             Verdict::Write(change, decision) => (change, decision),
         };
         let number = if names_same_policy(&change, &stored) { kept } else { policy };
-        let Some(stamp) = statements::apply(&mut tx, &change, number, now).await? else {
+        let Some(stamp) = statements::apply(&mut tx, &change, Some(&stored.record), number, now).await?
+        else {
             return Ok(Reserved::Moved);
         };
         wait_for_locks(&mut tx, &was, ask.policy.lease).await?;

@@ -288,7 +288,8 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     pub(crate) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
         let now = self.now()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
-        let Some(stamp) = statements::apply(tx, change, self.held.policy, now).await? else {
+        let before = Some(&self.held.stored.record);
+        let Some(stamp) = statements::apply(tx, change, before, self.held.policy, now).await? else {
             return Err(TxError::LeaseLost);
         };
         let goes_on = change.draft.as_ref().is_some_and(|draft| draft.state == State::InProgress);

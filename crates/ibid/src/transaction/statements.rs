@@ -49,10 +49,11 @@ pub(crate) async fn read(
     rows.into_iter().next().map(|row| locked(*id, row)).transpose()
 }
 
-/// Writes a Change, all of it; none if something else is stored than it expects.
+/// Writes a Change of what stood `before`, all of it; none if something else is stored than it expects.
 pub(crate) async fn apply(
     tx: &mut dyn SqlTx,
     change: &Change,
+    before: Option<&Record>,
     policy: i64,
     now: Option<Timestamp>,
 ) -> Result<Option<Stamp>, SqlError> {
@@ -67,9 +68,15 @@ pub(crate) async fn apply(
     };
     let Some(at) = written else { return Ok(None) };
     let id = Param::Bytes(change.id.as_bytes());
-    if change.clears_bodies {
+    if let Some(before) = before.filter(|_| change.clears_bodies) {
         let statement = of(tx, &BODY_CLEAR);
-        tx.execute(statement, &[id]).await?;
+        let generation = [Param::I64(before.created_at.as_micros()), bits(before.birth)];
+        // SQLite keeps them by the record's row, PostgreSQL by the generation, for whose order see its schema.
+        let of_it = match tx.dialect() {
+            Dialect::Sqlite => &[id][..],
+            Dialect::Postgres => &generation[..],
+        };
+        tx.execute(statement, of_it).await?;
     }
     for body in &change.bodies {
         let statement = of(tx, &BODY_PUT);

@@ -90,19 +90,15 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// As if so much time had passed since all of it was written: the server's own clock can't be moved.
 fn pass(server: &Postgres, database: &str, time: Duration) {
-    let instants = [
-        "created_at",
-        "ran_at",
-        "completed_at",
-        "due_at",
-        "expires_at",
-        "purge_at",
-        "first_due",
-        "reap_at",
-        "watch_at",
-    ];
-    let earlier = instants.map(|instant| format!("{instant} = {instant} - {}", time.as_micros()));
-    server.sql(database, &format!("update ibid_record set {}", earlier.join(", ")));
+    let record = "created_at ran_at completed_at due_at expires_at purge_at reap_at watch_at";
+    let all = [("record", record), ("body", "born_at"), ("policy", "put_at"), ("walk", "at")].map(
+        |(table, instants)| {
+            let earlier =
+                instants.split(' ').map(|instant| format!("{instant} = {instant} - {}", time.as_micros()));
+            format!("update ibid_{table} set {}", earlier.collect::<Vec<_>>().join(", "))
+        },
+    );
+    server.sql(database, &all.join("; "));
 }
 
 fn name_of(record: &Record) -> Name {

@@ -34,30 +34,36 @@ impl PostgresStore {
         if state == State::InProgress {
             self.walk().await?;
         }
-        const OP: &str = "find due records";
         let (state, limit) = (i64::from(state.code()), i64::from(limit));
-        let mend: [Param<'_>; 2] = [(&state, Type::INT8), (&WALK_STEP, Type::INT8)];
-        let due: [Param<'_>; 2] = [(&state, Type::INT8), (&limit, Type::INT8)];
-        let connection = self.pools.any(OP).await?;
-        let both = [(include_str!("sql/mend.sql"), &mend[..]), (include_str!("sql/due.sql"), &due[..])];
-        let [_, rows] = connection.hot(OPEN_HOT, both).await.map_err(|error| store_error(OP, error))?;
-        self.read(OP, &connection, &rows).await
+        let params: [Param<'_>; 2] = [(&state, Type::INT8), (&limit, Type::INT8)];
+        self.records("find due records", include_str!("sql/due.sql"), &params).await
     }
 
     /// Looks through the first leases that ended since this was last done, by whichever process. Should somebody else be at
     /// it, it is theirs.
     async fn walk(&self) -> Result<(), StoreError> {
-        const OP: &str = "look through first leases";
+        for row in self.ask_hot(OP_WALK, include_str!("sql/walks.sql"), &[]).await? {
+            self.walk_under(get(OP_WALK, &row, 0)?, get(OP_WALK, &row, 1)?).await?;
+        }
+        Ok(())
+    }
+
+    async fn walk_under(&self, policy: i64, ahead: i64) -> Result<(), StoreError> {
         let mut from: Option<i64> = None;
         for _ in 0..WALK_STEPS_MAX {
-            let params: [Param<'_>; 3] =
-                [(&from, Type::INT8), (&WALK_STEP, Type::INT8), (&GRACE_US, Type::INT8)];
-            let rows = self.ask_hot(OP, include_str!("sql/walk.sql"), &params).await?;
+            let params: [Param<'_>; 5] = [
+                (&from, Type::INT8),
+                (&WALK_STEP, Type::INT8),
+                (&GRACE_US, Type::INT8),
+                (&ahead, Type::INT8),
+                (&policy, Type::INT8),
+            ];
+            let rows = self.ask_hot(OP_WALK, include_str!("sql/walk.sql"), &params).await?;
             let Some(row) = rows.first() else { return Ok(()) };
-            if get::<i64>(OP, row, 0)? < WALK_STEP {
+            if get::<i64>(OP_WALK, row, 0)? < WALK_STEP {
                 return Ok(());
             }
-            from = get(OP, row, 1)?;
+            from = get(OP_WALK, row, 1)?;
         }
         Ok(())
     }
@@ -269,3 +275,5 @@ const WALK_STEPS_MAX: u32 = 200;
 /// How long after the end of its lease a begin may still become visible and be found: a server whose disk hung for longer
 /// than this and the lease is no use to its clients. What comes later is found by the next request, or by the reaper.
 const GRACE_US: i64 = 10_000_000;
+
+const OP_WALK: &str = "look through first leases";

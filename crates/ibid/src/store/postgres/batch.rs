@@ -15,7 +15,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::KIND;
-use super::columns::{Columns, Numbers};
+use super::columns::{Columns, Numbers, bits};
 use super::connect::{Connection, OPEN_HOT, Param};
 use super::evidence::Uses;
 use super::failure::{self, Reach};
@@ -147,24 +147,27 @@ impl<'a> Batch<'a> {
             return Ok(Vec::new());
         };
         let now = Timestamp::from_micros(row.try_get(0)?);
-        let (begun, tids): (Vec<&[u8]>, Vec<Tid>) = (row.try_get(1)?, row.try_get(2)?);
-        let (done, AllStanding(standing)): (Vec<&[u8]>, _) = (row.try_get(3)?, row.try_get(4)?);
+        let (tids, done): (Vec<Tid>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
+        let AllStanding(standing) = row.try_get(3)?;
         self.policies.learn(self.connection, standing.iter().filter_map(Standing::policy)).await?;
-        let place = |id: &[u8]| {
-            let found = places.binary_search_by(|place| self.changes[*place].id.as_bytes()[..].cmp(id));
-            // It speaks of what was sent.
-            found.ok().map(|found| places[found])
-        };
+        let (finishes, mut begins): (Vec<usize>, Vec<usize>) =
+            places.iter().partition(|place| self.rows[**place].is_some());
         let mut said = Vec::with_capacity(places.len());
-        for (place, tid) in begun.iter().map(|id| place(id)).zip(tids) {
-            place.inspect(|place| self.tids.put(&self.changes[*place], tid));
-            said.extend(place.map(|place| (place, Said::Done(now))));
-        }
-        said.extend(done.iter().filter_map(|id| place(id)).map(|place| (place, Said::Done(now))));
         for stands in standing {
-            let place = stands.id().and_then(place);
-            said.extend(place.map(|place| (place, stands_there(stands.stored(self.policies)))));
+            let found = begins
+                .binary_search_by(|place| Some(&self.changes[*place].id.as_bytes()[..]).cmp(&stands.id()));
+            // It speaks of what was sent.
+            let Ok(found) = found else { continue };
+            said.push((begins.remove(found), stands_there(stands.stored(self.policies))));
         }
+        // All others were begun, in this order.
+        if begins.len() == tids.len() {
+            self.tids.put_all(begins.iter().map(|place| &self.changes[*place]).zip(tids));
+            said.extend(begins.into_iter().map(|place| (place, Said::Done(now))));
+        }
+        let all = done.len() == finishes.len();
+        let is_done = |place: &usize| all || done.contains(&bits(self.changes[*place].nonce));
+        said.extend(finishes.into_iter().filter(is_done).map(|place| (place, Said::Done(now))));
         Ok(said)
     }
 
@@ -238,11 +241,8 @@ impl<'a> Batch<'a> {
         if unsure.is_empty() {
             return Ok(());
         }
-        let data: Vec<&[u8]> = unsure.iter().map(|digest| all[digest]).collect();
-        let params = [(&unsure as _, Type::INT8_ARRAY), (&data as _, Type::BYTEA_ARRAY)];
-        self.connection.query_once(include_str!("sql/policy_put.sql"), &params).await?;
-        self.connection.trust_policies(unsure);
-        Ok(())
+        let policies: Vec<(i64, &[u8])> = unsure.iter().map(|digest| (*digest, all[digest])).collect();
+        row::put(self.connection, &policies).await
     }
 
     fn read(&self, places: &[usize], row: &Row) -> Result<(usize, Said), Error> {

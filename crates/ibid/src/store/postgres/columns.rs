@@ -228,9 +228,19 @@ impl Numbers {
     }
 }
 
-/// Whether a record that is begun so is due when its first lease ends. Upkeep finds it by an instant that never changes.
+/// Whether a record that is begun so is due when its first lease ends, and the reaper's instant as far behind that as its policy
+/// says: that is how upkeep finds it.
 pub(super) fn has_first_lease(draft: &Draft) -> bool {
-    draft.state == State::InProgress && draft.due_in == Some(draft.policy.lease)
+    draft.state == State::InProgress
+        && draft.due_in == Some(draft.policy.lease)
+        && (draft.expires_in, draft.purge_in) == (None, None)
+        && ahead(&draft.policy).is_some()
+}
+
+/// Microseconds from the end of a first lease to the reaper's instant; none if an end of them is beyond all time.
+pub(super) fn ahead(policy: &Policy) -> Option<i64> {
+    let (keep, lease) = (micros(policy.retention), micros(policy.lease));
+    (keep <= INTERVAL_MAX && lease <= INTERVAL_MAX).then(|| keep - lease)
 }
 
 /// A nonce with the same bits in the type that PostgreSQL has.
@@ -250,3 +260,6 @@ pub(super) fn mark_code(mark: Mark) -> i16 {
         Mark::Clear => 2,
     }
 }
+
+/// Longer than any that is meant: an instant of today and this are still a number.
+pub(super) const INTERVAL_MAX: i64 = i64::MAX / 2;

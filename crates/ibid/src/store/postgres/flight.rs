@@ -11,7 +11,7 @@ use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
 use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
 
-use super::columns::{Numbers, bits, has_first_lease, micros};
+use super::columns::{INTERVAL_MAX, Numbers, bits, has_first_lease, micros};
 
 /// Some Changes, in the order in which they are sent.
 #[derive(Debug, Default)]
@@ -60,13 +60,13 @@ struct Known {
 }
 
 impl Tids {
-    /// A record was begun, and this is where.
-    pub(super) fn put(&self, begun: &Arc<Change>, tid: Tid) {
+    /// Records were begun, and this is where.
+    pub(super) fn put_all<'a>(&self, begun: impl Iterator<Item = (&'a Arc<Change>, Tid)>) {
         let mut known = self.lock();
         if known.now.len() >= TIDS_MAX {
             known.before = mem::take(&mut known.now);
         }
-        known.now.insert(begun.id, (tid, begun.clone()));
+        known.now.extend(begun.map(|(begun, tid)| (begun.id, (tid, begun.clone()))));
     }
 
     /// Where the record is that `change` finishes, if that is all it does. It is asked once.
@@ -107,8 +107,6 @@ pub(super) fn is_fresh(change: &Change) -> bool {
         && [draft.birth, draft.owner] == [change.nonce; 2]
         && (draft.attempt, draft.point) == (1, 0)
         && [draft.created, draft.ran, draft.completed] == [Mark::Now, Mark::Now, Mark::Clear]
-        && (draft.expires_in, draft.purge_in) == (None, None)
-        && micros(draft.policy.retention) <= INTERVAL_MAX
 }
 
 /// Whether `change` writes over what `begun` wrote only what a finish does, and keeps at most one thing.
@@ -119,7 +117,8 @@ fn is_finish(change: &Change, begun: &Change) -> bool {
         && change.bodies.len() <= 1
         && [draft.created, draft.ran, draft.completed] == [Mark::Keep, Mark::Keep, Mark::Now]
         && draft.due_in.is_none()
-        && sums.iter().all(|sum| sum.is_some_and(|sum| micros(sum) <= INTERVAL_MAX))
+        // Not before the reaper's instant, which stays.
+        && sums.iter().all(|sum| sum.is_some_and(|sum| sum >= draft.policy.retention && micros(sum) <= INTERVAL_MAX))
         && (draft.birth, draft.owner) == (before.birth, before.owner)
         && (draft.attempt, draft.point) == (before.attempt, before.point)
         && draft.fingerprint == before.fingerprint
@@ -292,9 +291,6 @@ const TIDS_MAX: usize = 1 << 16;
 /// Batches of begins that do not fly after one has failed for a rival: each costs about twice a flight, a failure costs that once.
 const WARY_BATCHES: u32 = 16;
 
-/// Longer than any that is meant: an instant of today and this are still a number.
-const INTERVAL_MAX: i64 = i64::MAX / 2;
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -317,7 +313,7 @@ mod tests {
     /// Whether a process that was told where `begin` was put flies `finish`.
     fn flies(begin: &Change, finish: &Change) -> bool {
         let tids = Tids::default();
-        tids.put(&Arc::new(begin.clone()), Tid([0; 6]));
+        tids.put_all([(&Arc::new(begin.clone()), Tid([0; 6]))].into_iter());
         let flies = tids.take(finish).is_some();
         assert!(tids.take(finish).is_none(), "it is asked once");
         flies

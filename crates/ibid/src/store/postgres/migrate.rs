@@ -69,10 +69,7 @@ fn digest(step: &str) -> [u8; 32] {
 const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_records.sql"),
     include_str!("migrations/0002_evidence.sql"),
-    include_str!("migrations/0003_tombstones.sql"),
-    include_str!("migrations/0004_flight.sql"),
-    include_str!("migrations/0005_effect_ended.sql"),
-    include_str!("migrations/0006_orders.sql"),
+    include_str!("migrations/0003_flight.sql"),
 ];
 
 /// The newest step that this program knows.

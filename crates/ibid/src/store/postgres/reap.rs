@@ -26,10 +26,7 @@ impl PostgresStore {
         let limit = i64::from(limit.min(STEP_MAX));
         let started = Instant::now();
         let reaped = match course {
-            Course::Records => {
-                self.adopt().await?;
-                self.reap_records(from, limit).await?
-            }
+            Course::Records => self.reap_records(from, limit).await?,
             Course::Effects { keep } => {
                 self.reap_places(include_str!("sql/reap_effects.sql"), from, keep, limit).await?
             }
@@ -40,18 +37,6 @@ impl PostgresStore {
             Course::Room => Reaped::default(),
         };
         Ok(Reaped { took: started.elapsed(), ..reaped })
-    }
-
-    /// Records that are in no order have no place at which the reaper would come by.
-    async fn adopt(&self) -> Result<(), StoreError> {
-        let limit = i64::from(STEP_MAX);
-        for _ in 0..ADOPT_STEPS_MAX {
-            let adopted = self.ask_hot(OP, include_str!("sql/adopt.sql"), &[(&limit, Type::INT8)]).await?;
-            if adopted.len() < STEP_MAX as usize {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// One statement; unless a row of the application refers to a record and forbids that it goes. That is the
@@ -199,10 +184,6 @@ const DEAD_LETTER: i64 = Flags::DEAD_LETTER as i64;
 /// Rows in one statement at most, whatever is asked: some tens of milliseconds, and far below the time for which others
 /// wait for a lock.
 const STEP_MAX: u32 = 2000;
-
-/// Statements that put records into the orders, before each step: a second or two after an upgrade, so that even of a
-/// hundred million records none waits for longer than a day, and one look at an index otherwise.
-const ADOPT_STEPS_MAX: u32 = 50;
 
 /// Held records that one step passes over: each costs two round trips, and the next step goes on behind them.
 const HELD_MAX: usize = 32;

@@ -14,7 +14,8 @@ use sha2::{Digest, Sha256};
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Error, Row};
 
-use super::connect::Connection;
+use super::columns;
+use super::connect::{Connection, Param};
 
 /// The Record in a row, with its answer. Its policy must have been learnt.
 ///
@@ -234,6 +235,20 @@ pub(super) fn encoded(policy: &Policy) -> (i64, Vec<u8>) {
     let digest = Sha256::digest(&data);
     let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
     (i64::from_be_bytes(*first), data)
+}
+
+/// Stores policies, by their digests, in a transaction of its own. A record that names one comes after it.
+pub(super) async fn put(connection: &Connection, policies: &[(i64, &[u8])]) -> Result<(), Error> {
+    let digests: Vec<i64> = policies.iter().map(|(digest, _)| *digest).collect();
+    let data: Vec<&[u8]> = policies.iter().map(|(_, data)| *data).collect();
+    // Each was encoded just now.
+    let ahead: Vec<Option<i64>> =
+        data.iter().map(|data| minicbor::decode(data).ok().as_ref().and_then(columns::ahead)).collect();
+    let params: [Param<'_>; 3] =
+        [(&digests, Type::INT8_ARRAY), (&data, Type::BYTEA_ARRAY), (&ahead, Type::INT8_ARRAY)];
+    connection.query_once(include_str!("sql/policy_put.sql"), &params).await?;
+    connection.trust_policies(digests);
+    Ok(())
 }
 
 /// The records in rows that have nothing else.

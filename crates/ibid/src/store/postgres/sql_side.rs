@@ -32,12 +32,8 @@ impl SqlStore for PostgresStore {
             let connection = self.pools.any(OP_POLICY).await?;
             let (digest, data) = row::encoded(&policy);
             if !connection.unsure_policies([digest].into_iter()).is_empty() {
-                let (digests, all) = (vec![digest], vec![data]);
-                let params: [connect::Param<'_>; 2] =
-                    [(&digests, Type::INT8_ARRAY), (&all, Type::BYTEA_ARRAY)];
-                let put = connection.query_once(include_str!("sql/policy_put.sql"), &params).await;
+                let put = row::put(&connection, &[(digest, &data)]).await;
                 put.map_err(|error| super::failure::store_error(OP_POLICY, error))?;
-                connection.trust_policies([digest]);
             }
             Ok(digest)
         })

@@ -25,7 +25,9 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
     stranger.batch_execute("begin").await.expect("a transaction");
     let id = hex(held.id.as_bytes());
     let row = format!(
-        "insert into ibid_record values (0,0,0,1,1,0,0,0,null,null,null,null,null,0,3,0,'\\x{id}',null,'t','m','p','k','\\xa0')"
+        "insert into ibid_record (nonce, birth, owner, count, attempt, lease_us, policy, created_at, point, state, flags,
+                                  id, tenant, method, path, key, note)
+         values (0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 0, '\\x{id}', 't', 'm', 'p', 'k', '\\xa0')"
     );
     stranger.batch_execute(&row).await.expect("a row that nobody sees yet");
     // The stranger's transaction is open all the while, so an answer at all means that nobody waited for its end.

@@ -109,9 +109,8 @@ async fn more_than_one_step_takes_at_one_instant_and_at_many_are_all_found() {
     // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
     let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
                   update copy set id = sha256(n::text::bytea);
-                  update copy set first_due = first_due - 1000 + n where n <= 500;
-                  update copy set first_due = first_due + n - 6500 where n > 6500;
-                  update copy set due_at = first_due;
+                  update copy set due_at = due_at - 1000 + n, reap_at = reap_at - 1000 + n where n <= 500;
+                  update copy set due_at = due_at + n - 6500, reap_at = reap_at + n - 6500 where n > 6500;
                   alter table copy drop column n;
                   insert into ibid_record select * from copy";
     server.sql(&database, copies);
@@ -133,12 +132,12 @@ async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found()
         let template = lapsed(&server, &database, &store, 1).await[0];
         stranger.batch_execute("begin").await.expect("a transaction");
         let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
-                                             created_at, ran_at, due_at, first_due, reap_at, tenant, method, path, key, note)
+                                             created_at, ran_at, due_at, reap_at, tenant, method, path, key, note)
                     select sha256(id), count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
-                           created_at, ran_at, due_at, first_due, reap_at, tenant, method, path, key, note
-                    from ibid_record where id = $1 returning id, first_due";
+                           created_at, ran_at, due_at, reap_at, tenant, method, path, key, note
+                    from ibid_record where id = $1 returning id, due_at";
         let row = stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("nobody sees it yet");
-        let (id, first_due): (Vec<u8>, i64) = (row.get(0), row.get(1));
+        let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
         let after = lapsed(&server, &database, &store, 1).await[0];
         let found = due(&store).await;
@@ -149,7 +148,7 @@ async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found()
             return;
         }
         let place: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
-        assert!(place >= first_due, "a begin that was committed late is never found");
+        assert!(place >= ended, "a begin that was committed late is never found");
     }
     panic!("begins that were committed late were passed for good");
 }
@@ -165,38 +164,6 @@ async fn a_clock_that_was_set_back_hides_nothing() {
     server.sql(&database, "update ibid_walk set at = at + 3600000000");
     let after = lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
-}
-
-/// While processes are replaced one by one, some write as before the orders.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_older_process_changed_is_due_as_what_it_is_now() {
-    let server = Postgres::start();
-    let database = server.create_database();
-    let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 4).await;
-    let accepted = Name::fresh();
-    let pending = Draft { due_in: Some(Duration::ZERO), ..draft(&accepted, State::Pending) };
-    commit_all(&*store, vec![insert(&accepted, pending)]).await;
-    assert_eq!(due(&store).await, ids);
-    let stranger = stranger(&server, &database).await;
-    let change = async |id: RecordId, columns: &str| {
-        let sql = format!("update ibid_record set count = count + 1, {columns} where id = $1");
-        stranger.execute(&sql, &[&&id.as_bytes()[..]]).await.expect("a change");
-    };
-    change(ids[0], "state = 3, due_at = null").await;
-    change(ids[1], "due_at = due_at + 3600000000").await;
-    change(ids[2], "state = 5, due_at = 7").await;
-    change(accepted.id, "state = 2, due_at = 7").await;
-    let due_in = async |state| {
-        let found = store.due(state, 10).await.expect("due is answered");
-        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
-    };
-    assert_eq!(due_in(State::Pending).await, [], "it was claimed");
-    assert_eq!(due(&store).await, [accepted.id, ids[3]], "and its lease is over, longest due first");
-    assert_eq!(due_in(State::Unknown).await, [ids[2]], "as is the time to ask for this one");
-    let wrong = "select count(*) from ibid_record
-                 where watch_at is distinct from due_at or watch_state <> state";
-    assert_eq!(server.sql(&database, wrong), "0", "all have their places");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

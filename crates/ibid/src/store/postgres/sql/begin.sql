@@ -16,7 +16,7 @@ with w as materialized (
 begun as (
   insert into ibid_record (
     id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
-    created_at, ran_at, completed_at, due_at, expires_at, purge_at, first_due, reap_at, watch_state, watch_at,
+    created_at, ran_at, completed_at, due_at, expires_at, purge_at, reap_at, watch_state, watch_at,
     fingerprint, tenant, method, path, key, note
   )
   select w.id, 1, w.nonce, w.birth, w.owner, w.attempt, w.lease_us, w.state::int2, w.flags::int2, w.policy, w.point::int4,
@@ -26,7 +26,6 @@ begun as (
          case when w.due_us is not null then w.now + least(w.due_us, 9223372036854775807 - w.now) end,
          case when w.expires_us is not null then w.now + least(w.expires_us, 9223372036854775807 - w.now) end,
          case when w.purge_us is not null then w.now + least(w.purge_us, 9223372036854775807 - w.now) end,
-         case when w.first then w.now + least(w.due_us, 9223372036854775807 - w.now) end,
          w.now + least(w.keep_us, w.expires_us, w.purge_us, 9223372036854775807 - w.now),
          case when not w.first and w.due_us is not null then w.state::int2 end,
          case when not w.first and w.due_us is not null then w.now + least(w.due_us, 9223372036854775807 - w.now) end,
@@ -38,11 +37,11 @@ begun as (
   returning id, birth, created_at
 ),
 kept as (
-  insert into ibid_body (id, birth, kind, data)
-  select b.id, begun.birth, b.kind::int4, b.data
+  insert into ibid_body (born_at, birth, kind, data)
+  select begun.created_at, begun.birth, b.kind::int4, b.data
   from unnest($24::bytea[], $25::int8[], $26::bytea[]) as b (id, kind, data)
   join begun on begun.id = b.id
-  on conflict (id, birth, kind) do update set data = excluded.data
+  on conflict (born_at, birth, kind) do update set data = excluded.data
 ),
 told as (
   insert into ibid_event (id, at, what, detail)
@@ -54,7 +53,7 @@ told as (
 select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,
-       (select b.data from ibid_body b where b.id = r.id and b.birth = r.birth and b.kind = 1),
+       (select b.data from ibid_body b where b.born_at = r.created_at and b.birth = r.birth and b.kind = 1),
        w.now, w.place, begun.id is not null as done
 from w
 left join begun on begun.id = w.id

@@ -1,2 +1,6 @@
--- All that one generation of a record keeps beside it.
-select kind, data from ibid_body where id = $1 and birth = $2 order by kind
+-- All that is kept beside one generation of a record.
+select b.kind, b.data
+from ibid_record r
+join ibid_body b on b.born_at = r.created_at and b.birth = r.birth
+where r.id = $1 and r.birth = $2
+order by b.kind

@@ -7,7 +7,8 @@
 -- sets it to now, 2 clears it. A row that is hit is locked, so the insert always meets it and replaces it; written so,
 -- it is found by its id whatever the planner believes. Tenant and key are part of the id and never change, but the
 -- reaper may have blanked them; under tenant scope the operation may change. In the reaper's order a row only moves to an
--- earlier place, unless it is another generation.
+-- earlier place, unless it is another generation. What an earlier generation kept goes with it; whoever writes beside a record
+-- has its row, so nothing of that moves meanwhile.
 with w as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now, t.*
   from unnest(
@@ -23,10 +24,10 @@ with w as materialized (
   )
 ),
 held as materialized (
-  select w.id, r.created_at, r.ran_at, r.completed_at, r.reap_at
+  select w.id, r.birth, r.created_at, r.ran_at, r.completed_at, r.reap_at
   from (select * from w where expect = 1 order by id) w
   cross join lateral (
-    select x.created_at, x.ran_at, x.completed_at, x.reap_at
+    select x.birth, x.created_at, x.ran_at, x.completed_at, x.reap_at
     from ibid_record x
     where x.id = w.id and x.count = w.was_count and x.nonce = w.was_nonce
     limit 1
@@ -34,10 +35,10 @@ held as materialized (
   ) r
 ),
 taken as materialized (
-  select w.id, r.created_at, r.ran_at, r.completed_at, r.reap_at
+  select w.id, r.birth, r.created_at, r.ran_at, r.completed_at, r.reap_at
   from (select * from w where expect = 2 order by id) w
   cross join lateral (
-    select x.created_at, x.ran_at, x.completed_at, x.reap_at
+    select x.birth, x.created_at, x.ran_at, x.completed_at, x.reap_at
     from ibid_record x
     where x.id = w.id and x.count = w.was_count and x.nonce = w.was_nonce and x.due_at <= w.now
     limit 1
@@ -83,7 +84,7 @@ written as (
     purge_at = excluded.purge_at, reap_at = excluded.reap_at, watch_state = excluded.watch_state,
     watch_at = excluded.watch_at, fingerprint = excluded.fingerprint, tenant = excluded.tenant,
     method = excluded.method, path = excluded.path, key = excluded.key, note = excluded.note, bare = false
-  returning r.id
+  returning r.id, r.created_at
 ),
 done as materialized (
   select id from written
@@ -94,23 +95,35 @@ done as materialized (
   union all
   select w.id from w where w.expect = 0 and (select true from ibid_record x where x.id = w.id) is null
 ),
-cleared as (
-  delete from ibid_body b
-  where b.id = any (array(select w.id from w join done on done.id = w.id where w.clears))
+old as materialized (
+  select b.place
+  from w
+  join hit on hit.id = w.id
+  cross join lateral (
+    select x.ctid as place, x.kind
+    from ibid_body x
+    where x.born_at = hit.created_at and x.birth = hit.birth
+    offset 0
+  ) b
+  where w.draft
+    and (w.clears or w.birth <> hit.birth or w.created <> 0)
     and (
       select true
-      from unnest($30::bytea[], $31::int8[]) as k (id, kind) join w on w.id = k.id
-      where k.id = b.id and k.kind = b.kind and w.birth = b.birth
+      from unnest($30::bytea[], $31::int8[]) as k (id, kind)
+      where k.id = w.id and k.kind = b.kind and w.birth = hit.birth and w.created = 0
       limit 1
     ) is null
 ),
+cleared as (
+  delete from ibid_body b where b.ctid = any (array(select place from old))
+),
 kept as (
-  insert into ibid_body (id, birth, kind, data)
-  select b.id, w.birth, b.kind::int4, b.data
+  insert into ibid_body (born_at, birth, kind, data)
+  select written.created_at, w.birth, b.kind::int4, b.data
   from unnest($30::bytea[], $31::int8[], $32::bytea[]) as b (id, kind, data)
   join w on w.id = b.id
   join written on written.id = b.id
-  on conflict (id, birth, kind) do update set data = excluded.data
+  on conflict (born_at, birth, kind) do update set data = excluded.data
 ),
 told as (
   insert into ibid_event (id, at, what, detail)
@@ -123,7 +136,7 @@ told as (
 select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,
-       (select b.data from ibid_body b where b.id = r.id and b.birth = r.birth and b.kind = 1),
+       (select b.data from ibid_body b where b.born_at = r.created_at and b.birth = r.birth and b.kind = 1),
        w.now, w.place, done.id is not null as done
 from w
 left join done on done.id = w.id

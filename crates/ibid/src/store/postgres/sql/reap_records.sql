@@ -9,7 +9,7 @@ with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
 ),
 come as materialized (
-  select r.id, r.reap_at as at, r.purge_at <= (select now from clock) as goes,
+  select r.id, r.created_at, r.birth, r.reap_at as at, r.purge_at <= (select now from clock) as goes,
          r.purge_at is null
            or case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock) as early
   from ibid_record r
@@ -26,8 +26,15 @@ come as materialized (
   limit $2
   for update of r skip locked
 ),
+beside as materialized (
+  select b.place
+  from (select * from come where not early) c
+  cross join lateral (
+    select x.ctid as place from ibid_body x where x.born_at = c.created_at and x.birth = c.birth offset 0
+  ) b
+),
 bodies as (
-  delete from ibid_body b where b.id = any (array(select id from come where not early))
+  delete from ibid_body b where b.ctid = any (array(select place from beside))
 ),
 put_off as (
   update ibid_record r

@@ -13,6 +13,7 @@ use ibid_testkit::contract::{
 use ibid_testkit::postgres::Postgres;
 use tokio_postgres::{Client, NoTls};
 
+mod bodies;
 mod checkup;
 mod failover;
 mod faults;

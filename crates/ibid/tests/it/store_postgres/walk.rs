@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 
+use ibid_core::policy::Policy;
+use ibid_core::reap::Course;
 use ibid_core::scope::RecordId;
-use ibid_testkit::contract::SHORT;
+use ibid_testkit::contract::{SHORT, fresh_under, reap_all};
 use tokio::task::JoinSet;
 
 use super::*;
@@ -185,6 +187,59 @@ async fn a_record_whose_holder_went_on_in_time_is_never_put_into_the_order() {
         "select count(*), count(*) filter (where state = 3) from ibid_record where watch_at is not null";
     assert_eq!(server.sql(&database, watched), "10|0");
     assert_eq!(server.sql(&database, "select count(*) from ibid_late"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lapsed_record_is_found_whatever_its_policy_says_of_retention() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let day = Duration::from_secs(24 * 3600);
+    let lapses = [day, 30 * day, Duration::ZERO, Duration::MAX].map(|retention| {
+        let policy = Policy { lease: SHORT, retention, ..Policy::default() };
+        fresh_under(&Name::fresh(), &Arc::new(policy))
+    });
+    // Its lease goes on while the reaper's time has come.
+    let policy = Policy { lease: LONG, retention: SHORT, ..Policy::default() };
+    let runs = fresh_under(&Name::fresh(), &Arc::new(policy));
+    commit_all(&*store, lapses.iter().chain([&runs]).cloned().collect()).await;
+    pass(&server, &database, SECOND);
+    assert_eq!(sorted(due(&store).await), sorted(lapses.iter().map(|begin| begin.id)));
+    reap_all(&*store, Course::Records).await;
+    pass(&server, &database, 2 * LONG);
+    let all = sorted(lapses.iter().chain([&runs]).map(|begin| begin.id));
+    assert_eq!(sorted(due(&store).await), all, "also what the reaper put off in its first lease");
+}
+
+/// Another policy's records have the same instants in the reaper's order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_other_policies_at_the_same_instants_are_neither_lost_nor_taken_for_lapsed() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let under = |lease, retention| Arc::new(Policy { lease, retention, ..Policy::default() });
+    let policies = [under(SHORT, LONG), under(LONG, LONG), under(SHORT, 2 * LONG), under(LONG, 2 * LONG)];
+    let begins: Vec<Change> =
+        (0..40).map(|place| fresh_under(&Name::fresh(), &policies[place % policies.len()])).collect();
+    commit_all(&*store, begins.clone()).await;
+    pass(&server, &database, SECOND);
+    let short = begins.iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, begin)| begin.id);
+    assert_eq!(sorted(due(&store).await), sorted(short));
+    pass(&server, &database, LONG);
+    assert_eq!(sorted(due(&store).await), sorted(begins.iter().map(|begin| begin.id)));
+}
+
+/// As after the restore of a part of the tables.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_place_all_is_looked_through_from_the_first_record_on() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let before = lapsed(&server, &database, &store, 2).await;
+    pass(&server, &database, LONG);
+    server.sql(&database, "delete from ibid_walk");
+    let after = lapsed(&server, &database, &store, 2).await;
+    assert_eq!(due(&store).await, [before, after].concat());
 }
 
 /// Far above what a loaded two-core machine needs: only a record that is missed meets it.

@@ -18,6 +18,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     a_failed_statement_does_not_keep_a_refusal_from_being_stored(world).await;
     a_lost_reply_is_settled_by_the_record(world).await;
     what_others_began_counts(world).await;
+    another_generation_leaves_nothing_of_the_one_before_it(world).await;
 }
 
 async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &World<A>) {
@@ -120,4 +121,19 @@ async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     pay(&mut **inside, "held", "bob").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(world.paid_by("held", "bob").await);
+}
+
+async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(world: &World<A>) {
+    let kept = || world.number("select count(*) from ibid_body");
+    let before = kept().await;
+    for status in [201, 202] {
+        // Its answer is no longer in this process's memory.
+        let node = world.other_node().await;
+        let begun = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
+        let BegunInside::Run(inside) = begun else { panic!("it is to be run: {begun:?}") };
+        assert_eq!(inside.number(), 1, "of its generation");
+        assert!(is_stored(&inside.finish(answer(status)).await.unwrap(), status));
+        assert_eq!(kept().await, before + 1);
+        world.age("key = 'again'").await;
+    }
 }

@@ -158,7 +158,7 @@ impl<'a> Batch<'a> {
                 .binary_search_by(|place| Some(&self.changes[*place].id.as_bytes()[..]).cmp(&stands.id()));
             // It speaks of what was sent.
             let Ok(found) = found else { continue };
-            said.push((begins.remove(found), stands_there(stands.stored(self.policies))));
+            said.push((begins.remove(found), stands_there(stands.stored(self.policies, now))));
         }
         // All others were begun, in this order.
         if begins.len() == tids.len() {

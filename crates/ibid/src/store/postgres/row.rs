@@ -22,10 +22,12 @@ use super::connect::{Connection, Param};
 /// What this program can't read is an error, never a default: a fingerprint taken for none would let another's
 /// request through.
 pub(super) fn stored(policies: &Policies, row: &Row) -> Result<Stored, Unreadable> {
-    read(policies, Cells { of: Of::Row(row), next: 0 })
+    let (record, answer) = read(policies, Cells { of: Of::Row(row), next: 0 })?;
+    let now = row.try_get(NOW).map_err(|_| Unreadable("no instant"))?;
+    Ok(Stored { record, answer, now: Timestamp::from_micros(now) })
 }
 
-fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<Stored, Unreadable> {
+fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<(Record, Option<Bytes>), Unreadable> {
     let id = cells.get::<&[u8]>()?.try_into().map_err(|_| Unreadable("not an id"))?;
     let version = Version { count: cells.small()?, nonce: cells.nonce()? };
     let (birth, owner) = (cells.nonce()?, cells.nonce()?);
@@ -48,7 +50,6 @@ fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<Stored, Unreadable>
     let identity = identity.ok_or(Unreadable("not a tenant and a key"))?;
     let note = Note::from_bytes(cells.get()?).ok_or(Unreadable("not a note"))?;
     let answer = cells.get::<Option<&[u8]>>()?.map(Bytes::copy_from_slice);
-    let now = Timestamp::from_micros(cells.get()?);
     let record = Record {
         id: RecordId::from_bytes(id),
         identity: Arc::new(identity),
@@ -69,7 +70,7 @@ fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<Stored, Unreadable>
         purge_at,
         note,
     };
-    Ok(Stored { record, answer, now })
+    Ok((record, answer))
 }
 
 /// The column of `now`, behind those of the record and its answer.
@@ -88,9 +89,10 @@ pub(super) struct Unreadable(pub(super) &'static str);
 pub(super) struct Standing<'r>(Vec<(Type, Option<&'r [u8]>)>);
 
 impl Standing<'_> {
-    /// The Record, as [`stored`] gives it.
-    pub(super) fn stored(&self, policies: &Policies) -> Result<Stored, Unreadable> {
-        read(policies, Cells { of: Of::Standing(self), next: 0 })
+    /// The Record, as [`stored`] gives it, as of `now`.
+    pub(super) fn stored(&self, policies: &Policies, now: Timestamp) -> Result<Stored, Unreadable> {
+        let (record, answer) = read(policies, Cells { of: Of::Standing(self), next: 0 })?;
+        Ok(Stored { record, answer, now })
     }
 
     /// The id that it has.

@@ -13,8 +13,9 @@
 -- is compared so that no index has a say in it: of a table that was small when the plan was made all rows would be read by
 -- their ids, for ever. The first finish of a generation finds nothing kept beside it.
 --
--- On a session without our settings (a pooler gave us another) there is no clock, and it does nothing. A finish asks the clock
--- in its expressions, for a table that is joined to an update is carried through it row by row.
+-- On a session without our settings (a pooler gave us another) there is no clock, and so nothing to begin at and no count to
+-- compare: it does nothing. A finish asks the clock in its expressions, for a table that is joined to an update is carried
+-- through it row by row.
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
   where current_setting('ibid.settings', true) = 'on'
@@ -23,8 +24,7 @@ there as materialized (
   select r.id, row(r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note,
-       (select b.data from ibid_body b where b.born_at = r.created_at and b.birth = r.birth and b.kind = 1),
-       (select now from clock)) as stands
+       (select b.data from ibid_body b where b.born_at = r.created_at and b.birth = r.birth and b.kind = 1)) as stands
   from ibid_record r
   where r.id = any ($3::bytea[])
 ),
@@ -48,8 +48,8 @@ done as (
     expires_at = (select now from clock) + v.expires_us, purge_at = (select now from clock) + v.purge_us,
     watch_state = null, watch_at = null
   from unnest($2::ibid_finish_row[]) v
-  where current_setting('ibid.settings', true) = 'on'
-    and r.ctid = v.place and r.id is not distinct from v.id and r.count = 1 and r.nonce = v.was_nonce and not r.bare
+  where r.ctid = v.place and r.id is not distinct from v.id and r.count = (select 1 from clock) and r.nonce = v.was_nonce
+    and not r.bare
   returning r.nonce, r.created_at, r.birth, v.kind, v.data
 ),
 kept as (

@@ -70,6 +70,8 @@ pub mod phase;
 
 pub mod telemetry;
 
+mod by_id;
+
 #[cfg(feature = "failpoints")]
 mod failpoint;
 

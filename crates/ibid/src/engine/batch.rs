@@ -15,7 +15,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{Store, StoreError};
 use tokio::sync::{Notify, oneshot};
 
-use super::by_id::ById;
+use crate::by_id::ById;
 
 /// Sends Changes to the store in batches.
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use ibid_core::time::Timestamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as QuickCache;
 
-use super::by_id::ById;
+use crate::by_id::ById;
 
 /// A completed record and its answer.
 #[derive(Clone, Debug)]

@@ -6,7 +6,6 @@ mod again;
 mod apart;
 mod batch;
 mod breaker;
-mod by_id;
 mod cache;
 mod clock_watch;
 mod evidence;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ibid_core::scope::{RecordId, Tenant};
 use tokio::sync::Notify;
 
-use super::by_id::ById;
+use crate::by_id::ById;
 
 #[derive(Clone, Default)]
 pub(crate) struct Waiters(Arc<Mutex<Rooms>>);

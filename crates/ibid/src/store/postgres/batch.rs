@@ -15,7 +15,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::KIND;
-use super::columns::{Columns, Numbers, bits};
+use super::columns::{Columns, Numbering, Numbers, bits};
 use super::connect::{Connection, OPEN_HOT, Param};
 use super::evidence::Uses;
 use super::failure::{self, Reach};
@@ -28,6 +28,7 @@ pub(super) type Fate = Result<Commit, StoreError>;
 pub(super) struct Batch<'a> {
     connection: &'a Connection,
     policies: &'a Policies,
+    numbering: &'a Numbering,
     tids: &'a Tids,
     changes: &'a [Arc<Change>],
     /// Where the row of each is, if it is the finish of a record that was begun here.
@@ -68,13 +69,14 @@ impl<'a> Batch<'a> {
     pub(super) async fn run(
         connection: &'a Connection,
         policies: &'a Policies,
+        numbering: &'a Numbering,
         tids: &'a Tids,
         changes: &'a [Arc<Change>],
     ) -> Vec<Fate> {
         let fates = changes.iter().map(|change| refused(change).map(Err)).collect();
-        let rows = changes.iter().map(|change| tids.take(change)).collect();
-        let tries = vec![0; changes.len()];
-        let mut batch = Batch { connection, policies, tids, changes, rows, fates, tries, until: None };
+        let (rows, tries) = (tids.take(changes), vec![0; changes.len()]);
+        let mut batch =
+            Batch { connection, policies, numbering, tids, changes, rows, fates, tries, until: None };
         batch.work().await;
         // Each place left the work with a fate.
         let lost = || Err(StoreError::transient(KIND, "commit", "the store gave no answer"));
@@ -129,7 +131,7 @@ impl<'a> Batch<'a> {
     /// Sends plain changes, which are in the order of their ids. Of some nothing may be said.
     async fn fly(&self, places: &[usize], open: &'static str) -> Result<Vec<(usize, Said)>, Failed> {
         let changes = || places.iter().map(|place| &*self.changes[*place]);
-        let numbers = Numbers::new(changes());
+        let numbers = self.numbering.of(changes());
         self.ensure_policies(&numbers).await?;
         let flight = Flight::of(changes().zip(places.iter().map(|place| self.rows[*place])), &numbers);
         let [fresh, finish] = self.connection.row_types().await?.clone();
@@ -162,7 +164,7 @@ impl<'a> Batch<'a> {
         }
         // All others were begun, in this order.
         if begins.len() == tids.len() {
-            self.tids.put_all(begins.iter().map(|place| &self.changes[*place]).zip(tids));
+            self.tids.put(begins.iter().map(|place| &self.changes[*place]).zip(tids));
             said.extend(begins.into_iter().map(|place| (place, Said::Done(now))));
         }
         let all = done.len() == finishes.len();
@@ -180,7 +182,7 @@ impl<'a> Batch<'a> {
         let change = |place: &usize| &*self.changes[*place];
         let (begins, others): (Vec<usize>, Vec<usize>) =
             unit.places.iter().partition(|place| is_begin(place));
-        let numbers = Numbers::new(unit.places.iter().map(change));
+        let numbers = self.numbering.of(unit.places.iter().map(change));
         self.ensure_policies(&numbers).await?;
         let begin = Columns::of(begins.iter().map(change), &numbers);
         let commit = Columns::of(others.iter().map(change), &numbers);
@@ -236,11 +238,11 @@ impl<'a> Batch<'a> {
 
     /// A policy is stored before the records that name it, in a transaction of its own.
     async fn ensure_policies(&self, numbers: &Numbers) -> Result<(), Error> {
-        let all = numbers.all();
-        let unsure = self.connection.unsure_policies(all.keys().copied());
-        if unsure.is_empty() {
+        if self.connection.unsure_policies(numbers.digests()).is_empty() {
             return Ok(());
         }
+        let all = numbers.all();
+        let unsure = self.connection.unsure_policies(all.keys().copied());
         let policies: Vec<(i64, &[u8])> = unsure.iter().map(|digest| (*digest, all[digest])).collect();
         row::put(self.connection, &policies).await
     }

@@ -1,7 +1,7 @@
 //! Changes as the arrays that `begin.sql` and `commit.sql` take: one array per column, one element per Change.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ibid_core::change::{Change, Draft, Expect, Mark};
@@ -203,29 +203,67 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The policies of one batch: each encoded once, for one Arc is shared by all records of a route.
-#[derive(Default)]
-pub(super) struct Numbers(HashMap<usize, (i64, Vec<u8>)>);
+/// Policies that were sent before, each encoded once: one Arc is shared by all records of a route.
+#[derive(Debug, Default)]
+pub(super) struct Numbering(Mutex<Vec<Arc<Numbered>>>);
 
-impl Numbers {
-    pub(super) fn new<'a>(changes: impl Iterator<Item = &'a Change>) -> Numbers {
-        let mut numbers = HashMap::new();
+/// A policy as it is stored. It holds the policy, so that the Arc stays this one's.
+#[derive(Debug)]
+struct Numbered {
+    policy: Arc<Policy>,
+    digest: i64,
+    data: Vec<u8>,
+}
+
+/// The policies of one batch: most have one.
+pub(super) struct Numbers(Vec<Arc<Numbered>>);
+
+impl Numbering {
+    pub(super) fn of<'a>(&self, changes: impl Iterator<Item = &'a Change>) -> Numbers {
+        let mut numbers = Numbers(Vec::new());
         for policy in changes.filter_map(|change| change.draft.as_ref()).map(|draft| &draft.policy) {
-            // The Changes hold their policies for as long as this lives, so an address stays one policy's.
-            numbers.entry(Arc::as_ptr(policy).addr()).or_insert_with(|| row::encoded(policy));
+            if find(&numbers.0, policy).is_none() {
+                numbers.0.push(self.numbered(policy));
+            }
         }
-        Numbers(numbers)
+        numbers
     }
 
+    fn numbered(&self, policy: &Arc<Policy>) -> Arc<Numbered> {
+        // Nothing in here panics half-way through a change.
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(numbered) = find(&known, policy) {
+            return numbered.clone();
+        }
+        let (digest, data) = row::encoded(policy);
+        let numbered = Arc::new(Numbered { policy: policy.clone(), digest, data });
+        if known.len() >= NUMBERED_MAX {
+            known.clear();
+        }
+        known.push(numbered.clone());
+        numbered
+    }
+}
+
+impl Numbers {
     pub(super) fn of(&self, policy: &Arc<Policy>) -> i64 {
         // Each draft's policy was numbered above.
-        self.0.get(&Arc::as_ptr(policy).addr()).map_or(0, |(digest, _)| *digest)
+        find(&self.0, policy).map_or(0, |numbered| numbered.digest)
+    }
+
+    /// Of all of them, some perhaps twice.
+    pub(super) fn digests(&self) -> impl Iterator<Item = i64> {
+        self.0.iter().map(|numbered| numbered.digest)
     }
 
     /// Every policy once, by its digest.
     pub(super) fn all(&self) -> HashMap<i64, &[u8]> {
-        self.0.values().map(|(digest, data)| (*digest, &**data)).collect()
+        self.0.iter().map(|numbered| (numbered.digest, &numbered.data[..])).collect()
     }
+}
+
+fn find<'n>(among: &'n [Arc<Numbered>], policy: &Arc<Policy>) -> Option<&'n Arc<Numbered>> {
+    among.iter().find(|numbered| Arc::ptr_eq(&numbered.policy, policy))
 }
 
 /// Whether a record that is begun so is due when its first lease ends, and the reaper's instant as far behind that as its policy
@@ -263,3 +301,6 @@ pub(super) fn mark_code(mark: Mark) -> i16 {
 
 /// Longer than any that is meant: an instant of today and this are still a number.
 pub(super) const INTERVAL_MAX: i64 = i64::MAX / 2;
+
+/// Policies that are remembered: a gateway has dozens. With more they are looked at for longer than encoding one takes.
+const NUMBERED_MAX: usize = 128;

@@ -12,6 +12,7 @@ use ibid_core::scope::RecordId;
 use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
 
 use super::columns::{INTERVAL_MAX, Numbers, bits, has_first_lease, micros};
+use crate::by_id::ById;
 
 /// Some Changes, in the order in which they are sent.
 #[derive(Debug, Default)]
@@ -55,28 +56,31 @@ pub(super) struct Tids {
 /// is forgotten in its turn.
 #[derive(Debug, Default)]
 struct Known {
-    now: HashMap<RecordId, (Tid, Arc<Change>)>,
-    before: HashMap<RecordId, (Tid, Arc<Change>)>,
+    now: HashMap<RecordId, (Tid, Arc<Change>), ById>,
+    before: HashMap<RecordId, (Tid, Arc<Change>), ById>,
 }
 
 impl Tids {
     /// Records were begun, and this is where.
-    pub(super) fn put_all<'a>(&self, begun: impl Iterator<Item = (&'a Arc<Change>, Tid)>) {
+    pub(super) fn put<'c>(&self, begun: impl Iterator<Item = (&'c Arc<Change>, Tid)>) {
         let mut known = self.lock();
-        if known.now.len() >= TIDS_MAX {
-            known.before = mem::take(&mut known.now);
+        for (change, tid) in begun {
+            if known.now.len() >= TIDS_MAX {
+                known.before = mem::take(&mut known.now);
+            }
+            known.now.insert(change.id, (tid, change.clone()));
         }
-        known.now.extend(begun.map(|(begun, tid)| (begun.id, (tid, begun.clone()))));
     }
 
-    /// Where the record is that `change` finishes, if that is all it does. It is asked once.
-    pub(super) fn take(&self, change: &Change) -> Option<Tid> {
-        let Expect::Version(was) = change.expect else { return None };
-        let (tid, begun) = {
-            let mut known = self.lock();
-            known.now.remove(&change.id).or_else(|| known.before.remove(&change.id))?
+    /// Where the record of each of `changes` is, if a finish is all that it does. It is asked once.
+    pub(super) fn take(&self, changes: &[Arc<Change>]) -> Vec<Option<Tid>> {
+        let mut known = self.lock();
+        let mut take = |change: &Arc<Change>| {
+            let Expect::Version(was) = change.expect else { return None };
+            let (tid, begun) = known.now.remove(&change.id).or_else(|| known.before.remove(&change.id))?;
+            (begun.version() == was && is_finish(change, &begun)).then_some(tid)
         };
-        (begun.version() == was && is_finish(change, &begun)).then_some(tid)
+        changes.iter().map(&mut take).collect()
     }
 
     /// Another process began the same key at the same moment, and a flight failed for it. Where that happens it happens again:
@@ -121,7 +125,8 @@ fn is_finish(change: &Change, begun: &Change) -> bool {
         && sums.iter().all(|sum| sum.is_some_and(|sum| sum >= draft.policy.retention && micros(sum) <= INTERVAL_MAX))
         && (draft.birth, draft.owner) == (before.birth, before.owner)
         && (draft.attempt, draft.point) == (before.attempt, before.point)
-        && draft.fingerprint == before.fingerprint
+        // Both are ours: nobody learns anything from how long it takes.
+        && draft.fingerprint.map(|one| one.to_bytes()) == before.fingerprint.map(|one| one.to_bytes())
         && draft.identity == before.identity
         && draft.policy == before.policy
 }
@@ -167,7 +172,7 @@ impl ToSql for Begin<'_> {
         row.int2(draft.flags.bits().into());
         match &draft.fingerprint {
             Some(fingerprint) => row.bytes(&fingerprint.to_bytes())?,
-            None => row.null(&Type::BYTEA),
+            None => row.null(BYTEA),
         }
         row.text(draft.identity.tenant.as_str())?;
         row.text(&draft.identity.operation.method)?;
@@ -188,7 +193,7 @@ impl ToSql for Finish<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Wrong> {
         let Finish { change, draft, was, tid } = self;
         let mut row = Row::open(out, FINISH_FIELDS);
-        row.sized(&Type::TID, &tid.0)?;
+        row.sized(TID, &tid.0)?;
         row.bytes(change.id.as_bytes())?;
         row.int8(bits(*was));
         row.int8(bits(change.nonce));
@@ -203,8 +208,8 @@ impl ToSql for Finish<'_> {
                 row.bytes(&body.data)?;
             }
             None => {
-                row.null(&Type::INT4);
-                row.null(&Type::BYTEA);
+                row.null(INT4);
+                row.null(BYTEA);
             }
         }
         Ok(IsNull::No)
@@ -239,41 +244,41 @@ impl<'o> Row<'o> {
     }
 
     fn bytes(&mut self, value: &[u8]) -> Result<(), Wrong> {
-        self.sized(&Type::BYTEA, value)
+        self.sized(BYTEA, value)
     }
 
     fn text(&mut self, value: &str) -> Result<(), Wrong> {
-        self.sized(&Type::TEXT, value.as_bytes())
+        self.sized(TEXT, value.as_bytes())
     }
 
-    fn sized(&mut self, ty: &Type, value: &[u8]) -> Result<(), Wrong> {
+    fn sized(&mut self, ty: u32, value: &[u8]) -> Result<(), Wrong> {
         self.head(ty, i32::try_from(value.len())?);
         self.0.put_slice(value);
         Ok(())
     }
 
     fn int8(&mut self, value: i64) {
-        self.head(&Type::INT8, 8);
+        self.head(INT8, 8);
         self.0.put_i64(value);
     }
 
     fn int4(&mut self, value: i32) {
-        self.head(&Type::INT4, 4);
+        self.head(INT4, 4);
         self.0.put_i32(value);
     }
 
     fn int2(&mut self, value: i16) {
-        self.head(&Type::INT2, 2);
+        self.head(INT2, 2);
         self.0.put_i16(value);
     }
 
-    fn null(&mut self, ty: &Type) {
+    fn null(&mut self, ty: u32) {
         self.head(ty, -1);
     }
 
-    fn head(&mut self, ty: &Type, len: i32) {
-        self.0.put_u32(ty.oid());
-        self.0.put_i32(len);
+    /// Two numbers of four bytes, in one piece.
+    fn head(&mut self, ty: u32, len: i32) {
+        self.0.put_u64(u64::from(ty) << 32 | u64::from(len.cast_unsigned()));
     }
 }
 
@@ -283,6 +288,14 @@ fn is_row(ty: &Type, name: &str) -> bool {
 
 const FRESH_FIELDS: i32 = 13;
 const FINISH_FIELDS: i32 = 11;
+
+// What every server calls the types: the driver looks each of them up each time.
+const BYTEA: u32 = 17;
+const INT8: u32 = 20;
+const INT2: u32 = 21;
+const INT4: u32 = 23;
+const TEXT: u32 = 25;
+const TID: u32 = 27;
 
 /// Tids that are remembered: more than there are attempts under way. Past this many some were never finished here, and
 /// looking up ids again is the price.
@@ -313,9 +326,10 @@ mod tests {
     /// Whether a process that was told where `begin` was put flies `finish`.
     fn flies(begin: &Change, finish: &Change) -> bool {
         let tids = Tids::default();
-        tids.put_all([(&Arc::new(begin.clone()), Tid([0; 6]))].into_iter());
-        let flies = tids.take(finish).is_some();
-        assert!(tids.take(finish).is_none(), "it is asked once");
+        tids.put([(&Arc::new(begin.clone()), Tid([0; 6]))].into_iter());
+        let finish = [Arc::new(finish.clone())];
+        let flies = tids.take(&finish)[0].is_some();
+        assert!(tids.take(&finish)[0].is_none(), "it is asked once");
         flies
     }
 
@@ -380,6 +394,12 @@ mod tests {
         tids.met_a_rival();
         assert!((0..WARY_BATCHES).all(|_| !tids.begins_fly()));
         assert!(tids.begins_fly());
+    }
+
+    #[test]
+    fn the_types_are_called_as_the_driver_calls_them() {
+        let types = [Type::BYTEA, Type::INT8, Type::INT2, Type::INT4, Type::TEXT, Type::TID];
+        assert_eq!(types.map(|ty| ty.oid()), [BYTEA, INT8, INT2, INT4, TEXT, TID]);
     }
 
     fn altered(mut change: Change, alter: fn(&mut Change, &mut Draft)) -> Change {

@@ -17,6 +17,7 @@ use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store
 use ibid_core::time::Timestamp;
 
 use self::batch::Batch;
+use self::columns::Numbering;
 use self::connect::{Place, Pools};
 use self::flight::Tids;
 use self::row::Policies;
@@ -59,6 +60,7 @@ pub struct PostgresStore {
     place: Arc<Place>,
     pools: Pools,
     policies: Policies,
+    numbering: Numbering,
     tids: Tids,
 }
 
@@ -100,7 +102,8 @@ impl PostgresStore {
         let place = Arc::new(Place::new(url, options)?);
         open::prepare(&place).await?;
         let pools = Pools::new(&place);
-        Ok(PostgresStore { place, pools, policies: Policies::default(), tids: Tids::default() })
+        let (policies, numbering, tids) = (Policies::default(), Numbering::default(), Tids::default());
+        Ok(PostgresStore { place, pools, policies, numbering, tids })
     }
 
     /// Makes or upgrades the tables: the step that they were at (0: none), and the step that they are at now.
@@ -176,7 +179,9 @@ impl Store for PostgresStore {
                 return Vec::new();
             }
             match self.pools.hot("commit").await {
-                Ok(connection) => Batch::run(&connection, &self.policies, &self.tids, &changes).await,
+                Ok(connection) => {
+                    Batch::run(&connection, &self.policies, &self.numbering, &self.tids, &changes).await
+                }
                 Err(error) => {
                     let transient = error.is_transient();
                     let error = Arc::new(error);

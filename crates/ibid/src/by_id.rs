@@ -8,7 +8,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
 #[derive(Clone, Debug)]
-pub(super) struct ById {
+pub(crate) struct ById {
     added: u64,
     factor: u64,
 }
@@ -29,7 +29,7 @@ impl BuildHasher for ById {
     }
 }
 
-pub(super) struct IdHasher {
+pub(crate) struct IdHasher {
     by: ById,
     piece: u64,
 }

@@ -8,6 +8,7 @@ mod batch;
 mod breaker;
 mod cache;
 mod clock_watch;
+mod deadlines;
 mod evidence;
 mod nonces;
 mod tenants;
@@ -45,6 +46,7 @@ use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
+use deadlines::Deadlines;
 use nonces::Nonces;
 use tenants::Tenants;
 use waiters::{Place, Waiters};
@@ -216,6 +218,7 @@ impl Ibid {
             waiters: Waiters::default(),
             breaker: Breaker::default(),
             clock: ClockWatch::default(),
+            deadlines: Deadlines::start(),
             nonces: Nonces::default(),
             begin_timeout: settings.begin_timeout,
             finish_wait: settings.finish_wait,

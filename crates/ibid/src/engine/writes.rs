@@ -26,6 +26,7 @@ use super::batch::{Batcher, Unsaid};
 use super::breaker::Breaker;
 use super::cache::Cache;
 use super::clock_watch::ClockWatch;
+use super::deadlines::Deadlines;
 use super::nonces::Nonces;
 use super::tenants::Tenants;
 use super::waiters::Waiters;
@@ -46,6 +47,7 @@ pub(crate) struct Inner {
     pub(super) waiters: Waiters,
     pub(crate) breaker: Breaker,
     pub(super) clock: ClockWatch,
+    pub(crate) deadlines: Deadlines,
     pub(super) nonces: Nonces,
     pub(crate) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
@@ -125,14 +127,14 @@ impl Inner {
                     Hit::Go | Hit::Error => fate,
                 }
             };
-            match tokio::time::timeout_at(deadline, sending).await {
-                Ok(Ok(commit)) => {
+            match self.deadlines.within(Some(deadline), sending).await {
+                Some(Ok(commit)) => {
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
-                Ok(Err(Unsaid::Full { oldest })) if !sent => return Err(Unavailable::unasked(oldest)),
-                Ok(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
-                Ok(Err(Unsaid::Store(error))) => {
+                Some(Err(Unsaid::Full { oldest })) if !sent => return Err(Unavailable::unasked(oldest)),
+                Some(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
+                Some(Err(Unsaid::Store(error))) => {
                     self.count_error(&error);
                     sent = true;
                     if !error.is_transient() {
@@ -140,7 +142,7 @@ impl Inner {
                     }
                 }
                 // Still queued or under way: it may be written yet.
-                Err(_) => {
+                None => {
                     sent = true;
                     break;
                 }

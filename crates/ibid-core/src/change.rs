@@ -209,8 +209,8 @@ pub struct Stamp {
 /// A Record as a store holds it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
-    /// The row.
-    pub record: Record,
+    /// The row. Shared: whoever holds an Attempt, an answer or a place in a queue has it too.
+    pub record: Arc<Record>,
     /// The bytes of its Response, if one is kept.
     pub answer: Option<Bytes>,
     /// The store's clock when it was read.

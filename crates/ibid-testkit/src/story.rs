@@ -113,7 +113,7 @@ impl Shelf {
     pub fn load(&self) -> Option<Stored> {
         let record = self.row.clone()?;
         let answer = self.bodies.get(&(record.birth, BodyKind::Answer.code())).cloned();
-        Some(Stored { record, answer, now: self.now })
+        Some(Stored { record: Arc::new(record), answer, now: self.now })
     }
 
     /// What is kept beside one generation.

@@ -118,7 +118,7 @@ impl Attempt {
     pub(crate) fn new(
         ibid: Ibid,
         ask: Arc<Ask>,
-        begun: Record,
+        begun: Arc<Record>,
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
@@ -127,7 +127,7 @@ impl Attempt {
             _living: living,
             ibid,
             ask,
-            begun: Arc::new(begun),
+            begun,
             after,
             leased_at: LeasedAt::new(leased_at),
             began_at: leased_at,
@@ -140,7 +140,7 @@ impl Attempt {
     }
 
     /// One whose record is written by the caller's transaction alone: nothing to release if it is dropped.
-    pub(crate) fn unwritten(ibid: Ibid, ask: Arc<Ask>, begun: Record, leased_at: Instant) -> Attempt {
+    pub(crate) fn unwritten(ibid: Ibid, ask: Arc<Ask>, begun: Arc<Record>, leased_at: Instant) -> Attempt {
         let mut attempt = Attempt::new(ibid, ask, begun, 0, leased_at);
         attempt.ended = true;
         attempt
@@ -148,8 +148,7 @@ impl Attempt {
 
     /// Knows what this one knows, and ends nothing.
     pub(crate) fn stand_in(&self) -> Attempt {
-        let begun = (*self.begun).clone();
-        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), begun, self.leased_at.get())
+        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), self.begun.clone(), self.leased_at.get())
     }
 
     /// Which run of this request it is, from 1.
@@ -222,8 +221,8 @@ impl Attempt {
     }
 
     /// The record as this Attempt has just written it. The lease counts from before that write.
-    pub(crate) fn goes_on_as(&mut self, record: Record, leased_at: Instant) {
-        self.begun = Arc::new(record);
+    pub(crate) fn goes_on_as(&mut self, record: Arc<Record>, leased_at: Instant) {
+        self.begun = record;
         self.leased_at.set(leased_at);
     }
 
@@ -304,7 +303,7 @@ impl Attempt {
                         Ok(Some(stored))
                             if still_owns(&stored, &record) && stored.record.version != record.version =>
                         {
-                            record = Arc::new(stored.record);
+                            record = stored.record;
                         }
                         Ok(_) => return,
                         Err(_) => next = Instant::now() + lease / 12,
@@ -443,8 +442,7 @@ async fn write_end(
 ) -> Finished {
     let sent_at = Instant::now();
     // What was begun is what is most likely still stored: no read before the write.
-    let known =
-        Stored { record: (**begun).clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
+    let known = Stored { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .inner()
         .settle_stubbornly(Some(known), |nonce| match &end {
@@ -460,7 +458,7 @@ async fn write_end(
         (Decision::Stored, Some(stored), Some(response)) => {
             Finished::Stored(ibid.inner().remember(stored.record, response, sent_at, stored.now))
         }
-        (Decision::Stored, Some(stored), None) => Finished::StoredUnkept(Arc::new(stored.record)),
+        (Decision::Stored, Some(stored), None) => Finished::StoredUnkept(stored.record),
         (Decision::Freed, _, _) => Finished::Freed,
         (Decision::Unsettled, stored, _) => Finished::Unsettled { settled_in: stored.and_then(settled_in) },
         (_, Some(stored), _) => {

@@ -325,7 +325,7 @@ impl Attempt {
     /// Writes what this Attempt has to say of its Phases, and goes on under the new Version.
     async fn tell<E>(&mut self, said: Said) -> Result<Stored, PhaseError<E>> {
         let (inner, begun) = (self.ibid().inner().clone(), self.begun().clone());
-        let known = Stored { record: (*begun).clone(), answer: None, now: begun.created_at };
+        let known = Stored { record: begun.clone(), answer: None, now: begun.created_at };
         let sent_at = Instant::now();
         let written = inner.settle_stubbornly(Some(known), |nonce| match &said {
             Said::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },

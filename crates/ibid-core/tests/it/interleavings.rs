@@ -494,14 +494,20 @@ impl World {
                 let newer = newer.map(|newer| *newer);
                 if newer.as_ref().is_some_and(|newer| change.is_stored_as(newer)) {
                     self.meet("an own lost reply was recognised");
-                    self.outcome(actor, op, decision, newer.map(|newer| newer.record), sent_at);
+                    self.outcome(
+                        actor,
+                        op,
+                        decision,
+                        newer.map(|newer| Arc::unwrap_or_clone(newer.record)),
+                        sent_at,
+                    );
                     return;
                 }
-                self.lost_race(&op, &change, newer.as_ref().map(|newer| &newer.record));
+                self.lost_race(&op, &change, newer.as_ref().map(|newer| &*newer.record));
                 // Decide again on what is there now. That is another write, so it draws another nonce.
                 let op = op.drawn_again(self.draw());
-                actor.doing =
-                    Some((op, Stage::Read(newer.map(|newer| Box::new(newer.record)), self.shelf.now)));
+                let read = newer.map(|newer| Box::new(Arc::unwrap_or_clone(newer.record)));
+                actor.doing = Some((op, Stage::Read(read, self.shelf.now)));
             }
         }
     }
@@ -675,7 +681,7 @@ impl World {
                 if after.record.flags.owed {
                     self.upstream.effects.entry(after.record.birth).or_insert(false);
                 }
-                self.watch.check(before.as_ref().map(|b| &b.record), &after.record, after.answer, op, now);
+                self.watch.check(before.as_ref().map(|b| &*b.record), &after.record, after.answer, op, now);
             }
         }
         commit

@@ -314,7 +314,7 @@ async fn done(store: &dyn Store, changes: Vec<Change>) -> Vec<Record> {
     ids.sort_unstable();
     assert!(fates.values().all(|fate| matches!(fate, Commit::Done(_))), "one was refused: {fates:?}");
     let found = store.load(ids).await.expect("a load succeeds");
-    found.into_iter().flatten().map(|stored| stored.record).collect()
+    found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
 /// Which of these are due, in the order in which the store gives them. Others may stand in this store.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::reap::{Course, FROM_THE_START, Reaped};
-use ibid_core::record::State;
+use ibid_core::record::{Record, State};
 use ibid_core::store::{Renewed, Store};
 use tokio::sync::Barrier;
 
@@ -37,7 +37,7 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn Subject
         lapsed.push((name, stored.record));
     }
     subject.advance(TICK).await;
-    let take = |(name, record): &(Name, _)| {
+    let take = |(name, record): &(Name, Arc<Record>)| {
         take_over(record, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
     };
     let takers = lapsed.iter().cycle().take(RACERS).map(take).collect();

@@ -25,9 +25,8 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Subj
     let until = renewed(&*store, &begun.record).await;
     let after = load(&*store, name.id).await.expect("it stands");
     assert_eq!(after.answer, begun.answer, "a renewal leaves the bodies alone");
-    let mut expected = begun.record.clone();
-    expected.due_at = after.record.due_at;
-    assert_eq!(after.record, expected, "a renewal moves the due instant alone");
+    let expected = Record { due_at: after.record.due_at, ..(*begun.record).clone() };
+    assert_eq!(*after.record, expected, "a renewal moves the due instant alone");
     assert_eq!(after.record.due_at, Some(until), "what was told is what is stored");
     let left = until.since(after.now);
     assert!(left <= LONG && left > LONG / 2, "it runs for the policy's lease from the store's now: {left:?}");
@@ -182,9 +181,9 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject)
         identity: tomb.record.identity.clone(),
         note: Note::default(),
         version: tomb.record.version,
-        ..expired.record.clone()
+        ..(*expired.record).clone()
     };
-    assert_eq!(tomb.record, forgotten, "the rest stays as it was, fingerprint and instants");
+    assert_eq!(*tomb.record, forgotten, "the rest stays as it was, fingerprint and instants");
     assert_ne!(tomb.record.version, expired.record.version, "under another Version");
     let late = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
     let Commit::Conflict(Some(stands)) = commit(&*store, &replace(&expired.record, late)).await else {

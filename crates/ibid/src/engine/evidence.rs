@@ -145,7 +145,7 @@ impl Inner {
                 Hearing::Contradicts
             }
             _ => {
-                let record = settlement.stored.as_ref().map(|stored| &stored.record);
+                let record = settlement.stored.as_ref().map(|stored| &*stored.record);
                 match machine::bearing(record, kept) {
                     Bearing::Stale => Hearing::Stale,
                     Bearing::Premature => Hearing::Premature,

@@ -412,7 +412,7 @@ impl Ibid {
             };
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let event = Event::Request { ask: &ask, role };
-            let (change, decision) = match machine::decide(known.as_ref().map(|s| &s.record), &event, now) {
+            let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
                 Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, at)),
                 Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
             };

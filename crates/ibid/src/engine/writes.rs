@@ -203,7 +203,7 @@ impl Inner {
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let event = event(self.nonces.draw());
             let (change, decision) =
-                match machine::decide(known.as_ref().map(|stored| &stored.record), &event, now) {
+                match machine::decide(known.as_ref().map(|stored| &*stored.record), &event, now) {
                     Verdict::Keep(decision) => return Settlement::done(decision, known),
                     Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
                 };
@@ -272,7 +272,7 @@ impl Inner {
                 return None;
             }
         };
-        let record = Arc::new(stored.record);
+        let record = stored.record;
         self.cache.put(&record, &response, read_at, stored.now);
         Some(Kept { record, response })
     }
@@ -280,12 +280,11 @@ impl Inner {
     /// Keeps what this process has just completed.
     pub(crate) fn remember(
         &self,
-        record: Record,
+        record: Arc<Record>,
         response: Arc<Response>,
         read_at: Instant,
         now: Timestamp,
     ) -> Kept {
-        let record = Arc::new(record);
         self.cache.put(&record, &response, read_at, now);
         self.waiters.tell(&record.id);
         Kept { record, response }
@@ -477,7 +476,7 @@ pub(super) fn noticed(change: &Change) {
 
 /// What is stored once the store took `change`; none for a Change that leaves the record alone.
 pub(crate) fn after(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
-    let record = change.applied(stamp, before.map(|stored| &stored.record))?;
+    let record = Arc::new(change.applied(stamp, before.map(|stored| &*stored.record))?);
     let written =
         change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
     let kept = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);

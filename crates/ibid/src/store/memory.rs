@@ -137,7 +137,7 @@ impl Browse for MemoryStore {
             };
             let in_order = rooms.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
             let records = in_order.map(|(_, row)| &row.record).filter(|record| filter.fits(record, now));
-            let stored = records.map(|record| Stored { record: record.clone(), answer: None, now });
+            let stored = records.map(|record| Stored { record: Arc::new(record.clone()), answer: None, now });
             Ok(stored.take(filter.limit as usize).collect())
         })
     }
@@ -407,7 +407,7 @@ impl Rooms {
         let kept = row.bodies.get(&BodyKind::Answer.code());
         // A body of an earlier generation answers another request.
         let answer = kept.filter(|(birth, _)| *birth == row.record.birth).map(|(_, data)| data.clone());
-        Some(Stored { record: row.record.clone(), answer, now })
+        Some(Stored { record: Arc::new(row.record.clone()), answer, now })
     }
 }
 

@@ -265,7 +265,7 @@ fn locked(id: RecordId, mut row: Row) -> Result<Locked, SqlError> {
         purge_at,
         note,
     };
-    Ok(Locked { stored: Stored { record, answer, now }, policy: number_of_policy })
+    Ok(Locked { stored: Stored { record: Arc::new(record), answer, now }, policy: number_of_policy })
 }
 
 /// A number that fits its type; PostgreSQL keeps unsigned 32 bits in signed ones.

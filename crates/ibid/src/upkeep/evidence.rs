@@ -67,7 +67,9 @@ async fn bearings(ibid: &Ibid, batch: &[Kept]) -> Result<Vec<Bearing>, StoreErro
     Ok(batch
         .iter()
         .map(|kept| match &kept.evidence.about {
-            About::Record(_) => bearing(records.next().flatten().as_ref().map(|stored| &stored.record), kept),
+            About::Record(_) => {
+                bearing(records.next().flatten().as_ref().map(|stored| &*stored.record), kept)
+            }
             About::Effect(_) => effects.next().unwrap_or(Sighting::Nobody).bearing(kept),
         })
         .collect())

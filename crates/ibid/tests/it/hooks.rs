@@ -139,7 +139,7 @@ impl World {
         (status, word.to_owned())
     }
 
-    async fn record(&self, key: &str) -> Record {
+    async fn record(&self, key: &str) -> Arc<Record> {
         let filter = Filter { key: Some(key.to_owned()), ..Filter::default() };
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }

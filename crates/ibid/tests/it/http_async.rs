@@ -103,12 +103,12 @@ impl World {
         (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    async fn record(&self) -> Record {
+    async fn record(&self) -> Arc<Record> {
         self.store.list(Filter::default()).await.unwrap().pop().expect("one record").record
     }
 
     /// The key's page, once it is in one of these states.
-    async fn until(&self, states: &[RecordState]) -> Record {
+    async fn until(&self, states: &[RecordState]) -> Arc<Record> {
         for _ in 0..100 {
             let page = Request::get("/.ibid/keys/k?method=POST&path=/rides/7/pay").header("prefer", "wait=5");
             let Ok(answer) = self.app.clone().oneshot(page.body(Body::empty()).unwrap()).await;

@@ -208,7 +208,7 @@ impl World {
         reap_outlook(&*self.store, Keep::default()).await.expect("the store answers")
     }
 
-    async fn only(&self) -> ibid_core::record::Record {
+    async fn only(&self) -> Arc<ibid_core::record::Record> {
         let mut all = self.store.list(Filter::default()).await.expect("a list");
         assert_eq!(all.len(), 1);
         all.remove(0).record

@@ -69,7 +69,7 @@ impl World {
         upkeep::reconcile_once(&node).await.expect("the store answers")
     }
 
-    async fn record(&self, key: &str) -> Record {
+    async fn record(&self, key: &str) -> Arc<Record> {
         let filter = Filter { key: Some(key.to_owned()), ..Filter::default() };
         let mut all = self.store.list(filter).await.expect("a list");
         assert_eq!(all.len(), 1, "one record");

@@ -62,7 +62,7 @@ fn stored(first: u8, second: u8, key: &str, state: State) -> Stored {
     let completed = state == State::Completed;
     let at = |secs: i64| Timestamp::from_micros(secs * 1_000_000);
     Stored {
-        record: Record {
+        record: Arc::new(Record {
             id: RecordId::from_bytes(bytes),
             identity: Arc::new(identity),
             version: Version { count: 2, nonce: Nonce(0xfeed) },
@@ -85,7 +85,7 @@ fn stored(first: u8, second: u8, key: &str, state: State) -> Stored {
                 last_error: (!completed).then_some(ErrorCode::TimedOut),
                 ..Note::default()
             },
-        },
+        }),
         answer: None,
         now: at(100),
     }

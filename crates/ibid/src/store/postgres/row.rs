@@ -24,7 +24,7 @@ use super::connect::{Connection, Param};
 pub(super) fn stored(policies: &Policies, row: &Row) -> Result<Stored, Unreadable> {
     let (record, answer) = read(policies, Cells { of: Of::Row(row), next: 0 })?;
     let now = row.try_get(NOW).map_err(|_| Unreadable("no instant"))?;
-    Ok(Stored { record, answer, now: Timestamp::from_micros(now) })
+    Ok(Stored { record: Arc::new(record), answer, now: Timestamp::from_micros(now) })
 }
 
 fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<(Record, Option<Bytes>), Unreadable> {
@@ -92,7 +92,7 @@ impl Standing<'_> {
     /// The Record, as [`stored`] gives it, as of `now`.
     pub(super) fn stored(&self, policies: &Policies, now: Timestamp) -> Result<Stored, Unreadable> {
         let (record, answer) = read(policies, Cells { of: Of::Standing(self), next: 0 })?;
-        Ok(Stored { record, answer, now })
+        Ok(Stored { record: Arc::new(record), answer, now })
     }
 
     /// The id that it has.

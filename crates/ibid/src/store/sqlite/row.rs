@@ -66,7 +66,7 @@ pub(super) fn stored(
         purge_at,
         note,
     };
-    Ok(Stored { record, answer, now })
+    Ok(Stored { record: Arc::new(record), answer, now })
 }
 
 /// A nonce with the same bits in the type that SQLite has.

@@ -129,7 +129,7 @@ impl<D: Database + Clone + 'static> Site<D> {
         self.ibid.hear(heard(event, at, what, Duration::ZERO)).await.unwrap()
     }
 
-    pub(super) async fn record(&self, key: &str) -> Record {
+    pub(super) async fn record(&self, key: &str) -> Arc<Record> {
         self.ibid.store().load(vec![ask(&self.ibid, key).id]).await.unwrap().remove(0).unwrap().record
     }
 

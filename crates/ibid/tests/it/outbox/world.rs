@@ -145,7 +145,7 @@ impl World {
         effects.remove(0)
     }
 
-    pub(super) async fn record(&self, key: &str) -> Record {
+    pub(super) async fn record(&self, key: &str) -> Arc<Record> {
         self.ibid.store().load(vec![self.ask(key).id]).await.unwrap().remove(0).unwrap().record
     }
 

@@ -1,6 +1,6 @@
 //! Phases that call the outside.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibid::attempt::{Attempt, Finished};
@@ -48,7 +48,7 @@ impl Provider {
 }
 
 /// Drops an Attempt; its record once that is written.
-async fn let_go<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Record {
+async fn let_go<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Arc<Record> {
     drop(attempt);
     until(async || world.record(key).await.unwrap().state != State::InProgress).await;
     world.record(key).await.unwrap()

@@ -45,7 +45,7 @@ async fn a_finish_finds_its_record_wherever_the_server_has_moved_it() {
     let place = place_of(&server, &database, moved[4].id);
     server.sql(&database, "vacuum full ibid_record");
     assert_ne!(place_of(&server, &database, moved[4].id), place, "the rest moved up");
-    let fates = commit_all(&*store, records.iter().map(finish).collect()).await;
+    let fates = commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     for (place, record) in records.iter().enumerate() {
         match &fates[&record.id] {
             Commit::Done(_) => assert!(place >= 5),

@@ -114,8 +114,7 @@ async fn use_every_verb(store: &PostgresStore) {
         let begins: Vec<Change> = (0..64).map(|_| begin()).collect();
         let ids: Vec<RecordId> = begins.iter().map(|change| change.id).collect();
         commit_all(store, begins).await;
-        let found = store.load(ids).await.expect("a load succeeds");
-        let records: Vec<Record> = found.into_iter().flatten().map(|stored| stored.record).collect();
+        let records = records(store, &ids).await;
         // What is renewed has moved, and its finish goes another way.
         let leases = records.iter().skip(32).map(|record| (record.id, record.version)).collect();
         store.renew(leases).await.expect("a renewal succeeds");
@@ -187,7 +186,7 @@ async fn what_moves_in_an_order_leaves_its_page_and_what_moves_in_none_does_not(
 
 async fn records(store: &PostgresStore, ids: &[RecordId]) -> Vec<Record> {
     let found = store.load(ids.to_vec()).await.expect("a load succeeds");
-    found.into_iter().flatten().map(|stored| stored.record).collect()
+    found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
 /// How many updates there were, and how many of them touched no index. A backend tells at the latest when it ends.

@@ -124,7 +124,7 @@ impl<A: Adapter> World<A> {
         outbox::list(&self.ibid, filter).await.unwrap()
     }
 
-    pub(crate) async fn record(&self, key: &str) -> Option<Record> {
+    pub(crate) async fn record(&self, key: &str) -> Option<Arc<Record>> {
         let id = self.ask(key).id;
         self.ibid.store().load(vec![id]).await.unwrap().remove(0).map(|stored| stored.record)
     }

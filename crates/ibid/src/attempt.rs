@@ -417,7 +417,7 @@ async fn end_of(
         let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response).await });
         let deadline = started.checked_add(inner.finish_wait);
         let finished = inner.deadlines.within(deadline, &mut write).await;
-        telemetry::took(telemetry::FINISH_SECONDS, started.elapsed().as_secs_f64());
+        telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = finished.unwrap_or_else(|| {
             tracing::warn!(record = %record.short(), "the store did not take the end of an attempt in time; it stays queued");
             // Its place is taken before the caller goes on, so that a shutdown does not miss it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ibid_core::policy::Profile;
-use metrics::{SharedString, counter, histogram};
+use metrics::{Key, Level, Metadata, SharedString, counter, histogram, with_recorder};
 
 /// What a request met, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +82,18 @@ pub fn heard(source: &str, outcome: &'static str) {
     counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
 }
 
-/// How long a step took, in seconds.
-pub fn took(name: &'static str, seconds: f64) {
-    histogram!(name).record(seconds);
+/// How long a step took, in seconds. It happens to each request, so the key of each step is made beforehand.
+pub fn took(step: &'static Key, seconds: f64) {
+    static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+    with_recorder(|recorder| recorder.register_histogram(step, &METADATA)).record(seconds);
 }
+
+/// A begin.
+pub static BEGIN_TOOK: Key = Key::from_static_name(BEGIN_SECONDS);
+/// A finish.
+pub static FINISH_TOOK: Key = Key::from_static_name(FINISH_SECONDS);
+/// The wait of a duplicate.
+pub static WAIT_TOOK: Key = Key::from_static_name(WAIT_SECONDS);
 
 /// The word for a profile in labels and configuration.
 pub fn profile_name(profile: Profile) -> &'static str {

@@ -84,10 +84,11 @@ impl Batcher {
         Batcher { owner: Arc::new(Owner(shared)) }
     }
 
-    /// Writes one Change. With `unsent_by` it is dropped if it has not been sent by then.
+    /// Writes one Change; `now` is about when it came. With `unsent_by` it is dropped if it has not been sent by then.
     pub(crate) async fn commit(
         &self,
         change: Arc<Change>,
+        now: Instant,
         unsent_by: Option<Instant>,
     ) -> Result<Commit, Unsaid> {
         let (reply, fate) = oneshot::channel();
@@ -102,7 +103,7 @@ impl Batcher {
                 let oldest = waiting.front().map(|item| item.queued_at.elapsed());
                 return Err(Unsaid::Full { oldest: oldest.unwrap_or_default() });
             }
-            waiting.push_back(Item { change, queued_at: Instant::now(), unsent_by, reply });
+            waiting.push_back(Item { change, queued_at: now, unsent_by, reply });
         }
         self.owner.0.work.notify_one();
         // The sender is dropped only with the runtime.
@@ -201,14 +202,13 @@ async fn lane(shared: Arc<Shared>) {
             continue;
         }
         let changes: Vec<_> = batch.iter().map(|item| item.change.clone()).collect();
-        let ids: Vec<_> = changes.iter().map(|change| change.id).collect();
         // A store that panics must not end the lane: its callers learn that the fate is not known.
         let fates = AssertUnwindSafe(shared.store.commit(changes)).catch_unwind().await.unwrap_or_default();
         {
             // What waited for one of these ids is taken when this comes round.
             let mut queue = shared.queue();
-            for id in ids {
-                queue.in_flight.remove(&id);
+            for item in &batch {
+                queue.in_flight.remove(&item.change.id);
             }
         }
         let mut fates = fates.into_iter();

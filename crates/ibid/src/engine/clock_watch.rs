@@ -26,6 +26,10 @@ impl ClockWatch {
             inner.last = Some((at, now));
             return;
         };
+        // One of many that were written together, and asked for before the one that was seen last.
+        if now == last_now && at <= last_at && inner.away_at.is_none() {
+            return;
+        }
         let own = at.saturating_duration_since(last_at);
         let forward = now.since(last_now);
         let back = last_now.since(now);

@@ -256,10 +256,10 @@ impl Ibid {
     ///
     /// A caller that goes away meanwhile leaves no reservation behind.
     pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        let (ibid, begins) = (self.clone(), self.inner.begins());
+        let (ibid, begins, ask) = (self.clone(), self.inner.begins(), self.one_writers(ask));
         // What can't be handed over is an Attempt dropped unused, and that releases the key.
         let begun = apart(&self.inner.runtime, async move {
-            let begun = ibid.begin_here(ask).await;
+            let begun = ibid.begin_counted(&ask).await;
             drop(begins);
             begun
         });
@@ -268,21 +268,28 @@ impl Ibid {
 
     /// As `begin`, in the caller's own task: that must not be dropped before it ends.
     pub(crate) async fn begin_here(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        let identity = ask.identity.clone();
-        let begun = self.begin_uncounted(ask).await;
+        self.begin_counted(&self.one_writers(ask)).await
+    }
+
+    /// Drawn per begin: the same Ask begun twice, at once or after a refusal, is two writers.
+    fn one_writers(&self, mut ask: Ask) -> Arc<Ask> {
+        ask.nonce = self.inner.nonces.draw();
+        Arc::new(ask)
+    }
+
+    async fn begin_counted(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
+        let started = Instant::now();
+        let begun = match self.cached(ask) {
+            Some(begun) => Ok(begun),
+            None => self.begin_stored(ask, started).await,
+        };
         if let Ok(begun) = &begun {
-            self.inner.tenants.saw(&identity.tenant, begun);
+            self.inner.tenants.saw(&ask.identity.tenant, begun, started);
         }
         begun
     }
 
-    async fn begin_uncounted(&self, mut ask: Ask) -> Result<Begun, Unavailable> {
-        // Drawn per begin: the same Ask begun twice, at once or after a refusal, is two writers.
-        ask.nonce = self.inner.nonces.draw();
-        if let Some(begun) = self.cached(&ask) {
-            return Ok(begun);
-        }
-        let (started, ask) = (Instant::now(), Arc::new(ask));
+    async fn begin_stored(&self, ask: &Arc<Ask>, started: Instant) -> Result<Begun, Unavailable> {
         let crowded = self.inner.loose.attempts.load(Ordering::SeqCst) >= self.inner.attempts_max;
         if crowded {
             // One of them ends every moment; nobody knows which.
@@ -290,13 +297,13 @@ impl Ibid {
         }
         let breaker = &self.inner.breaker;
         let pass = breaker.enter(started).map_err(Unavailable::unasked)?;
-        let begun = self.decide(&ask, Role::Caller, None, started).await;
+        let begun = self.decide(ask, Role::Caller, None, started).await;
         match &begun {
             Ok(_) => pass.answered(),
             Err(refused) if refused.asked => pass.failed(Instant::now()),
             Err(_) => pass.unused(),
         }
-        telemetry::took(telemetry::BEGIN_SECONDS, started.elapsed().as_secs_f64());
+        telemetry::took(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         begun.map_err(|refused| refused.shut_for(breaker.shut_for(Instant::now())))
     }
 
@@ -321,7 +328,7 @@ impl Ibid {
             return Ok(Begun::InFlight { retry_in: up_to.max(AGAIN_MIN) });
         };
         let waited = self.wait_in(&place, &ask, started + up_to).await;
-        telemetry::took(telemetry::WAIT_SECONDS, started.elapsed().as_secs_f64());
+        telemetry::took(&telemetry::WAIT_TOOK, started.elapsed().as_secs_f64());
         waited
     }
 
@@ -394,7 +401,8 @@ impl Ibid {
     }
 
     /// The loop of a begin: decide on what is known, commit, and decide again with the newer record on a lost race. `at`
-    /// is from before anything was asked of the store.
+    /// is from before anything was asked of the store. A lease counts from then: the store's clock starts it later, never
+    /// sooner.
     async fn decide(
         &self,
         ask: &Arc<Ask>,
@@ -404,10 +412,10 @@ impl Ibid {
     ) -> Result<Begun, Unavailable> {
         let deadline = at + self.inner.begin_timeout;
         let mut ask = ask.clone();
-        for _ in 0..COMMIT_TRIES_MAX {
+        for tried in 0..COMMIT_TRIES_MAX {
             let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
             let role = match role {
-                Role::Caller if self.inner.clock.is_unsure(Instant::now(), lease) => Role::Careful,
+                Role::Caller if self.inner.clock.is_unsure(at, lease) => Role::Careful,
                 role => role,
             };
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
@@ -416,9 +424,10 @@ impl Ibid {
                 Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, at)),
                 Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
             };
-            // A lease counts from before its write was sent: the store's clock starts it later, never sooner.
-            at = Instant::now();
-            match self.inner.commit_begin(&ask, &change, deadline).await? {
+            if tried > 0 || known.is_some() {
+                at = Instant::now();
+            }
+            match self.inner.commit_begin(&ask, &change, at, deadline).await? {
                 Commit::Done(stamp) => {
                     writes::noticed(&change);
                     let stored =

@@ -83,15 +83,15 @@ struct Count {
 }
 
 impl Tenants {
-    /// A request of this tenant met `begun`.
-    pub(crate) fn saw(&self, tenant: &Tenant, begun: &Begun) {
+    /// A request of this tenant that came `at` this time met `begun`.
+    pub(crate) fn saw(&self, tenant: &Tenant, begun: &Begun, at: Instant) {
         let first = match begun {
             Begun::Run(attempt) => attempt.number() == 1,
             Begun::Accepted { new } => *new,
             _ => false,
         };
         let duplicate = !first;
-        self.count(tenant, duplicate, matches!(begun, Begun::Mismatch), Instant::now());
+        self.count(tenant, duplicate, matches!(begun, Begun::Mismatch), at);
     }
 
     /// A request of this tenant runs, the first of its key or again.
@@ -197,7 +197,7 @@ mod tests {
     fn the_first_request_that_is_accepted_to_be_run_later_is_no_duplicate() {
         let tenants = Tenants::default();
         for new in [true, false, false] {
-            tenants.saw(&tenant("a"), &Begun::Accepted { new });
+            tenants.saw(&tenant("a"), &Begun::Accepted { new }, Instant::now());
         }
         let rate = TenantRate { tenant: tenant("a"), requests: 3, duplicates: 2, misused: 0 };
         assert_eq!(tenants.all(Instant::now()), [rate]);

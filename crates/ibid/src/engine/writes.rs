@@ -106,22 +106,22 @@ impl Settlement {
 }
 
 impl Inner {
-    /// Writes a begin, again and with the same nonce while its fate is unknown, until the deadline.
+    /// Writes a begin, again and with the same nonce while its fate is unknown, until the deadline. It is `at` now.
     pub(super) async fn commit_begin(
         self: &Arc<Self>,
         ask: &Arc<Ask>,
         change: &Arc<Change>,
+        mut at: Instant,
         deadline: Instant,
     ) -> Result<Commit, Unavailable> {
         let mut pause = RETRY_MIN;
         let mut sent = false;
         loop {
-            let at = Instant::now();
             let sending = async {
                 if failpoint::at("begin.before").await == Hit::Error {
                     return Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint")));
                 }
-                let fate = self.batcher.commit(change.clone(), Some(deadline)).await;
+                let fate = self.batcher.commit(change.clone(), at, Some(deadline)).await;
                 match failpoint::at("begin.after").await {
                     Hit::Lost => Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint"))),
                     Hit::Go | Hit::Error => fate,
@@ -153,6 +153,7 @@ impl Inner {
             }
             tokio::time::sleep(nap).await;
             pause = (pause * 2).min(RETRY_MAX);
+            at = Instant::now();
         }
         if sent {
             self.give_up(ask.clone());
@@ -210,7 +211,7 @@ impl Inner {
             // The same Change with the same nonce for as long as its fate is unknown.
             let commit = loop {
                 let at = Instant::now();
-                match self.batcher.commit(change.clone(), None).await {
+                match self.batcher.commit(change.clone(), at, None).await {
                     Ok(commit) => {
                         lasting = 0;
                         self.observe(at, &commit);

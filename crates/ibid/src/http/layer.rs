@@ -239,7 +239,7 @@ where
         return begun_by_handler(shared, inner, route, *taken).await;
     }
     if let Some(begun) = shared.ibid.cached(&ask) {
-        shared.ibid.inner().tenants.saw(&ask.identity.tenant, &begun);
+        shared.ibid.inner().tenants.saw(&ask.identity.tenant, &begun, Instant::now());
         return answer(&begun, &route, &ask);
     }
     let (to_client, from_run) = oneshot::channel();

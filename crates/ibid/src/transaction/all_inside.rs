@@ -43,7 +43,9 @@ impl Ibid {
         let identity = ask.identity.clone();
         let begun = self.try_inside(ask, database, wait).await;
         match &begun {
-            Ok(BegunInside::Already(begun)) => self.inner().tenants.saw(&identity.tenant, begun),
+            Ok(BegunInside::Already(begun)) => {
+                self.inner().tenants.saw(&identity.tenant, begun, Instant::now())
+            }
             Ok(BegunInside::Run(inside)) => {
                 self.inner().tenants.ran(&identity.tenant, inside.begun().attempt > 1);
             }

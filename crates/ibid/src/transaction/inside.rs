@@ -288,7 +288,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     pub(crate) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
         let now = self.now()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
-        let before = Some(&self.held.stored.record);
+        let before = Some(&*self.held.stored.record);
         let Some(stamp) = statements::apply(tx, change, before, self.held.policy, now).await? else {
             return Err(TxError::LeaseLost);
         };

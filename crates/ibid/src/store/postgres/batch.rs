@@ -90,7 +90,7 @@ impl<'a> Batch<'a> {
             self.rows[*place].is_some() || begins_fly && flight::is_fresh(&self.changes[*place])
         };
         let (mut plain, rest): (Vec<usize>, Vec<usize>) = places.partition(is_plain);
-        plain.sort_unstable_by_key(|place| self.changes[*place].id);
+        plain.sort_unstable_by(|one, other| self.changes[*one].id.cmp(&self.changes[*other].id));
         // The last one goes first.
         let mut units = vec![
             Unit { places: rest, plain: false, open: OPEN_HOT },
@@ -103,7 +103,8 @@ impl<'a> Batch<'a> {
             }
             let said = match unit.plain {
                 true => self.fly(&unit.places, unit.open).await,
-                false => self.attempt(&unit).await,
+                // In a box of its own: it is large, and few batches need it.
+                false => Box::pin(self.attempt(&unit)).await,
             };
             match said {
                 Ok(said) => {

@@ -211,7 +211,8 @@ impl Connection {
         if open == OPEN_HOT && self.has_settings.load(Ordering::SeqCst) {
             return self.query(sql, params).await;
         }
-        let [rows] = self.hot(open, [(sql, params)]).await?;
+        // In a box of its own: it is large, and a session of ours does not come here twice.
+        let [rows] = Box::pin(self.hot(open, [(sql, params)])).await?;
         Ok(rows)
     }
 
@@ -372,9 +373,10 @@ impl managed::Manager for Manager {
     type Error = OpenError;
 
     async fn create(&self) -> Result<Connection, OpenError> {
+        // In a box of its own: it is large, and whoever asks for a connection nearly always finds one.
         match self.hot {
-            true => self.place.connect_hot().await,
-            false => self.place.connect().await,
+            true => Box::pin(self.place.connect_hot()).await,
+            false => Box::pin(self.place.connect()).await,
         }
     }
 

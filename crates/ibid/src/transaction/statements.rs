@@ -67,21 +67,24 @@ pub(crate) async fn apply(
         Expect::Anything => return Err(SqlError::wrong("a change that says what it expects")),
     };
     let Some(at) = written else { return Ok(None) };
-    let id = Param::Bytes(change.id.as_bytes());
-    if let Some(before) = before.filter(|_| change.clears_bodies) {
+    // SQLite keeps bodies by the record's row, PostgreSQL by the generation; its schema says why.
+    let dialect = tx.dialect();
+    let whose = |created_at: Timestamp| match dialect {
+        Dialect::Sqlite => Param::Bytes(change.id.as_bytes()),
+        Dialect::Postgres => Param::I64(created_at.as_micros()),
+    };
+    let old = before.map(|before| (whose(before.created_at), bits(before.birth)));
+    let another = before.is_some_and(|before| before.birth != draft.birth) || draft.created != Mark::Keep;
+    let born_at = before.filter(|_| draft.created == Mark::Keep).map_or(at, |before| before.created_at);
+    let whose = whose(born_at);
+    if let Some((whose, birth)) = old.filter(|_| change.clears_bodies || another) {
         let statement = of(tx, &BODY_CLEAR);
-        let generation = [Param::I64(before.created_at.as_micros()), bits(before.birth)];
-        // SQLite keeps them by the record's row, PostgreSQL by the generation, for whose order see its schema.
-        let of_it = match tx.dialect() {
-            Dialect::Sqlite => &[id][..],
-            Dialect::Postgres => &generation[..],
-        };
-        tx.execute(statement, of_it).await?;
+        tx.execute(statement, &[whose, birth]).await?;
     }
     for body in &change.bodies {
         let statement = of(tx, &BODY_PUT);
         let kind = Param::I64(i64::from(body.kind.code()));
-        tx.execute(statement, &[id, bits(draft.birth), kind, Param::Bytes(&body.data)]).await?;
+        tx.execute(statement, &[whose, bits(draft.birth), kind, Param::Bytes(&body.data)]).await?;
     }
     for line in &change.history {
         note(tx, &change.id, line, now).await?;

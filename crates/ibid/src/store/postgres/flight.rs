@@ -365,13 +365,15 @@ mod tests {
     #[test]
     fn a_finish_that_writes_anything_else_does_not_fly() {
         let begin = fresh(&Name::fresh(), LEASE);
-        let others: [fn(&mut Change, &mut Draft); 13] = [
+        let others: [fn(&mut Change, &mut Draft); 15] = [
             |change, _| change.history.push(History { what: Happened::Operator, detail: String::new() }),
             |change, _| change.bodies.push(Body { kind: BodyKind::Request, data: Default::default() }),
             |change, _| change.clears_bodies = true,
             |change, _| change.expect = Expect::Version(change.version()),
             |_, draft| draft.due_in = Some(LEASE),
             |_, draft| draft.expires_in = None,
+            |_, draft| draft.expires_in = Some(draft.policy.retention / 2),
+            |_, draft| draft.purge_in = Some(draft.policy.retention / 2),
             |_, draft| draft.purge_in = Some(Duration::MAX),
             |_, draft| draft.birth = Nonce(!draft.birth.0),
             |_, draft| draft.owner = Nonce(!draft.owner.0),

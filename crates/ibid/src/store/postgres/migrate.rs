@@ -39,15 +39,15 @@ pub(super) async fn applied(place: &Place, connection: &Connection) -> Result<u3
     }
     let rows = connection.query_once(include_str!("sql/migrations.sql"), &[]).await.map_err(failed)?;
     let found = rows.len() as u32;
-    if found > KNOWN {
-        return Err(OpenError::FromTheFuture { place: place.shown(), found, known: KNOWN });
-    }
     for ((number, step), row) in (1..).zip(MIGRATIONS).zip(rows) {
         let same = row.try_get::<_, i32>(0).map_err(failed)? == number as i32
             && row.try_get::<_, &[u8]>(1).map_err(failed)? == digest(step);
         if !same {
             return Err(OpenError::Altered { place: place.shown(), number });
         }
+    }
+    if found > KNOWN {
+        return Err(OpenError::FromTheFuture { place: place.shown(), found, known: KNOWN });
     }
     Ok(found)
 }

@@ -121,7 +121,8 @@ async fn use_every_verb(store: &PostgresStore) {
         let take = |record: &Record| take_over(record, draft(&name_of(record), State::Completed));
         commit_all(store, records.iter().map(take).collect()).await;
         commit_all(store, records.iter().map(finish).collect()).await;
-        store.due(State::InProgress, 100).await.expect("due is answered");
+        // More than are due: then it looks through first leases, too.
+        store.due(State::InProgress, 1000).await.expect("due is answered");
         for course in [Course::Records, Course::Effects { keep: LONG }, Course::History { keep: LONG }] {
             store.reap(course, FROM_THE_START, 10).await.expect("a reaping succeeds");
         }

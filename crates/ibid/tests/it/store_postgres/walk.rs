@@ -64,6 +64,30 @@ async fn a_lapsed_record_that_a_stranger_holds_is_passed_over_and_found_once_it_
     assert_eq!(late(), "0");
 }
 
+/// Two processes look at different policies, and share the list of what was held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_who_looks_waits_for_another_who_does() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&server, &database, &store, 3).await;
+    let [holder, looker] = [stranger(&server, &database).await, stranger(&server, &database).await];
+    for one in [&holder, &looker] {
+        one.batch_execute("begin").await.expect("a transaction");
+    }
+    let held = &ids[0].as_bytes()[..];
+    holder.execute("select from ibid_record where id = $1 for update", &[&held]).await.expect("it is held");
+    assert_eq!(due(&store).await, ids[1..]);
+    let deleted = looker.execute("delete from ibid_late where id = $1", &[&held]).await;
+    assert_eq!(deleted.expect("as one who has found it free"), 1);
+    // The other's transaction is open all the while.
+    assert_eq!(due(&store).await, ids[1..]);
+    for one in [looker, holder] {
+        one.batch_execute("rollback").await.expect("it was for nothing");
+    }
+    assert_eq!(due(&store).await, ids);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn several_who_look_at_once_miss_nothing() {
     let server = Postgres::start();

@@ -3,6 +3,9 @@
 -- for the next time, one that still has a call to the outside to make waits for that, and one with a flag of $4 for a
 -- person. Those of $5 are passed over. A strip is a write like any other: whoever read the row before comes too late.
 --
+-- What somebody wrote since this statement began is not seen here, so a row that changed meanwhile waits for the next time, too:
+-- what was kept beside it would stay for ever.
+--
 -- `reap_at` was set when the row was begun. One that was finished later than that has a later place, and one that is not
 -- finished is looked at again in an hour; should it not have been found by walk.sql, it is now.
 with clock as materialized (
@@ -16,6 +19,7 @@ come as materialized (
   where r.reap_at >= $1
     and r.reap_at <= (select now from clock)
     and r.id <> all ($5)
+    and (select x.nonce from ibid_record x where x.id = r.id) = r.nonce
     and (
       r.purge_at is null
       or case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock)

@@ -1,6 +1,5 @@
 -- Reserve a record inside the caller's transaction, waiting for another's uncommitted one as long as lock_timeout lets
--- it. No row back means that somebody else's is there. It is finished before anybody else sees it, so it gets its place in the
--- reaper's order then.
+-- it. No row back means that somebody else's is there. It gets its place in the reaper's order when it is finished.
 with t as materialized (select coalesce($2::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now)
 insert into ibid_record (
   id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,

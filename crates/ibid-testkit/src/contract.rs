@@ -201,7 +201,7 @@ pub fn finished(record: &Record, answer: &'static [u8]) -> Change {
 
 fn written(verdict: Verdict) -> Change {
     match verdict {
-        Verdict::Write(change, _) => *change,
+        Verdict::Write(change, _) => Arc::unwrap_or_clone(change),
         Verdict::Keep(decision) => panic!("there is something to write: {decision:?}"),
     }
 }

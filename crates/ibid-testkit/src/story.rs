@@ -239,7 +239,7 @@ struct Actor {
     /// The Version of its last write.
     holds: Option<Version>,
     /// Decided but not written, or written without knowing; oldest first.
-    open: VecDeque<(Box<Change>, Decision)>,
+    open: VecDeque<(Arc<Change>, Decision)>,
 }
 
 /// How a step's Change goes to the shelf.
@@ -336,7 +336,7 @@ impl Stage {
     }
 
     /// Sends a Change; a row that is this very Change already is its own lost reply.
-    fn send(&mut self, actor: &mut Actor, change: Box<Change>, decision: Decision) -> Result<String, String> {
+    fn send(&mut self, actor: &mut Actor, change: Arc<Change>, decision: Decision) -> Result<String, String> {
         if let Commit::Conflict(newer) = self.shelf.commit(&change)
             && !newer.is_some_and(|newer| change.is_stored_as(&newer))
         {

@@ -1,5 +1,7 @@
 //! What evidence from outside does to a record: it settles what is unknown, and changes nothing else.
 
+use std::sync::Arc;
+
 use super::{Answer, Decision, Finder, Found, Verdict, settle};
 use crate::change::{Change, Expect, Happened, History};
 use crate::evidence::Kept;
@@ -59,9 +61,10 @@ pub(super) fn told(record: Option<&Record>, nonce: Nonce, kept: &Kept) -> Verdic
             let what = &kept.evidence.what;
             match settle::found(Some(record), nonce, Finder::Webhook, what, kept.as_of, 0.0) {
                 Verdict::Write(mut change, decision) => {
-                    change.history.iter_mut().for_each(|line| named(line, kept));
+                    let told = Arc::make_mut(&mut change);
+                    told.history.iter_mut().for_each(|line| named(line, kept));
                     // Invariant: the event is used up by the very commit that it led to.
-                    change.uses = Some(kept.evidence.name.clone());
+                    told.uses = Some(kept.evidence.name.clone());
                     Verdict::Write(change, decision)
                 }
                 nothing => nothing,
@@ -99,7 +102,7 @@ fn contradiction(record: &Record, nonce: Nonce, kept: &Kept) -> Verdict {
         history: vec![line],
         uses: None,
     };
-    Verdict::Write(Box::new(change), Decision::Superseded)
+    Verdict::Write(Arc::new(change), Decision::Superseded)
 }
 
 /// Whether a stored answer and the evidence can't both be true.

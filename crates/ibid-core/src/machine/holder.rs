@@ -1,5 +1,7 @@
 //! What an Attempt says about its own work, in time or late. It counts as long as the Attempt is the record's owner.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::{
@@ -135,7 +137,9 @@ pub(super) fn phase(
             draft.note.calling = None;
             draft.due_in = Some(record.policy.lease);
             let mut change = write(record, nonce, draft);
-            change.bodies.push(Body { kind: BodyKind::Phase(step.point), data: result.clone() });
+            Arc::make_mut(&mut change)
+                .bodies
+                .push(Body { kind: BodyKind::Phase(step.point), data: result.clone() });
             Verdict::Write(change, Decision::Advanced)
         }
         _ => Verdict::Keep(Decision::Superseded),
@@ -189,7 +193,7 @@ fn settled_by(
         Class::Stored => {
             let (draft, body) = completed(from, answer);
             let mut change = to(draft);
-            change.bodies.extend(body);
+            Arc::make_mut(&mut change).bodies.extend(body);
             (change, Decision::Stored)
         }
         Class::Free { forget_fingerprint } => {
@@ -262,7 +266,7 @@ fn superseded(
         history: vec![History { what: Happened::LateAnswer, detail }],
         uses: None,
     };
-    Verdict::Write(Box::new(change), Decision::Superseded)
+    Verdict::Write(Arc::new(change), Decision::Superseded)
 }
 
 /// The record as the Attempt began it, to be inserted again.

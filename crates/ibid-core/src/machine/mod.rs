@@ -363,7 +363,7 @@ pub enum Verdict {
     /// Nothing to write.
     Keep(Decision),
     /// The decision holds only if the Change commits.
-    Write(Box<Change>, Decision),
+    Write(Arc<Change>, Decision),
 }
 
 /// What to do.
@@ -420,25 +420,26 @@ pub enum Decision {
 }
 
 /// A Change to `record` as `draft` says, under the Version that was read.
-fn write(record: &Record, nonce: Nonce, draft: Draft) -> Box<Change> {
+fn write(record: &Record, nonce: Nonce, draft: Draft) -> Arc<Change> {
     rewrite(record, Expect::Version(record.version), nonce, draft)
 }
 
 /// A Change to `record` as `draft` says, where it is as `expect` says. The request that is kept to be run without its
 /// client goes with the need for it, in the same commit: it may hold credentials.
-fn rewrite(record: &Record, expect: Expect, nonce: Nonce, draft: Draft) -> Box<Change> {
+fn rewrite(record: &Record, expect: Expect, nonce: Nonce, draft: Draft) -> Arc<Change> {
     let (state, given_up) = (draft.state, draft.flags.dead_letter);
     let mut change = change(record.id, expect, nonce, draft);
     let resumes = record.policy.on_lapse == OnLapse::Resume;
     match state {
         State::Completed if record.state != State::Completed => {
-            change.clears_bodies = record.flags.asynchronous || resumes;
+            Arc::make_mut(&mut change).clears_bodies = record.flags.asynchronous || resumes;
         }
         State::Retryable if record.flags.asynchronous => {
+            let Change { clears_bodies, bodies, .. } = Arc::make_mut(&mut change);
             // What the Phases left is needed by whoever goes on after them.
-            change.clears_bodies = record.point == 0;
+            *clears_bodies = record.point == 0;
             if record.point > 0 {
-                change.bodies.push(Body { kind: BodyKind::Request, data: Bytes::new() });
+                bodies.push(Body { kind: BodyKind::Request, data: Bytes::new() });
             }
             if given_up {
                 let detail = format!("not executed in {} attempts: given up", record.attempt);
@@ -451,8 +452,8 @@ fn rewrite(record: &Record, expect: Expect, nonce: Nonce, draft: Draft) -> Box<C
 }
 
 /// A Change to whatever `expect` names.
-fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Box<Change> {
-    Box::new(Change {
+fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Arc<Change> {
+    Arc::new(Change {
         id,
         expect,
         nonce,
@@ -465,8 +466,8 @@ fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Box<Chang
 }
 
 /// Adds one line to a Change's history.
-fn with(mut change: Box<Change>, what: Happened, detail: impl Into<String>) -> Box<Change> {
-    change.history.push(History { what, detail: detail.into() });
+fn with(mut change: Arc<Change>, what: Happened, detail: impl Into<String>) -> Arc<Change> {
+    Arc::make_mut(&mut change).history.push(History { what, detail: detail.into() });
     change
 }
 

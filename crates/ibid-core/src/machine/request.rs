@@ -1,9 +1,10 @@
 //! A request meets what is stored under its key. Read from the top: the order of the questions is the contract's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Ask, Decision, Role, Verdict, as_it_is, change, freed, same, settle, write};
-use crate::change::{Body, BodyKind, Draft, Expect, Mark};
+use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
 use crate::policy::{AfterExpiry, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
 use crate::time::Timestamp;
@@ -37,7 +38,7 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
                 let mut draft = same(record);
                 draft.flags = Flags::default();
                 let mut change = write(record, ask.nonce, accepted(draft));
-                change.bodies.extend(request_of(ask));
+                Arc::make_mut(&mut change).bodies.extend(request_of(ask));
                 Verdict::Write(change, Decision::Accepted)
             }
             Role::Caller | Role::Careful => Verdict::Write(
@@ -67,7 +68,7 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
             let draft = Draft { birth: nonce, fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
             let draft = freed(draft, ErrorCode::GivenUp);
             let mut change = change(ask.id, expect, nonce, draft);
-            change.clears_bodies = expect != Expect::Absent;
+            Arc::make_mut(&mut change).clears_bodies = expect != Expect::Absent;
             Verdict::Write(change, Decision::Freed)
         }
         // It had come. Nobody ran it, also if the lease has lapsed since.
@@ -125,8 +126,9 @@ fn begin(ask: &Ask, role: Role, expect: Expect) -> Verdict {
         None => (new(ask), Decision::Run { after: 0 }),
     };
     let mut begun = change(ask.id, expect, ask.nonce, draft);
-    begun.clears_bodies = expect != Expect::Absent;
-    begun.bodies = request_of(ask).into_iter().collect();
+    let Change { clears_bodies, bodies, .. } = Arc::make_mut(&mut begun);
+    *clears_bodies = expect != Expect::Absent;
+    bodies.extend(request_of(ask));
     Verdict::Write(begun, decision)
 }
 

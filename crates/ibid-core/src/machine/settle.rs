@@ -1,6 +1,8 @@
 //! What sweeper, reaper, worker, reconciler, webhook and operator do to a record. Each acts by compare-and-set on what
 //! it saw; only these paths, and the late owner itself, leave `unknown`.
 
+use std::sync::Arc;
+
 use super::{
     Answer, Decision, Finder, Found, Verdict, as_it_is, backoff, change, completed, freed,
     request::run_again, rewrite, same, spread, unknown, with, write,
@@ -82,7 +84,7 @@ pub(super) fn taken_over(record: &Record, nonce: Nonce, by: &str) -> Verdict {
 
 /// What a lapse makes of the record, by the rule that it was begun with. The due instant is tested again inside the
 /// write: a lease that was renewed since is left alone.
-pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
+pub(super) fn lapse(record: &Record, nonce: Nonce) -> Arc<Change> {
     let mut from = same(record);
     from.note.lapses += 1;
     let expect = Expect::Due(record.version);
@@ -98,7 +100,7 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Box<Change> {
             draft.flags.dead_letter = true;
             draft.note.last_error = Some(ErrorCode::Lapsed);
             let mut change = rewrite(record, expect, nonce, draft);
-            change.bodies.extend(body);
+            Arc::make_mut(&mut change).bodies.extend(body);
             with(change, Happened::Lapse, detail("failed for good"))
         }
         OnLapse::Unknown | OnLapse::Retry | OnLapse::Resume => {
@@ -130,7 +132,7 @@ pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestam
             let answer = own_answer(Refusal::NeverStarted, record.policy.profile);
             let (draft, body) = completed(same(record), &answer);
             let mut change = rewrite(record, Expect::Due(record.version), nonce, draft);
-            change.bodies.extend(body);
+            Arc::make_mut(&mut change).bodies.extend(body);
             Verdict::Write(with(change, Happened::Settled, "never claimed: stored as 408"), Decision::Settled)
         }
         _ => Verdict::Keep(Decision::Ignored),
@@ -258,7 +260,7 @@ pub(super) fn forget(record: Option<&Record>, nonce: Nonce, act: &Act, now: Time
 fn settled(record: &Record, nonce: Nonce, answer: &Answer, what: Happened, detail: &str) -> Verdict {
     let (draft, body) = completed(same(record), answer);
     let mut change = write(record, nonce, draft);
-    change.bodies.extend(body);
+    Arc::make_mut(&mut change).bodies.extend(body);
     Verdict::Write(with(change, what, detail), Decision::Settled)
 }
 

@@ -111,7 +111,7 @@ struct World {
     policies: Vec<Arc<Policy>>,
     nonces: u64,
     /// Writes on their way that nobody waits for any more.
-    late: Vec<(Box<Change>, Op)>,
+    late: Vec<(Arc<Change>, Op)>,
     upstream: Upstream,
     watch: Watch,
     met: BTreeMap<&'static str, u32>,
@@ -162,7 +162,7 @@ enum Stage {
     /// Read, perhaps long ago.
     Read(Option<Box<Record>>, Timestamp),
     /// Decided; perhaps sent already.
-    Decided { change: Box<Change>, decision: Decision, sent_at: u64, sent: bool },
+    Decided { change: Arc<Change>, decision: Decision, sent_at: u64, sent: bool },
 }
 
 /// An Attempt from the inside.
@@ -473,7 +473,7 @@ impl World {
     }
 
     /// A begin without a reply: the client gets 503, and a write must make the begin lose.
-    fn give_up(&mut self, actor: &mut Actor, op: Op, change: Box<Change>, luck: u8) {
+    fn give_up(&mut self, actor: &mut Actor, op: Op, change: Arc<Change>, luck: u8) {
         let Op::Request(ask, _) = &op else { return };
         let nonce = self.draw();
         actor.doing = Some((Op::GaveUp(ask.clone(), nonce), Stage::Start));
@@ -482,7 +482,7 @@ impl World {
         }
     }
 
-    fn send(&mut self, actor: &mut Actor, op: Op, change: Box<Change>, decision: Decision, sent_at: u64) {
+    fn send(&mut self, actor: &mut Actor, op: Op, change: Arc<Change>, decision: Decision, sent_at: u64) {
         let before = self.shelf.record().cloned();
         match self.commit(&change, &op) {
             Commit::Done(_) => {

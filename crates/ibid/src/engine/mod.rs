@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, Stored};
+use ibid_core::change::{Commit, Stored};
 use ibid_core::fingerprint::{Asked, Secret, SecretId, Secrets};
 use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
 use ibid_core::policy::Policy;
@@ -259,25 +259,21 @@ impl Ibid {
         let (ibid, begins, ask) = (self.clone(), self.inner.begins(), self.one_writers(ask));
         // What can't be handed over is an Attempt dropped unused, and that releases the key.
         let begun = apart(&self.inner.runtime, async move {
-            let begun = ibid.begin_counted(&ask).await;
+            let begun = ibid.begin_here(&ask).await;
             drop(begins);
             begun
         });
         begun.await.unwrap_or(Err(Unavailable::unanswered()))
     }
 
-    /// As `begin`, in the caller's own task: that must not be dropped before it ends.
-    pub(crate) async fn begin_here(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        self.begin_counted(&self.one_writers(ask)).await
-    }
-
-    /// Drawn per begin: the same Ask begun twice, at once or after a refusal, is two writers.
-    fn one_writers(&self, mut ask: Ask) -> Arc<Ask> {
+    /// For each begin its own: the same Ask begun twice, at once or after a refusal, is two writers.
+    pub(crate) fn one_writers(&self, mut ask: Ask) -> Arc<Ask> {
         ask.nonce = self.inner.nonces.draw();
         Arc::new(ask)
     }
 
-    async fn begin_counted(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
+    /// As `begin`, in the caller's own task: that must not be dropped before it ends.
+    pub(crate) async fn begin_here(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
         let started = Instant::now();
         let begun = match self.cached(ask) {
             Some(begun) => Ok(begun),
@@ -422,7 +418,7 @@ impl Ibid {
             let event = Event::Request { ask: &ask, role };
             let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
                 Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, at)),
-                Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
+                Verdict::Write(change, decision) => (change, decision),
             };
             if tried > 0 || known.is_some() {
                 at = Instant::now();

@@ -206,7 +206,7 @@ impl Inner {
             let (change, decision) =
                 match machine::decide(known.as_ref().map(|stored| &*stored.record), &event, now) {
                     Verdict::Keep(decision) => return Settlement::done(decision, known),
-                    Verdict::Write(change, decision) => (Arc::<Change>::from(change), decision),
+                    Verdict::Write(change, decision) => (change, decision),
                 };
             // The same Change with the same nonce for as long as its fate is unknown.
             let commit = loop {

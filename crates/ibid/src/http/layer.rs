@@ -373,10 +373,10 @@ async fn begin_and_run<S, Q, A>(
     Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
-    let ask = taken.ask.clone();
+    let ask = ibid.one_writers(taken.ask.clone());
     // A shutdown waits for it: what is being reserved may be about to run.
     let _begins = ibid.inner().begins();
-    let begin = ibid.begin_here(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
+    let begin = ibid.begin_here(&ask).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
         Err(refused) => unavailable(&refused, &route),
         Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => {

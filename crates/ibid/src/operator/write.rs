@@ -124,7 +124,6 @@ impl Operator {
             let verdict = machine::decide(Some(&stored.record), &event(nonce(), as_of), stored.now);
             let Verdict::Write(change, _) = verdict else { break };
             check(&stored)?;
-            let change = Arc::<Change>::from(change);
             match self.commit(&change).await? {
                 Commit::Done(stamp) => {
                     self.tell(&id);

@@ -299,7 +299,7 @@ async fn forestall<T: OwnedTx>(
 
 /// A Record that was given its answer, or none.
 pub(super) struct Answered {
-    change: Box<Change>,
+    change: Arc<Change>,
     stored: Option<Stored>,
     response: Option<Arc<Response>>,
 }

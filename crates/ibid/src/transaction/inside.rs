@@ -258,7 +258,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     /// Writes the end into the transaction and commits both.
     async fn write(
         mut self,
-        change: Box<Change>,
+        change: Arc<Change>,
         response: Option<Arc<Response>>,
     ) -> Result<Finished, TxError> {
         let sent_at = Instant::now();
@@ -342,7 +342,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     }
 
     /// What the machine says to an event of this Attempt's, on the record as the transaction holds it.
-    pub(crate) fn says(&self, event: &Event<'_>) -> Option<(Box<Change>, Decision)> {
+    pub(crate) fn says(&self, event: &Event<'_>) -> Option<(Arc<Change>, Decision)> {
         match machine::decide(Some(&self.held.stored.record), event, self.held.stored.now) {
             Verdict::Write(change, decision) => Some((change, decision)),
             Verdict::Keep(_) => None,

@@ -4,7 +4,6 @@
 //! as [`Keep`] says. Each step adapts to how long the last one kept others waiting, and is followed by a pause in
 //! proportion to it. Any number of reapers may be at it: each row goes once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -267,7 +266,7 @@ async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
                 continue;
             };
             // Whoever claimed it meanwhile has it.
-            if let Some(fate) = store.commit(vec![Arc::from(change)]).await.pop() {
+            if let Some(fate) = store.commit(vec![change]).await.pop() {
                 settled += u64::from(matches!(fate?, Commit::Done(_)));
             }
         }

@@ -408,7 +408,7 @@ async fn end_by_hand(world: &World, stored: ibid_core::change::Stored, status: &
     let Verdict::Write(change, _) = decide(Some(&stored.record), &event, stored.now) else {
         panic!("it writes")
     };
-    let fate = world.store.commit(vec![Arc::new(*change)]).await.remove(0);
+    let fate = world.store.commit(vec![change]).await.remove(0);
     assert!(matches!(fate, Ok(ibid_core::change::Commit::Done(_))));
 }
 

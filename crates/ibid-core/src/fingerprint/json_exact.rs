@@ -54,8 +54,10 @@ pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> R
     let mut writer = Writer {
         // Almost never longer than what was read: only numbers grow, by a few zeros.
         out: Vec::with_capacity(body.len() + 32),
+        open: Vec::with_capacity(OPEN_AT_FIRST),
+        members: Vec::with_capacity(MEMBERS_AT_FIRST),
         names: Vec::with_capacity(body.len().min(NAMES_AT_FIRST)),
-        included: vec![None; include.len()],
+        included: include.iter().map(|_| None).collect(),
         ..Writer::default()
     };
     writer.aim_at(include, exclude);
@@ -393,6 +395,10 @@ fn utf16_order(a: &[u8], b: &[u8]) -> Ordering {
     let rank = |byte: u8| if matches!(byte, 0xEE | 0xEF) { byte + 0x10 } else { byte };
     rank(a_byte).cmp(&rank(b_byte))
 }
+
+/// Room for open containers and for their members at first: those of a usual request.
+const OPEN_AT_FIRST: usize = 4;
+const MEMBERS_AT_FIRST: usize = 8;
 
 /// Room for names at first: those of a usual request. A longer body would be no reason for more, values may be all of it.
 const NAMES_AT_FIRST: usize = 128;

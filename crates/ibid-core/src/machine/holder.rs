@@ -193,7 +193,10 @@ fn settled_by(
         Class::Stored => {
             let (draft, body) = completed(from, answer);
             let mut change = to(draft);
-            Arc::make_mut(&mut change).bodies.extend(body);
+            let bodies = &mut Arc::make_mut(&mut change).bodies;
+            // At most one: by itself it would make room for four.
+            bodies.reserve_exact(1);
+            bodies.extend(body);
             (change, Decision::Stored)
         }
         Class::Free { forget_fingerprint } => {

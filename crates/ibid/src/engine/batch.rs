@@ -67,10 +67,15 @@ pub struct Counts {
 }
 
 struct Item {
-    change: Arc<Change>,
+    sent: Sent,
     queued_at: Instant,
     /// A begin that is still here by then is dropped: its client has given up.
     unsent_by: Option<Instant>,
+}
+
+/// What is left of an Item once it is in a batch, which is put in order.
+struct Sent {
+    change: Arc<Change>,
     reply: oneshot::Sender<Result<Commit, Unsaid>>,
 }
 
@@ -103,7 +108,7 @@ impl Batcher {
                 let oldest = waiting.front().map(|item| item.queued_at.elapsed());
                 return Err(Unsaid::Full { oldest: oldest.unwrap_or_default() });
             }
-            waiting.push_back(Item { change, queued_at: now, unsent_by, reply });
+            waiting.push_back(Item { sent: Sent { change, reply }, queued_at: now, unsent_by });
         }
         self.owner.0.work.notify_one();
         // The sender is dropped only with the runtime.
@@ -141,17 +146,18 @@ impl Queue {
     }
 
     /// The next batch: at most one Change per id, in the order of the ids, bounded by count and bytes.
-    fn take(&mut self, now: Instant) -> Vec<Item> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
+    fn take(&mut self, now: Instant) -> Vec<Sent> {
+        let waiting = self.others.len() + self.inserts.len();
+        let (mut batch, mut bytes) = (Vec::with_capacity(waiting.min(BATCH_MAX)), 0);
         for waiting in [&mut self.others, &mut self.inserts] {
             let mut skipped = VecDeque::new();
             while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
                 let Some(item) = waiting.pop_front() else { break };
                 if item.unsent_by.is_some_and(|by| by <= now) {
-                    let _ = item.reply.send(Err(Unsaid::Unsent));
-                } else if self.in_flight.insert(item.change.id) {
-                    bytes += item.change.body_bytes();
-                    batch.push(item);
+                    let _ = item.sent.reply.send(Err(Unsaid::Unsent));
+                } else if self.in_flight.insert(item.sent.change.id) {
+                    bytes += item.sent.change.body_bytes();
+                    batch.push(item.sent);
                 } else {
                     skipped.push_back(item);
                 }
@@ -161,7 +167,7 @@ impl Queue {
                 waiting.push_front(item);
             }
         }
-        batch.sort_unstable_by_key(|item| item.change.id);
+        batch.sort_unstable_by_key(|sent| sent.change.id);
         batch
     }
 
@@ -201,23 +207,23 @@ async fn lane(shared: Arc<Shared>) {
             }
             continue;
         }
-        let changes: Vec<_> = batch.iter().map(|item| item.change.clone()).collect();
+        let changes: Vec<_> = batch.iter().map(|sent| sent.change.clone()).collect();
         // A store that panics must not end the lane: its callers learn that the fate is not known.
         let fates = AssertUnwindSafe(shared.store.commit(changes)).catch_unwind().await.unwrap_or_default();
         {
             // What waited for one of these ids is taken when this comes round.
             let mut queue = shared.queue();
-            for item in &batch {
-                queue.in_flight.remove(&item.change.id);
+            for sent in &batch {
+                queue.in_flight.remove(&sent.change.id);
             }
         }
         let mut fates = fates.into_iter();
-        for item in batch {
+        for sent in batch {
             let fate = fates.next().unwrap_or_else(|| {
                 Err(StoreError::transient(shared.store.kind(), "commit", "the store gave no answer"))
             });
             // A caller that has gone learns nothing; what is written stays written.
-            let _ = item.reply.send(fate.map_err(Unsaid::Store));
+            let _ = sent.reply.send(fate.map_err(Unsaid::Store));
         }
     }
 }

@@ -15,7 +15,7 @@ use super::columns::{INTERVAL_MAX, Numbers, bits, has_first_lease, micros};
 use crate::by_id::ById;
 
 /// Some Changes, in the order in which they are sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Flight<'a> {
     pub(super) begins: Vec<Begin<'a>>,
     pub(super) finishes: Vec<Finish<'a>>,
@@ -142,7 +142,12 @@ impl<'a> Flight<'a> {
         changes: impl Iterator<Item = (&'a Change, Option<Tid>)>,
         numbers: &Numbers,
     ) -> Flight<'a> {
-        let mut flight = Flight::default();
+        let (most, _) = changes.size_hint();
+        let mut flight = Flight {
+            begins: Vec::with_capacity(most),
+            finishes: Vec::with_capacity(most),
+            ids: Vec::with_capacity(most),
+        };
         for (change, tid) in changes {
             let Some(draft) = &change.draft else { continue };
             match (change.expect, tid) {

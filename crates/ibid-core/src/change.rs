@@ -241,7 +241,7 @@ impl Change {
     /// The Record as it stands once the store took this Change at `stamp`. `before` is what was stored until then.
     ///
     /// None for a Change without a draft.
-    pub fn applied(&self, stamp: Stamp, before: Option<&Record>) -> Option<Record> {
+    pub fn applied(&self, stamp: Stamp, before: Option<&Record>) -> Option<Arc<Record>> {
         let draft = self.draft.as_ref()?;
         let marked = |mark: Mark, was: Option<Timestamp>| match mark {
             Mark::Keep => was,
@@ -249,7 +249,7 @@ impl Change {
             Mark::Clear => None,
         };
         let at = |interval: Option<Duration>| interval.map(|interval| stamp.now.after(interval));
-        Some(Record {
+        Some(Arc::new(Record {
             id: self.id,
             identity: draft.identity.clone(),
             version: self.version(),
@@ -268,6 +268,6 @@ impl Change {
             expires_at: at(draft.expires_in),
             purge_at: at(draft.purge_in),
             note: draft.note.clone(),
-        })
+        }))
     }
 }

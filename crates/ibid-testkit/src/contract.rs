@@ -277,7 +277,7 @@ pub async fn put(store: &dyn Store, change: &Change) -> Stored {
     };
     let stored = load(store, change.id).await.expect("what was just written is there");
     assert_eq!(
-        Some(&*stored.record),
+        Some(&stored.record),
         change.applied(stamp, before.as_deref()).as_ref(),
         "written and loaded differ"
     );

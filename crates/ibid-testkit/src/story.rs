@@ -145,7 +145,7 @@ impl Shelf {
         if let Some(row) = change.applied(stamp, self.row.as_ref()) {
             let birth = row.birth;
             self.bodies.extend(change.bodies.iter().map(|b| ((birth, b.kind.code()), b.data.clone())));
-            self.row = Some(row);
+            self.row = Some(Arc::unwrap_or_clone(row));
         }
         self.history.extend(change.history.iter().cloned());
         Commit::Done(stamp)
@@ -318,7 +318,7 @@ impl Stage {
                 Send::Now => self.send(actor, change, decision),
                 Send::NotYet => {
                     let row = change.applied(Stamp { now: self.shelf.now }, self.shelf.record());
-                    let words = self.words(&decision, row.as_ref());
+                    let words = self.words(&decision, row.as_deref());
                     actor.open.push_back((change, decision));
                     Ok(words)
                 }

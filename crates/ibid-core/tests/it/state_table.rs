@@ -131,7 +131,7 @@ fn row(scene: &Scene, verdict: &Verdict) -> Row {
     Row { to, decision: words(decision, scene.now) }
 }
 
-fn after(scene: &Scene, change: &Change) -> Option<Record> {
+fn after(scene: &Scene, change: &Change) -> Option<Arc<Record>> {
     change.applied(Stamp { now: scene.now }, scene.record.as_ref())
 }
 

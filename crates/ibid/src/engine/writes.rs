@@ -477,7 +477,7 @@ pub(super) fn noticed(change: &Change) {
 
 /// What is stored once the store took `change`; none for a Change that leaves the record alone.
 pub(crate) fn after(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
-    let record = Arc::new(change.applied(stamp, before.map(|stored| &*stored.record))?);
+    let record = change.applied(stamp, before.map(|stored| &*stored.record))?;
     let written =
         change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
     let kept = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);

@@ -137,7 +137,7 @@ impl Browse for MemoryStore {
             };
             let in_order = rooms.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
             let records = in_order.map(|(_, row)| &row.record).filter(|record| filter.fits(record, now));
-            let stored = records.map(|record| Stored { record: Arc::new(record.clone()), answer: None, now });
+            let stored = records.map(|record| Stored { record: record.clone(), answer: None, now });
             Ok(stored.take(filter.limit as usize).collect())
         })
     }
@@ -255,7 +255,7 @@ struct Rooms {
 
 #[derive(Debug)]
 struct Row {
-    record: Record,
+    record: Arc<Record>,
     /// Whether it was stripped: a tombstone.
     bare: bool,
     /// By the code of its kind, each with the generation that wrote it.
@@ -279,7 +279,7 @@ impl Rooms {
         if change.draft.is_some() && change.expect == Expect::Anything {
             return Err(StoreError::lasting(KIND, "commit", "a change of a record must say what it expects"));
         }
-        let before = self.rows.get(&change.id).map(|row| &row.record);
+        let before = self.rows.get(&change.id).map(|row| &*row.record);
         let holds = match (change.expect, before) {
             (Expect::Anything, _) | (Expect::Absent, None) => true,
             (Expect::Version(version), Some(record)) => record.version == version,
@@ -306,7 +306,7 @@ impl Rooms {
         Ok(Commit::Done(stamp))
     }
 
-    fn put(&mut self, change: &Change, record: Record) {
+    fn put(&mut self, change: &Change, record: Arc<Record>) {
         let mut bodies = self.take(&change.id).map(|row| row.bodies).unwrap_or_default();
         if change.clears_bodies {
             bodies.clear();
@@ -338,9 +338,10 @@ impl Rooms {
             row.bodies.clear();
             row.bare = true;
             // A strip is a write like any other: whoever read the row before comes too late.
-            row.record.version.count += 1;
-            row.record.identity = Arc::new(Identity::forgotten());
-            row.record.note = Note::default();
+            let record = Arc::make_mut(&mut row.record);
+            record.version.count += 1;
+            record.identity = Arc::new(Identity::forgotten());
+            record.note = Note::default();
             self.due.extend(row.record.due_at.map(|at| (row.record.state, at, *id)));
             self.shelve(row);
             reaped.stripped += 1;
@@ -387,7 +388,7 @@ impl Rooms {
 
     fn renew(&mut self, id: &RecordId, version: Version, now: Timestamp) -> Renewed {
         let Some(row) = self.rows.get_mut(id) else { return Renewed::Lost };
-        let record = &mut row.record;
+        let record = Arc::make_mut(&mut row.record);
         let Some(was) = record.due_at.filter(|_| record.version == version) else { return Renewed::Lost };
         let until = now.after(record.policy.lease);
         self.due.remove(&(record.state, was, *id));
@@ -407,7 +408,7 @@ impl Rooms {
         let kept = row.bodies.get(&BodyKind::Answer.code());
         // A body of an earlier generation answers another request.
         let answer = kept.filter(|(birth, _)| *birth == row.record.birth).map(|(_, data)| data.clone());
-        Some(Stored { record: Arc::new(row.record.clone()), answer, now })
+        Some(Stored { record: row.record.clone(), answer, now })
     }
 }
 

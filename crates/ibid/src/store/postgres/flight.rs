@@ -323,7 +323,7 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(60);
 
-    fn begun(begin: &Change) -> Record {
+    fn begun(begin: &Change) -> Arc<Record> {
         let stamp = Stamp { now: Timestamp::from_micros(1_800_000_000_000_000) };
         begin.applied(stamp, None).expect("a begin writes")
     }

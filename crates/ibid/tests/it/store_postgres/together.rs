@@ -86,12 +86,13 @@ async fn hold(
                 told.insert(begin.id, vec![begin]);
             }
         }
-        let ends: Vec<Record> = won.iter().step_by(3).chain(won.iter().skip(1).step_by(3)).cloned().collect();
+        let ends: Vec<Arc<Record>> =
+            won.iter().step_by(3).chain(won.iter().skip(1).step_by(3)).cloned().collect();
         let leases = won.iter().skip(1).step_by(3).map(|record| (record.id, record.version)).collect();
         let renewed = store.renew(leases).await.expect("a renewal succeeds");
         let held = renewed.iter().filter(|renewed| matches!(renewed, Renewed::Until(_))).count();
         renewals.fetch_add(held, Ordering::SeqCst);
-        let finishes: Vec<Change> = ends.iter().map(finish).collect();
+        let finishes: Vec<Change> = ends.iter().map(|record| finish(record)).collect();
         let fates = commit_all(&*store, finishes.clone()).await;
         for finish in finishes {
             if matches!(fates[&finish.id], Commit::Done(_)) {

@@ -203,8 +203,8 @@ async fn a_record_whose_holder_went_on_in_time_is_never_put_into_the_order() {
         Commit::Done(stamp) => begin.applied(*stamp, None).expect("it writes"),
         other => panic!("a fresh name is free: {other:?}"),
     };
-    let records: Vec<Record> = begins.iter().map(record).collect();
-    commit_all(&*store, records[..10].iter().map(finish).collect()).await;
+    let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
+    commit_all(&*store, records[..10].iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
     assert_eq!(sorted(due(&store).await), sorted(records[10..].iter().map(|record| record.id)));
     let watched =

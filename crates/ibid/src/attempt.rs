@@ -414,7 +414,7 @@ async fn end_of(
     let ended = apart(runtime, async move {
         let (started, inner, record) = (Instant::now(), ibid.inner().clone(), begun.id);
         let bytes = response.as_ref().map_or(0, |response| response.body.len());
-        let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response).await });
+        let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response, started).await });
         let deadline = started.checked_add(inner.finish_wait);
         let finished = inner.deadlines.within(deadline, &mut write).await;
         telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
@@ -439,8 +439,8 @@ async fn write_end(
     begun: &Arc<Record>,
     end: End,
     response: Option<Arc<Response>>,
+    sent_at: Instant,
 ) -> Finished {
-    let sent_at = Instant::now();
     // What was begun is what is most likely still stored: no read before the write.
     let known = Stored { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
@@ -487,7 +487,7 @@ impl Drop for Attempt {
         // Without a runtime the process is ending: the lease lapses instead.
         if tokio::runtime::Handle::try_current().is_ok() {
             ibid.inner().clone().loosely(async move {
-                write_end(&ibid, &ask, &begun, end, None).await;
+                write_end(&ibid, &ask, &begun, end, None, Instant::now()).await;
             });
         }
     }

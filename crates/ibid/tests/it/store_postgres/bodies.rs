@@ -81,9 +81,9 @@ async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_e
         Commit::Done(stamp) => begin.applied(*stamp, None).expect("it writes"),
         other => panic!("a fresh name is free: {other:?}"),
     };
-    let records: Vec<Record> = begins.iter().map(record).collect();
+    let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
     assert_eq!(server.sql(&database, "select count(distinct created_at) from ibid_record"), "1");
-    commit_all(&*store, records.iter().map(finish).collect()).await;
+    commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
     assert_eq!(reap_all(&*store, Course::Records).await.removed, 10);
     assert_eq!(kept(&server, &database), "10");

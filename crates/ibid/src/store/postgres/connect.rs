@@ -51,7 +51,7 @@ pub(super) struct Connection {
     has_settings: AtomicBool,
     /// The types of what `flight.sql` takes.
     row_types: OnceCell<[Type; 2]>,
-    /// Policies that are surely stored. They may be gone after a failover, and so is this connection.
+    /// Policies that are stored. After a failover they may be gone, and so is this connection, unless a pooler hides that.
     policies: Mutex<HashSet<i64>>,
     /// A warning came: a commit before it may not be as durable as it should be.
     warned: Arc<AtomicBool>,

@@ -44,8 +44,8 @@ create index ibid_record_due on ibid_record (watch_state, watch_at) where watch_
 create index ibid_record_reap on ibid_record (reap_at, policy);
 
 -- Filled by less than half: room for the second version of every row, which is larger by two instants, for what is begun
--- together is finished together. What the reaper
--- removes is to be used again before the tables grow: at a fiftieth of dead rows instead of a fifth.
+-- together is finished together. What the reaper removes is to be used again before the tables grow: at a fiftieth of dead
+-- rows instead of a fifth.
 alter table ibid_record set (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.02);
 
 -- What is kept beside a record, in the order of time: the answers of one second stand side by side, where their records, whose

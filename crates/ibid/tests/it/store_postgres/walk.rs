@@ -253,6 +253,19 @@ async fn records_of_other_policies_at_the_same_instants_are_neither_lost_nor_tak
     assert_eq!(sorted(due(&store).await), sorted(begins.iter().map(|begin| begin.id)));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_known_to_be_due_is_found_although_no_more_can_be_looked_for() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&server, &database, &store, 2).await;
+    assert_eq!(due(&store).await, ids);
+    server.sql(&database, "alter table ibid_late rename to ibid_late_away");
+    assert_eq!(due(&store).await, ids);
+    server.sql(&database, "delete from ibid_record");
+    store.due(State::InProgress, 10).await.expect_err("that nothing is due can't be said");
+}
+
 /// As after the restore of a part of the tables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_place_all_is_looked_through_from_the_first_record_on() {

@@ -45,7 +45,8 @@ pub trait Store: Browse + Witness + Send + Sync + 'static {
     /// Moves the due instant of each record that is still at its Version to now + its lease, and nothing else.
     fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>>;
 
-    /// Records in `state` whose due instant has passed, longest due first.
+    /// Records in `state` whose due instant has passed, longest due first. If more are due than fit, those that a store has yet to
+    /// look for may come another time.
     fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>>;
 
     /// Takes one step on a course, oldest first: what may go of the next `limit` rows or fewer from `from` on. It names

@@ -5,7 +5,7 @@ use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 
 use crate::gateway_store::WriteLock;
-use crate::harness::{On, Setup, assert_problem, is_replay, on_every_store, until_async};
+use crate::harness::{On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
 
 /// What must never stand in a log. The secret is that of fingerprints, in hex.
 const CANARIES: [&str; 7] = [
@@ -45,7 +45,10 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     let faults = ["cut=read", "cut=head", "cut=body;body=canary-answer", "gate"];
     for (n, fault) in answers.iter().chain(&faults).enumerate() {
         let request = pay(&n.to_string()).fixture(fault);
-        gateway.call(&request).await;
+        until_async("the store takes the request", async || {
+            (problem(&gateway.call(&request).await) != "store-unavailable").then_some(())
+        })
+        .await;
         gateway.call(&request).await;
     }
     let mut misused = 0;

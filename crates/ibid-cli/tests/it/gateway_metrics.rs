@@ -9,8 +9,6 @@ use crate::gateway_store::WriteLock;
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
 
 const CONFIG: &str = r#"
-[store]
-begin_timeout = "300ms"
 [upkeep]
 sweep_every = "100ms"
 reap_every = "100ms"
@@ -244,9 +242,9 @@ async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_f
 async fn while_the_server_is_stopped_the_breaker_is_seen_open_and_refusals_come_at_once() {
     let upstream = Upstream::start().await;
     let mut server = ibid_testkit::postgres::Postgres::start();
-    let setup = Setup::before(&upstream.url()).store_at(&server.url()).config(CONFIG);
-    let gateway = setup.start();
-    assert_eq!(gateway.call(&pay("before")).await.status, 200);
+    let setup = Setup::before(&upstream.url()).store_at(&server.url());
+    let gateway = setup.config("[store]\nbegin_timeout = \"300ms\"\n").start();
+    assert_eq!(gateway.settled(&pay("before")).await.status, 200);
     server.stop_immediate();
     until_async("the breaker opens", async || {
         assert_problem(&gateway.call(&pay("during")).await, 503, "store-unavailable");

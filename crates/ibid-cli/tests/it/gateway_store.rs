@@ -1,6 +1,8 @@
 //! The store fails: before a request nothing is delivered, after it the answer is not lost.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ibid_testkit::client::{Request, Response};
 use ibid_testkit::upstream::Upstream;
@@ -31,19 +33,6 @@ impl Drop for WriteLock {
     }
 }
 
-/// Retries until the record is settled; in between only answers that promise nothing are allowed.
-async fn settled(gateway: &Gateway, request: &Request) -> Response {
-    until_async("the record is settled", async || {
-        let answer = gateway.call(request).await;
-        let open = matches!(
-            crate::harness::problem(&answer).as_str(),
-            "store-unavailable" | "request-in-progress" | "outcome-unknown"
-        );
-        (!open).then_some(answer)
-    })
-    .await
-}
-
 #[tokio::test]
 async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back() {
     let upstream = Upstream::start().await;
@@ -60,7 +49,7 @@ async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_wh
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
     assert_eq!(answer.header("idempotency-expires"), None, "no promise is made: {answer:?}");
     drop(lock);
-    let retry = settled(&gateway, &request).await;
+    let retry = gateway.settled(&request).await;
     assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     assert_eq!(retry.header("idempotency-stored"), None);
     assert_eq!(upstream.deliveries_begun(), 1);
@@ -107,7 +96,7 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"300ms\"\n");
     let gateway = setup.start();
-    assert_eq!(gateway.call(&pay("before").fixture("body=first")).await.text(), "first");
+    assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
     let lock = WriteLock::on(&setup);
     for n in 0..8 {
         let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
@@ -120,7 +109,7 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered() {
     drop(lock);
     for n in 0..8 {
         let key = format!("locked-{n}");
-        let answer = settled(&gateway, &pay(&key)).await;
+        let answer = gateway.settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
@@ -135,7 +124,7 @@ async fn a_full_disk_delivers_nothing_and_the_gateway_recovers_with_it() {
         .database_at(&disk.path().join("ibid.db"))
         .config("[store]\nbegin_timeout = \"500ms\"\n");
     let gateway = setup.start();
-    assert_eq!(gateway.call(&pay("before").fixture("body=first")).await.text(), "first");
+    assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
     let ballast = disk.fill();
     // The log has some room left in its last page; beyond it no key can be reserved.
     let mut delivered = 1;
@@ -156,7 +145,7 @@ async fn a_full_disk_delivers_nothing_and_the_gateway_recovers_with_it() {
     drop(ballast);
     for n in 0..8 {
         let key = format!("full-{n}");
-        let answer = settled(&gateway, &pay(&key)).await;
+        let answer = gateway.settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
@@ -181,7 +170,7 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
     assert_eq!((answer.status, answer.body.len()), (201, 500_000));
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{:?}", answer.headers);
     drop(ballast);
-    let retry = settled(&gateway, &request).await;
+    let retry = gateway.settled(&request).await;
     assert_eq!((retry.status, is_replay(&retry)), (201, true), "{:?}", retry.headers);
     assert!(retry.body == answer.body);
     assert_eq!(upstream.deliveries_begun(), 1);
@@ -190,25 +179,27 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_busy_gateways_on_one_file_let_each_other_write() {
     let upstream = Upstream::start().await;
-    // Half of SQLite's own patience: whoever waits longer for the lock is refused.
-    let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"500ms\"\n");
+    // Nobody is refused for being slow: how long one waits is counted in answers that others got meanwhile.
+    let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"20s\"\n");
     let gateways = [setup.start(), setup.start()];
+    let answers = Arc::new(AtomicUsize::new(0));
     let mut clients = tokio::task::JoinSet::new();
     for n in 0..32 {
         let mut client = gateways[n % 2].client().await;
+        let answers = Arc::clone(&answers);
         clients.spawn(async move {
-            let mut slowest = Duration::ZERO;
+            let mut most = 0;
             for k in 0..60 {
-                let asked = Instant::now();
+                let before = answers.load(Ordering::Relaxed);
                 let answer = client.call(&pay(&format!("busy-{n}-{k}"))).await;
                 assert_eq!(answer.status, 200, "{}", answer.text());
-                slowest = slowest.max(asked.elapsed());
+                most = most.max(answers.fetch_add(1, Ordering::Relaxed) - before);
             }
-            slowest
+            most
         });
     }
-    let slowest = clients.join_all().await.into_iter().max();
-    println!("the slowest answer took {slowest:?}");
+    let overtaken = clients.join_all().await.into_iter().max().expect("32 clients");
+    assert!(overtaken < 32 * 60 / 4, "somebody waited while {overtaken} others were answered");
     assert_eq!((upstream.total(), upstream.tally().repeated().len()), (32 * 60, 0));
 }
 

@@ -284,6 +284,16 @@ impl Gateway {
         self.client().await.call(request).await
     }
 
+    /// Retries until the record is settled; in between only answers that promise nothing are allowed.
+    pub(crate) async fn settled(&self, request: &Request) -> Response {
+        until_async("the record is settled", async || {
+            let answer = self.call(request).await;
+            let open = ["store-unavailable", "request-in-progress", "outcome-unknown"];
+            (!open.contains(&problem(&answer).as_str())).then_some(answer)
+        })
+        .await
+    }
+
     /// All it said so far.
     pub(crate) fn said(&self) -> String {
         self.log.text()

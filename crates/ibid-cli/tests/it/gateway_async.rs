@@ -30,7 +30,7 @@ fn accepted(answer: &Response) -> String {
 
 /// The key's page, held until it is done or for the route's `wait`.
 async fn watched(gateway: &Gateway, page: &str) -> Value {
-    let answer = gateway.call(&Request::get(page).header("Prefer", "wait=5")).await;
+    let answer = gateway.settled(&Request::get(page).header("Prefer", "wait=5")).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     serde_json::from_slice(&answer.body).expect("JSON")
 }

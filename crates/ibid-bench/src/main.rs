@@ -1,6 +1,6 @@
 //! `ibid-bench`: figures of ibid, and the peers to hold them against. `scripts/bench` runs all of it side by side.
 //!
-//! Talk goes to stderr. The last line of stdout is one JSON object with the figures.
+//! Talk goes to stderr, figures to stdout: one JSON object a line.
 
 mod bare;
 mod connections;
@@ -83,9 +83,9 @@ struct PostgresArgs {
     /// For how long each
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// How often each, in turn; the best counts
-    #[arg(long, default_value_t = 3)]
-    rounds: u32,
+    /// How often each, in turn; the middle pair counts
+    #[arg(long, default_value = "3")]
+    rounds: NonZeroU32,
     /// Stored keys of the large table
     #[arg(long, default_value_t = 5_000_000)]
     keys: u64,

@@ -28,7 +28,7 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
         let (ours, theirs) = (server.create_database(), server.create_database());
         // The machine's speed changes from one second to the next: each turn is compared with the one just before it.
         let mut turns = Vec::new();
-        for _ in 0..args.rounds {
+        for _ in 0..args.rounds.get() {
             let plain = textbook(&server.url_for(&theirs), callers, seconds).await?;
             let store = PostgresStore::open(&server.url_for(&ours), PostgresOptions::default()).await?;
             let ibid = payment::engine(Arc::new(store)).await?;
@@ -41,7 +41,7 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
             turns.push((per_second / plain, per_second, plain));
         }
         turns.sort_by(|one, other| one.0.total_cmp(&other.0));
-        // A round is at least one.
+        // There is one at least.
         let (middle, ours, plain) = turns[turns.len() / 2];
         let rounded = |ratio: f64| (ratio * 100.0).round() / 100.0;
         let figures = json!({

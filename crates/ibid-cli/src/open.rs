@@ -44,7 +44,9 @@ pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Fai
         PostgresError::TooOld { .. } => "use a PostgreSQL that its makers still mend",
         PostgresError::FromTheFuture { .. } => "use the ibid that upgraded it, or a newer one",
         PostgresError::NotMigrated { .. } => "run `ibid migrate`, or start the gateway once",
-        PostgresError::Altered { .. } => "compare with `ibid migrate --print` against an empty database",
+        PostgresError::Altered { .. } => {
+            "another build of ibid made these tables: use that one, or an empty database"
+        }
         _ => "check that this user may make tables, or let another run what `ibid migrate --print` prints",
     };
     Failure::world(format!("cannot open the store at `{url}`")).because_of(error).hint(hint)

@@ -94,6 +94,17 @@ pub enum Mark {
     Clear,
 }
 
+impl Mark {
+    /// How every statement of every store names it.
+    pub fn code(self) -> i16 {
+        match self {
+            Mark::Keep => 0,
+            Mark::Now => 1,
+            Mark::Clear => 2,
+        }
+    }
+}
+
 /// Something kept apart from the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {

@@ -8,7 +8,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
     /// Records. Past `expires_at` one is stripped: its bodies go, and of the row stay id, fingerprint, state and
-    /// instants, a tombstone. Past `purge_at` all of it goes. One with an open Effect is left alone.
+    /// instants, a tombstone. Past `purge_at` all of it goes. One with an open Effect and a
+    /// dead letter are left alone.
     Records,
     /// Effects that are done or discarded for longer than `keep`, and whose record is gone.
     Effects {

@@ -48,11 +48,6 @@ impl Upstream {
         Reserved::port().start()
     }
 
-    /// Start on a given address, for example one that a stopped fixture had.
-    pub async fn start_on(addr: SocketAddr) -> Upstream {
-        Reserved::bind(addr).start()
-    }
-
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr

@@ -1,5 +1,5 @@
-//! Natural batching: what arrives while a commit is in flight goes into the next one. Nothing lingers, so a lone caller
-//! waits for nobody.
+//! Natural batching: what arrives while a commit is in flight goes into the next one. A lone caller waits for nobody; beside
+//! a batch under way a small one waits for it, [`PATIENCE`] at most.
 //!
 //! It must not know what a Change means.
 
@@ -242,6 +242,6 @@ const PATIENCE: Duration = Duration::from_millis(25);
 /// Bytes of bodies in one batch, for the same reason: four answers of the largest default size.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// Begins that may wait. At 10,000 a second this is more than `begin_timeout` of work, so what comes later would be
+/// Begins that may wait. At 10,000 a second this is the default `begin_timeout` of work, so what comes later would be
 /// dropped unsent anyway.
 const QUEUE_MAX: usize = 20_000;

@@ -85,10 +85,10 @@ impl Drop for Place {
 
 /// Waiters on one key. A client that retries in parallel has a handful; past a hundred it is a storm, and 409 with
 /// `Retry-After` is the better answer.
-pub(crate) const PER_KEY_MAX: usize = 128;
+const PER_KEY_MAX: usize = 128;
 
 /// Waiters of one tenant: half of the gateway's default connections, so that one tenant's storm leaves room for others.
-pub(crate) const PER_TENANT_MAX: usize = 2048;
+const PER_TENANT_MAX: usize = 2048;
 
 #[cfg(test)]
 mod tests {

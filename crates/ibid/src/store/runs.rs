@@ -46,7 +46,7 @@ impl Sampling {
     }
 
     /// How long after its completion an answer goes, in microseconds; each value once. Those of them that completed last
-    /// are the last to go: the index that the reaper reads finds them.
+    /// (on PostgreSQL: were begun last) are the last to go: the index that the reaper reads finds them.
     pub(super) fn kept_for(&self) -> Vec<i64> {
         let kept = |policy: &Policy| i64::try_from(policy.retention.as_micros()).unwrap_or(i64::MAX);
         let mut all: Vec<i64> = self.0.values().map(kept).collect();

@@ -305,13 +305,8 @@ pub(crate) fn micros(interval: Duration) -> i64 {
     i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).min(INTERVAL_MAX_US)
 }
 
-/// The codes of `update.sql` and `effect_commit.sql`.
 pub(crate) fn mark(mark: Mark) -> Param<'static> {
-    Param::I64(match mark {
-        Mark::Keep => 0,
-        Mark::Now => 1,
-        Mark::Clear => 2,
-    })
+    Param::I64(mark.code().into())
 }
 
 /// One statement in both dialects.
@@ -324,9 +319,7 @@ impl Both {
     pub(crate) const fn new(postgres: &'static str, sqlite: &'static str, columns: &'static [Type]) -> Both {
         Both { postgres: Statement { text: postgres, columns }, sqlite: Statement { text: sqlite, columns } }
     }
-}
 
-impl Both {
     pub(crate) const fn same(text: &'static str, columns: &'static [Type]) -> Both {
         Both::new(text, text, columns)
     }

@@ -113,7 +113,7 @@ fn schema(schema: Schema) -> Finding {
         Schema::Altered { number } => (
             Grade::Bad,
             format!("step {number} is not the one that this ibid knows"),
-            "compare with `ibid migrate --print` against an empty database",
+            "another build of ibid made these tables: use that one, or an empty database",
         ),
     };
     line("schema", grade, found, meaning)

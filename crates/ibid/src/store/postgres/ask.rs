@@ -1,4 +1,4 @@
-//! All verbs but `commit`: one statement each.
+//! The verbs that read, and `renew` and `keep`. `due` also looks through first leases (`walk.sql`).
 
 use ibid_core::change::{Happened, History, Stored};
 use ibid_core::fingerprint::SecretId;
@@ -284,10 +284,10 @@ const KEEP_TRIES: u32 = 3;
 /// Records in one statement: some ten milliseconds.
 const WALK_STEP: i64 = 5000;
 
-/// An hour of first leases in one statement: what it passes over of other policies, a hundred nanoseconds each, stays bounded.
+/// An hour of first leases in one statement: what it passes over of other policies stays bounded.
 const WALK_SPAN_US: i64 = 3_600_000_000;
 
-/// A few seconds; after a long time without upkeep the next round goes on from there.
+/// Of one policy, a few seconds; after a long time without upkeep the next round goes on from there.
 const WALK_STEPS_MAX: u32 = 200;
 
 /// How long after the end of its lease a begin may still become visible and be found: a server whose disk hung for longer

@@ -396,7 +396,7 @@ const USE_EVIDENCE: &str = include_str!("sql/evidence_use.sql");
 /// Opens the transactions for the halves of a batch that has waited already: nine waits in a row must not take long.
 const OPEN_SHORT: &str = concat!(include_str!("sql/open_hot.sql"), "; set local lock_timeout = '25ms'");
 
-/// How long a batch goes on halving. A single held row takes a tenth of it; with many, whoever is left comes again.
+/// How long a batch goes on halving. A single held row takes a quarter of it at most; with many, whoever is left comes again.
 const CONTENTION_MAX: Duration = Duration::from_secs(1);
 
 /// How often a Change is sent again because its row moved under it: with the pauses about 30 ms, in which any commit

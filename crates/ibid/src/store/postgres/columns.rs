@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ibid_core::change::{Change, Draft, Expect, Mark};
+use ibid_core::change::{Change, Draft, Expect};
 use ibid_core::policy::Policy;
 use ibid_core::record::{Nonce, State};
 use tokio_postgres::types::Type;
@@ -106,9 +106,9 @@ impl<'a> Columns<'a> {
         self.flags.push(number(|draft| draft.flags.bits().into()));
         self.policy.push(draft.map_or(0, |draft| numbers.of(&draft.policy)));
         self.point.push(number(|draft| draft.point.into()));
-        self.created.push(number(|draft| mark_code(draft.created).into()));
-        self.ran.push(number(|draft| mark_code(draft.ran).into()));
-        self.completed.push(number(|draft| mark_code(draft.completed).into()));
+        self.created.push(number(|draft| draft.created.code().into()));
+        self.ran.push(number(|draft| draft.ran.code().into()));
+        self.completed.push(number(|draft| draft.completed.code().into()));
         self.due_us.push(draft.and_then(|draft| draft.due_in).map(micros));
         self.expires_us.push(draft.and_then(|draft| draft.expires_in).map(micros));
         self.purge_us.push(draft.and_then(|draft| draft.purge_in).map(micros));
@@ -289,14 +289,6 @@ pub(super) fn bits(nonce: Nonce) -> i64 {
 /// Longer than for ever is for ever; the statements keep sums within the type.
 pub(super) fn micros(interval: Duration) -> i64 {
     i64::try_from(interval.as_micros()).unwrap_or(i64::MAX)
-}
-
-pub(super) fn mark_code(mark: Mark) -> i16 {
-    match mark {
-        Mark::Keep => 0,
-        Mark::Now => 1,
-        Mark::Clear => 2,
-    }
 }
 
 /// Longer than any that is meant: an instant of today and this are still a number.

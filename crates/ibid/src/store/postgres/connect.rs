@@ -2,8 +2,8 @@
 //!
 //! Most connections set nothing on their session, because behind a transaction pooler the next transaction may meet
 //! another one. Those of the hot path ask for sessions that start with its settings, which only a server of our own gives:
-//! a pooler refuses or ignores what it can't pass on. Each statement there looks whether it has them, and without them
-//! they are set by each transaction.
+//! a pooler refuses or ignores what it can't pass on. `flight.sql` looks whether it has them; whatever else runs there sets them
+//! in its transaction.
 
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;

@@ -1,7 +1,8 @@
 //! Records in a PostgreSQL database, shared by many processes.
 //!
-//! Each verb is one statement over arrays, in one round trip and one transaction, however many records it is about. The
-//! server's clock sets every instant. No session state is used, so that a transaction pooler may stand between.
+//! Most verbs are one statement over arrays, in one round trip and one transaction, however many records they are about. The
+//! server's clock sets every instant. A session of ours may start with settings (`connect.rs`); nothing depends on it, so that
+//! a transaction pooler may stand between.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl Default for PostgresOptions {
             migrate: true,
             accept_weak_durability: false,
             prepare: true,
-            // The engine has four batches under way; the rest is for renewals, replays and upkeep beside them. Eight
+            // The engine has two batches under way; the rest is for renewals, replays and upkeep beside them. Eight
             // processes with eight each stay below the hundred that a server allows by default.
             connections_max: 8,
             // A statement takes milliseconds: who waited for a second will not do better in two.
@@ -217,7 +218,7 @@ impl Store for PostgresStore {
 
     fn lanes(&self) -> usize {
         // One is sent while the other is flushed. With more each is smaller, and a statement has a price of its own, about
-        // that of twenty changes.
+        // that of seven changes (docs/decisions/0006).
         2
     }
 

@@ -10,6 +10,7 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresStore;
 use super::ask::get;
+use super::columns;
 use super::connect::Param;
 use super::failure::{self, Reach};
 
@@ -173,7 +174,7 @@ fn count(row: &Row, column: usize) -> Result<u64, StoreError> {
 
 /// Longer than there was time is for ever: then nothing is old enough.
 fn micros(keep: Duration) -> i64 {
-    i64::try_from(keep.as_micros()).unwrap_or(i64::MAX).min(KEEP_MAX_US)
+    columns::micros(keep).min(columns::INTERVAL_MAX)
 }
 
 const OP: &str = "reap";
@@ -191,6 +192,3 @@ const HELD_MAX: usize = 32;
 /// The same among records of one instant, which only a step that passes all of them over gets behind. What was written
 /// together shares an instant, and that is a few hundred at most.
 const HELD_AT_ONCE_MAX: usize = 1000;
-
-/// Two hundred thousand years: an instant of today minus this is still a number.
-const KEEP_MAX_US: i64 = i64::MAX / 2;

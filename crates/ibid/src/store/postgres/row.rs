@@ -213,7 +213,7 @@ impl Policies {
         }
         for row in found {
             // One that can't be read is as one that is not there: whoever needs it will say so.
-            if let Ok(policy) = minicbor::decode(row.try_get(1)?) {
+            if let Some(policy) = Policy::from_bytes(row.try_get(1)?) {
                 known.insert(row.try_get(0)?, Arc::new(policy));
             }
         }
@@ -233,7 +233,7 @@ impl Policies {
 /// A policy as it is stored, and its number.
 pub(super) fn encoded(policy: &Policy) -> (i64, Vec<u8>) {
     // Writing into a Vec has no way to fail.
-    let data = minicbor::to_vec(policy).expect("a Vec takes every byte");
+    let data = policy.to_bytes();
     let digest = Sha256::digest(&data);
     let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
     (i64::from_be_bytes(*first), data)
@@ -245,7 +245,7 @@ pub(super) async fn put(connection: &Connection, policies: &[(i64, &[u8])]) -> R
     let data: Vec<&[u8]> = policies.iter().map(|(_, data)| *data).collect();
     // Each was encoded just now.
     let ahead: Vec<Option<i64>> =
-        data.iter().map(|data| minicbor::decode(data).ok().as_ref().and_then(columns::ahead)).collect();
+        data.iter().map(|data| Policy::from_bytes(data).as_ref().and_then(columns::ahead)).collect();
     let params: [Param<'_>; 3] =
         [(&digests, Type::INT8_ARRAY), (&data, Type::BYTEA_ARRAY), (&ahead, Type::INT8_ARRAY)];
     connection.query_once(include_str!("sql/policy_put.sql"), &params).await?;

@@ -127,9 +127,9 @@ impl<'c> Batch<'c> {
             policy,
             draft.point,
             self.now.as_micros(),
-            mark_code(draft.created),
-            mark_code(draft.ran),
-            mark_code(draft.completed),
+            draft.created.code(),
+            draft.ran.code(),
+            draft.completed.code(),
             micros_after(self.now, draft.due_in),
             micros_after(self.now, draft.expires_in),
             micros_after(self.now, draft.purge_in),
@@ -214,13 +214,4 @@ fn encode_note(draft: &Draft, into: &mut Vec<u8>) {
 
 fn lease_us(draft: &Draft) -> i64 {
     i64::try_from(draft.policy.lease.as_micros()).unwrap_or(i64::MAX)
-}
-
-/// The codes of `commit_update.sql`.
-fn mark_code(mark: Mark) -> u8 {
-    match mark {
-        Mark::Keep => 0,
-        Mark::Now => 1,
-        Mark::Clear => 2,
-    }
 }

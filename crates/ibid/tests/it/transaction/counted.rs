@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use ibid::transaction::{BegunInside, Database, OwnedTx, SqlError, SqlTx};
+use ibid::phase::PhaseError;
+use ibid::transaction::{BegunInside, Database, OwnedTx, SqlError, SqlTx, TxError};
 use ibid_core::sql::{Dialect, Param, Row, Statement};
 use ibid_core::store::Pending;
 use ibid_testkit::postgres::Postgres;
@@ -16,8 +17,12 @@ use crate::adapters::{Adapter, PATIENT};
 enum Mode {
     /// Business row alone, without a key: what the application pays anyway.
     Bare,
+    /// The same, with a key around it: what the layer and the gateway do.
+    Around,
     ReserveThenFinish,
     AllInside,
+    /// The business row in one Phase.
+    Phase,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -26,6 +31,8 @@ async fn each_mode_costs_what_the_documentation_says() {
     let server = Postgres::start_with(&[("autovacuum", "off")]);
     let bare = cost(&server, Mode::Bare).await;
     assert_eq!(bare, Cost { commits: 1, round_trips: 3 }, "begin, insert, commit");
+    let around = cost(&server, Mode::Around).await;
+    assert_eq!(around, Cost { commits: 1 + 2, round_trips: bare.round_trips });
     // The reservation, one commit and one round trip, is the store's and not counted among the caller's: lock, update
     // and answer are added.
     let first = cost(&server, Mode::ReserveThenFinish).await;
@@ -33,6 +40,9 @@ async fn each_mode_costs_what_the_documentation_says() {
     // The wait for locks, the reservation, the wait as before, a savepoint, update and answer.
     let second = cost(&server, Mode::AllInside).await;
     assert_eq!(second, Cost { commits: 1, round_trips: bare.round_trips + 6 });
+    // Around it as everywhere; lock, recovery point and result are added.
+    let phase = cost(&server, Mode::Phase).await;
+    assert_eq!(phase, Cost { commits: 2 + 1, round_trips: bare.round_trips + 3 });
 }
 
 /// Of one request.
@@ -71,6 +81,13 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
                 pay(&mut tx, &key, "x").await.unwrap();
                 tx.commit().await.unwrap();
             }
+            Mode::Around => {
+                let attempt = world.begin(&key).await;
+                let mut tx = db.begin().await.unwrap();
+                pay(&mut tx, &key, "x").await.unwrap();
+                tx.commit().await.unwrap();
+                assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+            }
             Mode::ReserveThenFinish => {
                 let mut attempt = world.begin(&key).await;
                 let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
@@ -82,6 +99,16 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
                 let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
                 pay(&mut **inside, &key, "x").await.unwrap();
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+            }
+            Mode::Phase => {
+                let (mut attempt, key) = (world.begin(&key).await, key.as_str());
+                let paid: Result<(), PhaseError<TxError>> = attempt
+                    .phase("paid", &db, |inside| {
+                        Box::pin(async move { Ok(pay(&mut **inside, key, "x").await?) })
+                    })
+                    .await;
+                paid.unwrap();
+                assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
             }
         }
     }

@@ -5,8 +5,8 @@
 -- Fixed widths first, so that alignment costs nothing and offsets are known; what a finish writes stands together, so that
 -- its log record is short.
 --
--- The reaper's order is set when a row is begun, and its finish leaves it alone: so a finish touches no index and stays within
--- its page. What upkeep finds in an order is a reason to look, not a verdict.
+-- The reaper's order is set when a row is begun (in a caller's transaction: when it is finished), and a finish that finds it
+-- set leaves it alone: so it touches no index and stays within its page. What upkeep finds in an order is a reason to look, not a verdict.
 create table ibid_record (
   reap_at int8,                     -- the reaper has nothing to do with it before this
   birth int8 not null,              -- the nonce of the insert: with `created_at` one generation

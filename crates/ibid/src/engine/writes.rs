@@ -136,7 +136,7 @@ impl Inner {
                 Some(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
                 Some(Err(Unsaid::Store(error))) => {
                     self.count_error(&error);
-                    sent = true;
+                    sent |= !error.is_unwritten();
                     if !error.is_transient() {
                         break;
                     }

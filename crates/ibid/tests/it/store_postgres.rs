@@ -17,6 +17,7 @@ mod bodies;
 mod checkup;
 mod failover;
 mod faults;
+mod legible;
 mod locks;
 mod open;
 mod orders;

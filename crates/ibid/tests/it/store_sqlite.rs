@@ -500,6 +500,28 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
     }
 }
 
+#[tokio::test]
+async fn a_record_that_can_not_be_read_hides_no_other() {
+    let Sqlite { store, hands, file } = sqlite();
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let name = Name::fresh();
+        let due = Draft { due_in: Some(TICK), ..draft(&name, State::InProgress) };
+        put(&*store, &insert(&name, due)).await;
+        ids.push(name.id);
+        hands.advance(TICK);
+    }
+    sql(&file.path(), &format!("update ibid_record set policy = 99 where id = x'{}'", ids[0]));
+    let due = async |limit| {
+        let found = store.due(State::InProgress, limit).await.expect("due is answered");
+        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
+    };
+    assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
+    let listed = store.list(Filter { limit: 3, ..Filter::default() }).await.expect("a list");
+    assert_eq!(listed.len(), 3);
+    assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
+}
+
 pub(crate) fn sql(path: &Path, sql: &str) {
     Connection::open(path).and_then(|connection| connection.execute_batch(sql)).expect("the file is made");
 }

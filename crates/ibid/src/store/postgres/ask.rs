@@ -7,7 +7,7 @@ use ibid_core::record::{Flags, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Counts, Filter, Part, PathPattern, Renewed, StoreError};
 use ibid_core::time::Timestamp;
-use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
 
 use bytes::Bytes;
@@ -30,9 +30,9 @@ impl PostgresStore {
     }
 
     pub(super) async fn find_due(&self, state: State, limit: u32) -> Result<Vec<Stored>, StoreError> {
-        let (code, most) = (i64::from(state.code()), i64::from(limit));
-        let params: [Param<'_>; 2] = [(&code, Type::INT8), (&most, Type::INT8)];
-        let find = || self.records("find due records", include_str!("sql/due.sql"), &params);
+        let code = i64::from(state.code());
+        let params: [Param<'_>; 1] = [(&code, Type::INT8)];
+        let find = || self.legible("find due records", include_str!("sql/due.sql"), &params, limit);
         let found = find().await?;
         // Only what runs has a first lease. As long as there is enough to do without those that ended, they may wait.
         if state != State::InProgress || found.len() >= limit as usize {
@@ -89,7 +89,7 @@ impl PostgresStore {
         let (low, high): (&[u8], &[u8]) = (low.as_bytes(), high.as_bytes());
         // Nothing sorts before the empty string of bytes.
         let after = filter.after.as_ref().map_or(&[][..], |id| id.as_bytes());
-        let (state, limit) = (filter.state.map(|state| i64::from(state.code())), i64::from(filter.limit));
+        let state = filter.state.map(|state| i64::from(state.code()));
         let path = filter.path.as_ref().map(like);
         let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(i64::from);
         let dead = filter.dead_letter.then_some(i64::from(Flags::DEAD_LETTER));
@@ -97,7 +97,7 @@ impl PostgresStore {
         let before = filter.created_before.map(Timestamp::as_micros);
         // An age beyond all time fits nothing, and the sum must not overflow in the server.
         let age = filter.older_than.map(|age| i64::try_from(age.as_micros()).unwrap_or(AGE_MAX).min(AGE_MAX));
-        let params: [Param<'_>; 14] = [
+        let params: [Param<'_>; 13] = [
             (&low, Type::BYTEA),
             (&high, Type::BYTEA),
             (&after, Type::BYTEA),
@@ -111,9 +111,39 @@ impl PostgresStore {
             (&from, Type::INT8),
             (&before, Type::INT8),
             (&age, Type::INT8),
-            (&limit, Type::INT8),
         ];
-        self.records("list", include_str!("sql/list.sql"), &params).await
+        self.legible("list", include_str!("sql/list.sql"), &params, filter.limit).await
+    }
+
+    /// The first `limit` of those that can be read; how many are asked for is the statement's last parameter. One that
+    /// can't be read is told of and passed over: it must not hide those behind it.
+    async fn legible(
+        &self,
+        op: &'static str,
+        sql: &'static str,
+        given: &[Param<'_>],
+        limit: u32,
+    ) -> Result<Vec<Stored>, StoreError> {
+        let limit = limit as usize;
+        let mut most = limit;
+        loop {
+            let asked = i64::try_from(most).unwrap_or(i64::MAX);
+            let params: Vec<Param<'_>> =
+                given.iter().cloned().chain([(&asked as &(dyn ToSql + Sync), Type::INT8)]).collect();
+            let connection = self.pools.any(op).await?;
+            let [rows] =
+                connection.hot(OPEN_HOT, [(sql, &params)]).await.map_err(|error| store_error(op, error))?;
+            let learnt = self.policies.learn(&connection, row::policies_of(&rows)).await;
+            learnt.map_err(|error| store_error(op, error))?;
+            let (mut read, unread) = row::legible(&self.policies, &rows);
+            let Some((record, why)) = unread.first() else { return Ok(read) };
+            if read.len() >= limit || rows.len() < most || unread.len() > UNREADABLE_MAX {
+                tracing::error!(op, count = unread.len(), %record, why = why.0, "records can't be read and are left out");
+                read.truncate(limit);
+                return Ok(read);
+            }
+            most = limit + unread.len();
+        }
     }
 
     async fn records(
@@ -274,6 +304,9 @@ pub(super) fn get<'r, T: FromSql<'r>>(
 ) -> Result<T, StoreError> {
     row.try_get(column).map_err(|error: Error| StoreError::lasting(KIND, op, error))
 }
+
+/// Records that can't be read and are passed over at once. With more of them this is no ibid to work on that database.
+const UNREADABLE_MAX: usize = 10_000;
 
 /// A hundred years in microseconds: nothing is older.
 const AGE_MAX: i64 = 100 * 366 * 86_400_000_000;

@@ -136,8 +136,7 @@ impl<'a> Batch<'a> {
         self.ensure_policies(&numbers).await?;
         let flight = Flight::of(changes().zip(places.iter().map(|place| self.rows[*place])), &numbers);
         let [fresh, finish] = self.connection.row_types().await?.clone();
-        // What was warned of before has nothing to do with this.
-        self.connection.was_warned();
+        self.connection.forget_warnings();
         let params: [Param<'_>; 3] =
             [(&flight.begins, fresh), (&flight.finishes, finish), (&flight.ids, Type::BYTEA_ARRAY)];
         let rows = self.connection.fly(open, FLIGHT, &params).await?;
@@ -187,8 +186,7 @@ impl<'a> Batch<'a> {
         self.ensure_policies(&numbers).await?;
         let begin = Columns::of(begins.iter().map(change), &numbers);
         let commit = Columns::of(others.iter().map(change), &numbers);
-        // What was warned of before has nothing to do with this.
-        self.connection.was_warned();
+        self.connection.forget_warnings();
         let uses = Uses::of(others.iter().map(change));
         let (begun, committed) = self.send(&begin, &commit, &uses, unit.open).await?;
         if self.connection.was_warned() {
@@ -272,7 +270,8 @@ impl<'a> Batch<'a> {
             let has_tries = self.tries[place] < TRIES_MAX;
             let fate = match word {
                 Said::Done(now) => Ok(Commit::Done(Stamp { now })),
-                Said::Unreadable(why) => Err(StoreError::lasting(KIND, "commit", why)),
+                // What stands there keeps this from being written.
+                Said::Unreadable(why) => Err(StoreError::lasting(KIND, "commit", why).unwritten()),
                 // From a snapshot before somebody else's write, or passed over because somebody holds it.
                 Said::Stands(stored) if still_fits(change, &stored) && has_tries => {
                     again.push(place);
@@ -328,7 +327,7 @@ impl<'a> Batch<'a> {
             (Reach::One, 1) => {
                 let mut error = Some(error);
                 self.fail(&unit.places, || {
-                    StoreError::lasting(KIND, "commit", error.take().expect("one place"))
+                    StoreError::lasting(KIND, "commit", error.take().expect("one place")).unwritten()
                 });
             }
             _ => {
@@ -372,7 +371,7 @@ fn refused(change: &Change) -> Option<StoreError> {
     } else {
         return None;
     };
-    Some(StoreError::lasting(KIND, "commit", why))
+    Some(StoreError::lasting(KIND, "commit", why).unwritten())
 }
 
 /// Whether what stands is still what the Change expected, although it was refused.

@@ -5,12 +5,12 @@
 //! a pooler refuses or ignores what it can't pass on. `flight.sql` looks whether it has them; whatever else runs there sets them
 //! in its transaction.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool::managed::{
     self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType, Timeouts,
@@ -51,8 +51,7 @@ pub(super) struct Connection {
     has_settings: AtomicBool,
     /// The types of what `flight.sql` takes.
     row_types: OnceCell<[Type; 2]>,
-    /// Policies that are stored. After a failover they may be gone, and so is this connection, unless a pooler hides that.
-    policies: Mutex<HashSet<i64>>,
+    policies: Mutex<Trusted>,
     /// A warning came: a commit before it may not be as durable as it should be.
     warned: Arc<AtomicBool>,
     /// Set once its state is not known for sure.
@@ -274,13 +273,17 @@ impl Connection {
 
     /// Which of these policies are not surely stored.
     pub(super) fn unsure_policies(&self, digests: impl Iterator<Item = i64>) -> Vec<i64> {
-        let policies = lock(&self.policies);
-        digests.filter(|digest| !policies.contains(digest)).collect()
+        lock(&self.policies).unsure(digests, Instant::now())
     }
 
     /// These policies are stored.
     pub(super) fn trust_policies(&self, digests: impl IntoIterator<Item = i64>) {
-        lock(&self.policies).extend(digests);
+        lock(&self.policies).trust(digests, Instant::now());
+    }
+
+    /// What was warned of before has nothing to do with what comes next.
+    pub(super) fn forget_warnings(&self) {
+        self.warned.store(false, Ordering::SeqCst);
     }
 
     /// Whether a warning came with what was just written. Then it is as if the reply were lost: a synchronous standby
@@ -307,6 +310,24 @@ impl Connection {
         if failure::spoils_connection(error) {
             self.spoilt.store(true, Ordering::SeqCst);
         }
+    }
+}
+
+/// Policies that were stored, and when. They may be gone although the connection is not: behind a pooler it outlives a
+/// failover, and a table may be restored under it. A record that names one that is not there can't be read, so nobody is
+/// trusted for long.
+#[derive(Debug, Default)]
+struct Trusted(HashMap<i64, Instant>);
+
+impl Trusted {
+    /// Which of these are not to be trusted at this instant.
+    fn unsure(&self, digests: impl Iterator<Item = i64>, at: Instant) -> Vec<i64> {
+        let is_fresh = |digest: &i64| self.0.get(digest).is_some_and(|since| at < *since + TRUSTED_FOR);
+        digests.filter(|digest| !is_fresh(digest)).collect()
+    }
+
+    fn trust(&mut self, digests: impl IntoIterator<Item = i64>, at: Instant) {
+        self.0.extend(digests.into_iter().map(|digest| (digest, at)));
     }
 }
 
@@ -478,6 +499,10 @@ const SETTINGS: &str = "-c default_transaction_isolation=read\\ committed -c pla
 /// Connections of the hot path: one for each batch under way, and two for what goes by itself.
 const HOT_MAX: usize = 4;
 
+/// How long a stored policy is taken for granted. Asking again is one short round trip; and what a lost one hid is found once
+/// it is stored again, before a usual lease is over.
+const TRUSTED_FOR: Duration = Duration::from_secs(10);
+
 /// A server that takes longer is as good as down; a begin waits no longer than 2 s in all.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -507,6 +532,16 @@ mod tests {
         {
             assert!(matches!(self::place(wrong), Err(OpenError::BadUrl)), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_policy_is_taken_for_granted_for_a_while_and_then_stored_again() {
+        let (mut trusted, at) = (Trusted::default(), Instant::now());
+        trusted.trust([1, 2], at);
+        let soon = at + TRUSTED_FOR - Duration::from_micros(1);
+        assert_eq!(trusted.unsure([1, 2, 3].into_iter(), soon), [3]);
+        trusted.trust([2, 3], soon);
+        assert_eq!(trusted.unsure([1, 2, 3].into_iter(), at + TRUSTED_FOR), [1]);
     }
 
     #[test]

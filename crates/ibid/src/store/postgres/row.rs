@@ -258,6 +258,24 @@ pub(super) fn all(policies: &Policies, rows: &[Row]) -> Result<Vec<Stored>, Unre
     rows.iter().map(|row| stored(policies, row)).collect()
 }
 
+/// The records in such rows that can be read; and which can't, and why.
+pub(super) fn legible(policies: &Policies, rows: &[Row]) -> (Vec<Stored>, Vec<(String, Unreadable)>) {
+    let (mut read, mut unread) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        match stored(policies, row) {
+            Ok(stored) => read.push(stored),
+            Err(why) => unread.push((short(row), why)),
+        }
+    }
+    (read, unread)
+}
+
+/// The id of a row's record, as logs have it.
+fn short(row: &Row) -> String {
+    let id = row.try_get::<_, &[u8]>(ID).ok().and_then(|id| id.try_into().ok());
+    id.map_or_else(|| "?".to_owned(), |id| RecordId::from_bytes(id).short().to_string())
+}
+
 /// The policies that rows name.
 pub(super) fn policies_of(rows: &[Row]) -> impl Iterator<Item = i64> {
     rows.iter().filter_map(|row| row.try_get::<_, Option<i64>>(POLICY).ok().flatten())

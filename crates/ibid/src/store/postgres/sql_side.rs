@@ -46,9 +46,12 @@ impl SqlStore for PostgresStore {
             connection.alone(false);
             let client = connection.client();
             let done = async {
-                client.batch_execute("begin").await.map_err(pg_client::failure)?;
+                client.batch_execute(BEGIN).await.map_err(pg_client::failure)?;
                 match work(&mut Joined(client)).await {
-                    Ok(()) => client.batch_execute("select 1; commit").await.map_err(pg_client::failure),
+                    Ok(()) => {
+                        connection.forget_warnings();
+                        client.batch_execute("select 1; commit").await.map_err(pg_client::failure)
+                    }
                     Err(error) => {
                         // Undone with the connection if this fails.
                         client.batch_execute("rollback").await.map_err(pg_client::failure)?;
@@ -59,6 +62,9 @@ impl SqlStore for PostgresStore {
             };
             let done: Result<(), SqlError> = done.await;
             match done {
+                Ok(()) if connection.was_warned() => {
+                    Err(StoreError::transient(KIND, OP_WORK, "the commit came with a warning"))
+                }
                 Ok(()) => {
                     connection.alone(true);
                     Ok(())
@@ -116,5 +122,8 @@ impl SqlTx for Joined<'_> {
 }
 
 const OP_POLICY: &str = "keep a policy";
+/// Whatever the database's default is: our statements look again at what they waited for.
+const BEGIN: &str = "begin isolation level read committed";
+
 const OP_WORK: &str = "work";
 const OP_BODIES: &str = "read bodies";

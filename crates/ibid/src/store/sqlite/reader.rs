@@ -144,7 +144,7 @@ impl View<'_> {
 
     fn due(&mut self, state: State, limit: u32) -> rusqlite::Result<Vec<Stored>> {
         let now = self.now.as_micros();
-        self.many(include_str!("sql/due.sql"), params![state.code(), now, limit])
+        self.many(include_str!("sql/due.sql"), params![state.code(), now, most(limit)], limit)
     }
 
     fn list(&mut self, filter: &Filter) -> rusqlite::Result<Vec<Stored>> {
@@ -165,15 +165,36 @@ impl View<'_> {
             filter.dead_letter.then_some(Flags::DEAD_LETTER),
             filter.created_from.map(Timestamp::as_micros),
             filter.before(self.now).map(Timestamp::as_micros),
-            filter.limit
+            most(filter.limit)
         ];
-        self.many(include_str!("sql/list.sql"), fit)
+        self.many(include_str!("sql/list.sql"), fit, filter.limit)
     }
 
-    fn many(&mut self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<Vec<Stored>> {
+    /// The first `limit` of those that can be read. One that can't is told of and passed over: it must not hide those
+    /// behind it.
+    fn many(
+        &mut self,
+        sql: &str,
+        params: impl rusqlite::Params,
+        limit: u32,
+    ) -> rusqlite::Result<Vec<Stored>> {
         let View { connection, policies, now } = self;
         let mut statement = connection.prepare_cached(sql)?;
-        statement.query_map(params, |row| row::stored(connection, policies, row, *now))?.collect()
+        let mut rows = statement.query(params)?;
+        let (mut read, mut unread) = (Vec::new(), Vec::new());
+        while read.len() < limit as usize
+            && let Some(row) = rows.next()?
+        {
+            match row::stored(connection, policies, row, *now) {
+                Ok(stored) => read.push(stored),
+                Err(error) if row::is_unreadable(&error) => unread.push((row::short(row), error)),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some((record, why)) = unread.first() {
+            tracing::error!(count = unread.len(), %record, %why, "records can't be read and are left out");
+        }
+        Ok(read)
     }
 
     fn history(&mut self, id: RecordId) -> rusqlite::Result<Vec<(Timestamp, History)>> {
@@ -235,6 +256,14 @@ fn glob(pattern: &PathPattern) -> String {
     }
     glob
 }
+
+/// How many to ask for, so that enough can be read: rows are stepped through until they are.
+fn most(limit: u32) -> i64 {
+    i64::from(limit) + UNREADABLE_MAX
+}
+
+/// Records that can't be read and are passed over at once. With more of them this is no ibid to work on that file.
+const UNREADABLE_MAX: i64 = 10_000;
 
 /// About what a question weighs while it waits; its answer weighs more.
 const ASK_BYTES: usize = 4 << 10;

@@ -79,6 +79,21 @@ pub(super) fn unreadable(column: usize, what: &'static str) -> Error {
     Error::FromSqlConversionFailure(column, Type::Blob, what.into())
 }
 
+/// Whether it is a row that this program can't read.
+pub(super) fn is_unreadable(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::FromSqlConversionFailure(..)
+            | Error::IntegralValueOutOfRange(..)
+            | Error::InvalidColumnType(..)
+    )
+}
+
+/// The id of a row's record, as logs have it.
+pub(super) fn short(row: &Row<'_>) -> String {
+    row.get(0).map_or_else(|_| "?".to_owned(), |id| RecordId::from_bytes(id).short().to_string())
+}
+
 /// Reads a row from left to right.
 struct Cells<'r, 's> {
     row: &'r Row<'s>,

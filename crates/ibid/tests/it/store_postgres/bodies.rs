@@ -4,6 +4,7 @@ use ibid_core::change::Mark;
 use ibid_core::policy::Policy;
 use ibid_core::reap::Course;
 use ibid_core::record::Nonce;
+use ibid_core::scope::RecordId;
 use ibid_testkit::contract::{SHORT, answering, fresh_under, put, reap_all};
 
 use super::*;
@@ -91,4 +92,65 @@ async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_e
         assert!(load(&*store, record.id).await.expect("it stays").answer.is_some());
     }
     assert_eq!(store.bodies(records[1].id, Nonce(!records[1].birth.0)).await.expect("an answer"), []);
+}
+
+/// Between the reaper's look at a row and its hold on it, the row is finished and forgotten: what came beside it meanwhile is
+/// unseen by the reaper's statement, so the row has to wait for the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_goes_on_while_the_reaper_looks_is_left_for_the_next_time() {
+    for anew in [false, true] {
+        let server = Postgres::start();
+        let database = server.create_database();
+        let store = open(&server, &database).await;
+        let (first, change) = super::upkeep::going();
+        put(&*store, &change).await;
+        let mut second = put(&*store, &begin()).await.record;
+        if anew {
+            second = put(&*store, &finish(&second)).await.record;
+        }
+        let at =
+            |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '\\x{id}'");
+        // The reaper comes to the first, which still has a call to make; asked for it, the server waits for us. It knows
+        // the second by then only as it was.
+        let hold = format!(
+            "{}; {};
+             insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
+                                      name, kind, downstream_key, rules, tenant, payload)
+             values (1, 1, 0, 0, 1, 0, 1, true, false, '\\x{}', 'mail', 'http', 'd', '', 'shop', '');
+             create function hold() returns boolean language plpgsql set lock_timeout = 0 as
+               $$ begin perform pg_advisory_xact_lock_shared(7); return true; end $$;
+             alter table ibid_effect rename to ibid_effect_rows;
+             create view ibid_effect as select * from ibid_effect_rows where hold()",
+            at(first.id, 1_000_000_000),
+            at(second.id, 2_000_000_000),
+            first.id
+        );
+        server.sql(&database, &hold);
+        let holder = stranger(&server, &database).await;
+        holder.batch_execute("select pg_advisory_lock(7)").await.expect("a lock");
+        let reaper = tokio::spawn({
+            let store = store.clone();
+            async move { store.reap(Course::Records, 0, 100).await.expect("it reaps") }
+        });
+        while server.sql("postgres", "select count(*) from pg_stat_activity where wait_event = 'advisory'")
+            == "0"
+        {
+            tokio::task::yield_now().await;
+        }
+        if anew {
+            second = put(&*store, &again(&second, true)).await.record;
+        }
+        let done = put(&*store, &finish(&second)).await.record;
+        let gone = Draft { purge_in: Some(Duration::ZERO), ..draft(&name_of(&done), State::Completed) };
+        put(&*store, &replace(&done, gone)).await;
+        // As if the clock had been set back meanwhile: what was just forgotten is old enough.
+        pass(&server, &database, SECOND);
+        holder.batch_execute("select pg_advisory_unlock(7)").await.expect("the lock is given back");
+        assert_eq!(reaper.await.expect("it ends").removed, 0, "anew: {anew}");
+        assert_eq!(kept(&server, &database), "1");
+        server.sql(&database, "drop view ibid_effect; alter table ibid_effect_rows rename to ibid_effect");
+        assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "anew: {anew}");
+        assert!(load(&*store, second.id).await.is_none());
+        assert_eq!(kept(&server, &database), "0", "nothing is left beside it");
+    }
 }

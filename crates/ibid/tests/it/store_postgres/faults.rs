@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use ibid_core::change::{Happened, History};
-use ibid_core::store::Browse;
+use ibid_core::sql::Statement;
+use ibid_core::store::{Browse, Work};
 use tokio::task::JoinSet;
 
 use super::*;
@@ -107,8 +108,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
         let (store, begun) = (store.clone(), begun.clone());
         async move { store.commit(vec![begun]).await.remove(0) }
     });
-    let cancel = "select count(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep'";
-    while server.sql("postgres", cancel) == "0" {
+    while server.sql("postgres", CANCEL_WAITS) == "0" {
         tokio::task::yield_now().await;
     }
     let fate = commit.await.expect("the commit ends");
@@ -116,3 +116,75 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     standby("");
     assert!(counted(&begun, &commit_patiently(&store, &begun).await), "it finds itself");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_work_that_no_standby_confirmed_is_a_lost_reply() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    server.sql(&database, "create table done (n int)");
+    let work = || -> Work {
+        static ADD: Statement = Statement { text: "insert into done values (1)", columns: &[] };
+        Box::new(|tx| Box::pin(async move { tx.execute(&ADD, &[]).await.map(drop) }))
+    };
+    server.set("synchronous_standby_names", "nobody");
+    let done = tokio::spawn({
+        let store = store.clone();
+        async move { store.sql().expect("it has one").work(work()).await }
+    });
+    while server.sql("postgres", CANCEL_WAITS) == "0" {
+        tokio::task::yield_now().await;
+    }
+    let error = done.await.expect("it ends").expect_err("nobody knows whether a failover would keep it");
+    assert!(error.is_transient() && !error.is_unwritten(), "{error:?}");
+    server.set("synchronous_standby_names", "");
+    store.sql().expect("it has one").work(work()).await.expect("it works again");
+    assert_eq!(server.sql(&database, "select count(*) from done"), "2", "it was there all the same");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_stores_own_work_is_read_committed_whatever_the_database_prefers() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    server.sql(
+        &database,
+        &format!("alter database {database} set default_transaction_isolation = 'serializable'"),
+    );
+    server.sql(
+        "postgres",
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ibid'",
+    );
+    static TAKE: Statement =
+        Statement { text: "insert into seen select current_setting('transaction_isolation')", columns: &[] };
+    server.sql(&database, "create table seen (level text)");
+    let work = || -> Work { Box::new(|tx| Box::pin(async move { tx.execute(&TAKE, &[]).await.map(drop) })) };
+    while store.sql().expect("it has one").work(work()).await.is_err() {}
+    assert_eq!(server.sql(&database, "select distinct level from seen"), "read committed");
+}
+
+/// As after an upgrade of the system's locales.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_warning_at_the_start_of_a_session_does_not_end_it() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    server.sql(
+        "postgres",
+        &format!("update pg_database set datcollversion = '0' where datname = '{database}'"),
+    );
+    let store = open(&server, &database).await;
+    let sessions = || -> HashSet<String> {
+        let ours = "select pid from pg_stat_activity where application_name = 'ibid'";
+        server.sql("postgres", ours).lines().map(str::to_owned).collect()
+    };
+    commit_patiently(&store, &Arc::new(begin())).await;
+    let before = sessions();
+    for _ in 0..20 {
+        commit_patiently(&store, &Arc::new(begin())).await;
+    }
+    assert!(!before.is_empty() && before.is_subset(&sessions()), "they are still there");
+}
+
+/// Ends the wait for a standby, as an impatient operator does; how many waited.
+const CANCEL_WAITS: &str =
+    "select count(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep'";

@@ -8,7 +8,7 @@ use ibid_testkit::contract::{answering, put, reap_all, telling};
 
 use super::*;
 
-fn going() -> (Name, Change) {
+pub(super) fn going() -> (Name, Change) {
     let name = Name::fresh();
     let change = insert(&name, Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) });
     (name, change)

@@ -4,6 +4,6 @@ select ?2,
        r.point, r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, b.data
 from ibid_record r
-join ibid_policy p on p.id = r.policy
+left join ibid_policy p on p.id = r.policy
 left join ibid_body b on b.slot = r.row * 131072 + 1 and b.birth = r.birth
 where r.id = ?1

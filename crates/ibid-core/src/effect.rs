@@ -109,8 +109,7 @@ impl Default for Rules {
             lease_ms: 60_000,
             // Twice the worker's default time-out: a call that was sent late may take all of it.
             settle_ms: 60_000,
-            // What payment providers promise.
-            key_window_ms: 24 * 3_600_000,
+            key_window_ms: KEY_WINDOW_MS,
         }
     }
 }
@@ -321,6 +320,11 @@ pub fn is_downstream_key(text: &str) -> bool {
     let is_hex = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
     text.strip_prefix("ibid-").is_some_and(|hex| hex.len() == 32 && hex.bytes().all(is_hex))
 }
+
+/// How long a provider is taken to remember our key, unless somebody says otherwise: what payment providers promise.
+pub const KEY_WINDOW: Duration = Duration::from_millis(KEY_WINDOW_MS);
+
+const KEY_WINDOW_MS: u64 = 24 * 3_600_000;
 
 #[cfg(test)]
 mod tests {

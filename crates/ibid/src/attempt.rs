@@ -202,6 +202,13 @@ impl Attempt {
         self.began_at
     }
 
+    /// Whether its generation is as old as that by the store's clock: the store's instant when this run began, and what has
+    /// passed here since it was sent. It may be taken for older than it is, never for younger.
+    pub(crate) fn is_as_old_as(&self, age: Duration) -> bool {
+        let ran_at = self.begun.ran_at.unwrap_or(self.begun.created_at);
+        self.begun.created_at.after(age) <= ran_at.after(self.began_at.elapsed())
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid_core::change::{BodyKind, Stored};
-use ibid_core::effect::downstream_key;
+use ibid_core::effect::{KEY_WINDOW, downstream_key};
 use ibid_core::machine::{Decision, Event, Step};
 use ibid_core::record::RecoveryPoint;
 use ibid_core::sql::Database;
@@ -45,10 +45,24 @@ impl fmt::Display for DownstreamKey {
 /// What makes a call to the outside safe when its result is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
-    /// The provider deduplicates by our key: the call is made again.
+    /// The provider deduplicates by our key, and remembers it for [`KEY_WINDOW`]: until then the call is made again. After
+    /// that it may be a second one, so it is not made, and the record ends `unknown`.
     Repeatable,
+    /// The same, where the provider remembers it for so long only; more than [`KEY_WINDOW`] counts as that.
+    RepeatableFor(Duration),
     /// Nothing: a lapse between call and record is `unknown`.
     Once,
+}
+
+impl Care {
+    /// How long after the key was first used the call may be made again.
+    fn key_window(self) -> Option<Duration> {
+        match self {
+            Care::Repeatable => Some(KEY_WINDOW),
+            Care::RepeatableFor(window) => Some(window.min(KEY_WINDOW)),
+            Care::Once => None,
+        }
+    }
 }
 
 /// Why a call to the outside gave no result.
@@ -217,7 +231,7 @@ impl Attempt {
 
     /// Makes one call to the outside with no transaction open, and keeps its result. If an earlier Attempt did it
     /// already, nothing is called and its result is returned. What must be called only once is not called again after
-    /// an uncertain result.
+    /// an uncertain result; nor is what may be repeated, once the provider may have forgotten its key.
     pub async fn outside<R, E, F>(
         &mut self,
         name: &str,
@@ -230,9 +244,7 @@ impl Attempt {
     {
         match self.passed(name).await? {
             Passed::With(result) => Ok(result),
-            Passed::NotYet(step) if care == Care::Once && self.progress.in_doubt == Some(step.point) => {
-                Err(PhaseError::Unsure)
-            }
+            Passed::NotYet(step) if self.may_be_second(step, care) => Err(self.unsure(step).await),
             Passed::NotYet(step) => self.call(name, step, care, call).await,
         }
     }
@@ -263,16 +275,30 @@ impl Attempt {
             match verify(self.downstream_key(name)).await {
                 Verified::Made(result) => return self.record(step, result).await,
                 Verified::NotMade => {}
-                Verified::Unsure => {
-                    // From here on only a person or a reconciler can tell, also if this Attempt is dropped.
-                    self.expose();
-                    self.tell(Said::Calling(Some(step.point))).await?;
-                    return Err(PhaseError::Unsure);
-                }
+                Verified::Unsure => return Err(self.unsure(step).await),
             }
         }
         // Whoever comes after asks before it calls.
         self.call(name, step, Care::Repeatable, call).await
+    }
+
+    /// Whether a call now may do it a second time: one may have been made before, and the provider does not look at its
+    /// key, or may have forgotten it. The key counts from the first request, for nobody notes when it is first used.
+    fn may_be_second(&self, step: Step, care: Care) -> bool {
+        let in_doubt = self.progress.in_doubt == Some(step.point);
+        match care.key_window() {
+            None => in_doubt,
+            Some(window) => (in_doubt || self.number() > 1) && self.is_as_old_as(window),
+        }
+    }
+
+    /// From here on only a person or a reconciler can tell whether the call was made, also if this Attempt is dropped.
+    async fn unsure<E>(&mut self, step: Step) -> PhaseError<E> {
+        self.expose();
+        match self.tell(Said::Calling(Some(step.point))).await {
+            Ok(_) => PhaseError::Unsure,
+            Err(error) => error,
+        }
     }
 
     async fn call<R, E, F>(
@@ -292,7 +318,7 @@ impl Attempt {
         if self.ready().await.is_err() {
             return Err(PhaseError::LeaseLost);
         }
-        if care == Care::Repeatable {
+        if care != Care::Once {
             // Dropped half-way it leaves nothing that the next Attempt could not make good.
             self.conceal();
         }

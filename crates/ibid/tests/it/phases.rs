@@ -2,6 +2,7 @@
 //! asked about or left to a person, as it was declared.
 
 mod again;
+mod forgotten;
 mod outside;
 mod resumed;
 mod within;
@@ -28,6 +29,7 @@ macro_rules! every_rule {
                 let world = World::<$adapter>::under(policy(), $place).await;
                 within::every_rule(&world).await;
                 outside::every_rule(&world).await;
+                forgotten::every_rule(&world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,7 @@ use super::within::crash;
 use crate::adapters::Adapter;
 use crate::transaction::world::{World, answer, is_stored, until};
 
-type Charge = Result<String, PhaseError<&'static str>>;
+pub(super) type Charge = Result<String, PhaseError<&'static str>>;
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     a_repeatable_call_is_made_again_under_the_same_key(world).await;
@@ -27,28 +27,28 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
 
 /// A provider that remembers the keys it was called with.
 #[derive(Default)]
-struct Provider(Mutex<Vec<String>>);
+pub(super) struct Provider(Mutex<Vec<String>>);
 
 impl Provider {
-    async fn charge(&self, key: DownstreamKey) -> Result<String, NotDone<&'static str>> {
+    pub(super) async fn charge(&self, key: DownstreamKey) -> Result<String, NotDone<&'static str>> {
         let key = key.into_string();
         self.0.lock().unwrap().push(key.clone());
         Ok(key)
     }
 
     /// It is called and never answers.
-    async fn hangs(&self, key: DownstreamKey) -> Result<String, NotDone<&'static str>> {
+    pub(super) async fn hangs(&self, key: DownstreamKey) -> Result<String, NotDone<&'static str>> {
         self.0.lock().unwrap().push(key.into_string());
         Err(NotDone::Uncertain("time-out"))
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(super) fn calls(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }
 }
 
 /// Drops an Attempt; its record once that is written.
-async fn let_go<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Arc<Record> {
+pub(super) async fn let_go<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Arc<Record> {
     drop(attempt);
     until(async || world.record(key).await.unwrap().state != State::InProgress).await;
     world.record(key).await.unwrap()

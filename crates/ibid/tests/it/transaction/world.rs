@@ -139,6 +139,22 @@ impl<A: Adapter> World<A> {
         self.set("expires_at = 1, purge_at = 1", "reap_at = 1", which).await;
     }
 
+    /// The first request came so much earlier. On PostgreSQL what is kept beside a record is found by that instant.
+    pub(crate) async fn grow_older(&self, key: &str, hours: i64) {
+        let mut tx = self.beside.begin().await.unwrap();
+        let (micros, which) = (hours * 3_600_000_000, format!("r.key = '{key}'"));
+        if tx.dialect() == Dialect::Postgres {
+            let bodies = format!(
+                "update ibid_body b set born_at = b.born_at - {micros} from ibid_record r
+                 where {which} and b.born_at = r.created_at and b.birth = r.birth"
+            );
+            execute(&mut tx, &bodies, &[]).await.unwrap();
+        }
+        let record = format!("update ibid_record as r set created_at = created_at - {micros} where {which}");
+        execute(&mut tx, &record, &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
     /// Writes to records; on PostgreSQL also their places in the orders of upkeep.
     async fn set(&self, columns: &str, places: &str, which: &str) {
         let mut tx = self.beside.begin().await.unwrap();

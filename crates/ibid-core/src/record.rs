@@ -34,7 +34,8 @@ pub enum State {
     InProgress = 2,
     /// The answer is final.
     Completed = 3,
-    /// Proven not executed: the same request may run again.
+    /// The same request may run again: proven not executed, or what it may have done outside can be done again under the
+    /// same key (`Note::doubt`).
     Retryable = 4,
     /// Nobody knows whether it was executed.
     Unknown = 5,
@@ -141,6 +142,10 @@ pub struct Note {
     /// The Phase whose call to the outside may be under way and must not be made again blindly.
     #[n(8)]
     pub calling: Option<RecoveryPoint>,
+    /// The Phase whose call to the outside may have been made, and may be made again under its key, or be asked about.
+    /// Until it is recorded the generation does not end: the next one would call under another key.
+    #[n(9)]
+    pub doubt: Option<RecoveryPoint>,
 }
 
 impl Note {

@@ -22,7 +22,8 @@
 //! **Attempts**: `finishes 201`, and after it `not retained` or `with retry-after`; `proves nothing was sent`, `times
 //! out`, `breaks off`, `panics`, `calls the outside` (where it can't tell later whether it did), `did not call`, ``commits `charged` ``,
 //! `owes the answer`, `claims`. Outcomes: `stored`, `freed`,
-//! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`.
+//! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`. `doubts its call`: it called the
+//! outside under a key, does not know what came of it, and tells with its end.
 //!
 //! **The others**: `sweeps`, `resumes` (a sweeper that can run the handler), `finds it never claimed`, `purges`; `effect  is done 201` or `is dead`; `finds`
 //! (reconciler), `hears` (webhook), `resolves` (operator), each with `executed 201`, `not executed` or `nothing`, and
@@ -293,6 +294,11 @@ impl Stage {
             "renews" => {
                 let version = actor.holds.ok_or("it holds nothing")?;
                 Ok(if self.shelf.renew(version) { "renewed" } else { "lost" }.into())
+            }
+            "doubts its call" => {
+                let point = self.shelf.record().map_or(0, |record| record.point) + 1;
+                actor.begun.as_mut().ok_or("it does not run")?.note.doubt = Some(point);
+                Ok("noted".into())
             }
             "purges" => Ok(if self.shelf.purge() { "purged" } else { "ignored" }.into()),
             "loses the row" => {

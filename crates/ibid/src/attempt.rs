@@ -83,7 +83,7 @@ pub(crate) struct Progress {
     /// What earlier runs left, once it was looked for.
     pub(crate) left: Option<HashMap<u32, Bytes>>,
     /// The Phase whose call this run has made without knowing what came of it.
-    pub(crate) in_doubt: Option<RecoveryPoint>,
+    pub(crate) in_doubt: Option<Step>,
 }
 
 /// The lease ran out before the first outside byte: nothing may be sent.
@@ -229,8 +229,17 @@ impl Attempt {
 
     /// The record as this Attempt has just written it. The lease counts from before that write.
     pub(crate) fn goes_on_as(&mut self, record: Arc<Record>, leased_at: Instant) {
+        let doubt = self.begun.note.doubt.filter(|point| *point > record.point);
         self.begun = record;
         self.leased_at.set(leased_at);
+        self.doubts(doubt);
+    }
+
+    /// The Phase whose call may have been made, and may be made again. It is written by the end alone, whichever that is.
+    pub(crate) fn doubts(&mut self, call: Option<RecoveryPoint>) {
+        if self.begun.note.doubt != call {
+            Arc::make_mut(&mut self.begun).note.doubt = call;
+        }
     }
 
     /// Something of it may have been seen outside: dropped, it says that nobody knows.
@@ -255,20 +264,11 @@ impl Attempt {
         let finished = if class == Class::Ambiguous && !self.exposed {
             // The rollback is the proof.
             self.end(End::NotExecuted(ErrorCode::ServerError), None).await
-        } else if self.leaves_doubt(response.status, retry_after) {
-            self.end(End::NotExecuted(ErrorCode::Refused), None).await
         } else {
             let answer = kept_answer(&response, retry_after);
             self.end(End::Answered(answer), Some(Arc::new(response))).await
         };
         self.ended_with(finished)
-    }
-
-    /// Whether an answer that frees the key comes after a call that may have been made: then the key stays this
-    /// request's, for another one would not find the call by its key.
-    fn leaves_doubt(&self, status: u16, retry_after: bool) -> bool {
-        self.progress.in_doubt.is_some()
-            && matches!(self.begun.policy.classify(status, retry_after), Class::Free { .. })
     }
 
     /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
@@ -323,9 +323,6 @@ impl Attempt {
     /// The work has an answer: it is classed by the policy, made durable, and only then returned.
     pub async fn finish(mut self, response: Response, retry_after: bool) -> Finished {
         self.ended = true;
-        if self.leaves_doubt(response.status, retry_after) {
-            return self.end(End::NotExecuted(ErrorCode::Refused), None).await;
-        }
         let answer = kept_answer(&response, retry_after);
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }

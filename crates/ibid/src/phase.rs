@@ -178,6 +178,10 @@ impl Attempt {
     {
         let step = match self.passed(name).await? {
             Passed::With(result) => return Ok(result),
+            // It is no call: the one in doubt would be taken for recorded.
+            Passed::NotYet(step) if self.begun().note.doubt == Some(step.point) => {
+                return Err(PhaseError::Unsure);
+            }
             Passed::NotYet(step) => step,
         };
         let mut failed = TxError::NotCommitted;
@@ -268,13 +272,16 @@ impl Attempt {
             Passed::With(result) => return Ok(result),
             Passed::NotYet(step) => step,
         };
-        let in_doubt = self.progress.in_doubt == Some(step.point);
+        let in_doubt = self.progress.in_doubt == Some(step);
         if in_doubt || self.number() > 1 {
             let since = if in_doubt { Instant::now() } else { self.began_at() };
             tokio::time::sleep_until(since + settle).await;
             match verify(self.downstream_key(name)).await {
                 Verified::Made(result) => return self.record(step, result).await,
-                Verified::NotMade => {}
+                Verified::NotMade => {
+                    self.progress.in_doubt = None;
+                    self.doubts(None);
+                }
                 Verified::Unsure => return Err(self.unsure(step).await),
             }
         }
@@ -285,7 +292,8 @@ impl Attempt {
     /// Whether a call now may do it a second time: one may have been made before, and the provider does not look at its
     /// key, or may have forgotten it. The key counts from the first request, for nobody notes when it is first used.
     fn may_be_second(&self, step: Step, care: Care) -> bool {
-        let in_doubt = self.progress.in_doubt == Some(step.point);
+        // By this run or one before.
+        let in_doubt = self.begun().note.doubt == Some(step.point);
         match care.key_window() {
             None => in_doubt,
             Some(window) => (in_doubt || self.number() > 1) && self.is_as_old_as(window),
@@ -318,18 +326,22 @@ impl Attempt {
         if self.ready().await.is_err() {
             return Err(PhaseError::LeaseLost);
         }
+        let before = (self.progress.in_doubt, self.begun().note.doubt);
         if care != Care::Once {
             // Dropped half-way it leaves nothing that the next Attempt could not make good.
             self.conceal();
+            self.doubts(Some(step.point));
         }
-        self.progress.in_doubt = Some(step.point);
+        self.progress.in_doubt = Some(step);
         let called = call(self.downstream_key(name)).await;
         failpoint::at("outside.after").await;
         match called {
             Ok(result) => self.record(step, result).await,
             Err(NotDone::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
             Err(NotDone::NotMade(error)) => {
-                self.progress.in_doubt = None;
+                // Of this call it is certain; not of one before.
+                self.progress.in_doubt = before.0;
+                self.doubts(before.1);
                 if care == Care::Once {
                     self.tell(Said::Calling(None)).await?;
                 }
@@ -381,7 +393,8 @@ impl Attempt {
         let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
         if step.point > self.begun().point {
             // A call of this run that nobody can tell about: whatever came next would hide it.
-            if self.begun().note.calling.is_some() {
+            let hides = self.progress.in_doubt.is_some_and(|call| call.point == step.point && call != step);
+            if hides || self.begun().note.calling.is_some() {
                 return Err(PhaseError::Unsure);
             }
             return Ok(Passed::NotYet(step));

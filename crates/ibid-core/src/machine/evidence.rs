@@ -27,7 +27,7 @@ pub enum Bearing {
 /// What the evidence means for the record.
 pub fn bearing(record: Option<&Record>, kept: &Kept) -> Bearing {
     let frees = kept.evidence.what == Found::NotExecuted;
-    let Some(record) = record else { return if frees { Bearing::Premature } else { Bearing::Early } };
+    let Some(record) = record else { return of_open(frees) };
     // Two tests, for a store's clock may be set back: an Attempt that began after the arrival is another owner.
     let is_other = kept.evidence.owner.is_some_and(|owner| owner != record.owner);
     if is_other || record.ran_at.is_some_and(|ran_at| kept.as_of < ran_at) {
@@ -36,15 +36,20 @@ pub fn bearing(record: Option<&Record>, kept: &Kept) -> Bearing {
     match record.state {
         State::Unknown if frees && !settle::is_over(record, kept.as_of) => Bearing::Premature,
         State::Unknown => Bearing::Settles,
+        // It may be run again, which says nothing of what was done.
+        State::Pending | State::Retryable if record.note.doubt.is_some() => of_open(frees),
         // What waits for its next run is what `retryable` is to others.
         State::Pending if record.attempt > 0 && !record.flags.owed => of_free(kept),
-        // However long it has run: what it was not seen to do, it may be about to do.
-        State::InProgress | State::Pending if frees => Bearing::Premature,
-        State::InProgress | State::Pending => Bearing::Early,
+        State::InProgress | State::Pending => of_open(frees),
         State::Completed if contradicts(record, &kept.evidence.what) => Bearing::Contradicts,
         State::Completed => Bearing::Known,
         State::Retryable => of_free(kept),
     }
+}
+
+/// However long it has run: what it was not seen to do, it may be about to do.
+fn of_open(frees: bool) -> Bearing {
+    if frees { Bearing::Premature } else { Bearing::Early }
 }
 
 fn of_free(kept: &Kept) -> Bearing {

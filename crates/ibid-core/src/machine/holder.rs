@@ -22,7 +22,7 @@ pub(super) fn answered(
 ) -> Verdict {
     let mut class = class_of(begun, answer);
     // What the handler says of itself does not tell what became of its call.
-    if class != Class::Stored && record.unwrap_or(begun).note.calling.is_some() {
+    if class != Class::Stored && is_open(record, begun) {
         class = Class::Ambiguous;
     }
     let Some(record) = record else {
@@ -47,17 +47,18 @@ pub(super) fn answered(
 /// The Attempt has proof that nothing was executed.
 pub(super) fn not_executed(record: Option<&Record>, begun: &Record, nonce: Nonce, why: ErrorCode) -> Verdict {
     match record {
+        None if is_open(None, begun) => uncertain(None, begun, nonce, why),
         // Absent is free.
         None => Verdict::Keep(Decision::Freed),
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
         // It speaks of the work at hand. What became of a call before it nobody knows all the same.
-        Some(record) if record.note.calling.is_some() => uncertain(Some(record), begun, nonce, why),
+        Some(record) if is_open(Some(record), begun) => uncertain(Some(record), begun, nonce, why),
         Some(record) => match state_to_its_attempt(record) {
             State::InProgress => {
-                Verdict::Write(write(record, nonce, freed(same(record), why)), Decision::Freed)
+                Verdict::Write(write(record, nonce, freed(told(record, begun), why)), Decision::Freed)
             }
             State::Unknown => {
-                let change = write(record, nonce, freed(same(record), why));
+                let change = write(record, nonce, freed(told(record, begun), why));
                 Verdict::Write(
                     with(change, Happened::Settled, "the attempt came back: not executed"),
                     Decision::Freed,
@@ -79,7 +80,7 @@ pub(super) fn uncertain(record: Option<&Record>, begun: &Record, nonce: Nonce, w
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
         Some(record) => match state_to_its_attempt(record) {
             State::InProgress => {
-                let change = write(record, nonce, unknown(same(record), why));
+                let change = write(record, nonce, unknown(told(record, begun), why));
                 let detail = format!("attempt {}: {}", record.attempt, why.name());
                 Verdict::Write(with(change, Happened::Unknown, detail), Decision::Unsettled)
             }
@@ -135,6 +136,7 @@ pub(super) fn phase(
             draft.point = step.point;
             draft.note.phases = Some(step.phases);
             draft.note.calling = None;
+            draft.note.doubt = None;
             draft.due_in = Some(record.policy.lease);
             let mut change = write(record, nonce, draft);
             Arc::make_mut(&mut change)
@@ -144,6 +146,23 @@ pub(super) fn phase(
         }
         _ => Verdict::Keep(Decision::Superseded),
     }
+}
+
+/// Whether nobody can tell what became of a call, and no run may make it again. What is in doubt could be called again,
+/// but of a record that is lost nobody knows any more how old its key is.
+fn is_open(record: Option<&Record>, begun: &Record) -> bool {
+    match record {
+        Some(record) => record.note.calling.is_some(),
+        None => begun.note.calling.is_some() || begun.note.doubt.is_some(),
+    }
+}
+
+/// The row as it is, with the doubt that its Attempt has come into.
+fn told(record: &Record, begun: &Record) -> Draft {
+    let mut draft = same(record);
+    // What is recorded meanwhile is in doubt no longer.
+    draft.note.doubt = record.note.doubt.or(begun.note.doubt).filter(|point| *point > record.point);
+    draft
 }
 
 /// Whether `point` follows on the last one reached.
@@ -182,8 +201,10 @@ fn settled_by(
     answer: &Answer,
 ) -> Verdict {
     // The reaper may have come meanwhile; whose it is the Attempt still knows.
-    let from = record
-        .map_or_else(|| anew(begun), |record| Draft { identity: begun.identity.clone(), ..same(record) });
+    let from = record.map_or_else(
+        || anew(begun),
+        |record| Draft { identity: begun.identity.clone(), ..told(record, begun) },
+    );
     let to = |draft| match record {
         Some(record) => write(record, nonce, draft),
         None => change(begun.id, Expect::Absent, nonce, draft),
@@ -203,8 +224,8 @@ fn settled_by(
             let mut draft = freed(from, ErrorCode::Refused);
             // What was done for this request, or will run again by itself, is nobody else's.
             // Nor is what an earlier run may have begun outside, under a key of this generation.
-            if forget_fingerprint && draft.state == State::Retryable && draft.point == 0 && draft.attempt <= 1
-            {
+            let begun_outside = draft.point > 0 || draft.attempt > 1 || draft.note.doubt.is_some();
+            if forget_fingerprint && draft.state == State::Retryable && !begun_outside {
                 draft.fingerprint = None;
             }
             (to(draft), Decision::Freed)

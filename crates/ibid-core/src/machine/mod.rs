@@ -23,6 +23,7 @@ pub use evidence::{Bearing, bearing};
 
 use crate::act::Act;
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
+use crate::effect::KEY_WINDOW;
 use crate::evidence::Kept;
 use crate::fingerprint::{Asked, Fingerprint, Secrets};
 use crate::policy::{OnLapse, Policy};
@@ -61,7 +62,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
     }
 }
 
-/// What happened to a Record.
+/// What happened to a Record. Where an Attempt speaks, the doubt that it has come into is in the note of `begun`.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
     /// A client sent a request.
@@ -513,13 +514,17 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
     draft.note.status = Some(answer.status);
     draft.note.last_error = None;
     draft.note.calling = None;
+    draft.note.doubt = None;
     draft.note.provider_id = answer.provider_id.clone().or(draft.note.provider_id);
     retained(&mut draft);
     (draft, answer.kept.clone().map(|data| Body { kind: BodyKind::Answer, data }))
 }
 
-/// Proven not executed. What was begun to be run later goes back to wait for its next run. After the last of these it is
+/// It may run again. What was begun to be run later goes back to wait for its next run. After the last of these it is
 /// its client's again: it may be sent once more, and a person hears that nobody tries any longer.
+///
+/// With a call in doubt it does not expire: whoever comes then would begin anew and call under another key. When the
+/// provider may have forgotten this one, it is unknown.
 fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
     let accepted = draft.flags.asynchronous;
     draft.note.last_error = Some(why);
@@ -532,8 +537,11 @@ fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
     } else {
         draft.flags = Flags { dead_letter: accepted, ..Flags::default() };
         draft.state = State::Retryable;
-        draft.due_in = None;
         retained(&mut draft);
+        if draft.note.doubt.is_some() {
+            draft.due_in = Some(KEY_WINDOW);
+            (draft.expires_in, draft.purge_in) = (None, None);
+        }
     }
     draft
 }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::act::Act;
 use crate::change::{Change, Draft, Expect, Happened, Mark};
+use crate::effect::KEY_WINDOW;
 use crate::policy::{OnLapse, Profile};
 use crate::record::{ErrorCode, Nonce, Record, State};
 use crate::refusal::Refusal;
@@ -41,7 +42,7 @@ fn is_overdue(record: &Record, now: Timestamp) -> bool {
         && record.created_at.after(record.policy.pending_deadline) <= now
 }
 
-/// The sweeper found the lease run out.
+/// The sweeper found the lease run out, or a call in doubt that nobody has settled.
 pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
     match record {
         Some(record) if record.state == State::InProgress && record.is_due(now) => {
@@ -51,8 +52,27 @@ pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
             }
             Verdict::Write(lapse(record, nonce), Decision::Settled)
         }
+        Some(record) if !careful && is_past_key_window(record, now) => {
+            Verdict::Write(forgotten(record, nonce), Decision::Settled)
+        }
         _ => Verdict::Keep(Decision::Ignored),
     }
+}
+
+/// Whether a call is in doubt that can't be made again: the provider may have forgotten its key. It counts from the first
+/// request, for nobody notes when the key is first used.
+pub(super) fn is_past_key_window(record: &Record, now: Timestamp) -> bool {
+    record.state == State::Retryable
+        && record.note.doubt.is_some()
+        && record.created_at.after(KEY_WINDOW) <= now
+}
+
+/// What becomes of a call in doubt that can't be made again.
+pub(super) fn forgotten(record: &Record, nonce: Nonce) -> Arc<Change> {
+    let why = record.note.last_error.unwrap_or(ErrorCode::TimedOut);
+    let change = write(record, nonce, unknown(same(record), why));
+    let detail = format!("attempt {}: a call may have been made, and its key be forgotten", record.attempt);
+    with(change, Happened::Unknown, detail)
 }
 
 /// A sweeper that can run the handler takes over. What can't be resumed is left to [`lapsed`].
@@ -265,7 +285,9 @@ fn settled(record: &Record, nonce: Nonce, answer: &Answer, what: Happened, detai
 }
 
 fn released(record: &Record) -> Draft {
-    freed(same(record), record.note.last_error.unwrap_or(ErrorCode::NotSent))
+    let mut draft = same(record);
+    draft.note.doubt = None;
+    freed(draft, record.note.last_error.unwrap_or(ErrorCode::NotSent))
 }
 
 /// One more try is used up. After the last, a person must look.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::change::{Commit, Happened};
+use ibid_core::effect::KEY_WINDOW;
 use ibid_core::evidence::{About, EventName, Evidence, Kept};
 use ibid_core::machine::{Bearing, Decision, Event, Found, Role, Verdict, bearing, decide};
 use ibid_core::policy::Policy;
@@ -213,4 +214,24 @@ fn a_stored_answer_and_a_free_key_stay_as_they_are_and_contradictions_are_told()
             "{stored}"
         );
     }
+}
+
+#[test]
+fn what_is_said_of_a_call_in_doubt_waits_until_nobody_can_make_it_again() {
+    let mut play = Play::new();
+    let mut begun = play.begins();
+    begun.note.doubt = Some(1);
+    let nonce = play.nonce();
+    play.happens(&Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent });
+    assert_eq!(play.record().state, State::Retryable);
+    play.waits_for_the_attempts_end();
+    let kept = play.arrives(Found::Executed(answer(201, "psp")));
+    assert_eq!(bearing(play.shelf.record(), &kept), Bearing::Early);
+    assert_eq!(bearing(play.shelf.record(), &play.arrives(Found::NotExecuted)), Bearing::Premature);
+    assert_eq!(play.told(&kept), Decision::Later);
+    play.shelf.now = play.shelf.now.after(KEY_WINDOW);
+    let nonce = play.nonce();
+    assert_eq!(play.happens(&Event::Lapsed { nonce, careful: false }), Decision::Settled);
+    assert_eq!(play.told(&kept), Decision::Settled);
+    assert_eq!(play.record().note.status, Some(201));
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft, Expect};
+use ibid_core::effect::KEY_WINDOW;
 use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step, Verdict, decide};
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
@@ -53,7 +54,7 @@ fn a_fixed_run_meets_every_situation_that_matters() {
 }
 
 /// What a run must have met to prove anything.
-const SITUATIONS: [&str; 37] = [
+const SITUATIONS: [&str; 39] = [
     "a first request ran",
     "a first request was accepted to run later",
     "an insert lost to another",
@@ -91,6 +92,8 @@ const SITUATIONS: [&str; 37] = [
     "a phase of a lost lease was refused",
     "what was never claimed was answered",
     "a row was purged and its key begun again",
+    "what has a call in doubt was run again",
+    "what has a call in doubt became unknown",
 ];
 
 /// Runs and steps of the fixed run: some seconds in a development build.
@@ -288,6 +291,7 @@ impl World {
                 self.watch.given_up.clear();
                 self.shelf.lose();
             }
+            15 if luck < 8 => self.pass(KEY_WINDOW.as_secs()),
             _ => self.pass(1),
         }
     }
@@ -337,7 +341,7 @@ impl World {
                 Op::Request(ask, role)
             }
             Kind::Worker if state == Some(State::Pending) => Op::Claim(nonce),
-            Kind::Sweeper if due && state == Some(State::InProgress) => {
+            Kind::Sweeper if due && matches!(state, Some(State::InProgress | State::Retryable)) => {
                 Op::Lapsed(nonce, self.real < self.careful_until)
             }
             Kind::Reaper if due && state == Some(State::Pending) && how.is_multiple_of(2) => {
@@ -614,7 +618,12 @@ impl World {
                 let point = self.shelf.record().map_or(0, |row| row.point) + 1;
                 Op::Phase(begun, nonce, point, Bytes::from_static(b"result"))
             }
-            (None, 6) => return,
+            // It calls the outside, and does not learn what comes of it.
+            (None, 6) => {
+                let point = self.shelf.record().map_or(0, |row| row.point) + 1;
+                run.begun.note.doubt = Some(point).filter(|_| luck.is_multiple_of(2));
+                return;
+            }
             (None, _) => {
                 run.delivery = Some(self.deliver(&begun, luck));
                 return;
@@ -715,6 +724,15 @@ impl World {
         let state = before.map(|before| before.state);
         let expired = before.is_some_and(|before| before.is_expired(self.shelf.now));
         let draft = change.draft.as_ref();
+        if before.is_some_and(|before| before.state == State::Retryable && before.note.doubt.is_some()) {
+            match draft.map(|draft| draft.state) {
+                Some(State::InProgress | State::Pending) => {
+                    self.meet("what has a call in doubt was run again");
+                }
+                Some(State::Unknown) => self.meet("what has a call in doubt became unknown"),
+                _ => {}
+            }
+        }
         match (op, decision) {
             (Op::Request(..), Decision::Run { .. } | Decision::Accepted) => match state {
                 None if *decision == Decision::Accepted => {
@@ -808,6 +826,9 @@ impl Watch {
             matches!(op, Op::GaveUp(..)) && before.is_expired(now) && before.birth == after.birth
         });
         match after.state {
+            State::Retryable if after.note.doubt.is_some() => {
+                assert!(counts.is_none() && after.due_at.is_some(), "a call in doubt is never forgotten");
+            }
             State::Completed | State::Retryable if !matches!(op, Op::Forget(_)) => {
                 // A tombstone is not revived: it has expired, and goes no later than one that is made now.
                 let goes_by = now.after(after.policy.tombstone);
@@ -865,6 +886,7 @@ fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest
         let may = by_its_owner || matches!(op, Op::Found(..));
         assert!(may || after.state == State::Unknown, "only who knows leaves unknown");
     }
+    check_doubt(before, after, op, by_its_owner);
     if !same_generation {
         let free = before.is_expired(furthest) || before.fingerprint.is_none();
         assert!(free, "a generation ends by expiry, or where nobody's request holds the key");
@@ -884,6 +906,21 @@ fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest
     let kept = after.fingerprint == before.fingerprint;
     assert!(kept || after.fingerprint.is_none(), "a fingerprint is kept or cleared, never changed");
     assert!(kept || after.state == State::Retryable, "only a free key is nobody's");
+}
+
+/// What is always true of a call that may have been made and may be made again.
+fn check_doubt(before: &Record, after: &Record, op: &Op, by_its_owner: bool) {
+    let settles = after.state == State::Completed || matches!(op, Op::Phase(..) | Op::Found(..));
+    if before.note.doubt.is_some() {
+        assert_eq!(before.birth, after.birth, "the next generation would call under another key");
+        assert!(settles || after.note.doubt == before.note.doubt, "a doubt ends by being settled");
+    }
+    if let Op::Answered(begun, ..) | Op::NotExecuted(begun, _) | Op::Uncertain(begun, _) = op
+        && by_its_owner
+        && begun.note.doubt.is_some_and(|point| point > before.point)
+    {
+        assert!(settles || after.note.doubt.is_some(), "an attempt's doubt is written with its end");
+    }
 }
 
 impl Op {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Stamp};
+use ibid_core::effect::KEY_WINDOW;
 use ibid_core::machine::{
     Answer, Ask, Decision, Doubt, Effect, EffectEvent, EffectState, Event, Finder, Found, Role, Step,
     Verdict, decide, decide_effect,
@@ -153,6 +154,9 @@ fn standing(scene: &Scene, row: &Record) -> String {
     }
     if let (State::Completed, Some(status)) = (row.state, row.note.status) {
         notes.push(status.to_string());
+    }
+    if row.note.doubt.is_some() {
+        notes.push("a call in doubt".to_owned());
     }
     if row.flags.dead_letter {
         notes.push("dead letter".to_owned());
@@ -433,6 +437,15 @@ fn situations() -> Vec<Situation> {
                 Some(set.scene())
             },
         },
+        Situation { title: "`retryable`, a call in doubt", make: |policy| Some(doubted(policy).scene()) },
+        Situation {
+            title: "`retryable`, a call in doubt whose key may be forgotten",
+            make: |policy| {
+                let mut set = doubted(policy);
+                set.wait(KEY_WINDOW.as_secs());
+                Some(set.scene())
+            },
+        },
         Situation {
             title: "`unknown`, its attempt perhaps not over yet",
             make: |policy| {
@@ -522,6 +535,17 @@ fn finished(policy: Arc<Policy>, index: usize) -> Option<Scene> {
     set.run();
     set.says(index);
     Some(set.scene())
+}
+
+/// A record whose Attempt left a call in doubt and proved that it did nothing else.
+fn doubted(policy: Arc<Policy>) -> Set {
+    let mut set = Set::new(policy, false);
+    set.run();
+    if let Some(begun) = &mut set.begun {
+        begun.note.doubt = Some(1);
+    }
+    set.says(5);
+    set
 }
 
 /// Brings a record into a situation by what really leads there.

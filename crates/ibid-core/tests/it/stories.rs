@@ -2260,3 +2260,144 @@ fn a_refusal_in_a_later_run_does_not_give_the_key_to_another_request() {
     ",
     );
 }
+
+#[test]
+fn a_call_in_doubt_outlives_its_retention_and_is_run_again_under_its_key() {
+    for end in ["finishes 503", "finishes 401", "proves nothing was sent"] {
+        for policy in ["on_lapse=resume", "on_lapse=retry", "on_lapse=unknown"] {
+            story(&format!(
+                "
+                policy   {policy} retention=1h
+                ann      begins             -> run
+                ann      commits `ride`     -> advanced
+                ann      doubts its call
+                ann      {end}              -> freed
+                record   is retryable
+                record   never expires
+                +2h
+                eve      purges             -> ignored
+                eve      forgets            -> ignored
+                bob      begins with body B -> mismatch
+                bob      begins             -> resume after `ride`
+                record   has generation 1
+                bob      commits `charged`  -> advanced
+                bob      finishes 503       -> freed
+                record   expires in 1h      (what is recorded is in doubt no longer)
+            "
+            ));
+        }
+    }
+}
+
+#[test]
+fn a_call_in_doubt_is_unknown_once_its_key_may_be_forgotten() {
+    for first in [
+        "bob begins -> unknown, dead letter",
+        "eve sweeps -> settled",
+        "bob begins as waiter -> unknown, dead letter",
+    ] {
+        story(&format!(
+            "
+            policy   on_lapse=resume retention=1h
+            ann      begins           -> run
+            ann      doubts its call
+            ann      finishes 503     -> freed
+            +23h
+            eve      sweeps           -> ignored
+            bob      begins           -> run attempt 2
+            bob      finishes 503     -> freed
+            +1h                          (it counts from the first request)
+            eve      sweeps carefully -> ignored
+            {first}
+            record   is unknown, dead letter
+            record   has history unknown
+            cat      begins           -> unknown, dead letter
+            eve      resolves not executed -> settled
+            record   expires in 1h
+            cat      begins           -> run attempt 3
+        "
+        ));
+    }
+}
+
+#[test]
+fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
+    story(
+        "
+        policy   on_lapse=resume on_server_error=retry retention=1h
+        ann      begins                  -> run
+        ann      doubts its call
+        ann      finishes 503            -> freed
+        bob      begins                  -> run attempt 2
+        bob      finishes 403            -> freed
+        record   never expires
+        cat      begins                  -> run attempt 3
+        +31s
+        dan      begins                  -> run attempt 4
+        dan      proves nothing was sent -> freed
+        record   never expires
+        dan      decides: begins         -> run attempt 5
+        dan      gave up                 -> freed
+        record   never expires
+        eva      begins                  -> run attempt 5
+        eva      times out               -> unsettled
+        eva      finishes 503            -> freed
+        record   never expires
+        +24h
+        fay      begins                  -> unknown, dead letter
+        record   has generation 1
+    ",
+    );
+}
+
+#[test]
+fn a_doubt_whose_record_is_lost_is_unknown() {
+    for end in ["finishes 503", "proves nothing was sent"] {
+        story(&format!(
+            "
+            policy   on_lapse=resume
+            ann      begins          -> run
+            ann      doubts its call
+            eve      loses the row
+            ann      {end}           -> unsettled
+            bob      begins          -> unknown, dead letter
+        "
+        ));
+    }
+}
+
+#[test]
+fn an_answer_ends_every_doubt() {
+    story(
+        "
+        policy   on_lapse=resume retention=1h
+        ann      begins          -> run
+        ann      doubts its call
+        ann      finishes 503    -> freed
+        ann      finishes 201    -> stored
+        record   expires in 1h
+        bob      begins          -> replay 201
+    ",
+    );
+}
+
+#[test]
+fn an_accepted_request_keeps_its_doubt_until_nobody_tries_any_longer() {
+    story(
+        "
+        policy   answer=async on_lapse=resume max_attempts=2 retention=1h
+        ann      begins async    -> accepted
+        eve      claims          -> run
+        eve      doubts its call
+        eve      finishes 503    -> freed
+        record   is pending
+        +10s
+        eve      claims          -> run attempt 2
+        eve      finishes 503    -> freed
+        record   is retryable, dead letter
+        record   never expires
+        +24h
+        ann      begins async    -> unknown, dead letter
+    ",
+    );
+}

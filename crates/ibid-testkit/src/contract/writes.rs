@@ -322,6 +322,7 @@ fn everything(name: &Name, state: State) -> Draft {
             trace: Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
             phases: Some(u64::MAX),
             calling: Some(u16::MAX),
+            doubt: Some(u16::MAX),
         },
         ..draft(name, state)
     }

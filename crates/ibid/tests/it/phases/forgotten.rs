@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use ibid::attempt::Finished;
 use ibid::engine::Begun;
-use ibid::phase::{Care, PhaseError, Verified};
+use ibid::phase::{Care, NotDone, PhaseError, Verified};
+use ibid::transaction::TxError;
+use ibid::upkeep;
 use ibid_core::record::State;
 
 use super::outside::{Charge, Provider, let_go};
@@ -16,6 +18,9 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     a_call_is_made_again_as_long_as_its_key_is_remembered(world).await;
     a_call_whose_key_may_be_forgotten_is_left_to_a_person(world).await;
     a_provider_that_can_be_asked_need_not_remember_the_key(world).await;
+    a_call_in_doubt_is_made_again_by_whoever_comes_to_it(world).await;
+    a_call_in_doubt_is_unknown_and_not_begun_anew(world).await;
+    nothing_that_comes_next_hides_a_call_in_doubt(world).await;
 }
 
 /// How old the key is in hours, and what was said of the provider's memory.
@@ -80,4 +85,87 @@ async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(worl
         attempt.outside_verified("charge", Duration::ZERO, verify, |key| provider.charge(key)).await;
     assert_eq!(provider.calls()[1..], [second.unwrap()]);
     assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+}
+
+/// An Attempt that calls, does not learn what comes of it, and frees its key; or is dropped.
+async fn freed_in_doubt<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, end: Option<u16>) {
+    let mut attempt = world.begin(key).await;
+    let first: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
+    assert!(matches!(first, Err(PhaseError::Uncertain(_))), "{first:?}");
+    match end {
+        Some(status) => {
+            let finished = attempt.finish(answer(status), false).await;
+            assert!(matches!(finished, Finished::Freed), "{finished:?}");
+        }
+        None => drop(let_go(world, attempt, key).await),
+    }
+    is_in_doubt(world, key).await;
+}
+
+async fn is_in_doubt<A: Adapter>(world: &World<A>, key: &str) {
+    let record = world.record(key).await.unwrap();
+    assert_eq!((record.state, record.note.doubt), (State::Retryable, Some(1)));
+    assert_eq!((record.expires_at, record.purge_at), (None, None), "it does not expire");
+    assert!(record.fingerprint.is_some(), "it is this request's");
+}
+
+/// How an Attempt ends that frees its key; none: it is dropped.
+const ENDS: [Option<u16>; 4] = [Some(503), Some(500), Some(401), None];
+
+async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world: &World<A>) {
+    for end in ENDS {
+        let (key, provider) = (format!("in doubt, {end:?}"), Provider::default());
+        freed_in_doubt(world, &key, &provider, end).await;
+        // Who does not come to the call, or certainly does not make it, knows nothing of the first.
+        let_go(world, world.begin(&key).await, &key).await;
+        is_in_doubt(world, &key).await;
+        let mut attempt = world.begin(&key).await;
+        let refused: Charge =
+            attempt.outside("charge", Care::Repeatable, async |_| Err(NotDone::NotMade("refused"))).await;
+        assert!(matches!(refused, Err(PhaseError::NotMade(_))), "{refused:?}");
+        attempt.finish(answer(503), false).await;
+        is_in_doubt(world, &key).await;
+
+        let mut attempt = world.begin(&key).await;
+        let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
+        let calls = provider.calls();
+        assert_eq!(calls, [made.unwrap(), calls[0].clone()]);
+        attempt.finish(answer(503), false).await;
+        let record = world.record(&key).await.unwrap();
+        assert_eq!((record.point, record.note.doubt), (1, None));
+        assert!(record.expires_at.is_some());
+    }
+}
+
+async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &World<A>) {
+    for end in ENDS {
+        let (key, provider) = (format!("in doubt for 25 h, {end:?}"), Provider::default());
+        freed_in_doubt(world, &key, &provider, end).await;
+        world.grow_older(&key, 25).await;
+        upkeep::reap_once(&world.ibid, upkeep::Keep::default()).await.unwrap();
+        let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
+        assert!(matches!(begun, Begun::Unknown { .. }), "{begun:?}");
+        let record = world.record(&key).await.unwrap();
+        assert_eq!((record.state, record.attempt), (State::Unknown, 1));
+        assert!(record.flags.dead_letter);
+    }
+}
+
+/// A Phase of another name in the call's place would be taken for it.
+async fn nothing_that_comes_next_hides_a_call_in_doubt<A: Adapter>(world: &World<A>) {
+    let (key, provider) = ("hidden", Provider::default());
+    for run in 1..=2 {
+        let mut attempt = world.begin(key).await;
+        if run == 1 {
+            let _: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
+            let other: Charge = attempt.outside("tip", Care::Repeatable, |key| provider.charge(key)).await;
+            assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");
+        }
+        let other: Result<(), PhaseError<TxError>> =
+            attempt.phase("give up", &world.db, |_| unreachable!("it would hide the call")).await;
+        assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");
+        let_go(world, attempt, key).await;
+        is_in_doubt(world, key).await;
+    }
+    assert_eq!(provider.calls().len(), 1);
 }

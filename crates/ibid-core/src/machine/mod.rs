@@ -147,7 +147,7 @@ pub enum Event<'a> {
         /// The store's clock has just jumped: what would run again is left alone.
         careful: bool,
     },
-    /// A sweeper that can run the handler takes over a lapsed record that may be resumed.
+    /// A sweeper that can run the handler takes over a record that may be resumed: lapsed, or with a call in doubt.
     Resume {
         /// Of this write; becomes the owner.
         nonce: Nonce,
@@ -539,7 +539,9 @@ fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
         draft.state = State::Retryable;
         retained(&mut draft);
         if draft.note.doubt.is_some() {
-            draft.due_in = Some(KEY_WINDOW);
+            // Where the sweeper may run it, it need not wait for its client.
+            let resumes = draft.policy.on_lapse == OnLapse::Resume;
+            draft.due_in = Some(if resumes { backoff(draft.attempt) } else { KEY_WINDOW });
             (draft.expires_in, draft.purge_in) = (None, None);
         }
     }

@@ -88,6 +88,19 @@ pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
         {
             taken_over(record, nonce, "the sweeper")
         }
+        // Freed in doubt, and its client has not come back.
+        Some(record)
+            if !careful
+                && record.state == State::Retryable
+                && record.note.doubt.is_some()
+                && record.is_due(now)
+                && record.policy.on_lapse == OnLapse::Resume
+                && !is_past_key_window(record, now) =>
+        {
+            let change = rewrite(record, Expect::Due(record.version), nonce, run_again(record, nonce));
+            let detail = format!("attempt {} left a call in doubt; resumed by the sweeper", record.attempt);
+            Verdict::Write(with(change, Happened::Takeover, detail), Decision::Run { after: record.point })
+        }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }

@@ -54,7 +54,7 @@ fn a_fixed_run_meets_every_situation_that_matters() {
 }
 
 /// What a run must have met to prove anything.
-const SITUATIONS: [&str; 39] = [
+const SITUATIONS: [&str; 40] = [
     "a first request ran",
     "a first request was accepted to run later",
     "an insert lost to another",
@@ -94,6 +94,7 @@ const SITUATIONS: [&str; 39] = [
     "a row was purged and its key begun again",
     "what has a call in doubt was run again",
     "what has a call in doubt became unknown",
+    "a sweeper resumed what has a call in doubt",
 ];
 
 /// Runs and steps of the fixed run: some seconds in a development build.
@@ -152,6 +153,7 @@ enum Op {
     Claim(Nonce),
     /// Carefully, or not.
     Lapsed(Nonce, bool),
+    Resume(Nonce, bool),
     NeverClaimed(Nonce),
     EffectDone(Nonce, Answer),
     EffectDead(Nonce),
@@ -239,7 +241,8 @@ impl World {
         // Everybody moves; clients, workers and those who settle move most, and time moves often.
         let index = match who {
             _ if who < all => who,
-            14..30 => who % 4,
+            14..28 => who % 4,
+            28..30 => 6 + who % 2,
             30..36 => 4 + who % 2,
             36..42 => 9 + who % 2,
             _ => return self.turn(how, luck),
@@ -342,6 +345,10 @@ impl World {
             }
             Kind::Worker if state == Some(State::Pending) => Op::Claim(nonce),
             Kind::Sweeper if due && matches!(state, Some(State::InProgress | State::Retryable)) => {
+                if how.is_multiple_of(2) {
+                    actor.doing = Some((Op::Resume(nonce, self.real < self.careful_until), Stage::Start));
+                    return;
+                }
                 Op::Lapsed(nonce, self.real < self.careful_until)
             }
             Kind::Reaper if due && state == Some(State::Pending) && how.is_multiple_of(2) => {
@@ -423,7 +430,8 @@ impl World {
 
     /// Whether somebody may learn any moment that its begin had come, and run.
     fn may_begin(actor: &Actor) -> bool {
-        matches!(&actor.doing, Some((Op::Request(..) | Op::Claim(_), Stage::Decided { sent: true, .. })))
+        let begins = |op: &Op| matches!(op, Op::Request(..) | Op::Claim(_) | Op::Resume(..));
+        matches!(&actor.doing, Some((op, Stage::Decided { sent: true, .. })) if begins(op))
     }
 
     /// An actor goes on with what it took up: reads, decides, commits.
@@ -618,11 +626,14 @@ impl World {
                 let point = self.shelf.record().map_or(0, |row| row.point) + 1;
                 Op::Phase(begun, nonce, point, Bytes::from_static(b"result"))
             }
-            // It calls the outside, and does not learn what comes of it.
+            // It calls the outside, and does not learn what comes of it. It may end at once, or go on.
             (None, 6) => {
                 let point = self.shelf.record().map_or(0, |row| row.point) + 1;
-                run.begun.note.doubt = Some(point).filter(|_| luck.is_multiple_of(2));
-                return;
+                run.begun.note.doubt = Some(point);
+                if luck.is_multiple_of(2) {
+                    return;
+                }
+                Op::NotExecuted(Box::new(run.begun.clone()), nonce)
             }
             (None, _) => {
                 run.delivery = Some(self.deliver(&begun, luck));
@@ -726,6 +737,9 @@ impl World {
         let draft = change.draft.as_ref();
         if before.is_some_and(|before| before.state == State::Retryable && before.note.doubt.is_some()) {
             match draft.map(|draft| draft.state) {
+                Some(State::InProgress) if matches!(op, Op::Resume(..)) => {
+                    self.meet("a sweeper resumed what has a call in doubt");
+                }
                 Some(State::InProgress | State::Pending) => {
                     self.meet("what has a call in doubt was run again");
                 }
@@ -809,7 +823,8 @@ impl Watch {
         op: &Op,
         now: Timestamp,
     ) {
-        let begins = matches!(op, Op::Request(..) | Op::Claim(_)) && after.state == State::InProgress;
+        let begins =
+            matches!(op, Op::Request(..) | Op::Claim(_) | Op::Resume(..)) && after.state == State::InProgress;
         assert!(
             !(after.state == State::InProgress && self.given_up.contains(&after.owner)),
             "a begin that was given up holds the record"
@@ -935,6 +950,7 @@ impl Op {
             | Op::Phase(_, nonce, ..)
             | Op::Claim(nonce)
             | Op::Lapsed(nonce, _)
+            | Op::Resume(nonce, _)
             | Op::NeverClaimed(nonce)
             | Op::EffectDone(nonce, _)
             | Op::EffectDead(nonce)
@@ -958,6 +974,7 @@ impl Op {
             }
             Op::Claim(nonce) => Event::Claim { nonce: *nonce },
             Op::Lapsed(nonce, careful) => Event::Lapsed { nonce: *nonce, careful: *careful },
+            Op::Resume(nonce, careful) => Event::Resume { nonce: *nonce, careful: *careful },
             Op::NeverClaimed(nonce) => Event::NeverClaimed { nonce: *nonce },
             Op::EffectDone(nonce, answer) => Event::EffectDone { nonce: *nonce, answer },
             Op::EffectDead(nonce) => Event::EffectDead { nonce: *nonce },

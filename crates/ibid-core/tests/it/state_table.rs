@@ -437,7 +437,15 @@ fn situations() -> Vec<Situation> {
                 Some(set.scene())
             },
         },
-        Situation { title: "`retryable`, a call in doubt", make: |policy| Some(doubted(policy).scene()) },
+        Situation {
+            title: "`retryable`, a call in doubt",
+            make: |policy| {
+                let mut set = doubted(policy);
+                // Long enough for the sweeper to look at it again.
+                set.wait(60);
+                Some(set.scene())
+            },
+        },
         Situation {
             title: "`retryable`, a call in doubt whose key may be forgotten",
             make: |policy| {

@@ -2401,3 +2401,66 @@ fn an_accepted_request_keeps_its_doubt_until_nobody_tries_any_longer() {
     ",
     );
 }
+
+#[test]
+fn the_sweeper_runs_what_has_a_call_in_doubt_with_growing_pauses() {
+    story(
+        "
+        policy   on_lapse=resume
+        ann      begins           -> run
+        ann      commits `ride`   -> advanced
+        ann      doubts its call
+        ann      finishes 503     -> freed
+        record   is due in 2s
+        eve      resumes          -> ignored
+        +2s
+        eve      resumes carefully -> ignored
+        eve      sweeps           -> ignored      (it can't run the handler)
+        eve      decides: resumes -> resume after `ride`
+        dan      resumes          -> resume after `ride`
+        eve      commits what it decided -> refused
+        record   has history takeover
+        ann      begins           -> wait
+        dan      finishes 503     -> freed
+        record   is due in 4s
+        +4s
+        eve      resumes          -> resume after `ride`
+        eve      commits `charged` -> advanced
+        eve      finishes 201     -> stored
+        ann      begins           -> replay 201
+        record   has attempt 3
+        record   has generation 1
+    ",
+    );
+}
+
+#[test]
+fn the_sweeper_runs_nothing_whose_key_may_be_forgotten_or_that_its_rule_does_not_let_it() {
+    story(
+        "
+        policy   on_lapse=resume
+        ann      begins          -> run
+        ann      doubts its call
+        ann      finishes 503    -> freed
+        +24h
+        eve      resumes         -> ignored
+        eve      sweeps          -> settled
+        record   is unknown, dead letter
+    ",
+    );
+    for policy in ["on_lapse=unknown", "on_lapse=retry", "on_lapse=fail"] {
+        story(&format!(
+            "
+            policy   {policy}
+            ann      begins          -> run
+            ann      doubts its call
+            ann      finishes 503    -> freed
+            record   is due in 24h
+            +24h
+            eve      resumes         -> ignored
+            eve      sweeps          -> settled
+            record   is unknown, dead letter
+        "
+        ));
+    }
+}

@@ -1,4 +1,5 @@
-//! Deals with lapsed leases: each by the rule that its record was begun with, by compare-and-set on what was seen.
+//! Deals with lapsed leases: each by the rule that its record was begun with, by compare-and-set on what was seen. And with
+//! calls in doubt whose client has not come back.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +18,8 @@ use crate::attempt::Attempt;
 use crate::engine::Ibid;
 use crate::telemetry;
 
-/// Settles every lapsed lease by the rule that its record was begun with. How many there were.
+/// Settles every lapsed lease by the rule that its record was begun with, and resumes or gives up what has a call in doubt.
+/// How many there were.
 pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
     sweep_telling(ibid, |_| {}).await
 }
@@ -27,16 +29,18 @@ pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64
     // Before anything can fail: a store that is away is when it matters.
     ibid.inner().tell_breaker();
     let mut swept = 0;
-    for _ in 0..SWEEP_BATCHES_MAX {
-        let due = ibid.inner().due(State::InProgress, SWEEP_BATCH).await?;
-        let full = due.len() as u32 == SWEEP_BATCH;
-        // At once, so that they share commits.
-        let settled =
-            join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
-        swept += settled;
-        told(swept);
-        if !full || settled == 0 {
-            break;
+    for state in [State::InProgress, State::Retryable] {
+        for _ in 0..SWEEP_BATCHES_MAX {
+            let due = ibid.inner().due(state, SWEEP_BATCH).await?;
+            let full = due.len() as u32 == SWEEP_BATCH;
+            // At once, so that they share commits.
+            let settled =
+                join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
+            swept += settled;
+            told(swept);
+            if !full || settled == 0 {
+                break;
+            }
         }
     }
     gauge!(telemetry::TENANTS_ABOVE).set(ibid.tenants_above_duplicate_rate() as f64);
@@ -53,7 +57,8 @@ pub trait Resume: Send + Sync {
 }
 
 impl Ibid {
-    /// Lets the chores of this process run lapsed requests of routes with `on_lapse = resume`, and accepted ones.
+    /// Lets the chores of this process run requests of routes with `on_lapse = resume` that lapsed or left a call in doubt,
+    /// and accepted ones.
     pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
         self.inner().resumes.set(resumer);
     }
@@ -81,7 +86,7 @@ impl Resumes {
     }
 }
 
-/// Settles one lapsed lease. 1 if it was still lapsed.
+/// Settles one record. 1 if there was still something to settle.
 async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
     if stored.record.policy.on_lapse == OnLapse::Resume
         && let Some(resumer) = ibid.inner().resumes.get()
@@ -95,8 +100,7 @@ async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
     u64::from(settlement.decision == Decision::Settled)
 }
 
-/// Takes a lapsed record over and lets its handler go on. None if it can't be resumed here, and its lapse is to be
-/// settled otherwise.
+/// Takes a record over and lets its handler go on. None if it can't be resumed here, and is to be settled otherwise.
 async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Option<u64> {
     // What finds no place now is found again by the next sweep.
     let Ok(place) = ibid.inner().resumes.places.clone().try_acquire_owned() else { return Some(0) };
@@ -125,10 +129,10 @@ async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Opti
     Some(1)
 }
 
-/// Lapsed records read at once.
+/// Records read at once.
 const SWEEP_BATCH: u32 = 256;
 
-/// Batches in one sweep: a crash leaves at most a few thousand requests behind; the rest waits for the next sweep.
+/// Batches of each kind in one sweep: a crash leaves at most a few thousand requests behind; the rest waits for the next sweep.
 const SWEEP_BATCHES_MAX: u32 = 40;
 
 /// Lapsed requests that one process runs at once: a crash of its neighbour must not become its own.

@@ -8,6 +8,7 @@ on_both_databases!(
     a_retry_goes_on_after_a_charge_that_got_no_answer,
     the_next_request_resumes_a_ride_whose_node_was_killed,
     the_sweeper_resumes_a_ride_whose_client_has_gone,
+    the_sweeper_resumes_a_ride_whose_charge_got_no_answer,
 );
 
 async fn a_ride_is_booked_charged_and_receipted_once(place: Place) {
@@ -85,6 +86,22 @@ async fn the_sweeper_resumes_a_ride_whose_client_has_gone(place: Place) {
     assert_eq!(done.status, 201, "{}", done.text());
     assert_eq!(done.header("idempotent-replayed").as_deref(), Some("true"));
     is_done_once(&world, &node, &json(&done)).await;
+}
+
+/// The processor charges and hangs up. The client is told to come again, and does not.
+async fn the_sweeper_resumes_a_ride_whose_charge_got_no_answer(place: Place) {
+    let world = World::new(place, "reset=first");
+    let node = world.node("10s");
+    let first = node.post("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(first.status, 503, "{}", first.text());
+    assert_eq!(world.charged().await.len(), 1);
+    world.comes_to("select status from ride", &["succeeded"]).await;
+    let done = node.post_until_done("/rides", "ann", "k", &ride(900)).await;
+    assert_eq!(done.status, 201, "{}", done.text());
+    assert_eq!(done.header("idempotent-replayed").as_deref(), Some("true"));
+    is_done_once(&world, &node, &json(&done)).await;
+    let events = world.texts("select detail from ibid_event where detail like '%resumed%'").await;
+    assert_eq!(events, ["attempt 1 left a call in doubt; resumed by the sweeper"]);
 }
 
 /// On PostgreSQL only: a process that is paused in the middle of a write holds the whole of an SQLite file.

@@ -1,5 +1,5 @@
-//! A lapsed request goes on behind the guard of a real router: by the sweeper, with nobody listening, and by the
-//! client's next request.
+//! A request that lapsed or left a call in doubt goes on behind the guard of a real router: by the sweeper, with nobody
+//! listening, and by the client's next request.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,6 +14,7 @@ use ibid::http::{Guard, GuardLayer, Guarded, Held, NoTenant, Routes, Tenants};
 use ibid::phase::{Care, NotDone, PhaseError};
 use ibid::transaction::TxError;
 use ibid::upkeep;
+use ibid_core::record::State as RecordState;
 use ibid_core::scope::Tenant;
 use tokio::sync::{Notify, Semaphore};
 use tower::{Layer, ServiceExt};
@@ -30,6 +31,8 @@ struct Api<A: Adapter> {
     /// A charge needs a permit.
     gate: Semaphore,
     charges: AtomicU32,
+    /// The next charges whose answers are lost.
+    lost: AtomicU32,
 }
 
 impl<A: Adapter> Api<A> {
@@ -47,10 +50,13 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
         at_charge: Notify::new(),
         gate: Semaphore::new(0),
         charges: AtomicU32::new(0),
+        lost: AtomicU32::new(0),
     });
     the_sweeper_goes_on_without_the_client(&api).await;
     the_next_request_goes_on(&api).await;
     a_nested_router_is_resumed_where_it_is(&api).await;
+    the_sweeper_goes_on_after_a_call_in_doubt(&api).await;
+    the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten(&api).await;
 }
 
 async fn ride<A: Adapter>(
@@ -82,6 +88,10 @@ async fn ride<A: Adapter>(
     ));
     let charge: Result<String, PhaseError<()>> = held
         .outside("charge", Care::Repeatable, async |key| {
+            if api.lost.load(Ordering::SeqCst) > 0 {
+                api.lost.fetch_sub(1, Ordering::SeqCst);
+                return Err(NotDone::Uncertain(()));
+            }
             api.at_charge.notify_one();
             let permit = api.gate.acquire().await.map_err(|_| NotDone::Uncertain(()))?;
             permit.forget();
@@ -210,6 +220,51 @@ async fn a_nested_router_is_resumed_where_it_is<A: Adapter>(api: &Arc<Api<A>>) {
     assert_eq!(text(answer).await, "201 ride 1, receipt 2");
     api.charged_once().await;
     assert_eq!(api.world.payments("nested").await, 2);
+}
+
+/// How many records under this key are in this state, and whether a person must look.
+async fn standing<A: Adapter>(api: &Arc<Api<A>>, key: &str, state: RecordState, dead_letter: bool) -> i64 {
+    let (state, flags) = (state.code(), u8::from(dead_letter));
+    let sql = format!(
+        "select count(*) from ibid_record where key = '{key}' and state = {state} and flags & 1 = {flags}"
+    );
+    api.world.number(&sql).await
+}
+
+/// The client got an error and does not come back. Neither does the first two runs' answer.
+async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>) {
+    let (bob, guard) = process(api).await;
+    api.lost.store(2, Ordering::SeqCst);
+    let answer = guard.clone().oneshot(request("/rides", "in-doubt")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    for run in 2..=3 {
+        until(async || standing(api, "in-doubt", RecordState::Retryable, false).await == 1).await;
+        // Not before it is due.
+        assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 0);
+        api.world.lapse("in-doubt").await;
+        api.gate.add_permits(usize::from(run == 3));
+        assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 1);
+        bob.settled().await;
+    }
+    let answer = guard.oneshot(request("/rides", "in-doubt")).await.unwrap();
+    assert_eq!(answer.headers()["idempotent-replayed"], "true");
+    assert_eq!(text(answer).await, "201 ride 1, receipt 3");
+    api.charged_once().await;
+    assert_eq!(api.world.payments("in-doubt").await, 2);
+}
+
+async fn the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten<A: Adapter>(api: &Arc<Api<A>>) {
+    let (bob, guard) = process(api).await;
+    api.lost.store(1, Ordering::SeqCst);
+    let answer = guard.oneshot(request("/rides", "forgotten")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    until(async || standing(api, "forgotten", RecordState::Retryable, false).await == 1).await;
+    api.world.grow_older("forgotten", 25).await;
+    api.world.lapse("forgotten").await;
+    assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 1);
+    bob.settled().await;
+    assert_eq!(standing(api, "forgotten", RecordState::Unknown, true).await, 1, "it is a person's");
+    assert_eq!(api.charges.load(Ordering::SeqCst), 0, "nobody has called again");
 }
 
 async fn text<B>(answer: axum::http::Response<B>) -> String

@@ -1,21 +1,19 @@
 //! SIGTERM: what runs comes to its end, nothing new begins, and the process ends in time.
 
-use std::time::{Duration, Instant};
-
 use ibid_testkit::client::Request;
 use ibid_testkit::upstream::Upstream;
 use tokio::net::TcpStream;
 
-use crate::harness::{Setup, is_replay, until_async};
+use crate::harness::{On, Setup, is_replay, on_every_store, until_async};
 
 fn pay(key: &str) -> Request {
     Request::post("/payments").key(key).body("five")
 }
 
-#[tokio::test]
-async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean() {
+on_every_store!(a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean);
+async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url());
+    let setup = Setup::before(&upstream.url()).on(on);
     let mut gateway = setup.start();
     let mut idle = gateway.client().await;
     assert_eq!(idle.call(&pay("idle")).await.status, 200);
@@ -42,10 +40,10 @@ async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clea
     assert_eq!(upstream.executions("running"), 1);
 }
 
-#[tokio::test]
-async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same() {
+on_every_store!(a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same);
+async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).config("[server]\ndrain_for = \"500ms\"\n");
+    let setup = Setup::before(&upstream.url()).on(on).config("[server]\ndrain_for = \"500ms\"\n");
     let mut gateway = setup.start();
     let mut client = gateway.client().await;
     client.send(&pay("slow").fixture("gate;status=201;body=paid")).await;
@@ -61,10 +59,10 @@ async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_s
     assert_eq!(upstream.executions("slow"), 1);
 }
 
-#[tokio::test]
-async fn a_request_that_never_ends_does_not_keep_the_process() {
+on_every_store!(a_request_that_never_ends_does_not_keep_the_process);
+async fn a_request_that_never_ends_does_not_keep_the_process(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).config(
+    let setup = Setup::before(&upstream.url()).on(on).config(
         "[server]\ndrain_for = \"300ms\"\n[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n",
     );
     let mut gateway = setup.start();
@@ -72,11 +70,9 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     let request = pay("hung").fixture("gate");
     client.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
-    let asked = Instant::now();
     gateway.signal("TERM");
     assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
-    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
-    assert!(gateway.said().contains("cut=1"), "{}", gateway.said());
+    assert!(gateway.said().contains("cut=1 quiet=false"), "it ran to the end: {}", gateway.said());
     // Nobody knows what became of it, and nobody tries again.
     let gateway = setup.start();
     let told = until_async("its lease has lapsed", async || {
@@ -88,10 +84,11 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-#[tokio::test]
-async fn a_gateway_that_was_stopped_in_its_tracks_goes_on_where_it_was() {
+on_every_store!(a_gateway_that_was_stopped_in_its_tracks_goes_on_where_it_was);
+async fn a_gateway_that_was_stopped_in_its_tracks_goes_on_where_it_was(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url())
+        .on(on)
         .config("[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n");
     let (frozen, awake) = (setup.start(), setup.start());
     let request = pay("frozen").fixture("gate;status=201;body=paid");

@@ -74,9 +74,10 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     let (mut held, before) = (gateway.client().await, upstream.tally().begun);
     held.send(&pay("held").fixture("gate;status=201;body=canary-answer")).await;
     upstream.until(|tally| tally.begun > before).await;
-    let lock = (on == On::Sqlite).then(|| WriteLock::on(&setup));
-    if let Some(server) = setup.server() {
-        server.sql("postgres", "alter table ibid_record rename to ibid_record_away");
+    let mut lock = None;
+    match setup.server() {
+        Some(server) => drop(server.sql("postgres", "alter table ibid_record rename to ibid_record_away")),
+        None => lock = Some(WriteLock::on(&setup).await),
     }
     for n in 0..7 {
         assert_problem(&gateway.call(&pay(&format!("away-{n}"))).await, 503, "store-unavailable");

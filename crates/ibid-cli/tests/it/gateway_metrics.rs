@@ -214,7 +214,7 @@ async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_f
         (of(&samples(&gateway).await, "ibid_chore_last_run_seconds").len() == 5).then_some(())
     })
     .await;
-    let lock = WriteLock::on(&setup);
+    let lock = WriteLock::on(&setup).await;
     for n in 0..8 {
         let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
         assert_problem(&refused, 503, "store-unavailable");

@@ -1,11 +1,21 @@
-//! What only a PostgreSQL store does: `ibid migrate`, refusals to start, and an outage of the server.
+//! What only a PostgreSQL store does: `ibid migrate`, refusals to start, outages of the server and its last connection.
 
 use ibid::store::postgres::PostgresStore;
 use ibid_testkit::client::Request;
 use ibid_testkit::postgres::Postgres;
 use ibid_testkit::upstream::Upstream;
 
+use crate::gateway_store::stranger;
 use crate::harness::{On, Setup, assert_problem, is_replay, until_async};
+
+fn pay(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five").fixture("status=201;body=paid")
+}
+
+/// The same, answered once the upstream's gate is open.
+fn pay_slowly(key: &str) -> Request {
+    Request::post("/payments").key(key).body("five").fixture("gate;status=201;body=paid")
+}
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -76,9 +86,9 @@ async fn an_outage_of_the_server_executes_nothing_and_ends_by_itself() {
     let upstream = Upstream::start().await;
     let mut server = Postgres::start();
     let url = server.url().replace("postgres@", "postgres:hunter2@");
-    let gateway = Setup::before(&upstream.url()).store_at(&url).start();
-    let pay = |key: &str| Request::post("/payments").key(key).body("five").fixture("status=201;body=paid");
-    assert_eq!(gateway.call(&pay("before")).await.status, 201);
+    let setup = Setup::before(&upstream.url()).store_at(&url);
+    let gateway = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
+    assert_eq!(gateway.settled(&pay("before")).await.status, 201);
     server.stop_immediate();
     assert_problem(&gateway.call(&pay("during")).await, 503, "store-unavailable");
     assert_eq!(upstream.total(), 1, "nothing was executed");
@@ -90,3 +100,104 @@ async fn an_outage_of_the_server_executes_nothing_and_ends_by_itself() {
     assert!(is_replay(&gateway.call(&pay("before")).await), "what was answered is kept");
     assert!(!gateway.said().contains("hunter2"), "no password in the log: {}", gateway.said());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_behind_a_delivery_loses_no_answer_and_no_gateway_delivers_again() {
+    let upstream = Upstream::start().await;
+    let mut server = Postgres::start();
+    let setup = Setup::before(&upstream.url()).store_at(&server.url());
+    let setup = setup.config("[store]\nfinish_wait = \"500ms\"\n");
+    let (gateway, other) = (setup.start(), setup.start());
+    let request = pay_slowly("held");
+    let mut client = gateway.client().await;
+    client.send(&request).await;
+    upstream.until(|tally| tally.held == 1).await;
+    server.stop_immediate();
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
+    assert_eq!(answer.header("idempotency-expires"), None, "no promise is made: {answer:?}");
+    server.start_again();
+    for gateway in [&other, &gateway] {
+        let retry = gateway.settled(&request).await;
+        assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+        assert_eq!(retry.header("idempotency-stored"), None);
+    }
+    assert_eq!(upstream.deliveries_begun(), 1);
+    assert_eq!(gateway.metric("ibid_answers_not_stored_total", "").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_free_connection_no_key_is_reserved_nothing_is_delivered_and_no_answer_is_lost() {
+    let upstream = Upstream::start().await;
+    let max = (CONNECTIONS + RESERVED).to_string();
+    let reserved = RESERVED.to_string();
+    let server = Postgres::start_with(&[
+        ("max_connections", max.as_str()),
+        ("superuser_reserved_connections", reserved.as_str()),
+    ]);
+    server.sql(
+        "postgres",
+        "create role app login; create role others login; grant all on schema public to app",
+    );
+    let setup = Setup::before(&upstream.url()).store_at(&server.url().replace("postgres@", "app@"));
+    let patient = setup.clone().config("[store]\nfinish_wait = \"500ms\"\n").start();
+    let hasty = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
+    assert_eq!(hasty.settled(&pay("before")).await.status, 201);
+    let held = pay_slowly("held");
+    let mut client = patient.client().await;
+    client.send(&held).await;
+    upstream.until(|tally| tally.held == 1).await;
+
+    let taken = take_connections(&server).await;
+    for n in 0..8 {
+        let refused = hasty.call(&pay(&format!("none-{n}"))).await;
+        assert_problem(&refused, 503, "store-unavailable");
+        assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    }
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
+    assert!(is_replay(&hasty.call(&pay("before")).await), "what is known needs no connection");
+    assert_eq!(upstream.deliveries_begun(), 2, "what was refused was not delivered");
+    assert!(hasty.metric("ibid_store_errors_total", "").await > 0.0, "the server refused them");
+
+    drop(taken);
+    for n in 0..8 {
+        let key = format!("none-{n}");
+        let answer = hasty.settled(&pay(&key)).await;
+        assert_eq!((answer.status, is_replay(&answer)), (201, false), "{answer:?}");
+        assert!(is_replay(&patient.settled(&pay(&key)).await));
+        assert_eq!(upstream.executions(&key), 1);
+    }
+    for gateway in [&hasty, &patient] {
+        let retry = gateway.settled(&held).await;
+        assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+    }
+    assert_eq!(upstream.executions("held"), 1);
+}
+
+/// Every connection that the server has, but for those that are kept for superusers: taken from the gateways too.
+async fn take_connections(server: &Postgres) -> Vec<tokio_postgres::Client> {
+    let url = server.url().replace("postgres@", "others@");
+    let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity where usename = 'app'";
+    let mut taken = Vec::new();
+    until_async("no connection is left", async || {
+        server.sql("postgres", cut);
+        while let Ok(client) = stranger(&url).await {
+            taken.push(client);
+        }
+        // The last of them was to be had only while nobody else had one.
+        (taken.len() == CONNECTIONS).then_some(())
+    })
+    .await;
+    taken
+}
+
+/// More than two gateways ever ask for, so that they start.
+const CONNECTIONS: usize = 21;
+
+/// PostgreSQL's own default: the test looks in through these.
+const RESERVED: usize = 3;

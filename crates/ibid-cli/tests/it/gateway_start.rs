@@ -2,9 +2,10 @@
 
 use std::net::TcpListener;
 
+use ibid::store::postgres::PostgresStore;
 use rusqlite::Connection;
 
-use crate::harness::Setup;
+use crate::harness::{On, Setup, on_every_store};
 use crate::mount::Tmpfs;
 
 const UPSTREAM: &str = "http://127.0.0.1:9";
@@ -93,16 +94,24 @@ fn a_file_that_is_no_database_is_refused_and_left_as_it_was() {
     assert_eq!(std::fs::read_to_string(setup.database()).expect("it can be read"), letter);
 }
 
-#[test]
-fn a_database_of_a_newer_ibid_is_refused() {
-    let setup = Setup::before(UPSTREAM);
+on_every_store!(a_database_of_a_newer_ibid_is_refused);
+async fn a_database_of_a_newer_ibid_is_refused(on: On) {
+    let setup = Setup::before(UPSTREAM).on(on);
     setup.start().kill();
-    Connection::open(setup.database())
-        .and_then(|newer| {
-            newer.execute_batch("update ibid_meta set value = cast('4711' as blob) where name = 'schema'")
-        })
-        .expect("the number can be set");
-    setup.refused().says(3, "cannot open the store", "schema 4711", "newer");
+    let number = PostgresStore::newest_schema() + 1;
+    let upgrade = "update ibid_meta set value = cast('4711' as blob) where name = 'schema'";
+    let cause = match setup.server() {
+        Some(server) => {
+            server.sql("postgres", &format!("insert into ibid_migration values ({number}, '')"));
+            format!("is number {number}")
+        }
+        None => {
+            let newer = Connection::open(setup.database()).expect("the file is there");
+            newer.execute_batch(upgrade).expect("the number can be set");
+            "schema 4711".to_owned()
+        }
+    };
+    setup.refused().says(3, "cannot open the store", &cause, "newer");
 }
 
 #[test]
@@ -113,9 +122,9 @@ fn an_unknown_key_of_the_file_is_refused_with_its_line() {
     unheard.says(2, "ibid.toml:1: `unheard` is not a key", "ignored", "lists every key");
 }
 
-#[test]
-fn a_store_that_was_used_with_another_tenant_source_or_scope_is_refused() {
-    let setup = Setup::before(UPSTREAM);
+on_every_store!(a_store_that_was_used_with_another_tenant_source_or_scope_is_refused);
+async fn a_store_that_was_used_with_another_tenant_source_or_scope_is_refused(on: On) {
+    let setup = Setup::before(UPSTREAM).on(on);
     setup.start().kill();
     let other = setup.clone().tenant("authorization").refused();
     other.says(2, "other identity settings", "tenant=none", "a store of its own");

@@ -7,42 +7,71 @@ use std::time::Duration;
 use ibid_testkit::client::{Request, Response};
 use ibid_testkit::upstream::Upstream;
 use rusqlite::Connection;
+use tokio_postgres::NoTls;
 
-use crate::harness::{Gateway, Setup, assert_problem, is_replay, until_async};
+use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 use crate::mount::Tmpfs;
 
 fn pay(key: &str) -> Request {
     Request::post("/payments").key(key).body("five")
 }
 
-/// The only right to write to the file, held until dropped. As a stalled disk or a careless backup would.
-pub(crate) struct WriteLock(Connection);
+/// The only right to write to the store, held until dropped. As a stalled disk, a careless backup or a migration would.
+pub(crate) enum WriteLock {
+    File(Connection),
+    /// Held by its transaction, which ends with the connection.
+    Table(tokio_postgres::Client),
+}
 
 impl WriteLock {
-    pub(crate) fn on(setup: &Setup) -> WriteLock {
+    pub(crate) async fn on(setup: &Setup) -> WriteLock {
+        if setup.server().is_some() {
+            let client = stranger(&setup.store()).await.expect("a connection");
+            let lock = "begin; lock table ibid_record in exclusive mode";
+            client.batch_execute(lock).await.expect("the lock can be had");
+            return WriteLock::Table(client);
+        }
         let connection = Connection::open(setup.database()).expect("the file is there");
         connection.busy_timeout(Duration::from_secs(10)).expect("a timeout can be set");
         connection.execute_batch("begin immediate").expect("the lock can be had");
-        WriteLock(connection)
+        WriteLock::File(connection)
+    }
+
+    /// When the lease of the only record ends, in microseconds.
+    async fn due_at(&self) -> i64 {
+        let due = "select due_at from ibid_record";
+        match self {
+            WriteLock::File(connection) => connection.query_row(due, [], |row| row.get(0)).expect("a lease"),
+            WriteLock::Table(client) => client.query_one(due, &[]).await.expect("a lease").get(0),
+        }
     }
 }
 
 impl Drop for WriteLock {
     fn drop(&mut self) {
-        self.0.execute_batch("rollback").expect("the lock can be given back");
+        if let WriteLock::File(connection) = self {
+            connection.execute_batch("rollback").expect("the lock can be given back");
+        }
     }
 }
 
-#[tokio::test]
-async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back() {
+/// Somebody else's connection to the server of a store.
+pub(crate) async fn stranger(url: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+on_every_store!(an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back);
+async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).config("[store]\nfinish_wait = \"500ms\"\n");
+    let setup = Setup::before(&upstream.url()).on(on).config("[store]\nfinish_wait = \"500ms\"\n");
     let gateway = setup.start();
     let request = pay("lost").fixture("gate;status=201;body=paid");
     let mut client = gateway.client().await;
     client.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
-    let lock = WriteLock::on(&setup);
+    let lock = WriteLock::on(&setup).await;
     upstream.gate().open();
     let answer = client.read().await.expect("the real answer");
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
@@ -56,23 +85,23 @@ async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_wh
     assert_eq!(gateway.metric("ibid_answers_not_stored_total", "").await, 1.0);
 }
 
-#[tokio::test]
-async fn a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record() {
+on_every_store!(a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record);
+async fn a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record(on: On) {
     let upstream = Upstream::start().await;
     let config =
         "[store]\nfinish_wait = \"200ms\"\n[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"100ms\"\n";
-    let setup = Setup::before(&upstream.url()).config(config);
+    let setup = Setup::before(&upstream.url()).on(on).config(config);
     let (gateway, other) = (setup.start(), setup.start());
     let request = pay("lapsed").fixture("gate;status=201;body=paid");
     let mut client = gateway.client().await;
     client.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
-    let lock = WriteLock::on(&setup);
+    let lock = WriteLock::on(&setup).await;
     upstream.gate().open();
     let answer = client.read().await.expect("the real answer");
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
-    // Held until the lease has lapsed as the file itself says, so that the other gateway's sweep may come first.
-    let due: i64 = lock.0.query_row("select due_at from ibid_record", [], |row| row.get(0)).expect("a lease");
+    // Held until the lease has lapsed as the store itself says, so that the other gateway's sweep may come first.
+    let due = lock.due_at().await;
     let lapsed = async || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
         (now.as_micros() as i64 > due).then_some(())
@@ -91,13 +120,13 @@ async fn settled_as_replay(gateway: &Gateway, request: &Request) -> Response {
     until_async("the queued finish comes", async || Some(gateway.call(request).await).filter(is_replay)).await
 }
 
-#[tokio::test]
-async fn while_no_key_can_be_reserved_nothing_is_delivered() {
+on_every_store!(while_no_key_can_be_reserved_nothing_is_delivered);
+async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"300ms\"\n");
+    let setup = Setup::before(&upstream.url()).on(on).config("[store]\nbegin_timeout = \"300ms\"\n");
     let gateway = setup.start();
     assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
-    let lock = WriteLock::on(&setup);
+    let lock = WriteLock::on(&setup).await;
     for n in 0..8 {
         let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
         assert_problem(&refused, 503, "store-unavailable");
@@ -179,8 +208,8 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_busy_gateways_on_one_file_let_each_other_write() {
     let upstream = Upstream::start().await;
-    // Nobody is refused for being slow: how long one waits is counted in answers that others got meanwhile.
-    let setup = Setup::before(&upstream.url()).config("[store]\nbegin_timeout = \"20s\"\n");
+    // How long one waits is counted in answers that others got meanwhile.
+    let setup = Setup::before(&upstream.url());
     let gateways = [setup.start(), setup.start()];
     let answers = Arc::new(AtomicUsize::new(0));
     let mut clients = tokio::task::JoinSet::new();
@@ -203,13 +232,13 @@ async fn two_busy_gateways_on_one_file_let_each_other_write() {
     assert_eq!((upstream.total(), upstream.tally().repeated().len()), (32 * 60, 0));
 }
 
-#[tokio::test]
-async fn a_gateway_starts_while_another_process_holds_the_write_lock() {
+on_every_store!(a_gateway_starts_while_another_process_holds_the_write_lock);
+async fn a_gateway_starts_while_another_process_holds_the_write_lock(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url());
+    let setup = Setup::before(&upstream.url()).on(on);
     let first = setup.start();
     assert_eq!(first.call(&pay("before")).await.status, 200);
-    let lock = WriteLock::on(&setup);
+    let lock = WriteLock::on(&setup).await;
     let second = setup.start();
     assert_eq!(second.page("/readyz").await.status, 200);
     drop(lock);

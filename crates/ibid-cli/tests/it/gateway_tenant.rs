@@ -5,16 +5,16 @@ use ibid_testkit::upstream::Upstream;
 use ibid_testkit::upstream_h2::UpstreamH2;
 
 use crate::h2_client::H2Client;
-use crate::harness::{Setup, assert_problem, is_replay};
+use crate::harness::{On, Setup, assert_problem, is_replay, on_every_store};
 
 fn pay(key: &str) -> Request {
     Request::post("/payments").key(key).body("five")
 }
 
-#[tokio::test]
-async fn a_tenant_header_from_loopback_keeps_tenants_apart() {
+on_every_store!(a_tenant_header_from_loopback_keeps_tenants_apart);
+async fn a_tenant_header_from_loopback_keeps_tenants_apart(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).tenant("header:x-tenant-id").start();
+    let gateway = Setup::before(&upstream.url()).on(on).tenant("header:x-tenant-id").start();
     let of = |tenant: &str| pay("shared").header("X-Tenant-Id", tenant).fixture(&format!("body={tenant}"));
     assert_eq!(gateway.call(&of("ann")).await.text(), "ann");
     assert_eq!(gateway.call(&of("bob")).await.text(), "bob");
@@ -46,10 +46,10 @@ async fn a_tenant_header_from_an_untrusted_hop_is_not_believed_and_not_passed_on
     assert_eq!(seen.header("x-else").as_deref(), Some("1"));
 }
 
-#[tokio::test]
-async fn a_static_credential_is_a_tenant_and_a_token_that_changes_is_not() {
+on_every_store!(a_static_credential_is_a_tenant_and_a_token_that_changes_is_not);
+async fn a_static_credential_is_a_tenant_and_a_token_that_changes_is_not(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).tenant("authorization").start();
+    let gateway = Setup::before(&upstream.url()).on(on).tenant("authorization").start();
     let of = |credential: &str| pay("shared").header("Authorization", credential);
     assert!(!is_replay(&gateway.call(&of("Bearer sk_live_ann")).await));
     assert!(!is_replay(&gateway.call(&of("Bearer sk_live_bob")).await));
@@ -66,14 +66,16 @@ async fn a_static_credential_is_a_tenant_and_a_token_that_changes_is_not() {
 const CANARIES: [&str; 5] =
     ["canary-key", "canary-credential", "canary-body", "canary-answer", "canary-cookie"];
 
-#[tokio::test]
-async fn logs_hold_no_key_no_credential_and_no_body_at_any_level() {
+on_every_store!(logs_hold_no_key_no_credential_and_no_body_at_any_level);
+async fn logs_hold_no_key_no_credential_and_no_body_at_any_level(on: On) {
+    let store = Setup::before("").on(on);
     for level in ["debug", "trace"] {
         for http2 in [false, true] {
             let (h1, h2) = (Upstream::start().await, UpstreamH2::start().await);
             let url = if http2 { h2.url() } else { h1.url() };
             let config = "[defaults]\nlease = \"1s\"\nupstream_timeout = \"300ms\"\nlinger = \"0s\"\n";
             let setup = Setup::before(&url)
+                .store_at(&store.store())
                 .tenant("authorization")
                 .config(&format!("upstream_http2 = {http2}\n{config}"))
                 .variable("IBID_LOG", level);
@@ -97,7 +99,7 @@ async fn logs_hold_no_key_no_credential_and_no_body_at_any_level() {
                 ],
             };
             for (n, fault) in faults.iter().enumerate() {
-                let key = format!("canary-key-{n}");
+                let key = format!("canary-key-{level}-{http2}-{n}");
                 let request = Request::post("/payments")
                     .key(&key)
                     .body("canary-body")

@@ -5,7 +5,9 @@ use ibid_testkit::client::Request;
 use ibid_testkit::upstream::{Reserved, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 
-use crate::harness::{Gateway, Setup, assert_problem, is_replay, until_async};
+use crate::harness::{
+    Gateway, On, Setup, assert_problem, connections_to, is_replay, on_every_store, until_async,
+};
 
 fn pay(key: &str, fixture: &str) -> Request {
     Request::post("/payments").key(key).body("five").fixture(fixture)
@@ -21,10 +23,10 @@ async fn stays_unknown(gateway: &Gateway, request: &Request) {
     }
 }
 
-#[tokio::test]
-async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever() {
+on_every_store!(an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever);
+async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url());
+    let setup = Setup::before(&upstream.url()).on(on);
     let mut gateway = setup.start();
     let faults =
         ["cut=read", "cut=read;rst", "cut=head", "cut=body", "cut=body;rst", "cut=chunk", "cut=unread"];
@@ -42,10 +44,10 @@ async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unk
     assert_eq!(upstream.deliveries_begun(), faults.len());
 }
 
-#[tokio::test]
-async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
+on_every_store!(a_server_error_is_passed_on_and_then_unknown_for_ever);
+async fn a_server_error_is_passed_on_and_then_unknown_for_ever(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).start();
+    let gateway = Setup::before(&upstream.url()).on(on).start();
     for status in [500, 502, 504, 507] {
         let request = pay(&format!("s{status}"), &format!("status={status};body=oops"));
         let first = gateway.call(&request).await;
@@ -60,10 +62,11 @@ async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
     assert_eq!(upstream.deliveries_begun(), 5);
 }
 
-#[tokio::test]
-async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery() {
+on_every_store!(forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery);
+async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).start();
+    // Nobody's wait is over before the outcome is there.
+    let gateway = Setup::before(&upstream.url()).on(on).config("[defaults]\nwait = \"25s\"\n").start();
     for fault in ["gate;cut=read;rst", "gate;status=500"] {
         let request = pay(fault, fault);
         let mut clients = Vec::new();
@@ -86,10 +89,10 @@ async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery
     assert_eq!(upstream.deliveries_begun(), 2);
 }
 
-#[tokio::test]
-async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
+on_every_store!(forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn);
+async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).start();
+    let gateway = Setup::before(&upstream.url()).on(on).start();
     let request = pay("turns", "gate;status=503");
     let mut clients = Vec::new();
     let mut first = gateway.client().await;
@@ -100,11 +103,12 @@ async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
         client.send(&request).await;
         clients.push(client);
     }
-    // Each of these goes through the store behind those forty: by then they wait.
-    for _ in 0..20 {
-        let refused = gateway.call(&request.clone().header("Prefer", "wait=0")).await;
-        assert_problem(&refused, 409, "request-in-progress");
-    }
+    until_async("all forty were told to wait", async || {
+        (gateway.metric("ibid_begin_seconds_count", "").await >= 41.0).then_some(())
+    })
+    .await;
+    let refused = gateway.call(&request.clone().header("Prefer", "wait=0")).await;
+    assert_problem(&refused, 409, "request-in-progress");
     upstream.gate().open();
     assert_eq!(first.read().await.expect("an answer").status, 503);
     for client in &mut clients {
@@ -115,10 +119,11 @@ async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
     assert_eq!(upstream.executions("turns"), 1);
 }
 
-#[tokio::test]
-async fn a_time_out_is_unknown_until_the_late_answer_settles_it() {
+on_every_store!(a_time_out_is_unknown_until_the_late_answer_settles_it);
+async fn a_time_out_is_unknown_until_the_late_answer_settles_it(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).config("[defaults]\nupstream_timeout = \"300ms\"\n").start();
+    let gateway =
+        Setup::before(&upstream.url()).on(on).config("[defaults]\nupstream_timeout = \"300ms\"\n").start();
     let request = pay("late", "gate;status=201;body=paid late");
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
     assert_problem(&gateway.call(&request).await, 409, "outcome-unknown");
@@ -131,26 +136,26 @@ async fn a_time_out_is_unknown_until_the_late_answer_settles_it() {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-#[tokio::test]
-async fn a_time_out_without_a_late_answer_stays_unknown() {
+on_every_store!(a_time_out_without_a_late_answer_stays_unknown);
+async fn a_time_out_without_a_late_answer_stays_unknown(on: On) {
     let upstream = Upstream::start().await;
     let config = "[defaults]\nupstream_timeout = \"200ms\"\nlinger = \"0s\"\n";
-    let gateway = Setup::before(&upstream.url()).config(config).start();
+    let gateway = Setup::before(&upstream.url()).on(on).config(config).start();
     let request = pay("never", "gate;status=201");
-    let sockets = gateway.sockets();
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
     // Nobody reads on, so the connection is closed.
-    gateway.until_sockets(sockets).await;
+    let closed = async || (connections_to(upstream.addr()) == 0).then_some(());
+    until_async("the connection to the upstream is closed", closed).await;
     upstream.gate().open();
     upstream.until(|tally| tally.held == 0).await;
     stays_unknown(&gateway, &request).await;
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-#[tokio::test]
-async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs() {
+on_every_store!(a_refused_connection_leaves_the_key_free_and_the_next_retry_runs);
+async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs(on: On) {
     let reserved = Reserved::port();
-    let gateway = Setup::before(&reserved.url()).start();
+    let gateway = Setup::before(&reserved.url()).on(on).start();
     let request = pay("patient", "status=201;body=paid");
     for _ in 0..3 {
         let refused = gateway.call(&request).await;
@@ -164,10 +169,10 @@ async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs() {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-#[tokio::test]
-async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs() {
+on_every_store!(an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs);
+async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).start();
+    let gateway = Setup::before(&upstream.url()).on(on).start();
     let free =
         ["status=503", "status=429;retry-after=3", "status=409;retry-after=1", "status=425", "status=401"];
     for fixture in free {
@@ -184,10 +189,10 @@ async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs(
     assert!(is_replay(&gateway.call(&pay("final", "status=201")).await));
 }
 
-#[tokio::test]
-async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once() {
+on_every_store!(an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once);
+async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).start();
+    let gateway = Setup::before(&upstream.url()).on(on).start();
     for n in 0..50 {
         let answer = gateway.call(&pay(&format!("idle-{n}"), "cut=after;status=201")).await;
         assert_eq!((answer.status, is_replay(&answer)), (201, false));
@@ -201,10 +206,10 @@ async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_o
     }
 }
 
-#[tokio::test]
-async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice() {
+on_every_store!(a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice);
+async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice(on: On) {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).start();
+    let gateway = Setup::before(&upstream.url()).on(on).start();
     let (mut uncertain, mut fine) = (0, 0);
     for n in 0..50 {
         let request = pay(&format!("dying-{n}"), "cut=next;status=201");
@@ -223,10 +228,10 @@ async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send
     assert_eq!(upstream.tally().repeated(), Vec::<&str>::new());
 }
 
-#[tokio::test]
-async fn a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other() {
+on_every_store!(a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other);
+async fn a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other(on: On) {
     let upstream = UpstreamH2::start().await;
-    let gateway = Setup::before(&upstream.url()).config("upstream_http2 = true\n").start();
+    let gateway = Setup::before(&upstream.url()).on(on).config("upstream_http2 = true\n").start();
     for fault in ["refuse", "goaway=below"] {
         let refused = gateway.call(&pay(fault, fault)).await;
         assert_problem(&refused, 503, "upstream-unavailable");

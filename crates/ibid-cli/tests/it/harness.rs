@@ -145,7 +145,8 @@ impl Setup {
             log.addresses()
         };
         let said = until("the gateway listens", look, || log.text());
-        Gateway { child, public: said.0, admin: said.1, log, _folder: Arc::clone(&self.folder) }
+        let kept = (Arc::clone(&self.folder), self.server.clone());
+        Gateway { child, public: said.0, admin: said.1, log, _kept: kept }
     }
 
     /// Starts it where it must refuse to, and waits for its end.
@@ -168,9 +169,23 @@ impl Setup {
         command.spawn().expect("the binary starts")
     }
 
+    /// What `ibid.toml` says. A test that says nothing about how long a begin may take is not about time, and nobody in
+    /// it is refused because the machine is slow.
+    fn patient_config(&self) -> String {
+        if self.config.contains("begin_timeout") {
+            return self.config.clone();
+        }
+        let section = format!("[store]\nbegin_timeout = \"{}s\"\n", BEGIN_PATIENCE.as_secs());
+        match self.config.contains("[store]\n") {
+            true => self.config.replacen("[store]\n", &section, 1),
+            // At the end, so that each line keeps its number.
+            false => format!("{}\n{section}", self.config),
+        }
+    }
+
     fn command(&self) -> Command {
         let file = self.folder().join("ibid.toml");
-        std::fs::write(&file, &self.config).expect("the file can be written");
+        std::fs::write(&file, self.patient_config()).expect("the file can be written");
         let mut command = bare(self.folder());
         command.arg("gateway").arg("--config").arg(file);
         if !self.flags.iter().any(|word| word == "--listen") {
@@ -237,8 +252,8 @@ pub(crate) struct Gateway {
     public: SocketAddr,
     admin: SocketAddr,
     log: Log,
-    /// Dropped after the process has ended.
-    _folder: Arc<tempfile::TempDir>,
+    /// What it uses, dropped after the process has ended.
+    _kept: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>),
 }
 
 impl Gateway {
@@ -445,6 +460,18 @@ pub(crate) async fn until_async<T>(what: &str, mut look: impl AsyncFnMut() -> Op
     }
 }
 
+/// How many connections to this address are open, as the side sees it that connected.
+pub(crate) fn connections_to(addr: SocketAddr) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("the system's connections");
+    let remote = format!(":{:04X}", addr.port());
+    // `number: local remote state …`, and state 1 is an open connection.
+    let open = table.lines().filter(|line| {
+        let mut words = line.split_whitespace().skip(2);
+        words.next().is_some_and(|word| word.ends_with(&remote)) && words.next() == Some("01")
+    });
+    open.count()
+}
+
 /// The code of a problem: the last part of its type.
 pub(crate) fn problem(response: &Response) -> String {
     if response.header("content-type").as_deref() != Some("application/problem+json") {
@@ -469,6 +496,9 @@ pub(crate) fn is_replay(response: &Response) -> bool {
 
 /// Far above what a loaded two-core machine needs: only a real hang meets it.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Below [`PATIENCE`], so that a begin which never comes to its end is refused before its client has had enough.
+const BEGIN_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Lines of its log that a failed test shows: enough for a story, too few to bury the failure.
 const SHOWN_MAX: usize = 50;

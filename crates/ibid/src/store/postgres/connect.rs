@@ -511,6 +511,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn place(url: &str) -> Result<Place, OpenError> {
@@ -542,6 +544,28 @@ mod tests {
         assert_eq!(trusted.unsure([1, 2, 3].into_iter(), soon), [3]);
         trusted.trust([2, 3], soon);
         assert_eq!(trusted.unsure([1, 2, 3].into_iter(), at + TRUSTED_FOR), [1]);
+    }
+
+    #[test]
+    fn a_session_of_the_hot_path_starts_with_what_its_transactions_set() {
+        let pair = |text: &str, between: &str| {
+            let (name, value) = text.split_once(between).unwrap_or_else(|| panic!("no value in `{text}`"));
+            (name.to_owned(), value.trim_matches('\'').to_owned())
+        };
+        let session: BTreeSet<_> = SETTINGS
+            .split("-c ")
+            .skip(1)
+            .map(|setting| pair(&setting.trim_end().replace("\\ ", " "), "="))
+            .collect();
+        let sql: String = OPEN_HOT.lines().filter(|line| !line.starts_with("--")).collect();
+        let transaction: BTreeSet<_> = sql
+            .split(';')
+            .map(|statement| match statement.strip_prefix("begin isolation level ") {
+                Some(level) => ("default_transaction_isolation".to_owned(), level.to_owned()),
+                None => pair(statement.strip_prefix("set local ").expect("a setting"), " = "),
+            })
+            .collect();
+        assert_eq!(session, transaction);
     }
 
     #[test]

@@ -59,10 +59,10 @@ async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_s
     assert_eq!(upstream.executions("slow"), 1);
 }
 
-on_every_store!(a_request_that_never_ends_does_not_keep_the_process);
-async fn a_request_that_never_ends_does_not_keep_the_process(on: On) {
+#[tokio::test]
+async fn a_request_that_never_ends_does_not_keep_the_process() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on).config(
+    let setup = Setup::before(&upstream.url()).config(
         "[server]\ndrain_for = \"300ms\"\n[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n",
     );
     let mut gateway = setup.start();

@@ -206,10 +206,10 @@ async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_o
     }
 }
 
-on_every_store!(a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice);
-async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice(on: On) {
+#[tokio::test]
+async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).start();
+    let gateway = Setup::before(&upstream.url()).start();
     let (mut uncertain, mut fine) = (0, 0);
     for n in 0..50 {
         let request = pay(&format!("dying-{n}"), "cut=next;status=201");

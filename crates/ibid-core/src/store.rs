@@ -91,6 +91,12 @@ pub trait SqlStore: Send + Sync {
     /// The store's clock, where statements can't read it themselves; none: the server's own is read inside each.
     fn now(&self) -> Option<Timestamp>;
 
+    /// Whether a caller's commit must survive a crash of the server, whatever the caller's session is set to. Not where
+    /// less was accepted for the store itself.
+    fn must_last(&self) -> bool {
+        true
+    }
+
     /// The number under which rows name `policy`, once it is on disk: a caller's transaction must not be what makes it
     /// so, for it may roll back.
     fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>>;

@@ -12,7 +12,6 @@ use ibid_core::evidence::EventName;
 use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, decide_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
-use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::time::Instant;
 
@@ -23,7 +22,7 @@ use crate::engine::{Ibid, after, jitter, nonce};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::inside::sql;
-use crate::transaction::statements as records;
+use crate::transaction::statements::{self as records, Terms};
 
 /// What happened to an Effect, with all that is to be kept of it.
 pub(super) struct Happened {
@@ -161,13 +160,14 @@ impl<D: Database> Ending<'_, D> {
     ) -> Result<Written, BoxError> {
         let sent_at = Instant::now();
         let mut tx = self.database.begin().await?;
-        let now = sql(self.ibid)?.now();
+        let terms = Terms::of(sql(self.ibid)?);
+        let now = terms.now;
         // First, so that a lost claim is refused before any work; then the Record, an order that all keep.
-        if statements::commit(&mut tx, change, now).await?.is_none() {
+        if statements::commit(&mut tx, change, terms).await?.is_none() {
             let stored = statements::load(&mut tx, change.seq, now).await?;
             if let Some(stored) = stored.as_ref().filter(|stored| stored.version.count < change.expect.count)
             {
-                return forestall(tx, stored, now).await;
+                return forestall(tx, stored, terms).await;
             }
             let _ = tx.rollback().await;
             return Ok(match stored {
@@ -176,7 +176,7 @@ impl<D: Database> Ending<'_, D> {
             });
         }
         let answered = match settled {
-            Some(settled) if self.effect.owes => answer(&mut tx, self.effect, settled, now).await?,
+            Some(settled) if self.effect.owes => answer(&mut tx, self.effect, settled, terms).await?,
             _ => None,
         };
         if let Some(settled) = settled {
@@ -230,8 +230,8 @@ impl<D: Database> Ending<'_, D> {
         };
         let keep = async {
             let mut tx = self.database.begin().await?;
-            let now = sql(self.ibid)?.now();
-            match statements::commit(&mut tx, &change, now).await? {
+            let terms = Terms::of(sql(self.ibid)?);
+            match statements::commit(&mut tx, &change, terms).await? {
                 Some(_) => tx.commit().await?,
                 None => tx.rollback().await?,
             }
@@ -267,11 +267,7 @@ fn line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> Hist
 /// The Effect stands where it stood before the claim that is given back, and that claim's commit may still be under way:
 /// then it holds the row, and a write at what is seen waits for it. Not written: the claim never came, and can't any more.
 /// An error: it came meanwhile, and is to be given back after all.
-async fn forestall<T: OwnedTx>(
-    mut tx: T,
-    stored: &StoredEffect,
-    now: Option<Timestamp>,
-) -> Result<Written, BoxError> {
+async fn forestall<T: OwnedTx>(mut tx: T, stored: &StoredEffect, terms: Terms) -> Result<Written, BoxError> {
     let as_it_stands = EffectChange {
         seq: stored.seq,
         expect: stored.version,
@@ -285,7 +281,7 @@ async fn forestall<T: OwnedTx>(
         provider_id: None,
         last_error: None,
     };
-    match statements::commit(&mut tx, &as_it_stands, now).await? {
+    match statements::commit(&mut tx, &as_it_stands, terms).await? {
         Some(_) => {
             tx.commit().await?;
             Ok(Written::No(None))
@@ -320,8 +316,9 @@ pub(super) async fn answer(
     tx: &mut dyn SqlTx,
     effect: &StoredEffect,
     settled: &Settled,
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Option<Answered>, SqlError> {
+    let now = terms.now;
     let held = records::lock(tx, &effect.record, now, effect.rules.lease()).await?;
     // Another generation is none of this Effect's business.
     let Some(held) = held.filter(|held| held.stored.record.birth == effect.birth) else { return Ok(None) };
@@ -359,7 +356,8 @@ pub(super) async fn answer(
         }
         return Ok(None);
     };
-    let Some(stamp) = records::apply(tx, &change, Some(&held.stored.record), held.policy, now).await? else {
+    let Some(stamp) = records::apply(tx, &change, Some(&held.stored.record), held.policy, terms).await?
+    else {
         // It is locked, so this can't be; whatever it was is gone with another transaction.
         return Err(SqlError::new(Fault::Again, "a locked record has changed"));
     };

@@ -8,14 +8,13 @@ use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::machine::{EffectEvent, EffectState};
 use ibid_core::sql::{SqlError, SqlTx};
 use ibid_core::store::{Pending, SqlStore, Store, StoreError, Work};
-use ibid_core::time::Timestamp;
 use tokio::time::Instant;
 
 use super::ending::{Answered, Happened, answer};
 use super::handler::Settled;
 use super::statements;
 use crate::engine::Ibid;
-use crate::transaction::statements as records;
+use crate::transaction::statements::{self as records, Terms};
 
 /// Why an operator's wish was not done.
 #[derive(Debug, thiserror::Error)]
@@ -99,8 +98,8 @@ async fn decide(
     act: &Act,
 ) -> Result<(), OperatorError> {
     let store = sql(store)?;
-    let (now, sent_at, act) = (store.now(), Instant::now(), act.clone());
-    let done = work(store, move |tx| Box::pin(done(tx, seq, event, (what, act), now))).await??;
+    let (terms, sent_at, act) = (Terms::of(store), Instant::now(), act.clone());
+    let done = work(store, move |tx| Box::pin(done(tx, seq, event, (what, act), terms))).await??;
     if let Some(ibid) = ibid {
         if let Some(answered) = done {
             answered.tell(ibid, sent_at);
@@ -117,8 +116,9 @@ async fn done(
     seq: i64,
     event: EffectEvent,
     (what, act): (&'static str, Act),
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Result<Option<Answered>, OperatorError>, SqlError> {
+    let now = terms.now;
     let Some(effect) = statements::load(tx, seq, now).await? else {
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
     };
@@ -130,13 +130,13 @@ async fn done(
             _ => OperatorError::NotNow(effect.state),
         }));
     };
-    if statements::commit(tx, &change, now).await?.is_none() {
+    if statements::commit(tx, &change, terms).await?.is_none() {
         return Ok(Err(OperatorError::Moved));
     }
     let answered = match change.state {
         // It may still have been asked about, and its Record waited.
         EffectState::Discarded if effect.owes => {
-            answer(tx, &effect, &Settled::Dead { why: format!("{what} {act}") }, now).await?
+            answer(tx, &effect, &Settled::Dead { why: format!("{what} {act}") }, terms).await?
         }
         _ => None,
     };

@@ -11,25 +11,28 @@ use ibid_core::sql::Type::{Bool, Bytes as Blob, I64, Text};
 use ibid_core::sql::{Param, Row, SqlError, SqlTx, Type};
 use ibid_core::time::Timestamp;
 
-use crate::transaction::statements::{Both, bits, both, instant, interval, mark, micros, nonce, number, of};
+use crate::transaction::statements::{
+    Both, Terms, bits, both, instant, interval, mark, micros, nonce, number, of,
+};
 
 /// Takes what is due. The rows are as they stand after the take.
 pub(crate) async fn take(
     tx: &mut dyn SqlTx,
     take: &Take,
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Vec<StoredEffect>, SqlError> {
     let statement = of(tx, &TAKE);
     // Parameters know no arrays. A list of strings has no way to fail.
     let kinds = serde_json::to_string(&take.kinds).expect("strings are JSON");
     let params = [
-        instant(now),
+        instant(terms.now),
         code(take.from),
         code(take.to),
         bits(take.nonce),
         Param::I64(i64::from(take.counts)),
         Param::Text(&kinds),
         Param::I64(i64::from(take.limit)),
+        terms.lasts(),
     ];
     let mut taken = read(tx.query(statement, &params).await?)?;
     taken.sort_by_key(|effect| effect.seq);
@@ -40,12 +43,12 @@ pub(crate) async fn take(
 pub(crate) async fn commit(
     tx: &mut dyn SqlTx,
     change: &EffectChange,
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Option<Timestamp>, SqlError> {
     let statement = of(tx, &COMMIT);
     let version = version_after(change);
     let params = [
-        instant(now),
+        instant(terms.now),
         Param::I64(change.seq),
         Param::I64(i64::from(change.expect.count)),
         bits(change.expect.nonce),
@@ -61,6 +64,7 @@ pub(crate) async fn commit(
         Param::maybe_text(change.provider_id.as_deref()),
         Param::maybe_text(change.last_error.as_deref()),
         mark(change.ended),
+        terms.lasts(),
     ];
     let written = tx.query(statement, &params).await?;
     written.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()

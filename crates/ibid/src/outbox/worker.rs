@@ -24,6 +24,7 @@ use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::inside::sql;
+use crate::transaction::statements::Terms;
 
 /// Carries out Effects. Made by [`Worker::builder`].
 pub struct Worker<D: Database> {
@@ -286,7 +287,7 @@ impl<D: Database + 'static> Worker<D> {
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
-        let now = store.now();
+        let terms = Terms::of(store);
         let kinds: Vec<String> = self.desk.handlers.keys().cloned().collect();
         let mut taken = Vec::new();
         for (errand, from, to, counts) in if everything { &LOOKS[..] } else { &LOOKS[2..] } {
@@ -302,7 +303,7 @@ impl<D: Database + 'static> Worker<D> {
                 counts: *counts,
                 limit: left,
             };
-            let found = statements::take(&mut tx, &take, now).await?;
+            let found = statements::take(&mut tx, &take, terms).await?;
             taken.extend(found.into_iter().map(|effect| (effect, *errand, at)));
         }
         if taken.is_empty() {

@@ -17,7 +17,7 @@ use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
 use super::inside::{Inside, TxError, sql};
-use super::statements::{self, Both, Locked, of};
+use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
 use crate::engine::{Begun, Ibid, Unavailable, after, nonce};
 
@@ -129,7 +129,7 @@ impl Ibid {
             return Err(TxError::OtherDialect);
         }
         let at = Instant::now();
-        let now = store.now();
+        let terms = Terms::of(store);
         let event = Event::Request { ask, role: self.inner().role(&ask.policy) };
         let Verdict::Write(change, decision) = machine::decide(None, &event, Timestamp::default()) else {
             return Err(TxError::Ended);
@@ -137,13 +137,13 @@ impl Ibid {
         // Zero would mean to wait for ever.
         let wait_ms = wait.as_millis().clamp(1, WAIT_MS_MAX).to_string();
         let was = wait_for_locks(&mut tx, &wait_ms, ask.policy.lease).await?;
-        if let Some(stamp) = statements::apply(&mut tx, &change, None, policy, now).await? {
+        if let Some(stamp) = statements::apply(&mut tx, &change, None, policy, terms).await? {
             wait_for_locks(&mut tx, &was, ask.policy.lease).await?;
             let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
             return self.entered(ask, (decision, stored, policy), tx, at).await;
         }
         // Somebody's row is there, committed; or it was removed since, and one statement sees nothing.
-        let Some(held) = statements::read(&mut tx, &ask.id, now).await? else {
+        let Some(held) = statements::read(&mut tx, &ask.id, terms.now).await? else {
             return Ok(Reserved::Moved);
         };
         let Locked { stored, policy: kept } = held;
@@ -156,7 +156,7 @@ impl Ibid {
             Verdict::Write(change, decision) => (change, decision),
         };
         let number = if names_same_policy(&change, &stored) { kept } else { policy };
-        let Some(stamp) = statements::apply(&mut tx, &change, Some(&stored.record), number, now).await?
+        let Some(stamp) = statements::apply(&mut tx, &change, Some(&stored.record), number, terms).await?
         else {
             return Ok(Reserved::Moved);
         };

@@ -13,12 +13,11 @@ use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
 use ibid_core::sql::{Fault, OwnedTx, SqlError};
 use ibid_core::store::{SqlStore, StoreError};
-use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::time::Instant;
 
 use super::all_inside::{self, Flight};
-use super::statements::{self, Locked};
+use super::statements::{self, Locked, Terms};
 use crate::attempt::{Attempt, Finished, kept_answer, says_when};
 use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};
 use crate::failpoint::{self, Hit};
@@ -163,7 +162,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
 
     /// Puts an Effect into the outbox, to be carried out once the transaction has committed.
     pub async fn enqueue(&mut self, mut effect: NewEffect) -> Result<(), TxError> {
-        let now = self.now()?;
+        let now = self.terms()?.now;
         if effect.trace.is_none() {
             effect.trace.clone_from(&self.attempt.ask().trace);
         }
@@ -286,10 +285,10 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
 
     /// Applies a Change of this record and commits the transaction, which is used up by it.
     pub(crate) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
-        let now = self.now()?;
+        let terms = self.terms()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
         let before = Some(&*self.held.stored.record);
-        let Some(stamp) = statements::apply(tx, change, before, self.held.policy, now).await? else {
+        let Some(stamp) = statements::apply(tx, change, before, self.held.policy, terms).await? else {
             return Err(TxError::LeaseLost);
         };
         let goes_on = change.draft.as_ref().is_some_and(|draft| draft.state == State::InProgress);
@@ -353,8 +352,8 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         self.attempt.begun().clone()
     }
 
-    fn now(&self) -> Result<Option<Timestamp>, TxError> {
-        Ok(sql(self.attempt.ibid())?.now())
+    fn terms(&self) -> Result<Terms, TxError> {
+        Ok(Terms::of(sql(self.attempt.ibid())?))
     }
 }
 

@@ -14,6 +14,7 @@ use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
 use ibid_core::scope::{Identity, RecordId};
 use ibid_core::sql::Type::{Bytes as Blob, I64, Text};
 use ibid_core::sql::{Dialect, Param, Row, SqlError, SqlTx, Statement, Type};
+use ibid_core::store::SqlStore;
 use ibid_core::time::Timestamp;
 
 /// A record as a caller's transaction holds it.
@@ -22,6 +23,27 @@ pub(crate) struct Locked {
     pub(crate) stored: Stored,
     /// The number of its policy: a change under the same rules names it again.
     pub(crate) policy: i64,
+}
+
+/// What a store asks of the statements that write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Its clock, where statements can't read it themselves.
+    pub(crate) now: Option<Timestamp>,
+    /// Whether the commit must survive a crash. Whoever writes raises the transaction's `synchronous_commit` then, for it
+    /// is the commit of the caller's session that counts.
+    lasts: bool,
+}
+
+impl Terms {
+    pub(crate) fn of(store: &dyn SqlStore) -> Terms {
+        Terms { now: store.now(), lasts: store.must_last() }
+    }
+
+    /// As the statements take it.
+    pub(crate) fn lasts(self) -> Param<'static> {
+        Param::Bool(self.lasts)
+    }
 }
 
 /// Locks a record until the transaction ends; from then on the lock is the lease.
@@ -55,15 +77,15 @@ pub(crate) async fn apply(
     change: &Change,
     before: Option<&Record>,
     policy: i64,
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Option<Stamp>, SqlError> {
     let Some(draft) = &change.draft else {
         return Err(SqlError::wrong("a change that writes the record"));
     };
     let written = match change.expect {
-        Expect::Absent => insert(tx, change, draft, policy, now).await?,
-        Expect::Version(version) => update(tx, change, draft, policy, (version, false), now).await?,
-        Expect::Due(version) => update(tx, change, draft, policy, (version, true), now).await?,
+        Expect::Absent => insert(tx, change, draft, policy, terms).await?,
+        Expect::Version(version) => update(tx, change, draft, policy, (version, false), terms).await?,
+        Expect::Due(version) => update(tx, change, draft, policy, (version, true), terms).await?,
         Expect::Anything => return Err(SqlError::wrong("a change that says what it expects")),
     };
     let Some(at) = written else { return Ok(None) };
@@ -87,7 +109,7 @@ pub(crate) async fn apply(
         tx.execute(statement, &[whose, bits(draft.birth), kind, Param::Bytes(&body.data)]).await?;
     }
     for line in &change.history {
-        note(tx, &change.id, line, now).await?;
+        note(tx, &change.id, line, terms.now).await?;
     }
     Ok(Some(Stamp { now: at }))
 }
@@ -143,14 +165,14 @@ async fn insert(
     change: &Change,
     draft: &Draft,
     policy: i64,
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Option<Timestamp>, SqlError> {
     let statement = of(tx, &INSERT);
     let (version, note) = (change.version(), draft.note.to_bytes());
     let fingerprint = draft.fingerprint.as_ref().map(Fingerprint::to_bytes);
     let params = [
         Param::Bytes(change.id.as_bytes()),
-        instant(now),
+        instant(terms.now),
         Param::I64(i64::from(version.count)),
         bits(version.nonce),
         bits(draft.birth),
@@ -172,6 +194,7 @@ async fn insert(
         Param::Text(&draft.identity.operation.path),
         Param::Text(draft.identity.key.as_str()),
         Param::Bytes(&note),
+        terms.lasts(),
     ];
     written_at(tx.query(statement, &params).await?)
 }
@@ -182,14 +205,14 @@ async fn update(
     draft: &Draft,
     policy: i64,
     (expected, due): (Version, bool),
-    now: Option<Timestamp>,
+    terms: Terms,
 ) -> Result<Option<Timestamp>, SqlError> {
     let statement = of(tx, &UPDATE);
     let (version, note) = (change.version(), draft.note.to_bytes());
     let fingerprint = draft.fingerprint.as_ref().map(Fingerprint::to_bytes);
     let params = [
         Param::Bytes(change.id.as_bytes()),
-        instant(now),
+        instant(terms.now),
         Param::I64(i64::from(expected.count)),
         bits(expected.nonce),
         Param::Bool(due),
@@ -215,6 +238,7 @@ async fn update(
         Param::Bytes(&note),
         Param::Text(draft.identity.tenant.as_str()),
         Param::Text(draft.identity.key.as_str()),
+        terms.lasts(),
     ];
     written_at(tx.query(statement, &params).await?)
 }

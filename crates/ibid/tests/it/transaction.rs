@@ -4,6 +4,7 @@
 mod again;
 mod all_inside;
 mod counted;
+mod durable;
 mod guarded;
 mod inside;
 mod locks;
@@ -50,4 +51,25 @@ every_rule! {
     tokio_postgres: TokioPostgresPools, Place::postgres();
     diesel: DieselPools, Place::postgres();
     sea_orm: SeaOrmPools, Place::postgres();
+}
+
+/// What a session is set to is PostgreSQL's.
+macro_rules! every_commit_lasts {
+    ($($driver:ident: $adapter:ty;)*) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $driver() {
+            durable::every_rule(&world::World::<$adapter>::new(Place::postgres()).await).await;
+        })*
+    };
+}
+
+mod what_is_acknowledged_lasts_although_the_session_would_not_wait_for_the_disk {
+    use super::*;
+
+    every_commit_lasts! {
+        sqlx_postgres: SqlxPostgresPools;
+        tokio_postgres: TokioPostgresPools;
+        diesel: DieselPools;
+        sea_orm: SeaOrmPools;
+    }
 }

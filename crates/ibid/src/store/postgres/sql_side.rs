@@ -27,6 +27,10 @@ impl SqlStore for PostgresStore {
         None
     }
 
+    fn must_last(&self) -> bool {
+        !self.place.options.accept_weak_durability
+    }
+
     fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>> {
         Box::pin(async move {
             let connection = self.pools.any(OP_POLICY).await?;

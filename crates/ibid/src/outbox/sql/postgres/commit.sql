@@ -1,8 +1,13 @@
 -- Replace what is kept of an effect, at the version that was read. No row back means that it is somebody else's by now.
 -- The marks $11 and $16, of the instant of the first call and of that of the last one's end: 0 keeps it, 1 sets it to now,
 -- 2 clears it. The provider's id is of the call: it goes with the instant of the first. A worker that falls silent with the
--- row locked is cut off after the effect's lease: takers pass over what is locked.
-with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now)
+-- row locked is cut off after the effect's lease: takers pass over what is locked. Where it must last ($17) the session's
+-- commit waits for the disk, and for synchronous standbys.
+with t as materialized (
+       select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now,
+              case when $17::boolean and current_setting('synchronous_commit') not in ('on', 'remote_apply')
+                   then set_config('synchronous_commit', 'on', true) end as raised
+     )
 update ibid_effect e set
   count = $5::int8::int4, nonce = $6, state = $7::int8::int2, open = $8, tries = $9::int8::int4, due_at = t.now + $10,
   called_at = case $11::int8 when 0 then e.called_at when 1 then t.now end,

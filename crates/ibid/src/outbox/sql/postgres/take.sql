@@ -1,8 +1,13 @@
 -- Take up to $7 due effects of the kinds in $6 from one state, to hold them in another for their lease. Of an aggregate
 -- only the first that is open. A take that counts ($5) is a try, and the first is the instant of the first call. What
 -- another worker is taking or ending is passed over. A worker that falls silent with rows taken is cut off after their
--- lease: they would be passed over for ever.
-with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now),
+-- lease: they would be passed over for ever. Where it must last ($8) the session's commit waits for the disk, and for
+-- synchronous standbys: a call under a claim that is forgotten would be made again.
+with t as materialized (
+       select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now,
+              case when $8::boolean and current_setting('synchronous_commit') not in ('on', 'remote_apply')
+                   then set_config('synchronous_commit', 'on', true) end as raised
+     ),
      picked as materialized (
        select e.seq
        from ibid_effect e

@@ -1,6 +1,11 @@
 -- Replace a record inside the caller's transaction, at the version that was locked. No row back means that it is
--- somebody else's by now. Marks ($16 to $18): 0 keeps the instant, 1 sets it to now, 2 clears it.
-with t as materialized (select coalesce($2::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now)
+-- somebody else's by now. Marks ($16 to $18): 0 keeps the instant, 1 sets it to now, 2 clears it. Where it
+-- must last ($28) the session's commit waits for the disk, and for synchronous standbys.
+with t as materialized (
+       select coalesce($2::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now,
+              case when $28::boolean and current_setting('synchronous_commit') not in ('on', 'remote_apply')
+                   then set_config('synchronous_commit', 'on', true) end as raised
+     )
 update ibid_record r set
   count = $6, nonce = $7, birth = $8, owner = $9, attempt = $10, lease_us = $11,
   state = $12::int8::int2, flags = $13::int8::int2, policy = $14, point = $15::int8::int4,

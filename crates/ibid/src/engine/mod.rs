@@ -39,7 +39,7 @@ use crate::attempt::Attempt;
 use crate::failpoint;
 use crate::outbox::told::Desks;
 use crate::telemetry;
-use crate::transaction::all_inside::Flights;
+use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
 use again::AGAIN_MIN;
 use batch::Batcher;

@@ -34,7 +34,7 @@ use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
 use crate::outbox::told::Desks;
 use crate::telemetry;
-use crate::transaction::all_inside::Flights;
+use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
 
 pub(crate) struct Inner {

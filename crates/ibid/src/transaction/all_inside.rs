@@ -1,21 +1,20 @@
 //! Reservation and completion in the handler's single transaction: one commit in all, for handlers that touch only the
 //! database.
 //!
-//! The reservation is the first statement. A duplicate waits for the row: those of this process behind one lock and
-//! without a connection, those of others inside the database, and both no longer than the policy's `wait`.
+//! The reservation is the first statement. A duplicate waits for the row, no longer than the policy's `wait`: those of this
+//! process behind one lock and without a connection; those of others by short tries, and without a connection between
+//! them, so that however many wait, there is room for a key that nobody has.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::change::{Change, Stored};
 use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
-use ibid_core::scope::RecordId;
 use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, Param, SqlError, SqlTx, Type};
 use ibid_core::time::Timestamp;
-use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
+use super::flights::PAUSE_MIN;
 use super::inside::{Inside, TxError, sql};
 use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
@@ -69,12 +68,11 @@ impl Ibid {
         };
         // Not the client's patience with a duplicate: nobody may have this key.
         let patience = self.inner().begin_timeout;
-        let Ok(permit) = tokio::time::timeout(patience, flights.reserving.acquire()).await else {
-            return Err(Unavailable::unasked(patience).into());
-        };
+        let mut permit = flights.first_turn(patience).await.ok_or_else(|| Unavailable::unasked(patience))?;
         let mut gate = Some(self.inner().breaker.enter(Instant::now()).map_err(Unavailable::unasked)?);
         let policy = store.policy(ask.policy.clone()).await?;
-        for _ in 0..RESERVE_TRIES_MAX {
+        let (mut moved, mut pause) = (0, PAUSE_MIN);
+        while moved < RESERVE_TRIES_MAX {
             if let Some(begun) = self.cached(&ask) {
                 if let Some(pass) = gate.take() {
                     pass.unused();
@@ -85,7 +83,7 @@ impl Ibid {
             ask.nonce = nonce();
             let left = until.saturating_duration_since(Instant::now());
             let tried = Arc::new(ask.clone());
-            let reserved = self.reserve(&tried, database, policy, left).await;
+            let reserved = self.reserve(&tried, database, policy, left.min(LOCK_WAIT_MAX)).await;
             if let Some(pass) = gate.take() {
                 match &reserved {
                     Err(TxError::Sql(error)) if error.fault() == Fault::Lost => pass.failed(Instant::now()),
@@ -104,11 +102,15 @@ impl Ibid {
                     ))));
                 }
                 Ok(Reserved::Already(begun)) => return Ok(BegunInside::Already(begun)),
-                Ok(Reserved::Moved) => {}
+                Ok(Reserved::Moved) => moved += 1,
                 Err(TxError::Sql(error)) if error.fault() == Fault::LockTimeout => {
-                    return Ok(BegunInside::Already(in_flight(wait)));
+                    drop(permit);
+                    match flights.another_turn(until, &mut pause).await {
+                        Some(turn) => permit = turn,
+                        None => break,
+                    }
                 }
-                Err(error) if error.is_again() => {}
+                Err(error) if error.is_again() => moved += 1,
                 Err(error) => return Err(error),
             }
         }
@@ -123,63 +125,81 @@ impl Ibid {
         policy: i64,
         wait: Duration,
     ) -> Result<Reserved<D::Tx>, TxError> {
-        let store = sql(self)?;
         let mut tx = database.begin().await?;
+        let at = Instant::now();
+        let why = match self.write(ask, &mut tx, policy, wait).await {
+            Ok(Wrote::New(decision, held)) => return self.entered(ask, decision, held, tx, at).await,
+            Ok(Wrote::Nothing(decision, stored)) => {
+                Ok(Reserved::Already(self.begun(ask, decision, Some(*stored), at)))
+            }
+            Ok(Wrote::Late) => Ok(Reserved::Moved),
+            Err(error) => Err(error),
+        };
+        if !matches!(&why, Err(TxError::Sql(error)) if error.fault() == Fault::Lost) {
+            // The connection is good, and whoever comes next needs one. Undone with it if this fails.
+            let _ = tx.rollback().await;
+        }
+        why
+    }
+
+    /// Writes the reservation, or finds what stands in its way.
+    async fn write(
+        &self,
+        ask: &Arc<Ask>,
+        tx: &mut dyn SqlTx,
+        policy: i64,
+        wait: Duration,
+    ) -> Result<Wrote, TxError> {
+        let store = sql(self)?;
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
-        let at = Instant::now();
         let terms = Terms::of(store);
         let event = Event::Request { ask, role: self.inner().role(&ask.policy) };
         let Verdict::Write(change, decision) = machine::decide(None, &event, Timestamp::default()) else {
             return Err(TxError::Ended);
         };
         // Zero would mean to wait for ever.
-        let wait_ms = wait.as_millis().clamp(1, WAIT_MS_MAX).to_string();
-        let was = wait_for_locks(&mut tx, &wait_ms, ask.policy.lease).await?;
-        if let Some(stamp) = statements::apply(&mut tx, &change, None, policy, terms).await? {
-            wait_for_locks(&mut tx, &was, ask.policy.lease).await?;
+        let wait_ms = wait.as_millis().max(1).to_string();
+        let was = wait_for_locks(tx, &wait_ms, ask.policy.lease).await?;
+        if let Some(stamp) = statements::apply(tx, &change, None, policy, terms).await? {
+            wait_for_locks(tx, &was, ask.policy.lease).await?;
             let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
-            return self.entered(ask, (decision, stored, policy), tx, at).await;
+            return Ok(Wrote::New(decision, Locked { stored, policy }));
         }
         // Somebody's row is there, committed; or it was removed since, and one statement sees nothing.
-        let Some(held) = statements::read(&mut tx, &ask.id, terms.now).await? else {
-            return Ok(Reserved::Moved);
+        let Some(Locked { stored, policy: kept }) = statements::read(tx, &ask.id, terms.now).await? else {
+            return Ok(Wrote::Late);
         };
-        let Locked { stored, policy: kept } = held;
         let (change, decision) = match machine::decide(Some(&stored.record), &event, stored.now) {
-            Verdict::Keep(decision) => {
-                // Undone with the connection if this fails.
-                let _ = tx.rollback().await;
-                return Ok(Reserved::Already(self.begun(ask, decision, Some(stored), at)));
-            }
+            Verdict::Keep(decision) => return Ok(Wrote::Nothing(decision, Box::new(stored))),
             Verdict::Write(change, decision) => (change, decision),
         };
-        let number = if names_same_policy(&change, &stored) { kept } else { policy };
-        let Some(stamp) = statements::apply(&mut tx, &change, Some(&stored.record), number, terms).await?
-        else {
-            return Ok(Reserved::Moved);
+        let policy = if names_same_policy(&change, &stored) { kept } else { policy };
+        let Some(stamp) = statements::apply(tx, &change, Some(&stored.record), policy, terms).await? else {
+            return Ok(Wrote::Late);
         };
-        wait_for_locks(&mut tx, &was, ask.policy.lease).await?;
-        let written = after(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
-        self.entered(ask, (decision, written, number), tx, at).await
+        wait_for_locks(tx, &was, ask.policy.lease).await?;
+        let stored = after(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
+        Ok(Wrote::New(decision, Locked { stored, policy }))
     }
 
     /// The record is written in the transaction: to be run there, or it was only a lapse that had to be noticed.
     async fn entered<T: OwnedTx>(
         &self,
         ask: &Arc<Ask>,
-        (decision, stored, policy): (Decision, Stored, i64),
+        decision: Decision,
+        held: Locked,
         mut tx: T,
         at: Instant,
     ) -> Result<Reserved<T>, TxError> {
         if !matches!(decision, Decision::Run { .. }) {
             tx.commit().await?;
-            return Ok(Reserved::Already(self.begun(ask, decision, Some(stored), at)));
+            return Ok(Reserved::Already(self.begun(ask, decision, Some(held.stored), at)));
         }
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
-        let attempt = Attempt::unwritten(self.clone(), ask.clone(), stored.record.clone(), at);
-        Ok(Reserved::Run(Box::new((attempt, tx, Locked { stored, policy }))))
+        let attempt = Attempt::unwritten(self.clone(), ask.clone(), held.stored.record.clone(), at);
+        Ok(Reserved::Run(Box::new((attempt, tx, held))))
     }
 }
 
@@ -202,6 +222,16 @@ enum Reserved<T> {
     Already(Begun),
     /// It changed in between.
     Moved,
+}
+
+/// What a transaction's first statements came to.
+enum Wrote {
+    /// The record is written as decided.
+    New(Decision, Locked),
+    /// The record stands as it was.
+    Nothing(Decision, Box<Stored>),
+    /// Somebody was faster.
+    Late,
 }
 
 fn names_same_policy(change: &Change, stored: &Stored) -> bool {
@@ -227,39 +257,6 @@ async fn wait_for_locks(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Resu
     rows.into_iter().next().ok_or_else(|| SqlError::wrong("a setting"))?.text()
 }
 
-/// The keys that this process is about to reserve inside a transaction: one at a time each, and a few in all.
-#[derive(Debug)]
-pub(crate) struct Flights {
-    under_way: Mutex<HashMap<RecordId, Weak<tokio::sync::Mutex<()>>>>,
-    /// Held only while a reservation is being made, so that those who wait in the database for another node's row leave
-    /// connections to everybody else.
-    reserving: Semaphore,
-}
-
-/// The right to be the one of this process.
-pub(super) type Flight = OwnedMutexGuard<()>;
-
-impl Default for Flights {
-    fn default() -> Self {
-        Flights { under_way: Mutex::default(), reserving: Semaphore::new(RESERVING_MAX) }
-    }
-}
-
-impl Flights {
-    async fn enter(&self, id: RecordId) -> Flight {
-        let turn = {
-            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-            if under_way.len() >= SWEEP_FLIGHTS_AT {
-                under_way.retain(|_, turn| turn.strong_count() > 0);
-            }
-            let turn = under_way.get(&id).and_then(Weak::upgrade).unwrap_or_default();
-            under_way.insert(id, Arc::downgrade(&turn));
-            turn
-        };
-        turn.lock_owned().await
-    }
-}
-
 static SAVEPOINT: Both = Both::same("savepoint ibid_reserved", &[]);
 static ROLLBACK_TO: Both = Both::same("rollback to savepoint ibid_reserved", &[]);
 static LOCK_WAIT: Both = Both::new(include_str!("sql/postgres/lock_wait.sql"), "", &[Type::Text]);
@@ -267,11 +264,9 @@ static LOCK_WAIT: Both = Both::new(include_str!("sql/postgres/lock_wait.sql"), "
 /// How often one request tries anew after a lost race. As for every begin: after four it is moving fast.
 const RESERVE_TRIES_MAX: u32 = 4;
 
-/// Reservations that may wait inside the database at once: half of a usual pool, so that the other half works.
-const RESERVING_MAX: usize = 8;
-
-/// When the map of flights is cleared of those that have landed.
-const SWEEP_FLIGHTS_AT: usize = 1024;
+/// How long one try waits inside the database for another's row: longer than most transactions take, so that most
+/// duplicates need no second try; so short that eight of them hold a fresh key up for a moment only.
+const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// A longer wait than a day is no wait.
 const WAIT_MS_MAX: u128 = 86_400_000;

@@ -16,7 +16,8 @@ use ibid_core::store::{SqlStore, StoreError};
 use metrics::counter;
 use tokio::time::Instant;
 
-use super::all_inside::{self, Flight};
+use super::all_inside;
+use super::flights::Flight;
 use super::statements::{self, Locked, Terms};
 use crate::attempt::{Attempt, Finished, kept_answer, says_when};
 use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};

@@ -14,6 +14,8 @@ pub(crate) mod inside;
 
 pub(crate) mod all_inside;
 
+pub(crate) mod flights;
+
 pub(crate) mod statements;
 
 pub use all_inside::BegunInside;

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use ibid::engine::Begun;
 use ibid::transaction::{BegunInside, Database, OwnedTx};
 
-use super::world::{World, answer, is_stored, pay, until};
-use crate::adapters::place::{Place, SqlxPostgresPools};
-use crate::adapters::{Adapter, PATIENT};
+use super::world::{Tries, World, answer, is_stored, pay, until};
+use crate::adapters::place::{Place, SqlxPostgresPools, TokioPostgresPools};
+use crate::adapters::{Adapter, PATIENT, number};
 
 type Sqlx = World<SqlxPostgresPools>;
 
@@ -67,6 +68,68 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
     }
 }
 
+/// Nobody is let go before the fresh one has its answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
+    let world = Arc::new(Sqlx::new(Place::postgres()).await);
+    let anns = SqlxPostgresPools::open(&world.place, HELD, PATIENT).await;
+    let mut held = Vec::new();
+    for n in 0..HELD {
+        let key = format!("held {n}");
+        let begun = world.ibid.begin_inside(world.ask(&key), &anns, PATIENT).await.unwrap();
+        let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+        pay(&mut **inside, &key, "ann").await.unwrap();
+        held.push(inside);
+    }
+
+    let bob = world.other_node().await;
+    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.place, 2, PATIENT).await));
+    let duplicate = |n: usize| {
+        let (bob, ask, bobs) = (bob.clone(), world.ask(&format!("held {n}")), bobs.clone());
+        tokio::spawn(async move { bob.begin_inside(ask, &*bobs, HOUR).await })
+    };
+    let duplicates: Vec<_> = (0..HELD).map(duplicate).collect();
+    bobs.reach(8).await;
+    let begun = bob.begin_inside(world.ask("fresh"), &*bobs, PATIENT).await.unwrap();
+    let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+    pay(&mut **inside, "fresh", "bob").await.unwrap();
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()), "they wait for what ann has");
+
+    for inside in held {
+        assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    }
+    for duplicate in duplicates {
+        let begun = duplicate.await.unwrap().unwrap();
+        assert!(matches!(begun, BegunInside::Already(Begun::Replay(_))), "{begun:?}");
+    }
+    assert_eq!(world.number("select count(*) from payment").await, HELD as i64 + 1);
+}
+
+/// A try that found another node's row gives its connection back: a client that waits costs no new ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_in_vain_keeps_its_connection() {
+    let world = Arc::new(World::<TokioPostgresPools>::new(Place::postgres()).await);
+    let first = world.begin_inside("k").await;
+    let bob = world.other_node().await;
+    let bobs = Arc::new(Tries::at(TokioPostgresPools::open(&world.place, 1, PATIENT).await));
+    let mut tx = bobs.begin().await.unwrap();
+    const SESSION: &str = "select pg_backend_pid()::int8";
+    let session = number(&mut tx, SESSION).await;
+    tx.rollback().await.unwrap();
+    let second = tokio::spawn({
+        let (bob, ask, bobs) = (bob.clone(), world.ask("k"), bobs.clone());
+        async move { bob.begin_inside(ask, &*bobs, HOUR).await }
+    });
+    bobs.reach(4).await;
+    assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
+    let second = second.await.unwrap().unwrap();
+    assert!(matches!(second, BegunInside::Already(Begun::Replay(_))), "{second:?}");
+    let mut tx = bobs.begin().await.unwrap();
+    assert_eq!(number(&mut tx, SESSION).await, session);
+    tx.rollback().await.unwrap();
+}
+
 #[tokio::test]
 async fn clients_that_hang_up_while_their_key_is_being_reserved_do_not_open_the_breaker() {
     let world = Sqlx::new(Place::postgres()).await;
@@ -97,3 +160,9 @@ async fn a_session_waits_for_locks_as_before_once_the_key_is_reserved() {
     assert_eq!(Sqlx::text(&mut tx, SETTING).await, "7s");
     tx.rollback().await.unwrap();
 }
+
+/// More than may try to reserve at once.
+const HELD: usize = 12;
+
+/// Longer than a test may take.
+const HOUR: Duration = Duration::from_secs(3600);

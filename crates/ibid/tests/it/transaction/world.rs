@@ -1,6 +1,7 @@
 //! A real database that holds both the store's tables and an application's, by any driver.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ibid::attempt::{Attempt, Finished};
@@ -222,6 +223,32 @@ pub(crate) fn is_stored(finished: &Finished, status: u16) -> bool {
 pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     while !is_so().await {
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A database that counts how often a transaction is opened.
+pub(crate) struct Tries<D> {
+    inner: D,
+    begun: AtomicU32,
+}
+
+impl<D> Tries<D> {
+    pub(crate) fn at(inner: D) -> Tries<D> {
+        Tries { inner, begun: AtomicU32::new(0) }
+    }
+
+    /// Comes back once it was tried so often.
+    pub(crate) async fn reach(&self, tries: u32) {
+        until(async || self.begun.load(Ordering::SeqCst) >= tries).await;
+    }
+}
+
+impl<D: Database> Database for Tries<D> {
+    type Tx = D::Tx;
+
+    async fn begin(&self) -> Result<D::Tx, SqlError> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.inner.begin().await
     }
 }
 

@@ -207,9 +207,9 @@ impl Row {
     }
 }
 
-/// A statement of ours that failed in the caller's transaction.
+/// A statement that failed in the caller's transaction: ours, or the caller's own.
 #[derive(Debug, thiserror::Error)]
-#[error("a statement of ibid's failed in the caller's transaction ({fault:?})")]
+#[error("a statement failed in the caller's transaction ({fault:?})")]
 pub struct SqlError {
     fault: Fault,
     #[source]

@@ -104,7 +104,24 @@ pub enum NotRun {
     Answered,
     /// The transaction could not be opened or the key not be reserved in it.
     #[error(transparent)]
-    Failed(#[from] TxError),
+    Failed(TxError),
+}
+
+impl NotRun {
+    /// Whether another transaction was in the way: run the whole of it again.
+    pub fn is_again(&self) -> bool {
+        matches!(self, NotRun::Failed(error) if error.is_again())
+    }
+}
+
+/// Whatever makes a transaction fail, the errors of the driver among it.
+impl<E> From<E> for NotRun
+where
+    TxError: From<E>,
+{
+    fn from(error: E) -> NotRun {
+        NotRun::Failed(error.into())
+    }
 }
 
 impl Unbegun {

@@ -24,6 +24,8 @@ use ibid_core::sql::{
 };
 use ibid_core::store::Pending;
 
+use super::TxError;
+
 /// A pool of connections.
 #[derive(Clone)]
 pub struct Diesel(pub Pool<AsyncPgConnection>);
@@ -219,6 +221,13 @@ fn decode(oid: u32, bytes: Bytes, kind: Type) -> Option<Value> {
         (Type::Text, OID_TEXT) => Some(Value::Text(String::from_utf8(bytes.into()).ok()?)),
         (Type::Bytes, OID_BYTEA) => Some(Value::Bytes(bytes)),
         _ => None,
+    }
+}
+
+/// A caller's own statement.
+impl From<Error> for TxError {
+    fn from(error: Error) -> TxError {
+        failure(error).into()
     }
 }
 

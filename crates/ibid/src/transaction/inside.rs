@@ -84,7 +84,8 @@ pub enum TxError {
     /// The store failed beside the transaction.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A statement of ibid's failed in the transaction.
+    /// A statement failed in the transaction. The errors of every driver become this with `?`, so that the caller's own
+    /// statements count as ibid's do.
     #[error(transparent)]
     Sql(#[from] SqlError),
 }

@@ -17,7 +17,7 @@ use ibid_core::sql::{
 use ibid_core::store::Pending;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::sqlite_failure;
+use super::{TxError, sqlite_failure};
 
 /// One connection that is shared by turns.
 #[derive(Clone, Debug)]
@@ -223,6 +223,13 @@ fn value(row: &SqliteRow<'_>, at: usize, kind: Type) -> Result<Value, SqlError> 
         _ => None,
     };
     value.ok_or_else(|| SqlError::wrong(&format!("{kind:?} in column {at}, found {}", stored.data_type())))
+}
+
+/// A caller's own statement.
+impl From<Error> for TxError {
+    fn from(error: Error) -> TxError {
+        failure(error).into()
+    }
 }
 
 fn failure(error: Error) -> SqlError {

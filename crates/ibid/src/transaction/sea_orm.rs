@@ -16,7 +16,7 @@ use ibid_core::sql::{
 };
 use ibid_core::store::Pending;
 
-use super::sqlx_failure;
+use super::{TxError, sqlx_failure};
 
 /// A pool of connections, or whatever SeaORM is connected with.
 #[derive(Clone, Debug)]
@@ -145,6 +145,13 @@ fn read(row: &QueryResult, columns: &[Type]) -> Result<Row, SqlError> {
     };
     let values = columns.iter().enumerate().map(value).collect::<Result<_, _>>();
     values.map(Row::new).map_err(|error| SqlError::new(Fault::Wrong, error))
+}
+
+/// A caller's own statement.
+impl From<DbErr> for TxError {
+    fn from(error: DbErr) -> TxError {
+        failure(error).into()
+    }
 }
 
 /// SeaORM wraps sqlx's error. A pool that gave no connection in time is `Lost`, although nothing was sent.

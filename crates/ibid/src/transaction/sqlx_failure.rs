@@ -3,7 +3,19 @@
 use ibid_core::sql::{Fault, SqlError};
 use sqlx::Error;
 
-use super::sqlite_failure;
+use super::{TxError, sqlite_failure};
+
+/// A caller's own statement.
+impl From<Error> for TxError {
+    fn from(error: Error) -> TxError {
+        failure(error).into()
+    }
+}
+
+/// An error with its meaning.
+pub(super) fn failure(error: Error) -> SqlError {
+    SqlError::new(fault(&error), error)
+}
 
 /// What this one means. A pool that gave no connection in time is `Lost`, although nothing was sent.
 pub(super) fn fault(error: &Error) -> Fault {

@@ -11,7 +11,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments, Error, PgConnection, PgPool, Postgres, Row as _, Transaction};
 
-use super::sqlx_failure::fault;
+use super::sqlx_failure::failure;
 
 /// A pool of connections.
 #[derive(Clone, Debug)]
@@ -139,8 +139,4 @@ fn read(row: &PgRow, columns: &[Type]) -> Result<Row, Error> {
         Ok(value.unwrap_or(Value::Null))
     };
     Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
-}
-
-fn failure(error: Error) -> SqlError {
-    SqlError::new(fault(&error), error)
 }

@@ -12,7 +12,7 @@ use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments, Error, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
-use super::sqlx_failure::fault;
+use super::sqlx_failure::failure;
 
 /// A pool of connections to one file.
 #[derive(Clone, Debug)]
@@ -119,8 +119,4 @@ fn read(row: &SqliteRow, columns: &[Type]) -> Result<Row, Error> {
         Ok(value.unwrap_or(Value::Null))
     };
     Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
-}
-
-fn failure(error: Error) -> SqlError {
-    SqlError::new(fault(&error), error)
 }

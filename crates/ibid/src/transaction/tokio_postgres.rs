@@ -5,11 +5,12 @@
 
 use std::ops::Deref;
 
-use ::tokio_postgres::{Client, Transaction};
+use ::tokio_postgres::{Client, Error, Transaction};
 use deadpool_postgres::{HookError, Object, Pool, PoolError};
 use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement};
 use ibid_core::store::Pending;
 
+use super::TxError;
 use super::pg_client::{failure, rows, run};
 
 /// A pool of connections.
@@ -154,6 +155,13 @@ impl<'c> Deref for BorrowedTx<'c> {
 impl std::fmt::Debug for BorrowedTx<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("BorrowedTx").finish_non_exhaustive()
+    }
+}
+
+/// A caller's own statement.
+impl From<Error> for TxError {
+    fn from(error: Error) -> TxError {
+        failure(error).into()
     }
 }
 

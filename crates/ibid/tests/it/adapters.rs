@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid::transaction::{Database, Fault, SqlError, SqlTx};
+use ibid::transaction::{Database, Fault, SqlError, SqlTx, TxError};
 use ibid_core::sql::{Dialect, Param, Row, Statement, Type};
 
 mod ending;
@@ -20,8 +20,8 @@ pub(crate) trait Adapter: 'static {
     /// A pool of so many connections that waits so long, for one of them or for a lock.
     async fn open(place: &Place, connections: usize, patience: Duration) -> Self::Db;
 
-    /// A statement of the caller's own, by the driver itself; whether it worked.
-    async fn by_caller(tx: &mut <Self::Db as Database>::Tx, sql: &'static str) -> bool;
+    /// A statement of the caller's own, by the driver itself.
+    async fn by_caller(tx: &mut <Self::Db as Database>::Tx, sql: &'static str) -> Result<(), TxError>;
 }
 
 /// Longer than anything takes on a busy machine.
@@ -44,6 +44,7 @@ macro_rules! on_every_database {
         ]);
         on_every_database!($adapter, $place, fault: [
             a_unique_violation_is_wrong,
+            a_callers_own_error_keeps_its_meaning,
             an_exhausted_pool_or_a_held_lock_is_told,
         ]);
     };
@@ -66,6 +67,7 @@ macro_rules! on_postgres {
             a_row_that_moved_means_again,
             a_commit_that_would_not_serialize_means_again,
             a_deadlock_means_again,
+            a_deadlock_of_the_callers_own_statements_means_again,
             a_lock_waited_for_in_vain_is_told,
             a_terminated_connection_is_lost_and_the_pool_is_not,
             a_server_that_is_gone_is_lost,

@@ -78,7 +78,7 @@ impl NotWritten {
     fn is_again(&self) -> bool {
         match self {
             NotWritten::Tx(error) => error.is_again(),
-            NotWritten::Db(error) => error.is_transient(),
+            NotWritten::Db(error) => error.is_again(),
             NotWritten::Effect(_) => false,
         }
     }

@@ -15,11 +15,10 @@ pub use writes::Writes;
 use std::ops::DerefMut;
 use std::time::Duration;
 
-use ibid::transaction::Database;
 use ibid::transaction::sqlx_postgres::SqlxPostgres;
 use ibid::transaction::sqlx_sqlite::SqlxSqlite;
-use sqlx::error::DatabaseError;
-use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgPool, PgPoolOptions};
+use ibid::transaction::{Database, TxError};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
@@ -46,21 +45,20 @@ impl Backend for SqlxSqlite {}
 #[error("could not {op}")]
 pub struct DbError {
     op: &'static str,
-    source: sqlx::Error,
+    source: TxError,
 }
 
 impl DbError {
-    fn of(op: &'static str) -> impl FnOnce(sqlx::Error) -> DbError {
-        move |source| DbError { op, source }
+    fn of<E>(op: &'static str) -> impl FnOnce(E) -> DbError
+    where
+        TxError: From<E>,
+    {
+        move |error| DbError { op, source: error.into() }
     }
 
-    /// Whether the same work may succeed in a new transaction.
-    pub fn is_transient(&self) -> bool {
-        match &self.source {
-            sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => true,
-            sqlx::Error::Database(error) => is_transient(error.as_ref()),
-            _ => false,
-        }
+    /// Whether another transaction was in the way: the same work may succeed in a new one.
+    pub fn is_again(&self) -> bool {
+        self.source.is_again()
     }
 }
 
@@ -116,7 +114,7 @@ async fn postgres(url: &str) -> Result<PgPool, sqlx::Error> {
         .await
 }
 
-async fn sqlite(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error> {
+async fn sqlite(options: SqliteConnectOptions) -> Result<SqlitePool, TxError> {
     let options = options
         .journal_mode(SqliteJournalMode::Wal)
         // With less, a payment that was answered for can be gone after a power cut.
@@ -127,9 +125,9 @@ async fn sqlite(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error
     let mut tries = 0;
     loop {
         tries += 1;
-        match pool.clone().connect_with(options.clone()).await {
+        match pool.clone().connect_with(options.clone()).await.map_err(TxError::from) {
             // Only the first to open a new file switches its journal, and SQLite does not wait for that one.
-            Err(sqlx::Error::Database(error)) if tries < OPEN_TRIES_MAX && is_transient(error.as_ref()) => {
+            Err(error) if tries < OPEN_TRIES_MAX && error.is_again() => {
                 tokio::time::sleep(OPEN_AGAIN_AFTER).await;
             }
             opened => return opened,
@@ -155,16 +153,6 @@ macro_rules! on_db {
 
 use on_db;
 
-/// PostgreSQL: serialization failure and deadlock, connections lost or not to be had, a server that is stopping.
-/// SQLite: busy, with its extended codes.
-fn is_transient(error: &dyn DatabaseError) -> bool {
-    let Some(code) = error.code() else { return false };
-    match error.try_downcast_ref::<PgDatabaseError>() {
-        Some(_) => PG_TRANSIENT.contains(&code.as_ref()) || code.starts_with("08"),
-        None => code.parse::<u32>().is_ok_and(|code| code & 0xff == SQLITE_BUSY),
-    }
-}
-
 /// Enough to keep a small server busy; a large one is shared with other nodes.
 const PG_CONNECTIONS_MAX: u32 = 16;
 
@@ -182,7 +170,3 @@ const OPEN_TRIES_MAX: u32 = 40;
 
 /// See [`OPEN_TRIES_MAX`].
 const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(50);
-
-const SQLITE_BUSY: u32 = 5;
-
-const PG_TRANSIENT: [&str; 6] = ["40001", "40P01", "53300", "57P01", "57P02", "57P03"];

@@ -105,13 +105,13 @@ const LOOKS_MAX: u32 = 60;
 pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(place: Place) {
     let pool = with_table::<A>(&place, 1).await;
     let mut tx = pool.begin().await.unwrap();
-    assert!(A::by_caller(&mut tx, "insert into thing (id, n) values (3, 0)").await);
+    A::by_caller(&mut tx, "insert into thing (id, n) values (3, 0)").await.unwrap();
     assert_eq!(number(&mut tx, COUNT).await, 3);
     tx.rollback().await.unwrap();
     let mut tx = pool.begin().await.unwrap();
     assert_eq!(number(&mut tx, COUNT).await, 2);
     execute(&mut tx, "insert into thing (id, n) values (4, 0)", &[]).await.unwrap();
-    assert!(A::by_caller(&mut tx, "insert into thing (id, n) values (5, 0)").await);
+    A::by_caller(&mut tx, "insert into thing (id, n) values (5, 0)").await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(number(&mut pool.begin().await.unwrap(), COUNT).await, 4);
 }
@@ -124,7 +124,7 @@ pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(place: 
     // A caller who overlooks an error of their own.
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, insert, &[]).await.unwrap();
-    assert!(!A::by_caller(&mut tx, "select 1 / (n * 0) from thing").await);
+    assert!(A::by_caller(&mut tx, "select 1 / (n * 0) from thing").await.is_err());
     assert_eq!(fault_of(tx.commit().await), Some(Fault::Wrong));
 
     // Ours that failed.

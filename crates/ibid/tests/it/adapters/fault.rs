@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid::transaction::{Database, Fault, Isolated, Isolation, OwnedTx, SqlTx};
+use ibid::transaction::{Database, Fault, Isolated, Isolation, OwnedTx, SqlTx, TxError};
 use ibid_core::sql::{Dialect, Param};
 
 use super::{Adapter, execute, fault_of, number, with_table};
@@ -18,6 +18,15 @@ pub(super) async fn a_unique_violation_is_wrong<A: Adapter>(place: Place) {
     let mut tx = pool.begin().await.unwrap();
     let twice = execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await;
     assert_eq!(fault_of(twice), Some(Fault::Wrong));
+}
+
+pub(super) async fn a_callers_own_error_keeps_its_meaning<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let mut tx = pool.begin().await.unwrap();
+    let twice = A::by_caller(&mut tx, "insert into thing (id, n) values (1, 0)").await.unwrap_err();
+    assert!(!twice.is_again(), "{twice:?}");
+    let TxError::Sql(error) = twice else { panic!("{twice:?}") };
+    assert_eq!(fault_of::<()>(Err(error)), Some(Fault::Wrong));
 }
 
 pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(place: Place) {
@@ -84,6 +93,22 @@ pub(super) async fn a_deadlock_means_again<A: Adapter>(place: Place) {
         matches!((ann, bob), (Some(Fault::Again), None) | (None, Some(Fault::Again))),
         "one is the victim: {ann:?}, {bob:?}"
     );
+}
+
+pub(super) async fn a_deadlock_of_the_callers_own_statements_means_again<A: Adapter>(place: Place) {
+    const FIRST: &str = "update thing set n = n + 1 where id = 1";
+    const SECOND: &str = "update thing set n = n + 1 where id = 2";
+    let pool = with_table::<A>(&place, 2).await;
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    A::by_caller(&mut ann, FIRST).await.unwrap();
+    A::by_caller(&mut bob, SECOND).await.unwrap();
+    let cross = async |mut tx: <A::Db as Database>::Tx, sql| {
+        let crossed = A::by_caller(&mut tx, sql).await.map_err(|error| error.is_again());
+        tx.rollback().await.unwrap();
+        crossed
+    };
+    let crossed = tokio::join!(cross(ann, SECOND), cross(bob, FIRST));
+    assert!(matches!(crossed, (Err(true), Ok(())) | (Ok(()), Err(true))), "one is the victim: {crossed:?}");
 }
 
 pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(place: Place) {

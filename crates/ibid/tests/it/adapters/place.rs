@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ibid::transaction::TxError;
 use ibid_testkit::postgres::Postgres;
 use tempfile::TempDir;
 
@@ -59,8 +60,11 @@ impl Adapter for RusqliteConnections {
         ibid::transaction::rusqlite::Rusqlite::new(connection)
     }
 
-    async fn by_caller(tx: &mut ibid::transaction::rusqlite::RusqliteTx<'static>, sql: &'static str) -> bool {
-        tx.execute_batch(sql).is_ok()
+    async fn by_caller(
+        tx: &mut ibid::transaction::rusqlite::RusqliteTx<'static>,
+        sql: &'static str,
+    ) -> Result<(), TxError> {
+        Ok(tx.execute_batch(sql)?)
     }
 }
 
@@ -81,8 +85,9 @@ mod sqlx_sqlite {
             SqlxSqlite(pool.connect_with(file.busy_timeout(patience)).await.unwrap())
         }
 
-        async fn by_caller(tx: &mut SqlxSqliteTx<'static>, sql: &'static str) -> bool {
-            sqlx::query(sql).execute(&mut **tx).await.is_ok()
+        async fn by_caller(tx: &mut SqlxSqliteTx<'static>, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(&mut **tx).await?;
+            Ok(())
         }
     }
 }
@@ -103,8 +108,9 @@ mod sqlx_postgres {
             SqlxPostgres(pool.connect(&place.at).await.unwrap())
         }
 
-        async fn by_caller(tx: &mut SqlxPostgresTx<'static>, sql: &'static str) -> bool {
-            sqlx::query(sql).execute(&mut **tx).await.is_ok()
+        async fn by_caller(tx: &mut SqlxPostgresTx<'static>, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(&mut **tx).await?;
+            Ok(())
         }
     }
 }
@@ -126,8 +132,9 @@ mod tokio_postgres {
             TokioPostgres(pool.wait_timeout(Some(patience)).runtime(Runtime::Tokio1).build().unwrap())
         }
 
-        async fn by_caller(tx: &mut PooledTx, sql: &'static str) -> bool {
-            tx.execute(sql, &[]).await.is_ok()
+        async fn by_caller(tx: &mut PooledTx, sql: &'static str) -> Result<(), TxError> {
+            tx.execute(sql, &[]).await?;
+            Ok(())
         }
     }
 }
@@ -151,8 +158,9 @@ mod diesel {
             Diesel(pool.runtime(deadpool_postgres::Runtime::Tokio1).build().unwrap())
         }
 
-        async fn by_caller(tx: &mut DieselTx, sql: &'static str) -> bool {
-            ::diesel::sql_query(sql).execute(tx).await.is_ok()
+        async fn by_caller(tx: &mut DieselTx, sql: &'static str) -> Result<(), TxError> {
+            ::diesel::sql_query(sql).execute(tx).await?;
+            Ok(())
         }
     }
 }
@@ -177,8 +185,9 @@ mod sea_orm {
             SeaOrm(Database::connect(options).await.unwrap())
         }
 
-        async fn by_caller(tx: &mut SeaOrmTx, sql: &'static str) -> bool {
-            tx.execute_unprepared(sql).await.is_ok()
+        async fn by_caller(tx: &mut SeaOrmTx, sql: &'static str) -> Result<(), TxError> {
+            tx.execute_unprepared(sql).await?;
+            Ok(())
         }
     }
 }

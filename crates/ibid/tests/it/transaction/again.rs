@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
+use ibid::attempt::Finished;
 use ibid::engine::Begun;
-use ibid::transaction::{BegunInside, Database, Fault, Isolated, Isolation, TxError};
+use ibid::transaction::{BegunInside, Database, Isolated, Isolation, TxError};
 use tokio::sync::Barrier;
 
 use super::world::{Tries, World, answer, is_stored, pay};
 use crate::adapters::place::{Place, SqlxPostgresPools, TokioPostgresPools};
-use crate::adapters::{Adapter, PATIENT, execute, number};
-use ibid_core::sql::Param;
+use crate::adapters::{Adapter, PATIENT, number};
 
 const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
+
+const ADD: [&str; 2] =
+    ["update account set n = n + 1 where id = 1", "update account set n = n + 1 where id = 2"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_can_not_be_serialized_is_run_again_by_the_same_attempt() {
@@ -58,21 +61,25 @@ async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World
     assert_eq!((world.payments("ann").await, world.payments("bob").await), (1, 1));
 }
 
+/// By the caller's own statements, as the driver runs them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_locked_in_the_other_order_cost_one_of_two_keys_a_second_run() {
-    let world = Arc::new(World::<TokioPostgresPools>::new(Place::postgres()).await);
+    transfers::<TokioPostgresPools>().await;
+    transfers::<SqlxPostgresPools>().await;
+}
+
+async fn transfers<A: Adapter>() {
+    let world = World::<A>::new(Place::postgres()).await;
     world.sql("create table account (id int8 primary key, n int8 not null)").await;
     world.sql("insert into account values (1, 0), (2, 0)").await;
     for level in LEVELS {
-        let meet = Arc::new(Barrier::new(2));
-        let run = |key: String, order: [i64; 2]| {
-            tokio::spawn(transfer(world.clone(), level, key, order, meet.clone()))
-        };
-        let (ann, bob) = (run(format!("{level:?} ann"), [1, 2]), run(format!("{level:?} bob"), [2, 1]));
-        let runs = ann.await.unwrap() + bob.await.unwrap();
-        assert!(runs >= 3, "one of them was in the other's way");
-        for name in ["ann", "bob"] {
-            let key = format!("{level:?} {name}");
+        let (meet, ann, bob) = (Barrier::new(2), format!("{level:?} ann"), format!("{level:?} bob"));
+        let (anns, bobs) = tokio::join!(
+            transfer(&world, level, &ann, [ADD[0], ADD[1]], &meet),
+            transfer(&world, level, &bob, [ADD[1], ADD[0]], &meet),
+        );
+        assert!(anns + bobs >= 3, "one of them was in the other's way");
+        for key in [ann, bob] {
             assert_eq!(world.payments(&key).await, 1, "{key}");
             assert_eq!(world.replayed(&key).await, answer(201));
         }
@@ -82,40 +89,33 @@ async fn rows_locked_in_the_other_order_cost_one_of_two_keys_a_second_run() {
 
 /// How often it was run.
 async fn transfer<A: Adapter>(
-    world: Arc<World<A>>,
+    world: &World<A>,
     level: Isolation,
-    key: String,
-    order: [i64; 2],
-    meet: Arc<Barrier>,
+    key: &str,
+    order: [&'static str; 2],
+    meet: &Barrier,
 ) -> u32 {
     let isolated = Isolated::new(A::open(&world.place, 1, PATIENT).await, level);
     for run in 1.. {
-        let begun = world.ibid.begin_inside(world.ask(&key), &isolated, PATIENT).await.unwrap();
-        let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
         let work = async {
-            pay(&mut **inside, &key, "x").await?;
-            for (place, id) in order.into_iter().enumerate() {
-                let add = "update account set n = n + 1 where id = $1";
-                execute(&mut **inside, add, &[Param::I64(id)]).await?;
+            let begun = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
+            let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+            pay(&mut **inside, key, "x").await?;
+            for (place, add) in order.into_iter().enumerate() {
+                A::by_caller(&mut **inside, add).await?;
                 if run == 1 && place == 0 {
                     meet.wait().await;
                 }
             }
-            Ok(())
+            inside.finish(answer(201)).await
         };
-        let work: Result<(), ibid::transaction::SqlError> = work.await;
-        match work {
-            Ok(()) => match inside.finish(answer(201)).await {
-                Ok(finished) => {
-                    assert!(is_stored(&finished, 201));
-                    return run;
-                }
-                Err(error) => assert!(error.is_again(), "{error:?}"),
-            },
-            Err(error) => {
-                assert_eq!(error.fault(), Fault::Again, "{error:?}");
-                assert!(TxError::from(error).is_again());
+        let done: Result<Finished, TxError> = work.await;
+        match done {
+            Ok(finished) => {
+                assert!(is_stored(&finished, 201));
+                return run;
             }
+            Err(error) => assert!(error.is_again(), "{error:?}"),
         }
     }
     unreachable!("it goes on until it is stored")

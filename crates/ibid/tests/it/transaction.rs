@@ -5,6 +5,7 @@ mod again;
 mod all_inside;
 mod counted;
 mod durable;
+mod failover;
 mod guarded;
 mod inside;
 mod locks;

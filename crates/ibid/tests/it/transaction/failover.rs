@@ -1,0 +1,105 @@
+//! The primary is killed and its synchronous standby takes over: what a caller's transaction acknowledged is there, with its
+//! rows, although the caller's sessions would not wait for any disk.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ibid::attempt::Finished;
+use ibid::engine::Begun;
+use ibid::transaction::tokio_postgres::TokioPostgres;
+use ibid::transaction::{BegunInside, Database, TxError};
+use ibid_testkit::postgres::Pair;
+use tokio::task::{JoinSet, block_in_place};
+
+use super::world::{World, answer, pay, until};
+use crate::adapters::place::{Place, TokioPostgresPools};
+use crate::adapters::{Adapter, PATIENT};
+
+struct Load {
+    world: World<TokioPostgresPools>,
+    /// The application's pool.
+    app: TokioPostgres,
+    acknowledged: Mutex<Vec<String>>,
+    over: AtomicBool,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_that_a_caller_committed_is_lost_when_a_synchronous_standby_takes_over() {
+    let mut pair = block_in_place(Pair::synchronous);
+    let at = format!("{}?target_session_attrs=read-write", pair.url_for("postgres"));
+    let world = World::new(Place::at(at.clone())).await;
+    let careless = Place::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));
+    let app = TokioPostgresPools::open(&careless, CALLERS, PATIENT).await;
+    let load = Arc::new(Load { world, app, acknowledged: Mutex::default(), over: AtomicBool::new(false) });
+    let mut callers = JoinSet::new();
+    for caller in 0..CALLERS {
+        callers.spawn(load.clone().pay(caller));
+    }
+    load.more(100).await;
+    block_in_place(|| pair.fail_over());
+    load.more(100).await;
+    load.over.store(true, Ordering::SeqCst);
+    while let Some(ended) = callers.join_next().await {
+        ended.expect("no caller panics");
+    }
+
+    // Another process, with nothing in its memory.
+    let other = load.world.other_node().await;
+    let acknowledged = std::mem::take(&mut *load.acknowledged.lock().unwrap());
+    for key in &acknowledged {
+        match other.begin(load.world.ask(key)).await {
+            Ok(Begun::Replay(kept)) => assert_eq!(*kept.response, answer(201), "the answer of `{key}`"),
+            begun => panic!("`{key}` was acknowledged, and now it is {begun:?}"),
+        }
+        assert_eq!(load.world.payments(key).await, 1, "`{key}` is paid once");
+    }
+    let alone = "select count(*) from payment p where not exists
+                   (select 1 from ibid_record r where r.key = p.key and r.completed_at is not null)";
+    assert_eq!(load.world.number(alone).await, 0, "nobody paid without an answer");
+}
+
+impl Load {
+    /// Pays under one key after the other, whatever happens to the server.
+    async fn pay(self: Arc<Load>, caller: usize) {
+        for n in 0.. {
+            if self.over.load(Ordering::SeqCst) {
+                return;
+            }
+            let key = format!("{caller}-{n}");
+            let paid = match caller % 2 {
+                0 => self.reserved_first(&key).await,
+                _ => self.all_inside(&key).await,
+            };
+            match paid {
+                Ok(Finished::Stored(_)) => self.acknowledged.lock().unwrap().push(key),
+                Ok(other) => panic!("`{key}` was finished by nobody else, and is {other:?}"),
+                // Nobody is there: whoever asks at once again is only in the way.
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    async fn reserved_first(&self, key: &str) -> Result<Finished, TxError> {
+        let begun = self.world.ibid.begin(self.world.ask(key)).await?;
+        let Begun::Run(mut attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let mut inside = attempt.inside(self.app.begin().await?).await?;
+        pay(&mut *inside, key, "app").await?;
+        inside.finish(answer(201)).await
+    }
+
+    async fn all_inside(&self, key: &str) -> Result<Finished, TxError> {
+        let begun = self.world.ibid.begin_inside(self.world.ask(key), &self.app, PATIENT).await?;
+        let BegunInside::Run(mut inside) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        pay(&mut **inside, key, "app").await?;
+        inside.finish(answer(201)).await
+    }
+
+    /// Waits until so many more were acknowledged.
+    async fn more(&self, by: usize) {
+        let target = self.acknowledged.lock().unwrap().len() + by;
+        until(async || self.acknowledged.lock().unwrap().len() >= target).await;
+    }
+}
+
+const CALLERS: usize = 8;

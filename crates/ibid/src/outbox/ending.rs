@@ -397,3 +397,68 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// What is kept of a handler's words: a provider's message fits, a page of HTML does not.
 const ERROR_BYTES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use ibid_core::effect::{Rules, Safety};
+    use ibid_core::record::{Nonce, Version};
+    use ibid_core::scope::RecordId;
+
+    use super::*;
+
+    #[test]
+    fn pauses_are_spread_around_the_backoff_and_never_below_what_is_wanted() {
+        // Those who failed together must not come back together.
+        let (least, most) = spread(Safety::Once, EffectEvent::NotMade { after: None });
+        assert!((0.75..0.9).contains(&least) && (1.1..=1.25).contains(&most), "{least} to {most}");
+        // What the provider asks for, and what a call may still be under way for, is not shortened.
+        let wanted = EffectEvent::NotMade { after: Some(Duration::from_secs(90)) };
+        for (safety, event) in [(Safety::Once, wanted), (Safety::Verified, EffectEvent::Uncertain)] {
+            let (least, most) = spread(safety, event);
+            assert!((1.0..1.1).contains(&least) && (1.1..=1.25).contains(&most), "{least} to {most}");
+        }
+    }
+
+    /// The shortest and the longest of many pauses, as parts of the one that the machine gives. That none of so many is
+    /// below 0.9 or above 1.1 of it happens once in more runs than there will be.
+    fn spread(safety: Safety, event: EffectEvent) -> (f64, f64) {
+        let effect = claimed(Rules { safety, ..Rules::default() });
+        let (_, given) = decide_effect(&effect.to_decide(), event).expect("it goes on");
+        let given = given.expect("it is due again").as_secs_f64();
+        let happened = Happened::because(event, "");
+        let pause = || happened.change(&effect).and_then(|change| change.due_in).expect("it is due again");
+        let all = std::iter::repeat_with(|| pause().as_secs_f64() / given).take(500);
+        all.fold((f64::MAX, 0.0), |(least, most), part| (part.min(least), part.max(most)))
+    }
+
+    /// At its fifth try.
+    fn claimed(rules: Rules) -> StoredEffect {
+        StoredEffect {
+            seq: 1,
+            record: RecordId::from_bytes([0; RecordId::LEN]),
+            birth: Nonce(1),
+            tenant: String::new(),
+            name: String::new(),
+            kind: String::new(),
+            version: Version { count: 2, nonce: Nonce(2) },
+            state: EffectState::Claimed,
+            tries: 5,
+            due_at: None,
+            created_at: Timestamp::from_micros(0),
+            called_at: Some(Timestamp::from_micros(0)),
+            ended_at: None,
+            done_at: None,
+            aggregate: None,
+            downstream_key: String::new(),
+            rules,
+            owes: false,
+            trace: None,
+            payload: Bytes::new(),
+            result: None,
+            provider_id: None,
+            last_error: None,
+            now: Timestamp::from_micros(1),
+        }
+    }
+}

@@ -15,6 +15,7 @@ use ibid_core::effect::{EffectFilter, NewEffect, Rules};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
 use ibid_core::record::State;
 
+mod at_once;
 mod counted;
 mod hooked;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]

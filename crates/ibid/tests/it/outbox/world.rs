@@ -206,6 +206,8 @@ struct Inner {
     calls: Mutex<Vec<Call>>,
     verifies: Mutex<VecDeque<Verified>>,
     asked: Mutex<u32>,
+    /// Calls under way, and the most that ever were.
+    at_once: Mutex<(u32, u32)>,
     /// Calls wait for a permit before they are answered.
     gate: Option<Semaphore>,
     reached: Semaphore,
@@ -230,6 +232,7 @@ impl Provider {
             calls: Mutex::default(),
             verifies: Mutex::default(),
             asked: Mutex::default(),
+            at_once: Mutex::default(),
             gate,
             reached: Semaphore::new(0),
         }))
@@ -257,16 +260,29 @@ impl Provider {
     pub(super) fn asked(&self) -> u32 {
         *self.0.asked.lock().unwrap()
     }
+
+    /// The most calls that were under way at once.
+    pub(super) fn at_once_max(&self) -> u32 {
+        self.0.at_once.lock().unwrap().1
+    }
+
+    fn count_under_way(&self, change: i32) {
+        let mut at_once = self.0.at_once.lock().unwrap();
+        at_once.0 = at_once.0.checked_add_signed(change).unwrap();
+        at_once.1 = at_once.1.max(at_once.0);
+    }
 }
 
 impl<T: Deref<Target = Connection> + Send> Handler<T> for Provider {
     fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
         Box::pin(async move {
             self.0.calls.lock().unwrap().push(call.clone());
+            self.count_under_way(1);
             self.0.reached.add_permits(1);
             if let Some(gate) = &self.0.gate {
                 gate.acquire().await.unwrap().forget();
             }
+            self.count_under_way(-1);
             (self.0.says)(call)
         })
     }

@@ -210,6 +210,50 @@ async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
     assert_eq!(one.ledger("payload").await, expected);
 }
 
+/// Places are given at enqueue and seen at commit: without the wait a later place could be seen, and called, first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_the_order_of_commits() {
+    let server = Postgres::start();
+    let (one, two) = (Node::new(&server).await, Node::new(&server).await);
+    let of = |aggregate: &str, payload: &str| {
+        NewEffect::new("x", "charge", payload.to_owned()).ordered_by(aggregate)
+    };
+    let answer = || Response::plain(201, "text/plain", "accepted".to_owned());
+    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    for undone in [true, false] {
+        let mut attempt = begin(&one.ibid, &format!("first {undone}")).await;
+        let mut first = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
+        first.enqueue(of("account 7", &format!("first {undone}"))).await.unwrap();
+
+        let (ibid, database) = (two.ibid.clone(), two.database.clone());
+        let effect = of("account 7", &format!("second {undone}"));
+        let second = tokio::spawn(async move {
+            let mut attempt = begin(&ibid, &format!("second {undone}")).await;
+            let mut inside = attempt.inside(database.begin().await.unwrap()).await.unwrap();
+            inside.enqueue(effect).await.unwrap();
+            inside.finish(answer()).await.unwrap()
+        });
+        let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
+        while server.sql("postgres", waits).trim() != "1" {
+            assert!(!second.is_finished(), "it is behind one that is not committed");
+            tokio::task::yield_now().await;
+        }
+        // Others are in nobody's way.
+        two.pay(&format!("other {undone}"), [of("account 8", &format!("other {undone}"))]).await;
+        assert_eq!(one.worker(&ann).run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+        assert!(two.worker(&bob).run_once().await.unwrap().is_idle());
+        if undone {
+            drop(first);
+        } else {
+            assert!(matches!(first.finish(answer()).await.unwrap(), Finished::Stored(_)));
+        }
+        assert!(matches!(second.await.unwrap(), Finished::Stored(_)));
+        tokio::join!(drain(&one, one.worker(&ann)), drain(&two, two.worker(&bob)));
+    }
+    let expected = ["other true", "second true", "other false", "first false", "second false"];
+    assert_eq!(one.ledger("payload").await, expected);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     let server = Postgres::start();

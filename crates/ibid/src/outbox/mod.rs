@@ -115,4 +115,4 @@ pub(crate) mod told;
 
 pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
 pub use operator::{OperatorError, discard, list, retry};
-pub use worker::{Builder, Round, Worker, WorkerError};
+pub use worker::{Builder, Round, Within, Worker, WorkerError};

@@ -189,19 +189,26 @@ pub(super) trait Settle: Send + Sync {
 /// What a worker needs to write the end of an Effect.
 pub(super) struct Desk<D: Database> {
     pub(super) database: Arc<D>,
-    pub(super) handlers: HashMap<String, Arc<dyn Handler<D::Tx>>>,
+    /// By kind.
+    pub(super) served: HashMap<String, Served<D::Tx>>,
+}
+
+/// What serves one kind.
+pub(super) struct Served<T> {
+    pub(super) handler: Arc<dyn Handler<T>>,
+    /// How long a call, a look at the provider, or its rows may take.
     pub(super) timeout: Duration,
 }
 
 impl<D: Database> Settle for Desk<D> {
     fn serves(&self, kind: &str) -> bool {
-        self.handlers.contains_key(kind)
+        self.served.contains_key(kind)
     }
 
     fn settle<'a>(&'a self, ibid: &'a Ibid, effect: &'a StoredEffect, kept: &'a Kept) -> Pending<'a, Ended> {
         Box::pin(async move {
             // It was looked for by whoever asks.
-            let Some(handler) = self.handlers.get(&effect.kind) else { return Ended::Lost };
+            let Some(Served { handler, timeout }) = self.served.get(&effect.kind) else { return Ended::Lost };
             let until = Instant::now() + SETTLE_FOR;
             let call = Call::new(effect, until);
             let mut happened = match &kept.evidence.what {
@@ -221,7 +228,7 @@ impl<D: Database> Settle for Desk<D> {
                 handler,
                 call: &call,
                 effect,
-                timeout: self.timeout.min(SETTLE_FOR),
+                timeout: (*timeout).min(SETTLE_FOR),
                 until,
             };
             let ended = ending.write(happened).await;

@@ -18,7 +18,7 @@ use super::carry::{Errand, Held};
 use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
-use super::told::{Desk, Settle};
+use super::told::{Desk, Served, Settle};
 use crate::engine::{Ibid, jitter, nonce};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -38,11 +38,23 @@ pub struct Worker<D: Database> {
 /// How a [`Worker`] is to work.
 pub struct Builder<D: Database> {
     ibid: Ibid,
-    desk: Desk<D>,
+    database: D,
+    handlers: HashMap<String, (Arc<dyn Handler<D::Tx>>, Option<Within>)>,
+    /// Of those that have no bounds of their own.
+    within: Within,
     concurrency: usize,
     poll_every: Duration,
-    stop_within: Duration,
-    lease: Duration,
+    stop_within: Option<Duration>,
+}
+
+/// How long one kind of Effect may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Within {
+    /// A call, a look at the provider, or a handler's rows.
+    pub timeout: Duration,
+    /// The shortest lease in the rules of these Effects. What is claimed under a shorter one is broken off when that
+    /// ends.
+    pub lease: Duration,
 }
 
 /// Why there is no such worker.
@@ -55,8 +67,12 @@ pub enum WorkerError {
     #[error("the worker has no handler, or may do nothing at once")]
     Idle,
     /// A call could outlast the claim that it is made under.
-    #[error("a call may take {timeout:?}, and the claim that it is made under lasts only {lease:?}")]
+    #[error(
+        "a call of `{kind}` may take {timeout:?}, and the claim that it is made under lasts only {lease:?}"
+    )]
     OutlastsLease {
+        /// Of which kind.
+        kind: String,
         /// How long a call may take.
         timeout: Duration,
         /// How long a claim lasts.
@@ -97,7 +113,18 @@ impl Round {
 impl<D: Database + 'static> Builder<D> {
     /// Carries out Effects of this kind; a second handler of one kind replaces the first.
     pub fn on(mut self, kind: impl Into<String>, handler: impl Handler<D::Tx> + 'static) -> Self {
-        self.desk.handlers.insert(kind.into(), Arc::new(handler));
+        self.handlers.insert(kind.into(), (Arc::new(handler), None));
+        self
+    }
+
+    /// The same for a kind with bounds of its own: a provider that is slower than others, or must not be waited for.
+    pub fn on_within(
+        mut self,
+        kind: impl Into<String>,
+        within: Within,
+        handler: impl Handler<D::Tx> + 'static,
+    ) -> Self {
+        self.handlers.insert(kind.into(), (Arc::new(handler), Some(within)));
         self
     }
 
@@ -107,16 +134,16 @@ impl<D: Database + 'static> Builder<D> {
         self
     }
 
-    /// How long a call, a look at the provider, or a handler's rows may take.
+    /// How long a call, a look at the provider, or a handler's rows may take, of all kinds that are not
+    /// [given bounds of their own](Builder::on_within).
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.desk.timeout = timeout;
+        self.within.timeout = timeout;
         self
     }
 
-    /// The shortest lease in the rules of this worker's Effects, if it is not the usual one. What is claimed under a
-    /// shorter one is broken off when that ends.
+    /// The shortest lease in the rules of their Effects, if it is not the usual one.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+        self.within.lease = lease;
         self
     }
 
@@ -127,25 +154,32 @@ impl<D: Database + 'static> Builder<D> {
         self
     }
 
-    /// How long a stopping worker waits for what it has in hand.
+    /// How long a stopping worker waits for what it has in hand: unless told, for as long as the slowest may take.
     pub fn stop_within(mut self, within: Duration) -> Self {
-        self.stop_within = within;
+        self.stop_within = Some(within);
         self
     }
 
     /// The worker, unless what it is told can't be kept.
     pub fn build(self) -> Result<Worker<D>, WorkerError> {
-        let Builder { ibid, desk, concurrency, poll_every, stop_within, lease } = self;
+        let Builder { ibid, database, handlers, within, concurrency, poll_every, stop_within } = self;
         if ibid.store().sql().is_none() {
             return Err(WorkerError::NoSql);
         }
-        if desk.handlers.is_empty() || concurrency == 0 {
+        if handlers.is_empty() || concurrency == 0 {
             return Err(WorkerError::Idle);
         }
-        if desk.timeout >= lease {
-            return Err(WorkerError::OutlastsLease { timeout: desk.timeout, lease });
+        let mut served = HashMap::new();
+        for (kind, (handler, own)) in handlers {
+            let Within { timeout, lease } = own.unwrap_or(within);
+            if timeout >= lease {
+                return Err(WorkerError::OutlastsLease { kind, timeout, lease });
+            }
+            served.insert(kind, Served { handler, timeout });
         }
-        let desk = Arc::new(desk);
+        let slowest = served.values().map(|served| served.timeout).max().unwrap_or_default();
+        let stop_within = stop_within.unwrap_or(slowest.saturating_add(END_WITHIN));
+        let desk = Arc::new(Desk { database: Arc::new(database), served });
         let settles: Arc<dyn Settle> = desk.clone();
         ibid.inner().desks.add(Arc::downgrade(&settles));
         Ok(Worker { ibid, desk, concurrency, poll_every, stop_within })
@@ -157,11 +191,12 @@ impl<D: Database + 'static> Worker<D> {
     pub fn builder(ibid: Ibid, database: D) -> Builder<D> {
         Builder {
             ibid,
-            desk: Desk { database: Arc::new(database), handlers: HashMap::new(), timeout: TIMEOUT },
+            database,
+            handlers: HashMap::new(),
+            within: Within { timeout: TIMEOUT, lease: Rules::default().lease() },
             concurrency: CONCURRENCY,
             poll_every: POLL_EVERY,
-            stop_within: STOP_WITHIN,
-            lease: Rules::default().lease(),
+            stop_within: None,
         }
     }
 
@@ -240,7 +275,7 @@ impl<D: Database + 'static> Worker<D> {
 
     fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, effect: StoredEffect, errand: Errand, at: Instant) {
         // Only kinds that have a handler are taken.
-        let Some(handler) = self.desk.handlers.get(&effect.kind).cloned() else { return };
+        let Some(Served { handler, timeout }) = self.desk.served.get(&effect.kind) else { return };
         let span = tracing::debug_span!(
             telemetry::SPAN_EFFECT,
             effect = effect.seq,
@@ -252,8 +287,8 @@ impl<D: Database + 'static> Worker<D> {
         let held = Held {
             ibid: self.ibid.clone(),
             database: self.desk.database.clone(),
-            handler,
-            timeout: self.desk.timeout,
+            handler: handler.clone(),
+            timeout: *timeout,
             effect,
             errand,
             at,
@@ -288,7 +323,7 @@ impl<D: Database + 'static> Worker<D> {
             return Err(TxError::OtherDialect);
         }
         let terms = Terms::of(store);
-        let kinds: Vec<String> = self.desk.handlers.keys().cloned().collect();
+        let kinds: Vec<String> = self.desk.served.keys().cloned().collect();
         let mut taken = Vec::new();
         for (errand, from, to, counts) in if everything { &LOOKS[..] } else { &LOOKS[2..] } {
             let left = u32::try_from(limit - taken.len()).unwrap_or(u32::MAX);
@@ -341,14 +376,14 @@ fn in_order(ended: Result<(Ended, bool), JoinError>) -> bool {
 
 impl<D: Database> fmt::Debug for Worker<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.desk.handlers.keys().collect();
+        let kinds: Vec<_> = self.desk.served.keys().collect();
         f.debug_struct("Worker").field("kinds", &kinds).finish_non_exhaustive()
     }
 }
 
 impl<D: Database> fmt::Debug for Builder<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.desk.handlers.keys().collect();
+        let kinds: Vec<_> = self.handlers.keys().collect();
         f.debug_struct("Builder").field("kinds", &kinds).finish_non_exhaustive()
     }
 }
@@ -370,8 +405,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// An idle look costs less than a millisecond of the database, and a second is not noticed in what happens later anyway.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// A call begun just before the stop may take all of its time, and its end some more.
-const STOP_WITHIN: Duration = Duration::from_secs(35);
+/// A call begun just before the stop may take all of its time, and its end this much more.
+const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// How often a look is tried anew when another transaction was in its way; the next look is never far.
 const TAKE_TRIES_MAX: u32 = 4;

@@ -193,7 +193,7 @@ pub struct StoredEffect {
     pub trace: Option<String>,
     /// What the handler is given.
     pub payload: Bytes,
-    /// What came of it.
+    /// What came of it. While its end could not be written, with the answer that it owes.
     pub result: Option<Bytes>,
     /// The provider's own id of what was done.
     pub provider_id: Option<String>,

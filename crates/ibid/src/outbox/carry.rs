@@ -12,7 +12,8 @@ use metrics::counter;
 use tokio::time::Instant;
 
 use super::ending::{Ended, Ending, Happened};
-use super::handler::{Call, Handler, Made, Outcome, Verified};
+use super::handler::{Call, Handler, Outcome, Verified};
+use super::kept::kept;
 use super::told;
 use crate::engine::Ibid;
 use crate::failpoint::{self, Hit};
@@ -102,6 +103,9 @@ impl<D: Database> Held<D> {
 
     async fn verify(&self, call: &Call, until: Instant) -> Happened {
         let unsure = |why| Happened::because(EffectEvent::Verified(None), why);
+        if let Some(made) = kept(&self.effect) {
+            return Happened::made(EffectEvent::Verified(Some(true)), made);
+        }
         if Instant::now() >= until {
             return unsure("the lease was over before the provider was asked");
         }
@@ -118,14 +122,10 @@ impl<D: Database> Held<D> {
     }
 
     fn lapsed(&self) -> Happened {
-        match &self.effect.result {
-            // It was made, and its end could not be written. An owed answer is not kept with it, so then the call or
-            // the look must give it again.
-            Some(result) if !self.effect.owes => {
-                let provider_id = self.effect.provider_id.clone();
-                Happened::made(EffectEvent::Made, Made { result: result.clone(), provider_id, answer: None })
-            }
-            _ => Happened::because(EffectEvent::Lapsed, "the worker that held it went silent"),
+        match kept(&self.effect) {
+            // Its end could not be written then.
+            Some(made) => Happened::made(EffectEvent::Made, made),
+            None => Happened::because(EffectEvent::Lapsed, "the worker that held it went silent"),
         }
     }
 

@@ -16,6 +16,7 @@ use metrics::counter;
 use tokio::time::Instant;
 
 use super::handler::{BoxError, Call, Handler, Made, Settled};
+use super::kept::to_keep;
 use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
 use crate::engine::{Ibid, after, jitter, nonce};
@@ -209,7 +210,7 @@ impl<D: Database> Ending<'_, D> {
         }
     }
 
-    /// Keeps what is known of an end that could not be written, in the state that the Effect is in: its result is used
+    /// Keeps what is known of an end that could not be written, in the state that the Effect is in: what was made is used
     /// once the claim has lapsed, and its error seen. If this fails too, nothing is worse than before.
     async fn keep(&self, happened: &Happened, error: &BoxError) {
         let change = EffectChange {
@@ -221,7 +222,7 @@ impl<D: Database> Ending<'_, D> {
             due_in: Some(self.effect.rules.lease()),
             called: Mark::Keep,
             ended: Mark::Keep,
-            result: happened.made.as_ref().map(|made| made.result.clone()),
+            result: happened.made.as_ref().map(|made| to_keep(self.effect, made)),
             provider_id: match &happened.made {
                 Some(made) => made.provider_id.clone(),
                 None => happened.provider_id.clone(),
@@ -399,7 +400,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const ERROR_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use bytes::Bytes;
     use ibid_core::effect::{Rules, Safety};
     use ibid_core::record::{Nonce, Version};
@@ -433,7 +434,7 @@ mod tests {
     }
 
     /// At its fifth try.
-    fn claimed(rules: Rules) -> StoredEffect {
+    pub(in crate::outbox) fn claimed(rules: Rules) -> StoredEffect {
         StoredEffect {
             seq: 1,
             record: RecordId::from_bytes([0; RecordId::LEN]),

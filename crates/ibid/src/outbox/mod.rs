@@ -107,6 +107,8 @@ mod carry;
 
 mod ending;
 
+mod kept;
+
 pub(crate) mod operator;
 
 pub(crate) mod statements;

@@ -18,6 +18,7 @@ use ibid_core::record::State;
 mod at_once;
 mod counted;
 mod hooked;
+mod owing;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
 mod site;

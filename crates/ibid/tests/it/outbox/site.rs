@@ -113,6 +113,21 @@ impl<D: Database + Clone + 'static> Site<D> {
         Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", psp.clone()).build().unwrap()
     }
 
+    /// The only effect of a key's record.
+    pub(super) async fn effect(&self, key: &str) -> StoredEffect {
+        let of = EffectFilter { record: Some(ask(&self.ibid, key).id), ..EffectFilter::default() };
+        let mut effects = outbox::list(&self.ibid, of).await.unwrap();
+        assert_eq!(effects.len(), 1);
+        effects.remove(0)
+    }
+
+    /// Lets claims lapse and pauses end.
+    pub(super) async fn lapse(&self) {
+        let mut tx = self.database.begin().await.unwrap();
+        tx.execute(&LAPSE, &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
     /// The only effect.
     pub(super) async fn only(&self) -> StoredEffect {
         let mut effects = outbox::list(&self.ibid, EffectFilter::default()).await.unwrap();
@@ -158,6 +173,8 @@ impl<D: Database + Clone + 'static> Site<D> {
     }
 }
 
+static LAPSE: Statement =
+    Statement { text: "update ibid_effect set due_at = 0 where due_at is not null", columns: &[] };
 static LINES: Statement = Statement { text: "select text from line order by id", columns: &[Type::Text] };
 static LINE_ON_POSTGRES: Statement = Statement { text: "insert into line (text) values ($1)", columns: &[] };
 static LINE_ON_SQLITE: Statement = Statement { text: "insert into line (text) values (?1)", columns: &[] };
@@ -168,13 +185,16 @@ pub(super) struct Psp(Arc<Inner>);
 
 struct Inner {
     says: Mutex<VecDeque<Outcome>>,
-    calls: Mutex<u32>,
+    /// The keys of its calls.
+    calls: Mutex<Vec<String>>,
     verifies: bool,
     /// Calls wait for a permit before they are answered.
     gate: Option<Semaphore>,
     reached: Semaphore,
     /// How often its rows can't be written.
     fails: Mutex<u32>,
+    /// It never gets done with them.
+    sticks: bool,
 }
 
 impl Psp {
@@ -192,19 +212,34 @@ impl Psp {
         Psp::with(says, false, Some(Semaphore::new(0)))
     }
 
+    /// It charges, and never gets done with its rows.
+    pub(super) fn that_sticks() -> Psp {
+        Psp(Arc::new(Inner { sticks: true, ..Psp::inner([], false, None) }))
+    }
+
     fn with(says: impl IntoIterator<Item = Outcome>, verifies: bool, gate: Option<Semaphore>) -> Psp {
-        Psp(Arc::new(Inner {
+        Psp(Arc::new(Psp::inner(says, verifies, gate)))
+    }
+
+    fn inner(says: impl IntoIterator<Item = Outcome>, verifies: bool, gate: Option<Semaphore>) -> Inner {
+        Inner {
             says: Mutex::new(says.into_iter().collect()),
             calls: Mutex::default(),
             verifies,
             gate,
             reached: Semaphore::new(0),
             fails: Mutex::default(),
-        }))
+            sticks: false,
+        }
     }
 
     pub(super) fn calls(&self) -> u32 {
-        *self.0.calls.lock().unwrap()
+        self.keys().len() as u32
+    }
+
+    /// The keys that it was called under.
+    pub(super) fn keys(&self) -> Vec<String> {
+        self.0.calls.lock().unwrap().clone()
     }
 
     pub(super) async fn reached(&self) {
@@ -229,9 +264,9 @@ impl Psp {
 }
 
 impl<T: SqlTx> Handler<T> for Psp {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
         Box::pin(async move {
-            *self.0.calls.lock().unwrap() += 1;
+            self.0.calls.lock().unwrap().push(call.downstream_key.clone());
             self.0.reached.add_permits(1);
             if let Some(gate) = &self.0.gate {
                 gate.acquire().await.unwrap().forget();
@@ -262,6 +297,10 @@ impl<T: SqlTx> Handler<T> for Psp {
                 ibid_core::sql::Dialect::Sqlite => &LINE_ON_SQLITE,
             };
             tx.execute(statement, &[Param::Text(&line)]).await?;
+            if self.0.sticks {
+                self.0.reached.add_permits(1);
+                std::future::pending::<()>().await;
+            }
             // After the row, so that it must be undone.
             if self.must_fail() { Err("the table is full".into()) } else { Ok(()) }
         })

@@ -29,6 +29,8 @@ pub use layer::{Guard, GuardLayer};
 pub use routes::{Begins, Route, Routes, RoutesError, Rule};
 pub use tenants::{NoTenant, Principals, Tenants};
 pub use trace::TraceContext;
+#[cfg(feature = "opentelemetry")]
+pub(crate) use trace::go_on;
 
 use ibid_core::key::Key;
 use ibid_core::record::RecoveryPoint;

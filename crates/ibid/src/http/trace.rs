@@ -116,6 +116,14 @@ pub(super) fn begin<B>(request: &mut Request<B>, route: &str) -> Span {
     span
 }
 
+/// The span of what is done later goes on in the trace of the request that caused it, if that can be read.
+#[cfg(feature = "opentelemetry")]
+pub(crate) fn go_on(span: &Span, traceparent: &str) {
+    if let Some(parent) = TraceContext::parse(traceparent) {
+        otel::adopt(span, &parent);
+    }
+}
+
 /// Links the span of a replay to the first execution.
 pub(super) fn link_to_first(span: &Span, record: &Record) {
     if span.is_disabled() {

@@ -61,7 +61,8 @@ pub struct Call {
     pub tenant: String,
     /// The Record that asked for it.
     pub record: RecordId,
-    /// The W3C `traceparent` of the request that caused it, to be sent on.
+    /// The W3C `traceparent` of the request that caused it, to be sent on: where requests come through the layer, as
+    /// `ibid::http::TraceContext` has it, with a span of its own (`next`).
     pub trace: Option<String>,
     /// The Effect's name within the Record.
     pub name: String,

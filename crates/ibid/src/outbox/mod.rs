@@ -115,6 +115,13 @@ pub(crate) mod statements;
 
 pub(crate) mod told;
 
+#[cfg(feature = "opentelemetry")]
+use crate::http as traced;
+
+#[cfg(not(feature = "opentelemetry"))]
+#[path = "traced_off.rs"]
+mod traced;
+
 pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
 pub use operator::{OperatorError, discard, list, retry};
 pub use worker::{Builder, Round, Within, Worker, WorkerError};

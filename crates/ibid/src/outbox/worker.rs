@@ -19,6 +19,7 @@ use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
 use super::told::{Desk, Served, Settle};
+use super::traced::go_on;
 use crate::engine::{Ibid, jitter, nonce};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -283,6 +284,9 @@ impl<D: Database + 'static> Worker<D> {
             tries = effect.tries,
             trace = effect.trace.as_deref(),
         );
+        if let Some(trace) = &effect.trace {
+            go_on(&span, trace);
+        }
         let in_order = effect.aggregate.is_some();
         let held = Held {
             ibid: self.ibid.clone(),

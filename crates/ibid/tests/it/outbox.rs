@@ -23,6 +23,7 @@ mod owing;
 mod postgres;
 mod site;
 mod told;
+mod traced;
 mod world;
 
 use crate::lossy::Reply;

@@ -8,6 +8,7 @@ use std::ops::DerefMut;
 use std::time::Duration;
 
 use ibid::core::store::Pending;
+use ibid::http::TraceContext;
 use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, Outcome, Rules, Safety, Settled as Ended};
 use serde::{Deserialize, Serialize};
 
@@ -102,7 +103,9 @@ impl<T: DerefMut<Target: Writes> + Send> Handler<T> for Charger {
                 Ok(payment) => payment,
                 Err(error) => return Outcome::Refused { why: format!("unreadable: {error}") },
             };
-            match ask(&self.provider, &call.downstream_key, &payment.asked, call.tries == 1).await {
+            // Whoever looks at the trace of the payment's request finds the processor's part in it.
+            let provider = self.provider.traced(call.trace.as_deref().and_then(TraceContext::parse));
+            match ask(&provider, &call.downstream_key, &payment.asked, call.tries == 1).await {
                 Asked::Ended(charge) => match serde_json::to_vec(&charge) {
                     Ok(result) => Outcome::Made(Made {
                         result: result.into(),

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::Full;
+use ibid::http::TraceContext;
 use serde::{Deserialize, Serialize};
 
 use crate::outgoing::{Answer, CallError, HttpUrl, Outgoing};
@@ -15,6 +16,7 @@ pub struct ProviderClient {
     url: HttpUrl,
     outgoing: Outgoing,
     answer_within: Duration,
+    trace: Option<TraceContext>,
 }
 
 /// What is to be charged.
@@ -111,7 +113,12 @@ pub struct Listed {
 impl ProviderClient {
     /// A client that waits so long for an answer.
     pub fn new(url: HttpUrl, answer_within: Duration) -> ProviderClient {
-        ProviderClient { url, outgoing: Outgoing::new(), answer_within }
+        ProviderClient { url, outgoing: Outgoing::new(), answer_within, trace: None }
+    }
+
+    /// The same client for calls that are part of this trace: the processor is told with each.
+    pub fn traced(&self, trace: Option<TraceContext>) -> ProviderClient {
+        ProviderClient { trace, ..self.clone() }
     }
 
     /// Asks for a charge, once. The key must be the same whenever the same charge is asked for.
@@ -120,7 +127,7 @@ impl ProviderClient {
             Ok(request) => request,
             Err(why) => return ChargeOutcome::NotMade { retry_after: None, why },
         };
-        match self.outgoing.call(request, self.answer_within).await {
+        match self.call(request).await {
             Ok(answer) => outcome_of(&answer),
             Err(CallError::NotSent(why)) => ChargeOutcome::NotMade { retry_after: None, why },
             Err(CallError::Uncertain(why)) => ChargeOutcome::Uncertain { why },
@@ -135,7 +142,7 @@ impl ProviderClient {
         let uri = uri.map_err(|error| failed(error.to_string()))?;
         let request = Request::get(uri).body(Full::new(Bytes::new()));
         let request = request.map_err(|error| failed(error.to_string()))?;
-        let answer = self.outgoing.call(request, self.answer_within).await;
+        let answer = self.call(request).await;
         let answer = answer.map_err(|error| failed(error.to_string()))?;
         match answer.status {
             StatusCode::OK => match read(&answer) {
@@ -161,7 +168,7 @@ impl ProviderClient {
             let uri = uri.map_err(|error| failed(error.to_string()))?;
             let request = Request::get(uri).body(Full::new(Bytes::new()));
             let request = request.map_err(|error| failed(error.to_string()))?;
-            let answer = self.outgoing.call(request, self.answer_within).await;
+            let answer = self.call(request).await;
             let answer = answer.map_err(|error| failed(error.to_string()))?;
             if answer.status != StatusCode::OK {
                 let retry_after = retry_after(&answer.headers);
@@ -189,6 +196,13 @@ impl ProviderClient {
     pub fn read_charge(body: &[u8]) -> Option<(bool, String)> {
         let made: Made = serde_json::from_slice(body).ok()?;
         Some((matches!(made.status, Status::Succeeded), made.charge_id))
+    }
+
+    async fn call(&self, mut request: Request<Full<Bytes>>) -> Result<Answer, CallError> {
+        if let Some(trace) = &self.trace {
+            trace.next().write(request.headers_mut());
+        }
+        self.outgoing.call(request, self.answer_within).await
     }
 
     fn charge_request(&self, key: &str, asked: &ChargeRequest) -> Result<Request<Full<Bytes>>, String> {

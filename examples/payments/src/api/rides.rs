@@ -5,10 +5,11 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::{Json, http};
+use axum::{Extension, Json, http};
 use http::StatusCode;
 use http::header::LOCATION;
 use ibid::axum::{Guarded, Held};
+use ibid::http::TraceContext;
 use ibid::phase::{Care, NotDone, PhaseError};
 use serde_json::json;
 
@@ -25,6 +26,7 @@ use crate::provider_client::ChargeRequest;
 pub(super) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: Guarded,
+    trace: Option<Extension<TraceContext>>,
     mut held: Held,
     ride: NewRide,
 ) -> Result<Response, Stopped> {
@@ -53,9 +55,10 @@ pub(super) async fn create<D: Backend>(
         reference: Some(ride_id.clone()),
     };
     let is_first = guarded.attempt == 1;
+    let provider = app.patient_provider.traced(trace.map(|Extension(trace)| trace));
     let charge: Charge = held
         .outside("charge_created", Care::Repeatable, async |key| {
-            match charge::ask(&app.patient_provider, &key.into_string(), &asked, is_first).await {
+            match charge::ask(&provider, &key.into_string(), &asked, is_first).await {
                 Asked::Ended(charge) => Ok(charge),
                 Asked::NotMade(why, _) => Err(NotDone::NotMade(why)),
                 Asked::Refused(why) | Asked::Uncertain(why) => Err(NotDone::Uncertain(why)),

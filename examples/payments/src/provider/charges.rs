@@ -96,8 +96,9 @@ async fn charge(
     let Some(key) = key_of(&headers) else {
         return refused(StatusCode::BAD_REQUEST, "one `Idempotency-Key` of 1 to 255 visible characters");
     };
+    let traceparent = headers.get("traceparent").and_then(|line| line.to_str().ok()).map(str::to_owned);
     let asked: ChargeRequest = match serde_json::from_slice(&body) {
-        Ok(asked) => asked,
+        Ok(asked) => ChargeRequest { traceparent, ..asked },
         Err(error) => return refused(StatusCode::BAD_REQUEST, &error.to_string()),
     };
     if asked.amount_cents <= 0 {

@@ -21,6 +21,9 @@ pub struct ChargeRequest {
     /// What it is for, as the merchant calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
+    /// The header that says which trace it is part of.
+    #[serde(skip)]
+    pub traceparent: Option<String>,
 }
 
 /// How a charge ended.
@@ -52,6 +55,9 @@ pub struct Charge {
     /// What it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
+    /// As it came with the request that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 /// What came of asking for a charge.
@@ -112,6 +118,7 @@ impl Ledger {
             currency: asked.currency,
             customer_id: asked.customer_id,
             reference: asked.reference,
+            traceparent: asked.traceparent,
         };
         if let Some(file) = &mut self.file {
             let mut line = serde_json::to_vec(&charge)?;
@@ -167,7 +174,7 @@ mod tests {
 
     fn asked(amount_cents: i64) -> ChargeRequest {
         let (currency, customer_id) = ("EUR".to_owned(), "ann".to_owned());
-        ChargeRequest { amount_cents, currency, customer_id, reference: None }
+        ChargeRequest { amount_cents, currency, customer_id, reference: None, traceparent: None }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::harness::Program;
-use crate::world::{Node, Place, World, json, on_both_databases, payment};
+use crate::world::{Node, Place, World, eventually, json, on_both_databases, payment, posted, ride};
 
 on_both_databases!(
     a_payment_is_made_once_and_every_retry_gets_its_answer,
@@ -14,6 +14,7 @@ on_both_databases!(
     a_declined_card_fails_the_payment,
     whatever_the_processor_does_it_charges_once_and_the_payment_succeeds,
     a_payment_outlives_its_record,
+    the_processor_is_told_the_trace_of_the_request_at_every_try,
 );
 
 async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
@@ -122,6 +123,37 @@ async fn whatever_the_processor_does_it_charges_once_and_the_payment_succeeds(pl
         assert!(node.0.stop(), "{fault}");
         place = world.place;
     }
+}
+
+async fn the_processor_is_told_the_trace_of_the_request_at_every_try(place: Place) {
+    // The first try is turned away, so it is told by the second.
+    let world = World::new(place, "busy=first");
+    let node = world.node("3s");
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for (target, body) in [("/payments", payment("c", 500)), ("/rides", ride(700))] {
+        let request = posted(target, "ann", "k", &body).header("traceparent", trace);
+        let id = eventually("it is carried out", async || {
+            let made = node.0.call(&request).await;
+            let made = (made.status == 201).then(|| json(&made))?;
+            made["paymentId"].as_str().or(made["rideId"].as_str()).map(str::to_owned)
+        })
+        .await;
+        let charge = eventually("it is charged", async || {
+            let (_, list) = world.provider.look("/charges").await;
+            list["charges"].as_array()?.iter().find(|charge| charge["reference"] == id.as_str()).cloned()
+        })
+        .await;
+        // The same trace and flags; the call is a span of its own.
+        let told = charge["traceparent"].as_str().unwrap_or_else(|| panic!("{target}: {charge}"));
+        assert_eq!((told.len(), &told[..36], &told[52..]), (55, &trace[..36], &trace[52..]), "{target}");
+        assert_ne!(&told[36..52], &trace[36..52], "{target}");
+        assert!(told[36..52].bytes().all(|digit| digit.is_ascii_hexdigit()), "{target}: {told}");
+    }
+    let made = node.post("/payments", "ann", "untraced", &payment("c", 900)).await;
+    node.settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
+    let (_, list) = world.provider.look("/charges").await;
+    let untraced = list["charges"].as_array().expect("a list").last().cloned().unwrap_or_default();
+    assert_eq!((&untraced["amountCents"], untraced.get("traceparent")), (&900.into(), None));
 }
 
 async fn a_payment_outlives_its_record(place: Place) {

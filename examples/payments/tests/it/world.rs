@@ -205,7 +205,8 @@ pub(crate) async fn try_post_to(
     client.try_call(&posted(target, token, key, body)).await.filter(|answer| !answer.cut)
 }
 
-fn posted(target: &str, token: &str, key: &str, body: &Value) -> Request {
+/// A request as this account, under this key.
+pub(crate) fn posted(target: &str, token: &str, key: &str, body: &Value) -> Request {
     Request::post(target)
         .header("Authorization", format!("Bearer {token}"))
         .header("Content-Type", "application/json")

@@ -2,14 +2,14 @@
 //! answer comes, or the record is `unknown`; what may not be called twice is not.
 
 use ibid::engine::Begun;
-use ibid::outbox::{Round, Worker};
+use ibid::outbox::{self, Round, Worker};
 use ibid::transaction::Database;
 use ibid_core::effect::{NewEffect, Rules, Safety};
 use ibid_core::machine::EffectState::{Claimed, Done, Queued, Unknown};
 use ibid_core::record::State;
 
 use super::site::{Psp, Site, charge, on_both_databases};
-use super::world::ask;
+use super::world::{ask, because};
 use crate::lossy::{Lossy, Reply};
 
 on_both_databases!(
@@ -19,6 +19,7 @@ on_both_databases!(
     an_owed_answer_whose_commit_got_no_reply_is_given_once,
     an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call,
     an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again,
+    what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one,
 );
 
 async fn an_owed_answer_outlives_a_worker_that_is_killed_during_the_call<D: Database + Clone + 'static>(
@@ -117,8 +118,39 @@ async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_fo
 >(
     site: Site<D>,
 ) {
+    found_and_not_recorded(&site).await;
+    let key = key(Safety::Verified);
+    site.lapse().await;
+    // Nobody could say it again.
+    let psp = Psp::new([]);
+    assert_eq!(site.worker(&psp).run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+    assert_eq!(answer(&site, &key).await, Ok("paid".to_owned()));
+    assert_eq!(psp.calls(), 0);
+}
+
+async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    found_and_not_recorded(&site).await;
+    let key = key(Safety::Verified);
+    outbox::retry(&site.ibid, site.effect(&key).await.seq, &because("it was taken back")).await.unwrap();
+    let effect = site.effect(&key).await;
+    assert_eq!((effect.state, effect.result, effect.provider_id), (Queued, None, None));
+    // Of the next call nobody knows anything.
+    site.lapse().await;
     let psp = Psp::behind_a_gate([]);
-    killed(&site, briefly(declared(Safety::Verified)), &psp, 1).await;
+    let worker = site.worker(&psp);
+    let running = tokio::spawn(async move { worker.run_once().await });
+    psp.reached().await;
+    running.abort();
+    site.lapse().await;
+    assert_eq!(site.worker(&psp).run_once().await.unwrap(), Round { again: 1, ..Round::default() });
+    assert_eq!((site.effect(&key).await.state, site.record(&key).await.state), (Unknown, State::Pending));
+}
+
+/// A worker is killed during its call, another finds that it was made, and can't record it.
+async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
+    killed(site, briefly(declared(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
     site.lapse().await;
     let psp = Psp::that_can_be_asked([]);
     let (worker, key) = (site.worker(&psp), key(Safety::Verified));
@@ -126,13 +158,9 @@ async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_fo
     site.lapse().await;
     psp.fails(u32::MAX);
     assert_eq!(worker.run_once().await.unwrap(), Round { lost: 1, ..Round::default() });
-    assert_eq!((site.effect(&key).await.state, site.record(&key).await.state), (Unknown, State::Pending));
-    site.lapse().await;
-    // Nobody could say it again.
-    let psp = Psp::new([]);
-    assert_eq!(site.worker(&psp).run_once().await.unwrap(), Round { done: 1, ..Round::default() });
-    assert_eq!(answer(&site, &key).await, Ok("paid".to_owned()));
-    assert_eq!(psp.calls(), 0);
+    let effect = site.effect(&key).await;
+    assert_eq!((effect.state, effect.provider_id.as_deref()), (Unknown, Some("ch_1")));
+    assert_eq!(site.record(&key).await.state, State::Pending);
 }
 
 /// Has a worker call for a new record and kills it once it has come to so many places.

@@ -34,6 +34,7 @@ pub(crate) fn announce() {
 
 /// Comes to a place.
 pub(crate) async fn at(place: &'static str) -> Hit {
+    assert!(PLACES.contains(&place), "the failpoint `{place}` is not in the list");
     let Some(action) = eval(REGISTRY.clone(), place, |said| said.unwrap_or_default()) else { return Hit::Go };
     tracing::warn!(place, action, "a failpoint is hit");
     match &*action {
@@ -76,20 +77,28 @@ static REGISTRY: LazyLock<Arc<FailPointRegistry>> = LazyLock::new(|| {
     let wanted = std::env::var("IBID_FAILPOINTS").unwrap_or_default();
     for point in wanted.split(';').filter(|point| !point.is_empty()) {
         let (place, actions) = point.split_once('=').unwrap_or((point, ""));
-        assert!(PLACES.contains(&place), "nobody knows the failpoint `{place}`");
+        assert!(
+            PLACES.contains(&place),
+            "nobody knows the failpoint `{place}`: there are {}",
+            PLACES.join(" ")
+        );
         cfg(registry.clone(), place, actions)
             .unwrap_or_else(|error| panic!("the failpoint `{point}`: {error}"));
     }
     registry
 });
 
-/// Every place, so that a test can't name one that is never reached.
-const PLACES: [&str; 16] = [
+/// Every place, so that a test can't name one that is never reached. The reference application's tests ask for this list:
+/// a new place has to be in their matrix too, or it must be said which test has it.
+const PLACES: [&str; 19] = [
     "begin.before",
     "begin.after",
     "phase.before",
     "phase.after",
     "outside.after",
+    "tell.before",
+    "tell.after",
+    "reserve.after",
     "finish.before",
     "finish.after",
     "enqueue.after",

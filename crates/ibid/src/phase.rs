@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{Settlement, nonce};
-use crate::failpoint;
+use crate::failpoint::{self, Hit};
 use crate::transaction::inside::Committed;
 use crate::transaction::{Inside, TxError};
 
@@ -365,11 +365,17 @@ impl Attempt {
         let (inner, begun) = (self.ibid().inner().clone(), self.begun().clone());
         let known = Stored { record: begun.clone(), answer: None, now: begun.created_at };
         let sent_at = Instant::now();
+        if failpoint::at("tell.before").await == Hit::Error {
+            return Err(PhaseError::NotStored);
+        }
         let written = inner.settle_stubbornly(Some(known), |nonce| match &said {
             Said::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
             Said::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
         });
         let written = tokio::time::timeout(inner.finish_wait, written).await;
+        if failpoint::at("tell.after").await == Hit::Lost {
+            return Err(PhaseError::NotStored);
+        }
         let Ok(Settlement { decision, stored, refused: None }) = written else {
             return Err(PhaseError::NotStored);
         };

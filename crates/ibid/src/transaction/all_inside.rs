@@ -19,6 +19,7 @@ use super::inside::{Inside, TxError, sql};
 use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
 use crate::engine::{Begun, Ibid, Unavailable, after, nonce};
+use crate::failpoint::{self, Hit};
 
 /// What became of a request that is begun in the caller's transaction.
 pub enum BegunInside<T: OwnedTx> {
@@ -196,6 +197,9 @@ impl Ibid {
         if !matches!(decision, Decision::Run { .. }) {
             tx.commit().await?;
             return Ok(Reserved::Already(self.begun(ask, decision, Some(held.stored), at)));
+        }
+        if failpoint::at("reserve.after").await == Hit::Error {
+            return Err(SqlError::new(Fault::Again, "a failpoint").into());
         }
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
         let attempt = Attempt::unwritten(self.clone(), ask.clone(), held.stored.record.clone(), at);

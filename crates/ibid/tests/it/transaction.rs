@@ -8,6 +8,8 @@ mod durable;
 mod failover;
 mod guarded;
 mod inside;
+#[cfg(feature = "failpoints")]
+mod killed;
 mod locks;
 mod waiting;
 pub(crate) mod world;

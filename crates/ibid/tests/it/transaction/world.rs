@@ -41,11 +41,21 @@ impl<A: Adapter> World<A> {
     }
 
     pub(crate) async fn under(policy: Policy, place: Place) -> World<A> {
-        let ibid = node(&place).await;
-        let (db, beside) = (A::open(&place, 4, PATIENT).await, A::open(&place, 1, PATIENT).await);
-        let world = World { ibid, db, beside, policy: Arc::new(policy), place };
+        let world = World::open(policy, place).await;
         world.sql("create table payment (key text not null, by_whom text not null)").await;
         world
+    }
+
+    /// Another process's part of a world that is there.
+    #[cfg(feature = "failpoints")]
+    pub(crate) async fn beside(place: Place) -> World<A> {
+        World::open(Policy::one_transaction(), place).await
+    }
+
+    async fn open(policy: Policy, place: Place) -> World<A> {
+        let ibid = node(&place).await;
+        let (db, beside) = (A::open(&place, 4, PATIENT).await, A::open(&place, 1, PATIENT).await);
+        World { ibid, db, beside, policy: Arc::new(policy), place }
     }
 
     /// Another process's engine on the same database.

@@ -1,5 +1,7 @@
 //! Which places there are, what can happen at each, and how a test sees that it did.
 
+use std::process::Command;
+
 use super::PAST_THE_LEASE;
 
 /// What happens at a place.
@@ -42,7 +44,7 @@ pub(super) fn cases(actions: &[Action]) -> Vec<Case> {
     for (place, whys) in PLACES {
         for (action, why_not) in ACTIONS.into_iter().zip(whys) {
             if why_not == RUNS && actions.contains(&action) {
-                cases.push(Case { place, action, later: false });
+                cases.push(Case::at(place, action));
                 if place.starts_with("phase.") {
                     cases.push(Case { place, action, later: true });
                 }
@@ -52,7 +54,16 @@ pub(super) fn cases(actions: &[Action]) -> Vec<Case> {
     cases
 }
 
+/// Every place that a payment or ride comes by.
+pub(crate) fn places() -> Vec<&'static str> {
+    PLACES.iter().map(|(place, _)| *place).collect()
+}
+
 impl Case {
+    pub(super) fn at(place: &'static str, action: Action) -> Case {
+        Case { place, action, later: false }
+    }
+
     /// As in `IBID_FAILPOINTS`, for so many payments that are let pass first, and so many rides.
     pub(super) fn failpoint(&self, payments: usize, rides: usize) -> String {
         let action = match self.action {
@@ -77,7 +88,8 @@ impl Case {
 
     /// How often a payment comes by.
     pub(super) fn hits_of_a_payment(&self) -> usize {
-        usize::from(!matches!(self.place, "phase.before" | "phase.after" | "outside.after"))
+        let of_rides = ["phase.", "outside.", "tell."];
+        usize::from(!of_rides.iter().any(|phase| self.place.starts_with(phase)))
     }
 
     /// Whether a transaction is open there.
@@ -110,13 +122,15 @@ impl Case {
 const ACTIONS: [Action; 5] = [Action::Kill, Action::Error, Action::Stop, Action::Doze, Action::Lost];
 
 /// For each place and action why it does not exist there.
-const PLACES: [(&str, [&str; 5]); 13] = [
+const PLACES: [(&str, [&str; 5]); 15] = [
     // kill, error, stop, doze, lost
     ("begin.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
     ("begin.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
     ("phase.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
     ("phase.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
     ("outside.after", [RUNS, THE_PROCESSORS, RUNS, RUNS, THE_PROCESSORS]),
+    ("tell.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
+    ("tell.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
     ("enqueue.after", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
     ("finish.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
     ("finish.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
@@ -126,6 +140,34 @@ const PLACES: [(&str, [&str; 5]); 13] = [
     ("record.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
     ("done.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
 ];
+
+/// Places that a payment or ride never comes by, and which tests have them.
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("hear.kept", "`hooked`"),
+    ("reserve.after", "`transaction::killed` of the library"),
+    ("deliver.before", "`gateway_async` of the gateway"),
+    ("deliver.after", "`gateway_async` of the gateway"),
+];
+
+/// What a program says to a place that there is none of.
+#[test]
+fn every_place_that_the_library_has_is_tested() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = format!("sqlite:{}", folder.path().join("payments.db").display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
+    command.args(["serve", "--store", &store, "--provider", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]);
+    let refused = command.env("IBID_FAILPOINTS", "nowhere=off").output().expect("the program starts");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    let listed =
+        said.lines().find_map(|line| line.split_once("nobody knows the failpoint `nowhere`: there are "));
+    let (_, listed) = listed.unwrap_or_else(|| panic!("no list in {said:?}"));
+    let mut listed: Vec<&str> = listed.split_whitespace().collect();
+    let mut tested = places();
+    tested.extend(ELSEWHERE.iter().map(|(place, _)| *place));
+    listed.sort();
+    tested.sort();
+    assert_eq!(tested, listed);
+}
 
 const RUNS: &str = "";
 

@@ -20,10 +20,10 @@ use bytes::Bytes;
 use ibid::Ibid;
 use ibid::core::response::Response as KeptResponse;
 use ibid::http::hooks::HookSecret;
-use ibid::outbox::Safety;
 use serde_json::{Value, json};
 
 use crate::account::{Authentication, authenticate};
+use crate::charge::InDoubt;
 use crate::db::{Backend, Db, DbError};
 use crate::intake::{PAYMENTS, RIDES, check_input};
 use crate::listen::Failure;
@@ -41,8 +41,8 @@ pub struct App<D> {
     pub patient_provider: ProviderClient,
     /// How long a holder may be silent.
     pub lease: Duration,
-    /// Whether a charge whose answer was lost is made again.
-    pub safety: Safety,
+    /// What is done about a charge whose answer was lost.
+    pub in_doubt: InDoubt,
 }
 
 /// All pages.

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use ibid::http::hooks::{HookSecret, HookSecretError, Scheme};
 
 use crate::account::Accounts;
+use crate::charge::InDoubt;
 use crate::db::StoreUrl;
 use crate::outgoing::HttpUrl;
 use crate::provider::faults::Faults;
@@ -64,6 +65,10 @@ pub struct ServeArgs {
     /// processor's webhook, or for a person.
     #[arg(long)]
     pub charge_once: bool,
+    /// The processor does not deduplicate by our key, but can be asked by it: a charge whose answer was lost is asked about
+    /// after so long, in which no call may still be under way, and made again only if it was not made.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "charge_once")]
+    pub verify_after: Option<Duration>,
     /// From one look for lapsed requests to the next. Hidden: the default suits everybody but tests, which do not want
     /// to wait for it, or want it never to come.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration, hide = true)]
@@ -123,6 +128,17 @@ pub struct ProviderArgs {
 
 fn hook_secret(text: &str) -> Result<HookSecret, HookSecretError> {
     HookSecret::parse(&Scheme::Standard, text)
+}
+
+impl ServeArgs {
+    /// What is done about a charge whose answer was lost.
+    pub fn in_doubt(&self) -> InDoubt {
+        match (self.verify_after, self.charge_once) {
+            (Some(settle), _) => InDoubt::Ask { settle },
+            (None, true) => InDoubt::Wait,
+            (None, false) => InDoubt::Repeat,
+        }
+    }
 }
 
 /// A whole number and a unit: `250ms`, `5s`, `15m`, `24h`.

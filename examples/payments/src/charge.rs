@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use ibid::core::store::Pending;
 use ibid::http::TraceContext;
-use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, Outcome, Rules, Safety, Settled as Ended};
+use ibid::outbox::{
+    BoxError, Call, Handler, Made, NewEffect, Outcome, Rules, Safety, Settled as Ended, Verified,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::db::Writes;
 use crate::db::payments::Settled;
-use crate::provider_client::{ChargeOutcome, ChargeRequest, ProviderClient};
+use crate::provider_client::{ChargeOutcome, ChargeRequest, FindError, Found, ProviderClient};
 
 /// How a charge ended, as it is kept with an effect or a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +33,25 @@ impl Charge {
     pub fn settled(&self) -> Settled {
         if self.succeeded { Settled::Succeeded } else { Settled::Failed }
     }
+
+    /// As a worker gives it to the effect.
+    fn made(self) -> Result<Made, serde_json::Error> {
+        Ok(Made { result: serde_json::to_vec(&self)?.into(), provider_id: self.charge_id, answer: None })
+    }
+}
+
+/// What is done about a charge whose answer was lost. It depends on the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InDoubt {
+    /// It deduplicates by our key: the same call is made again.
+    Repeat,
+    /// It does not, but it can be asked by our key, and it is before any other call.
+    Ask {
+        /// So long a call may still be under way: an earlier "no" would prove nothing.
+        settle: Duration,
+    },
+    /// Neither: its webhook tells, or a person.
+    Wait,
 }
 
 /// What came of asking for a charge.
@@ -66,6 +87,15 @@ pub async fn ask(provider: &ProviderClient, key: &str, asked: &ChargeRequest, is
     }
 }
 
+/// Asks what became of a charge; none if the processor knows of no charge under this key.
+pub async fn find(provider: &ProviderClient, key: &str) -> Result<Option<Charge>, FindError> {
+    let found = provider.find(key).await.inspect_err(|error| tracing::warn!(%error, "it is asked again"))?;
+    Ok(found.map(|found| match found {
+        Found::Charged { charge_id } => Charge { succeeded: true, charge_id: Some(charge_id) },
+        Found::Declined { charge_id } => Charge { succeeded: false, charge_id: Some(charge_id) },
+    }))
+}
+
 /// The effect of a payment: it is to be charged.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -80,11 +110,15 @@ impl ChargePayment {
     /// Which handler carries it out.
     pub const KIND: &str = "charge";
 
-    /// For the outbox. Where the processor deduplicates by our key, an uncertain call is made again; where it does not, it
-    /// waits for the processor's webhook.
-    pub fn effect(&self, lease: Duration, safety: Safety) -> Result<NewEffect, serde_json::Error> {
-        let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        let rules = Rules { safety, lease_ms, ..Rules::default() };
+    /// For the outbox.
+    pub fn effect(&self, lease: Duration, in_doubt: InDoubt) -> Result<NewEffect, serde_json::Error> {
+        let ms = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        let rules = Rules { lease_ms: ms(lease), ..Rules::default() };
+        let rules = match in_doubt {
+            InDoubt::Repeat => Rules { safety: Safety::Repeatable, ..rules },
+            InDoubt::Ask { settle } => Rules { safety: Safety::Verified, settle_ms: ms(settle), ..rules },
+            InDoubt::Wait => Rules { safety: Safety::Once, ..rules },
+        };
         Ok(NewEffect::new("charge", Self::KIND, serde_json::to_vec(self)?).rules(rules))
     }
 }
@@ -106,17 +140,25 @@ impl<T: DerefMut<Target: Writes> + Send> Handler<T> for Charger {
             // Whoever looks at the trace of the payment's request finds the processor's part in it.
             let provider = self.provider.traced(call.trace.as_deref().and_then(TraceContext::parse));
             match ask(&provider, &call.downstream_key, &payment.asked, call.tries == 1).await {
-                Asked::Ended(charge) => match serde_json::to_vec(&charge) {
-                    Ok(result) => Outcome::Made(Made {
-                        result: result.into(),
-                        provider_id: charge.charge_id,
-                        answer: None,
-                    }),
+                Asked::Ended(charge) => match charge.made() {
+                    Ok(made) => Outcome::Made(made),
                     Err(error) => Outcome::Uncertain { why: error.to_string() },
                 },
                 Asked::Refused(why) => Outcome::Refused { why },
                 Asked::NotMade(why, after) => Outcome::NotMade { why, after },
                 Asked::Uncertain(why) => Outcome::Uncertain { why },
+            }
+        })
+    }
+
+    /// Asked where it was enqueued under [`InDoubt::Ask`], and no sooner than it says. A processor that does not answer has
+    /// not said no.
+    fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
+        Box::pin(async move {
+            match find(&self.provider, &call.downstream_key).await {
+                Ok(Some(charge)) => charge.made().map_or(Verified::Unsure, Verified::Made),
+                Ok(None) => Verified::NotMade,
+                Err(_) => Verified::Unsure,
             }
         })
     }

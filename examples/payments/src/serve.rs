@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Router;
 use futures_util::FutureExt as _;
-use ibid::outbox::{Safety, Worker};
+use ibid::outbox::Worker;
 use ibid::transaction::sqlx_postgres::SqlxPostgres;
 use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use ibid::upkeep::{self, Schedule};
@@ -60,9 +60,9 @@ async fn on<D: Backend>(
     let app = App {
         db: db.clone(),
         database,
+        in_doubt: args.in_doubt(),
         patient_provider: ProviderClient::new(args.provider, ANSWER_WITHIN),
         lease: args.lease,
-        safety: if args.charge_once { Safety::Once } else { Safety::Repeatable },
     };
     let router = api::router(app, ibid.clone(), authentication(args.accounts), args.hook_secret)?;
     let (listener, address) = listen::bind(args.listen).await?;

@@ -58,7 +58,7 @@ async fn write<D: Backend>(
     };
     let location = format!("/payments/{payment_id}");
     let body = json!({ "paymentId": payment_id, "status": "pending" });
-    inside.enqueue(ChargePayment { payment_id, asked }.effect(app.lease, app.safety)?).await?;
+    inside.enqueue(ChargePayment { payment_id, asked }.effect(app.lease, app.in_doubt)?).await?;
     Ok(inside.finish(kept_answer(201, &location, &body)).await?)
 }
 

@@ -10,12 +10,12 @@ use http::StatusCode;
 use http::header::LOCATION;
 use ibid::axum::{Guarded, Held};
 use ibid::http::TraceContext;
-use ibid::phase::{Care, NotDone, PhaseError};
+use ibid::phase::{Care, DownstreamKey, NotDone, PhaseError, Verified};
 use serde_json::json;
 
 use super::App;
 use crate::account::Account;
-use crate::charge::{self, Asked, Charge};
+use crate::charge::{self, Asked, Charge, InDoubt};
 use crate::db::payments::Settled;
 use crate::db::rides::{new_receipt_id, new_ride_id};
 use crate::db::{Backend, DbError, Writes as _};
@@ -46,8 +46,8 @@ pub(super) async fn create<D: Backend>(
         })
         .await?;
 
-    // 2. The charge, with no transaction open. The processor deduplicates by the phase's key, so a later attempt may
-    // make the same call again.
+    // 2. The charge, with no transaction open. What a later attempt may do about a call of this one depends on what the
+    // processor makes of the phase's key.
     let asked = ChargeRequest {
         amount_cents: ride.payment.amount_cents,
         currency: ride.payment.currency,
@@ -55,16 +55,24 @@ pub(super) async fn create<D: Backend>(
         reference: Some(ride_id.clone()),
     };
     let is_first = guarded.attempt == 1;
-    let provider = app.patient_provider.traced(trace.map(|Extension(trace)| trace));
-    let charge: Charge = held
-        .outside("charge_created", Care::Repeatable, async |key| {
-            match charge::ask(&provider, &key.into_string(), &asked, is_first).await {
-                Asked::Ended(charge) => Ok(charge),
-                Asked::NotMade(why, _) => Err(NotDone::NotMade(why)),
-                Asked::Refused(why) | Asked::Uncertain(why) => Err(NotDone::Uncertain(why)),
-            }
-        })
-        .await?;
+    let provider = &app.patient_provider.traced(trace.map(|Extension(trace)| trace));
+    let call =
+        async |key: DownstreamKey| match charge::ask(provider, &key.into_string(), &asked, is_first).await {
+            Asked::Ended(charge) => Ok(charge),
+            Asked::NotMade(why, _) => Err(NotDone::NotMade(why)),
+            Asked::Refused(why) | Asked::Uncertain(why) => Err(NotDone::Uncertain(why)),
+        };
+    let verify = async |key: DownstreamKey| match charge::find(provider, &key.into_string()).await {
+        Ok(Some(charge)) => Verified::Made(charge),
+        Ok(None) => Verified::NotMade,
+        Err(_) => Verified::Unsure,
+    };
+    let name = "charge_created";
+    let charge: Charge = match app.in_doubt {
+        InDoubt::Repeat => held.outside(name, Care::Repeatable, call).await?,
+        InDoubt::Ask { settle } => held.outside_verified(name, settle, verify, call).await?,
+        InDoubt::Wait => held.outside(name, Care::Once, call).await?,
+    };
 
     // 3. What came of it, in one transaction.
     let (id, charge_id) = (ride_id.clone(), charge.charge_id.clone());

@@ -4,6 +4,8 @@
 //! The node that something happens to has its failpoint armed for one hit. Clients send their keys again until they have
 //! an answer; who was killed is followed by another node, and who stopped comes back when another has done its work.
 
+use std::fmt::Debug;
+use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use crate::world::{Node, Place, World};
 
 use self::matrix::{Action, Case, Proof};
 
+mod keyless;
+mod keyless_rides;
 mod matrix;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,10 +45,32 @@ async fn errors_lost_replies_and_dozes_on_postgres() {
 }
 
 async fn on_sqlite(actions: &[Action]) {
-    all(actions, || Place::sqlite).await;
+    all_on_sqlite(CASES_AT_ONCE, matrix::cases(actions), run).await;
 }
 
 async fn on_postgres(actions: &[Action]) {
+    all_on_postgres(CASES_AT_ONCE, matrix::cases(actions), run).await;
+}
+
+async fn all_on_sqlite<C, F>(
+    at_once: usize,
+    cases: Vec<C>,
+    run: impl Fn(C, Place) -> F + Copy + Send + 'static,
+) where
+    C: Copy + Debug + Send + 'static,
+    F: Future<Output = usize> + Send,
+{
+    all(at_once, cases, run, || Place::sqlite).await;
+}
+
+async fn all_on_postgres<C, F>(
+    at_once: usize,
+    cases: Vec<C>,
+    run: impl Fn(C, Place) -> F + Copy + Send + 'static,
+) where
+    C: Copy + Debug + Send + 'static,
+    F: Future<Output = usize> + Send,
+{
     // Two nodes with two pools each, some cases at once.
     let server = Arc::new(Postgres::start_with(&[("max_connections", "300")]));
     let lane = || {
@@ -55,15 +81,23 @@ async fn on_postgres(actions: &[Action]) {
             Place::Database(server.clone(), database.clone())
         }
     };
-    all(actions, lane).await;
+    all(at_once, cases, run, lane).await;
 }
 
 /// Some at once, each in a place of its own: most of a case is waiting for a lease to lapse.
-async fn all<P: Fn() -> Place + Send + 'static>(actions: &[Action], lane: impl Fn() -> P) {
-    let cases = matrix::cases(actions);
+async fn all<C, F, P>(
+    at_once: usize,
+    cases: Vec<C>,
+    run: impl Fn(C, Place) -> F + Copy + Send + 'static,
+    lane: impl Fn() -> P,
+) where
+    C: Copy + Debug + Send + 'static,
+    F: Future<Output = usize> + Send,
+    P: Fn() -> Place + Send + 'static,
+{
     let count = cases.len();
     let cases = Arc::new(Mutex::new(cases.into_iter()));
-    let lanes = (0..CASES_AT_ONCE).map(|_| {
+    let lanes = (0..at_once).map(|_| {
         let (cases, place) = (cases.clone(), lane());
         tokio::spawn(async move {
             let next = || cases.lock().expect("nobody panics with it").next();

@@ -1,5 +1,6 @@
 //! `POST /rides` from outside: three phases, resumed by whoever comes after a crash.
 
+use crate::harness::Program;
 use crate::world::{Node, Place, World, eventually, json, on_both_databases, ride};
 
 on_both_databases!(
@@ -9,6 +10,8 @@ on_both_databases!(
     the_next_request_resumes_a_ride_whose_node_was_killed,
     the_sweeper_resumes_a_ride_whose_client_has_gone,
     the_sweeper_resumes_a_ride_whose_charge_got_no_answer,
+    a_processor_without_keys_is_asked_what_became_of_a_ride_before_it_is_called_again,
+    a_ride_that_nobody_can_ask_about_is_charged_once_and_a_persons,
 );
 
 async fn a_ride_is_booked_charged_and_receipted_once(place: Place) {
@@ -47,6 +50,42 @@ async fn a_retry_goes_on_after_a_charge_that_got_no_answer(place: Place) {
     let again = node.post("/rides", "ann", "k", &ride(900)).await;
     assert_eq!(again.status, 201, "{}", again.text());
     is_done_once(&world, &node, &json(&again)).await;
+}
+
+/// One whose processor charges and does not say so, whatever key it is given.
+fn without_keys(place: Place, flags: &[&str]) -> (World, Node) {
+    let provider = Program::provider(&["--ignore-keys", "--faults", "reset=first"]);
+    let world = World { place, provider };
+    let mut command = world.serve("10s", "100ms", "100ms");
+    command.args(flags);
+    (world, Node(Program::of(command)))
+}
+
+async fn a_processor_without_keys_is_asked_what_became_of_a_ride_before_it_is_called_again(place: Place) {
+    let (world, node) = without_keys(place, &["--verify-after", "50ms"]);
+    for (key, amount, status) in [("k", 900, 201), ("declined", 1013, 402)] {
+        let first = node.post("/rides", "ann", key, &ride(amount)).await;
+        assert_eq!(first.status, 503, "{}", first.text());
+        let again = node.post("/rides", "ann", key, &ride(amount)).await;
+        assert_eq!(again.status, status, "{}", again.text());
+    }
+    let (_, list) = world.provider.look("/charges").await;
+    assert_eq!((&list["requests"], &list["count"]), (&2.into(), &2.into()), "each was called for once");
+}
+
+async fn a_ride_that_nobody_can_ask_about_is_charged_once_and_a_persons(place: Place) {
+    let (world, node) = without_keys(place, &["--charge-once"]);
+    let first = node.post("/rides", "ann", "k", &ride(900)).await;
+    assert!(first.status >= 500, "{}", first.text());
+    for _ in 0..2 {
+        let again = node.post("/rides", "ann", "k", &ride(900)).await;
+        assert_eq!(again.status, 409, "{}", again.text());
+        assert!(again.text().contains("outcome-unknown"), "{}", again.text());
+        assert_eq!(again.header("retry-after"), None, "it is no use to come again");
+    }
+    assert_eq!(world.texts("select status from ride").await, ["pending"]);
+    let (_, list) = world.provider.look("/charges").await;
+    assert_eq!((&list["requests"], &list["count"]), (&1.into(), &1.into()));
 }
 
 /// A node that is killed while it waits for the processor, which has charged: after the first phase, before the

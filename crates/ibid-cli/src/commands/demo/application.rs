@@ -85,6 +85,7 @@ fn serve_args(listen: SocketAddr, store: &str, provider: SocketAddr) -> Result<S
         accounts: Some(Accounts::parse(&format!("{TOKEN} = demo")).map_err(|error| unreadable(&error))?),
         hook_secret: None,
         charge_once: false,
+        verify_after: None,
         sweep_every: SWEEP_EVERY,
         poll_every: POLL_EVERY,
     })

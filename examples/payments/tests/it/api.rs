@@ -1,5 +1,8 @@
 //! The API from outside: who gets in, what is turned away before it can use up a key, what an account sees.
 
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+
 use ibid_testkit::client::{Request, Response};
 use serde_json::Value;
 
@@ -70,6 +73,64 @@ async fn with_a_list_only_its_tokens_get_in_and_two_may_be_one_account() {
     for (token, status) in [("sk_1", 200), ("sk_2", 200), ("sk_3", 200), ("sk_4", 401), ("ann", 401)] {
         assert_eq!(api.get("/payments?customerId=c", token).await.0, status, "{token}");
     }
+}
+
+#[tokio::test]
+async fn two_tokens_of_one_account_share_a_key_and_its_payment_and_another_account_has_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = folder.path().join("accounts");
+    std::fs::write(&list, "sk_1 = ann\nsk_2 = ann\nsk_3 = bob\n").unwrap();
+    let api = Api::start(&["--accounts", list.to_str().unwrap()]);
+    let pay = async |token, amount| api.program.post("/payments", token, "k", &payment("c", amount)).await;
+    let replayed = |answer: &Response| answer.header("idempotent-replayed").is_some();
+    let first = pay("sk_1", 4200).await;
+    assert_eq!((first.status, replayed(&first)), (201, false), "{}", first.text());
+    let again = pay("sk_2", 4200).await;
+    assert_eq!((again.status, replayed(&again), &again.body), (201, true, &first.body), "{}", again.text());
+    let other = pay("sk_3", 4200).await;
+    assert_eq!((other.status, replayed(&other)), (201, false), "{}", other.text());
+
+    let id = |answer: &Response| json(answer)["paymentId"].as_str().expect("an id").to_owned();
+    assert_ne!(id(&other), id(&first));
+    for (token, own, foreign) in
+        [("sk_1", &first, &other), ("sk_2", &first, &other), ("sk_3", &other, &first)]
+    {
+        let listed = api.program.payments(token, "c").await;
+        let listed: Vec<_> = listed.iter().map(|payment| &payment["paymentId"]).collect();
+        assert_eq!(listed, [&*id(own)], "{token}");
+        assert_eq!(api.get(&format!("/payments/{}", id(own)), token).await.0, 200, "{token}");
+        assert_eq!(api.get(&format!("/payments/{}", id(foreign)), token).await.0, 404, "{token}");
+    }
+    // The key is used up for the one account, whichever token comes with another payment, and only for it.
+    assert_eq!(pay("sk_2", 4300).await.status, 422);
+    let page = "/.ibid/keys/l?method=POST&path=/payments";
+    api.program.post("/payments", "sk_1", "l", &payment("c", 1)).await;
+    for (token, status) in [("sk_1", 200), ("sk_2", 200), ("sk_3", 404)] {
+        assert_eq!(api.get(page, token).await.0, status, "{token}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_a_list_of_accounts_says_that_each_token_is_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = folder.path().join("accounts");
+    std::fs::write(&list, "sk_1 = ann\n").unwrap();
+    let said = |more: &[&str]| {
+        let place = Place::sqlite();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
+        command.args(["serve", "--store", &place.url(), "--provider", "http://127.0.0.1:1"]).args(more);
+        command.stderr(Stdio::piped());
+        let mut node = Program::of(command);
+        let mut log = node.stderr();
+        assert!(node.stop());
+        let mut said = String::new();
+        log.read_to_string(&mut said).expect("its log is read");
+        said
+    };
+    let warning = "no --accounts: each token is an account of its own, which is for trying out";
+    let (without, with) = (said(&[]), said(&["--accounts", list.to_str().unwrap()]));
+    assert!(without.lines().any(|line| line.contains("WARN") && line.contains(warning)), "{without}");
+    assert!(with.contains("ready") && !with.contains("an account of its own"), "{with}");
 }
 
 #[tokio::test]

@@ -20,6 +20,8 @@ use crate::world::{Node, Place, World};
 
 use self::matrix::{Action, Case, Proof};
 
+pub(crate) use self::matrix::places;
+
 mod keyless;
 mod keyless_rides;
 mod matrix;

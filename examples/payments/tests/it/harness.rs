@@ -23,15 +23,23 @@ impl Program {
     }
 
     /// The same, of a command that a story has changed.
-    pub(crate) fn of(mut command: Command) -> Program {
+    pub(crate) fn of(command: Command) -> Program {
+        Program::try_of(command).unwrap_or_else(|ended| panic!("it ended before it listened: {ended}"))
+    }
+
+    /// The same, of one that may end before it listens.
+    pub(crate) fn try_of(mut command: Command) -> Result<Program, ExitStatus> {
         command.args(["--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe was asked for");
         BufReader::new(stdout).read_line(&mut line).expect("stdout can be read");
+        if line.is_empty() {
+            return Err(child.wait().expect("a child ends"));
+        }
         let address = line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
         let address = address.unwrap_or_else(|| panic!("it said {line:?} and no address"));
-        Program { child, address }
+        Ok(Program { child, address })
     }
 
     pub(crate) fn provider(args: &[&str]) -> Program {

@@ -133,22 +133,20 @@ fn ends(case: Case) -> Ends {
 }
 
 /// Around the call of an effect and its end; and how it ends where nobody is asked.
-const HITS: [(&str, Action, Ends); 10] = [
+const HITS: [(&str, Action, Ends); 8] = [
     // Nothing was called, which the processor can tell and this node can't.
     ("claim.after", Action::Kill, Ends::Unknown),
     ("call.after", Action::Kill, Ends::Unknown),
     ("call.after", Action::Lost, Ends::Unknown),
     ("call.after", Action::Doze, Ends::Either),
     ("record.before", Action::Kill, Ends::Unknown),
-    ("record.before", Action::Error, Ends::Done),
     ("record.before", Action::Doze, Ends::Either),
     ("done.after", Action::Kill, Ends::Done),
     ("done.after", Action::Lost, Ends::Done),
-    ("done.after", Action::Doze, Ends::Done),
 ];
 
 /// A call that this processor has read is made at once.
 const SETTLE: &str = "300ms";
 
 /// Half of them: a case has little to do but to wait for its lease.
-const CASES_AT_ONCE: usize = 10;
+const CASES_AT_ONCE: usize = 8;

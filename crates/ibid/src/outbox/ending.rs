@@ -405,6 +405,7 @@ pub(super) mod tests {
     use ibid_core::effect::{Rules, Safety};
     use ibid_core::record::{Nonce, Version};
     use ibid_core::scope::RecordId;
+    use ibid_core::time::Timestamp;
 
     use super::*;
 

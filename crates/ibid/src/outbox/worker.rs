@@ -40,13 +40,16 @@ pub struct Worker<D: Database> {
 pub struct Builder<D: Database> {
     ibid: Ibid,
     database: D,
-    handlers: HashMap<String, (Arc<dyn Handler<D::Tx>>, Option<Within>)>,
+    handlers: Handlers<D::Tx>,
     /// Of those that have no bounds of their own.
     within: Within,
     concurrency: usize,
     poll_every: Duration,
     stop_within: Option<Duration>,
 }
+
+/// By kind, and the bounds that it has of its own.
+type Handlers<T> = HashMap<String, (Arc<dyn Handler<T>>, Option<Within>)>;
 
 /// How long one kind of Effect may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -163,11 +163,13 @@ pub enum Happened {
     Settled = 6,
     /// A person acted.
     Operator = 7,
+    /// Another Attempt goes on with a call in doubt.
+    Resumed = 8,
 }
 
 impl Happened {
     /// Every kind, in the order of its codes.
-    pub const ALL: [Happened; 7] = [
+    pub const ALL: [Happened; 8] = [
         Happened::Lapse,
         Happened::Takeover,
         Happened::Unknown,
@@ -175,6 +177,7 @@ impl Happened {
         Happened::LateAnswer,
         Happened::Settled,
         Happened::Operator,
+        Happened::Resumed,
     ];
 
     /// The code that stores keep.
@@ -197,6 +200,7 @@ impl Happened {
             Happened::LateAnswer => "late answer",
             Happened::Settled => "settled",
             Happened::Operator => "operator",
+            Happened::Resumed => "resumed",
         }
     }
 }

@@ -146,6 +146,9 @@ pub struct Note {
     /// Until it is recorded the generation does not end: the next one would call under another key.
     #[n(9)]
     pub doubt: Option<RecoveryPoint>,
+    /// A digest of the names of the Phases up to that one: another call in its place would hide it.
+    #[n(10)]
+    pub doubted: Option<u64>,
 }
 
 impl Note {

@@ -229,17 +229,24 @@ impl Attempt {
 
     /// The record as this Attempt has just written it. The lease counts from before that write.
     pub(crate) fn goes_on_as(&mut self, record: Arc<Record>, leased_at: Instant) {
-        let doubt = self.begun.note.doubt.filter(|point| *point > record.point);
+        let doubt = self.doubt().filter(|call| call.point > record.point);
         self.begun = record;
         self.leased_at.set(leased_at);
         self.doubts(doubt);
     }
 
     /// The Phase whose call may have been made, and may be made again. It is written by the end alone, whichever that is.
-    pub(crate) fn doubts(&mut self, call: Option<RecoveryPoint>) {
-        if self.begun.note.doubt != call {
-            Arc::make_mut(&mut self.begun).note.doubt = call;
+    pub(crate) fn doubts(&mut self, call: Option<Step>) {
+        if self.doubt() != call {
+            let note = &mut Arc::make_mut(&mut self.begun).note;
+            (note.doubt, note.doubted) = (call.map(|call| call.point), call.map(|call| call.phases));
         }
+    }
+
+    /// The same, of this run or one before.
+    pub(crate) fn doubt(&self) -> Option<Step> {
+        let note = &self.begun.note;
+        note.doubt.map(|point| Step { point, phases: note.doubted.unwrap_or_default() })
     }
 
     /// Something of it may have been seen outside: dropped, it says that nobody knows.

@@ -179,7 +179,7 @@ impl Attempt {
         let step = match self.passed(name).await? {
             Passed::With(result) => return Ok(result),
             // It is no call: the one in doubt would be taken for recorded.
-            Passed::NotYet(step) if self.begun().note.doubt == Some(step.point) => {
+            Passed::NotYet(step) if self.doubt() == Some(step) => {
                 return Err(PhaseError::Unsure);
             }
             Passed::NotYet(step) => step,
@@ -293,10 +293,11 @@ impl Attempt {
     /// key, or may have forgotten it. The key counts from the first request, for nobody notes when it is first used.
     fn may_be_second(&self, step: Step, care: Care) -> bool {
         // By this run or one before.
-        let in_doubt = self.begun().note.doubt == Some(step.point);
+        let in_doubt = self.doubt() == Some(step);
         match care.key_window() {
             None => in_doubt,
-            Some(window) => (in_doubt || self.number() > 1) && self.is_as_old_as(window),
+            // Who came to an end has said whether it called; who lapsed has not.
+            Some(window) => (in_doubt || self.begun().note.lapses > 0) && self.is_as_old_as(window),
         }
     }
 
@@ -326,11 +327,11 @@ impl Attempt {
         if self.ready().await.is_err() {
             return Err(PhaseError::LeaseLost);
         }
-        let before = (self.progress.in_doubt, self.begun().note.doubt);
+        let before = (self.progress.in_doubt, self.doubt());
         if care != Care::Once {
             // Dropped half-way it leaves nothing that the next Attempt could not make good.
             self.conceal();
-            self.doubts(Some(step.point));
+            self.doubts(Some(step));
         }
         self.progress.in_doubt = Some(step);
         let called = call(self.downstream_key(name)).await;
@@ -398,9 +399,10 @@ impl Attempt {
     async fn passed<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<Passed<R>, PhaseError<E>> {
         let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
         if step.point > self.begun().point {
-            // A call of this run that nobody can tell about: whatever came next would hide it.
-            let hides = self.progress.in_doubt.is_some_and(|call| call.point == step.point && call != step);
-            if hides || self.begun().note.calling.is_some() {
+            // A call that nobody can tell about, of this run or one before: whatever came next would hide it.
+            let hides =
+                |call: Option<Step>| call.is_some_and(|call| call.point == step.point && call != step);
+            if hides(self.progress.in_doubt) || hides(self.doubt()) || self.begun().note.calling.is_some() {
                 return Err(PhaseError::Unsure);
             }
             return Ok(Passed::NotYet(step));

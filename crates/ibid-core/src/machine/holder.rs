@@ -157,11 +157,12 @@ fn is_open(record: Option<&Record>, begun: &Record) -> bool {
     }
 }
 
-/// The row as it is, with the doubt that its Attempt has come into.
+/// The row as it is, with the doubt that its Attempt began with or has come into, unless it could settle it.
 fn told(record: &Record, begun: &Record) -> Draft {
     let mut draft = same(record);
     // What is recorded meanwhile is in doubt no longer.
-    draft.note.doubt = record.note.doubt.or(begun.note.doubt).filter(|point| *point > record.point);
+    draft.note.doubt = begun.note.doubt.filter(|point| *point > record.point);
+    draft.note.doubted = begun.note.doubted;
     draft
 }
 

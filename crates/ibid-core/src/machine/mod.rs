@@ -539,8 +539,8 @@ fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
         draft.state = State::Retryable;
         retained(&mut draft);
         if draft.note.doubt.is_some() {
-            // Where the sweeper may run it, it need not wait for its client.
-            let resumes = draft.policy.on_lapse == OnLapse::Resume;
+            // Where the sweeper may run it, it need not wait for its client. Of what was accepted no request is left to run.
+            let resumes = draft.policy.on_lapse == OnLapse::Resume && !accepted;
             draft.due_in = Some(if resumes { backoff(draft.attempt) } else { KEY_WINDOW });
             (draft.expires_in, draft.purge_in) = (None, None);
         }

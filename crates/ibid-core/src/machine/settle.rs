@@ -99,7 +99,7 @@ pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
         {
             let change = rewrite(record, Expect::Due(record.version), nonce, run_again(record, nonce));
             let detail = format!("attempt {} left a call in doubt; resumed by the sweeper", record.attempt);
-            Verdict::Write(with(change, Happened::Takeover, detail), Decision::Run { after: record.point })
+            Verdict::Write(with(change, Happened::Resumed, detail), Decision::Run { after: record.point })
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
@@ -299,7 +299,8 @@ fn settled(record: &Record, nonce: Nonce, answer: &Answer, what: Happened, detai
 
 fn released(record: &Record) -> Draft {
     let mut draft = same(record);
-    draft.note.doubt = None;
+    // Whatever was begun before, nothing came of it: the next run is as good as the first.
+    (draft.note.doubt, draft.note.lapses) = (None, 0);
     freed(draft, record.note.last_error.unwrap_or(ErrorCode::NotSent))
 }
 

@@ -2419,7 +2419,7 @@ fn the_sweeper_runs_what_has_a_call_in_doubt_with_growing_pauses() {
         eve      decides: resumes -> resume after `ride`
         dan      resumes          -> resume after `ride`
         eve      commits what it decided -> refused
-        record   has history takeover
+        record   has history resumed
         ann      begins           -> wait
         dan      finishes 503     -> freed
         record   is due in 4s

@@ -323,6 +323,7 @@ fn everything(name: &Name, state: State) -> Draft {
             phases: Some(u64::MAX),
             calling: Some(u16::MAX),
             doubt: Some(u16::MAX),
+            doubted: Some(u64::MAX - 1),
         },
         ..draft(name, state)
     }

@@ -80,7 +80,7 @@ const LINGERING_MAX: usize = 2;
 /// The first pause between two tries: what takes longer than one try takes about as long again.
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// The longest: an answer that is there is given within a quarter of a second.
+/// The longest: an answer that is there is given within a quarter of a second, unless many wait for a turn.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// When the map of flights is cleared of those that have landed.

@@ -142,7 +142,7 @@ impl PostgresStore {
                 read.truncate(limit);
                 return Ok(read);
             }
-            most = limit + unread.len();
+            most = limit + 2 * unread.len();
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ibid::attempt::Finished;
 use ibid::engine::Begun;
+use ibid::operator::{Act, Found, Operator};
 use ibid::phase::{Care, NotDone, PhaseError, Verified};
 use ibid::transaction::TxError;
 use ibid::upkeep;
@@ -17,6 +18,8 @@ use crate::transaction::world::{World, answer, is_stored};
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     a_call_is_made_again_as_long_as_its_key_is_remembered(world).await;
     a_call_whose_key_may_be_forgotten_is_left_to_a_person(world).await;
+    a_call_that_was_never_made_may_be_made_however_late(world).await;
+    a_doubt_that_the_provider_ends_does_not_come_back(world).await;
     a_provider_that_can_be_asked_need_not_remember_the_key(world).await;
     a_call_in_doubt_is_made_again_by_whoever_comes_to_it(world).await;
     a_call_in_doubt_is_unknown_and_not_begun_anew(world).await;
@@ -72,8 +75,39 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
             assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
             let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
             assert!(matches!(begun, Begun::Unknown { .. }), "{begun:?}");
+            // Who has found that nothing came of it makes the key as good as new.
+            let id = world.record(&key).await.unwrap().id;
+            let act = Act::new("ann", "asked the provider").unwrap();
+            Operator::of(&world.ibid).resolve(id, None, &Found::NotExecuted, &act).await.unwrap();
+            let mut attempt = world.begin(&key).await;
+            let third: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
+            assert_eq!(provider.calls()[1..], [third.unwrap()]);
+            assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
         }
     }
+}
+
+async fn a_call_that_was_never_made_may_be_made_however_late<A: Adapter>(world: &World<A>) {
+    let (key, provider) = ("never made", Provider::default());
+    let attempt = world.begin(key).await;
+    assert!(matches!(attempt.finish(answer(503), false).await, Finished::Freed));
+    world.grow_older(key, 25).await;
+    let mut attempt = world.begin(key).await;
+    let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
+    assert_eq!(provider.calls(), [made.unwrap()]);
+}
+
+async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &World<A>) {
+    let (key, provider) = ("ended", Provider::default());
+    freed_in_doubt(world, key, &provider, Some(503)).await;
+    assert!(world.record(key).await.unwrap().note.doubt.is_some());
+    let mut attempt = world.begin(key).await;
+    let verify = async |_| Verified::NotMade;
+    let call = async |_| Err(NotDone::NotMade("down"));
+    let asked: Charge = attempt.outside_verified("charge", Duration::ZERO, verify, call).await;
+    assert!(matches!(asked, Err(PhaseError::NotMade(_))), "{asked:?}");
+    assert!(matches!(attempt.finish(answer(503), false).await, Finished::Freed));
+    assert_eq!(world.record(key).await.unwrap().note.doubt, None);
 }
 
 async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(world: &World<A>) {
@@ -158,9 +192,9 @@ async fn nothing_that_comes_next_hides_a_call_in_doubt<A: Adapter>(world: &World
         let mut attempt = world.begin(key).await;
         if run == 1 {
             let _: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
-            let other: Charge = attempt.outside("tip", Care::Repeatable, |key| provider.charge(key)).await;
-            assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");
         }
+        let other: Charge = attempt.outside("tip", Care::Repeatable, |key| provider.charge(key)).await;
+        assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");
         let other: Result<(), PhaseError<TxError>> =
             attempt.phase("give up", &world.db, |_| unreachable!("it would hide the call")).await;
         assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");

@@ -124,7 +124,7 @@ pub struct Note {
     /// The provider's own id of what was done.
     #[n(2)]
     pub provider_id: Option<String>,
-    /// How often the record lapsed.
+    /// How often the record lapsed, since anybody found last that nothing was executed.
     #[n(3)]
     pub lapses: u32,
     /// How often a reconciler has asked.

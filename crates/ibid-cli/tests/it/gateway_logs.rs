@@ -95,7 +95,15 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     assert!(is_replay(&gateway.call(&pay("0")).await));
     // The upstream is away.
     drop(upstream);
-    assert_eq!(gateway.call(&pay("nobody")).await.status, 503);
+    let mut asked = 0;
+    until_async("no connection to it is left over", async || {
+        asked += 1;
+        // On one that has just died nobody knows what was sent.
+        let answer = gateway.call(&pay(&format!("nobody-{asked}"))).await;
+        assert!(matches!(answer.status, 502 | 503), "{answer:?}");
+        (answer.status == 503).then_some(())
+    })
+    .await;
     gateway.signal("TERM");
     assert!(gateway.ended().await.success());
 

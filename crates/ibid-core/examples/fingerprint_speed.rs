@@ -9,6 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use ibid_core::fingerprint::{Asked, Pointer, Recipe, Secret, Secrets, json_exact};
+use ibid_core::policy::Profile;
 
 fn main() {
     let order = Order(order(2048));
@@ -21,8 +22,11 @@ fn main() {
 
     println!("order document of {} bytes, microseconds each, best of {ROUNDS} rounds", order.0.len());
     let row = |what: &str, micros: f64| println!("{what:<44}{micros:>8.2}");
-    row("fingerprint", best(|| secrets.fingerprint(&plain, &order)));
-    row("fingerprint, three pointers in, one out", best(|| secrets.fingerprint(&selected, &order)));
+    row("fingerprint", best(|| secrets.fingerprint(&plain, Profile::Ietf, &order)));
+    row(
+        "fingerprint, three pointers in, one out",
+        best(|| secrets.fingerprint(&selected, Profile::Ietf, &order)),
+    );
     row("json-exact text alone", best(|| json_exact::canonical(&order.0)));
     row(
         "serde_json + serde_json_canonicalizer",

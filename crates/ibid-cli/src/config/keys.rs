@@ -308,7 +308,7 @@ pub(crate) const KEYS: &[Key] = &[
         "fingerprint_headers",
         "array of header names",
         "[]",
-        "Headers that make a request another one. None: most differ from retry to retry (dates, traces).",
+        "Headers that make a request another one. None: most differ from retry to retry (dates, traces). `X-HTTP-Method-Override`, `X-HTTP-Method`, `X-Method-Override`, `SOAPAction` and `X-Amz-Target` always count, and in profile `stripe` also `Stripe-Account` and `Stripe-Context`.",
     ),
     key(
         "defaults",

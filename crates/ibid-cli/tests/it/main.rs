@@ -11,6 +11,7 @@ mod mount;
 mod demo;
 mod deploy;
 mod doctor;
+mod gateway_answers;
 mod gateway_async;
 mod gateway_basic;
 mod gateway_crash;

@@ -8,6 +8,8 @@ use std::fmt;
 
 use subtle::ConstantTimeEq;
 
+use crate::policy::Profile;
+
 mod frame;
 pub mod json_exact;
 mod media;
@@ -39,7 +41,7 @@ pub trait Asked: Send + Sync {
 }
 
 /// What a request asked, digested under a secret. Two are equal only if method, path, query, media type, the
-/// configured headers and the body are.
+/// [fields that always count](counted_fields), the configured headers and the body are.
 #[derive(Clone, Copy)]
 pub struct Fingerprint {
     version: u8,
@@ -75,9 +77,7 @@ impl Fingerprint {
     pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
         let (&version, rest) = bytes.split_first()?;
         let (secret, mac) = rest.split_at_checked(SecretId::LEN)?;
-        if version != VERSION {
-            return None;
-        }
+        domain(version)?;
         let secret = SecretId::from_bytes(secret.try_into().ok()?);
         Some(Fingerprint { version, secret, mac: mac.try_into().ok()? })
     }
@@ -103,20 +103,28 @@ impl fmt::Debug for Fingerprint {
 }
 
 impl Secrets {
-    /// Digests what was asked under the newest secret.
-    pub fn fingerprint(&self, recipe: &Recipe, asked: &dyn Asked) -> Fingerprint {
-        self.newest().fingerprint(recipe, asked)
+    /// Digests what was asked under the newest secret and the newest version.
+    pub fn fingerprint(&self, recipe: &Recipe, profile: Profile, asked: &dyn Asked) -> Fingerprint {
+        let mac = digest(self.newest(), VERSION, recipe, profile, asked);
+        Fingerprint { version: VERSION, secret: self.newest().id(), mac }
     }
 
-    /// Whether the same was asked as when `stored` was made. `recipe` is the one stored beside it, not the one
-    /// configured today. A secret or version we do not hold never matches.
-    pub fn matches(&self, stored: &Fingerprint, recipe: &Recipe, asked: &dyn Asked) -> bool {
-        if stored.version != VERSION {
-            return false;
-        }
-        match self.get(stored.secret) {
-            Some(secret) => secret.fingerprint(recipe, asked) == *stored,
-            None => false,
+    /// Whether the same was asked as when `stored` was made. It is made again by its own version and under its own
+    /// secret; `recipe` and `profile` are those stored beside it, not the ones configured today. A secret or version
+    /// we do not hold never matches.
+    pub fn matches(
+        &self,
+        stored: &Fingerprint,
+        recipe: &Recipe,
+        profile: Profile,
+        asked: &dyn Asked,
+    ) -> bool {
+        match (self.get(stored.secret), domain(stored.version)) {
+            (Some(secret), Some(_)) => {
+                let mac = digest(secret, stored.version, recipe, profile, asked);
+                Fingerprint { mac, ..*stored } == *stored
+            }
+            _ => false,
         }
     }
 
@@ -126,27 +134,54 @@ impl Secrets {
     }
 }
 
-impl Secret {
-    fn fingerprint(&self, recipe: &Recipe, asked: &dyn Asked) -> Fingerprint {
-        let mut frames = Framer::new(self.mac());
-        frames.part(Part::Domain, DOMAIN);
-        frames.part(Part::Method, asked.method().as_bytes());
-        frames.part(Part::Path, asked.path().as_bytes());
-        frames.optional(Part::Query, asked.query().map(str::as_bytes));
-        let media = Media::of(asked);
-        media.write(&mut frames);
-        let coded = write_lines(&mut frames, "content-encoding", asked);
-        for name in recipe.headers() {
-            write_lines(&mut frames, name, asked);
-        }
-        // What a coding hides cannot be read as JSON or as parts, and unpacking it would cost a bound on bombs.
-        if coded || recipe.body() == BodyRule::Raw {
-            frames.part(Part::Raw, asked.body());
-        } else {
-            write_body(&mut frames, recipe, &media, asked.body());
-        }
-        Fingerprint { version: VERSION, secret: self.id(), mac: frames.finish() }
+/// The request fields that make it another request for every API that reads them, and so always count: the method
+/// that an override field names, the operation that SOAP and AWS name in a field, and in profile stripe the account
+/// that the request acts for. In lower case, in the order in which they are digested.
+pub fn counted_fields(profile: Profile) -> impl Iterator<Item = &'static str> {
+    let of_profile: &[&str] = match profile {
+        Profile::Stripe => &STRIPE_COUNTED_FIELDS,
+        _ => &[],
+    };
+    COUNTED_FIELDS.iter().chain(of_profile).copied()
+}
+
+fn digest(
+    secret: &Secret,
+    version: u8,
+    recipe: &Recipe,
+    profile: Profile,
+    asked: &dyn Asked,
+) -> [u8; MAC_LEN] {
+    let mut frames = Framer::new(secret.mac());
+    frames.part(Part::Domain, domain(version).unwrap_or_default());
+    frames.part(Part::Method, asked.method().as_bytes());
+    frames.part(Part::Path, asked.path().as_bytes());
+    frames.optional(Part::Query, asked.query().map(str::as_bytes));
+    let media = Media::of(asked);
+    media.write(&mut frames);
+    let coded = write_lines(&mut frames, "content-encoding", asked);
+    if version >= VERSION_WITH_COUNTED_FIELDS {
+        counted_fields(profile).for_each(|name| write_present_lines(&mut frames, name, asked));
     }
+    for name in recipe.headers() {
+        write_lines(&mut frames, name, asked);
+    }
+    // What a coding hides cannot be read as JSON or as parts, and unpacking it would cost a bound on bombs.
+    if coded || recipe.body() == BodyRule::Raw {
+        frames.part(Part::Raw, asked.body());
+    } else {
+        write_body(&mut frames, recipe, &media, asked.body());
+    }
+    frames.finish()
+}
+
+/// Writes each line of a field after the field's name, and nothing where there is no line: nearly every request has
+/// none of these. The configured headers that follow are a fixed number of names, so where these fields end is clear.
+fn write_present_lines(frames: &mut Framer, name: &str, asked: &dyn Asked) {
+    asked.header_lines(name, &mut |line| {
+        frames.part(Part::HeaderName, name.as_bytes());
+        frames.part(Part::HeaderLine, line);
+    });
 }
 
 /// Writes a field's name and each of its lines, so that absent, empty and repeated are three things. Whether
@@ -206,12 +241,30 @@ fn write_whole_json(frames: &mut Framer, body: &[u8]) -> bool {
     }
 }
 
-/// The algorithm written into new fingerprints: these frames, `json-exact` and HMAC-SHA-256. Whatever changes
-/// the digest of any request is a new version, or old records would refuse their own retries.
-const VERSION: u8 = 1;
+/// What keeps the digests of this version apart from those of others and from any other use of the same secret;
+/// `None` for a version this program does not know.
+fn domain(version: u8) -> Option<&'static [u8]> {
+    match version {
+        1 => Some(b"ibid fingerprint 1"),
+        2 => Some(b"ibid fingerprint 2"),
+        _ => None,
+    }
+}
 
-/// Keeps these digests apart from any other use of the same secret.
-const DOMAIN: &[u8] = b"ibid fingerprint 1";
+/// The algorithm written into new fingerprints: these frames, `json-exact` and HMAC-SHA-256. Whatever changes
+/// the digest of any request is a new version, or old records would refuse their own retries. So is every change of
+/// the fields that always count.
+const VERSION: u8 = 2;
+
+/// Version 1 counted no field that was not configured.
+const VERSION_WITH_COUNTED_FIELDS: u8 = 2;
+
+/// Fields that make it another request in every profile.
+const COUNTED_FIELDS: [&str; 5] =
+    ["x-http-method-override", "x-http-method", "x-method-override", "soapaction", "x-amz-target"];
+
+/// Stripe scopes a key by the account that the request acts for.
+const STRIPE_COUNTED_FIELDS: [&str; 2] = ["stripe-account", "stripe-context"];
 
 /// Bytes of HMAC-SHA-256, not truncated.
 const MAC_LEN: usize = 32;

@@ -67,14 +67,19 @@ fn pointer(text: &str) -> Pointer {
     Pointer::parse(text).unwrap()
 }
 
+fn is_same(recipe: &Recipe, profile: Profile, a: &Request, b: &Request) -> bool {
+    let stored = secrets().fingerprint(recipe, profile, a);
+    secrets().matches(&stored, recipe, profile, b)
+}
+
 #[track_caller]
 fn same_under(recipe: &Recipe, a: &Request, b: &Request) {
-    assert!(secrets().matches(&secrets().fingerprint(recipe, a), recipe, b), "taken for two requests");
+    assert!(is_same(recipe, Profile::Ietf, a, b), "taken for two requests");
 }
 
 #[track_caller]
 fn differ_under(recipe: &Recipe, a: &Request, b: &Request) {
-    assert!(!secrets().matches(&secrets().fingerprint(recipe, a), recipe, b), "taken for one request");
+    assert!(!is_same(recipe, Profile::Ietf, a, b), "taken for one request");
 }
 
 #[track_caller]
@@ -175,6 +180,37 @@ fn only_configured_headers_count() {
     differ_under(&recipe, &of("1"), &of("2"));
     differ_under(&recipe, &of(""), &base);
     differ_under(&recipe, &of("1"), &of("1").header("api-version", "1"));
+}
+
+#[test]
+fn fields_that_make_it_another_request_always_count() {
+    let base = post("{}");
+    for name in counted_fields(Profile::Ietf) {
+        let with = |line| base.clone().header(name, line);
+        same(&with("PUT"), &with("PUT"));
+        differ(&with("PUT"), &with("DELETE"));
+        differ(&with("PUT"), &base);
+        differ(&with(""), &base);
+        differ(&with("PUT"), &with("PUT").header(name, "PUT"));
+        // A field that counts by itself and by configuration is no other field's line.
+        let recipe = Recipe::default().with_header(name).with_header("v");
+        differ_under(&recipe, &with("PUT").header("v", "1"), &base.clone().header("v", "PUT"));
+        differ_under(&recipe, &with("PUT"), &base);
+    }
+    let soap = |line| base.clone().header("soapaction", line);
+    differ(&soap("x").header("x-amz-target", "y"), &soap("y").header("x-amz-target", "x"));
+}
+
+#[test]
+fn profile_stripe_counts_the_account_a_request_acts_for() {
+    let recipe = Recipe::default();
+    for name in ["stripe-account", "stripe-context"] {
+        let of = |account| post("{}").header(name, account);
+        assert!(is_same(&recipe, Profile::Stripe, &of("acct_1"), &of("acct_1")));
+        assert!(!is_same(&recipe, Profile::Stripe, &of("acct_1"), &of("acct_2")));
+        assert!(!is_same(&recipe, Profile::Stripe, &of("acct_1"), &post("{}")));
+        assert!(is_same(&recipe, Profile::Ietf, &of("acct_1"), &of("acct_2")));
+    }
 }
 
 #[test]
@@ -319,7 +355,10 @@ fn a_raw_body_never_passes_for_json() {
     let json = post("{\"a\":1}");
     let raw = Recipe::default().with_body(BodyRule::Raw);
     let ours = secrets();
-    assert_ne!(ours.fingerprint(&raw, &json), ours.fingerprint(&Recipe::default(), &json));
+    assert_ne!(
+        ours.fingerprint(&raw, Profile::Ietf, &json),
+        ours.fingerprint(&Recipe::default(), Profile::Ietf, &json)
+    );
     differ_under(&raw, &post("[1]"), &post("[ 1]"));
     same_under(&raw, &post("[1]"), &post("[1]"));
 }
@@ -446,9 +485,12 @@ fn a_form_that_can_be_read_in_two_ways_counts_raw() {
 fn another_secret_makes_another_fingerprint() {
     let other = Secrets::new(vec![Secret::new(b"fedcba9876543210").unwrap()]).unwrap();
     let recipe = Recipe::default();
-    let stored = other.fingerprint(&recipe, &post("{}"));
-    assert_ne!(stored.to_bytes()[5..], secrets().fingerprint(&recipe, &post("{}")).to_bytes()[5..]);
-    assert!(!secrets().matches(&stored, &recipe, &post("{}")));
+    let stored = other.fingerprint(&recipe, Profile::Ietf, &post("{}"));
+    assert_ne!(
+        stored.to_bytes()[5..],
+        secrets().fingerprint(&recipe, Profile::Ietf, &post("{}")).to_bytes()[5..]
+    );
+    assert!(!secrets().matches(&stored, &recipe, Profile::Ietf, &post("{}")));
     assert!(!secrets().holds(stored.secret()) && other.holds(stored.secret()));
 }
 
@@ -460,10 +502,10 @@ fn after_a_rotation_the_newest_writes_and_the_old_still_match() {
     let before = Secrets::new(vec![old.clone()]).unwrap();
     let after = Secrets::new(vec![new.clone(), old.clone()]).unwrap();
     let recipe = Recipe::default();
-    let stored = before.fingerprint(&recipe, &post("[1]"));
-    assert!(after.matches(&stored, &recipe, &post("[1.0]")));
-    assert!(!after.matches(&stored, &recipe, &post("[2]")));
-    assert_eq!(after.fingerprint(&recipe, &post("[1]")).secret(), new.id());
+    let stored = before.fingerprint(&recipe, Profile::Ietf, &post("[1]"));
+    assert!(after.matches(&stored, &recipe, Profile::Ietf, &post("[1.0]")));
+    assert!(!after.matches(&stored, &recipe, Profile::Ietf, &post("[2]")));
+    assert_eq!(after.fingerprint(&recipe, Profile::Ietf, &post("[1]")).secret(), new.id());
     assert!(after.holds(old.id()) && !before.holds(new.id()));
 }
 
@@ -478,17 +520,17 @@ fn secrets_are_refused_when_short_missing_or_twice() {
 #[test]
 fn debug_shows_neither_secret_nor_digest() {
     let secrets = secrets();
-    let stored = secrets.fingerprint(&Recipe::default(), &post("{}"));
+    let stored = secrets.fingerprint(&Recipe::default(), Profile::Ietf, &post("{}"));
     let id = stored.secret();
     assert_eq!(format!("{secrets:?}"), format!("Secrets([Secret {{ id: SecretId({id}), .. }}])"));
-    assert_eq!(format!("{stored:?}"), format!("Fingerprint {{ version: 1, secret: SecretId({id}), .. }}"));
+    assert_eq!(format!("{stored:?}"), format!("Fingerprint {{ version: 2, secret: SecretId({id}), .. }}"));
 }
 
 #[test]
 fn a_fingerprint_of_an_unknown_version_or_length_is_not_read() {
-    let bytes = secrets().fingerprint(&Recipe::default(), &post("{}")).to_bytes();
+    let bytes = secrets().fingerprint(&Recipe::default(), Profile::Ietf, &post("{}")).to_bytes();
     assert_eq!(Fingerprint::from_bytes(&bytes).unwrap().to_bytes(), bytes);
-    for version in [0, 2, 255] {
+    for version in [0, 3, 255] {
         let mut bytes = bytes;
         bytes[0] = version;
         assert_eq!(Fingerprint::from_bytes(&bytes), None);
@@ -497,8 +539,8 @@ fn a_fingerprint_of_an_unknown_version_or_length_is_not_read() {
         assert_eq!(Fingerprint::from_bytes(&bytes[..len]), None);
     }
     assert_eq!(Fingerprint::from_bytes(&[&bytes[..], &[0]].concat()), None);
-    let unknown = Fingerprint { version: 2, ..Fingerprint::from_bytes(&bytes).unwrap() };
-    assert!(!secrets().matches(&unknown, &Recipe::default(), &post("{}")));
+    let unknown = Fingerprint { version: 3, ..Fingerprint::from_bytes(&bytes).unwrap() };
+    assert!(!secrets().matches(&unknown, &Recipe::default(), Profile::Ietf, &post("{}")));
 }
 
 #[test]
@@ -520,36 +562,42 @@ fn a_recipe_travels_with_its_record() {
 /// may change without a new version.
 #[test]
 fn stored_fingerprints_stay_valid() {
-    let pinned = |recipe: &Recipe, request: &Request| hex(&secrets().fingerprint(recipe, request).to_bytes());
     let order =
         post(r#"{"to":"ann","amount":12.50,"lines":[1E30,-0,"\u20ac"]}"#).with(|r| r.query = Some("a=b"));
     let plain = Recipe::default();
     let selected =
         Recipe::default().with_include(pointer("/to")).with_exclude(pointer("/at")).with_header("v");
-    assert_eq!(
-        pinned(&plain, &order),
-        "013c01134d897125fe54b4e30cd48eb5bea745c953ed4dcb56cfe20fd5335f17859be10499"
-    );
-    assert_eq!(
-        pinned(&plain, &post("not json")),
-        "013c01134d556324a52f6747d442fedcfa73dc716edcaa879688d2c66a50345513c23760b3"
-    );
-    assert_eq!(
-        pinned(&plain, &form("x", FORM)),
-        "013c01134dabfd68898908923958c555ebc2c982fe0b08ca40cc1f03429836694a942b25fc"
-    );
-    assert_eq!(
-        pinned(&selected, &order.clone().header("v", "2")),
-        "013c01134d2296892aa7b2a80ca953cb9f142eaf097de018152e6d259d0d75ad9d7dd1cb4d"
-    );
-    assert_eq!(
-        pinned(&Recipe::default().with_exclude(pointer("/to")), &order),
-        "013c01134df128ec9c10ae7a3f3dba213a992e1bc0206ac2ee78bc2d3ab9ec4f99773a74ab"
-    );
-    assert_eq!(
-        pinned(&plain, &post("").with(|r| r.headers.clear())),
-        "013c01134da0ae5c97f9168fbbd9ab8157caeb3aad4723370e6fe62f29fde739aaed9a81c2"
-    );
+    let excluding = Recipe::default().with_exclude(pointer("/to"));
+    let empty = post("").with(|r| r.headers.clear());
+    let soap = order.clone().header("soapaction", "Pay").header("x-http-method-override", "PUT");
+    let account = order.clone().header("stripe-account", "acct_1").header("stripe-context", "c");
+    let (ietf, stripe) = (Profile::Ietf, Profile::Stripe);
+    // Version 1 digests neither `SOAPAction` nor an account, so they are as without.
+    #[rustfmt::skip]
+    let pinned = [
+        ("897125fe54b4e30cd48eb5bea745c953ed4dcb56cfe20fd5335f17859be10499", "c96e4b8694054c414d8017696714c357e9aea14ec7f2ccacdc7bfad00345103a", &plain, ietf, &order),
+        ("556324a52f6747d442fedcfa73dc716edcaa879688d2c66a50345513c23760b3", "8d9ecf9895dda64cd75354e0b27a3a0da3bbd7ee1180ff2e326c8ab6285e163c", &plain, ietf, &post("not json")),
+        ("abfd68898908923958c555ebc2c982fe0b08ca40cc1f03429836694a942b25fc", "f63c6f657f1eeba9125ea01ddad686acebe5881bc0e9a8ed540ae8be65867668", &plain, ietf, &form("x", FORM)),
+        ("2296892aa7b2a80ca953cb9f142eaf097de018152e6d259d0d75ad9d7dd1cb4d", "a8993bbe723deda711889df12329dee0cfa3789642912b04aae6a5085c40d9f1", &selected, ietf, &order.clone().header("v", "2")),
+        ("f128ec9c10ae7a3f3dba213a992e1bc0206ac2ee78bc2d3ab9ec4f99773a74ab", "3962adc93b8ed3dcf23f8f6759417030e0df4774376c3d268383b3bf93cb4f89", &excluding, ietf, &order),
+        ("a0ae5c97f9168fbbd9ab8157caeb3aad4723370e6fe62f29fde739aaed9a81c2", "8c9d025e6b3906aa02cf3a4eebd2f0757c74af204562ded6db657286642e9071", &plain, ietf, &empty),
+        ("897125fe54b4e30cd48eb5bea745c953ed4dcb56cfe20fd5335f17859be10499", "fa6d098b44c3ea0faadc033a6ed6e79c7d7ea28e89475026d2bce0ae8308c7f8", &plain, ietf, &soap),
+        ("897125fe54b4e30cd48eb5bea745c953ed4dcb56cfe20fd5335f17859be10499", "2e3233eedef181a553e923778fa69e5376a645d1f77da245918863f0f97dee05", &plain, stripe, &account),
+    ];
+    for (at, (first, second, recipe, profile, request)) in pinned.into_iter().enumerate() {
+        let made = hex(&secrets().fingerprint(recipe, profile, request).to_bytes());
+        assert_eq!(made, format!("023c01134d{second}"), "request {at}");
+        for stored in [format!("013c01134d{first}"), made] {
+            let stored = Fingerprint::from_bytes(&bytes(&stored)).expect("a known version");
+            assert!(secrets().matches(&stored, recipe, profile, request), "request {at}, {stored:?}");
+            assert!(!secrets().matches(&stored, recipe, profile, &post("another")), "request {at}");
+        }
+    }
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
+    (0..hex.len()).step_by(2).map(byte).collect()
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{
-    Answer, Decision, Step, Verdict, change, completed, freed, retained, same, unknown, with, write,
+    Answer, Decision, Step, Verdict, change, completed, freed, kept_briefly, retained, same, unknown, with,
+    write,
 };
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::policy::Class;
@@ -228,6 +229,7 @@ fn settled_by(
             let begun_outside = draft.point > 0 || draft.attempt > 1 || draft.note.doubt.is_some();
             if forget_fingerprint && draft.state == State::Retryable && !begun_outside {
                 draft.fingerprint = None;
+                kept_briefly(&mut draft);
             }
             (to(draft), Decision::Freed)
         }

@@ -274,7 +274,7 @@ impl Ask {
         nonce: Nonce,
     ) -> Ask {
         let id = RecordId::of(&identity, policy.scope);
-        let fingerprint = secrets.fingerprint(&policy.recipe, &*asked);
+        let fingerprint = secrets.fingerprint(&policy.recipe, policy.profile, &*asked);
         Ask {
             id,
             identity: Arc::new(identity),
@@ -308,11 +308,15 @@ impl Ask {
             Some(stored)
                 if (stored.version(), stored.secret())
                     == (self.fingerprint.version(), self.fingerprint.secret())
+                    && record.policy.profile == self.policy.profile
                     && record.policy.recipe == self.policy.recipe =>
             {
                 *stored == self.fingerprint
             }
-            Some(stored) => self.secrets.matches(stored, &record.policy.recipe, &*self.asked),
+            Some(stored) => {
+                let policy = &record.policy;
+                self.secrets.matches(stored, &policy.recipe, policy.profile, &*self.asked)
+            }
         }
     }
 }
@@ -571,6 +575,17 @@ fn retained(draft: &mut Draft) {
     draft.purge_in = Some(draft.policy.retention + draft.policy.tombstone);
 }
 
+/// Shortens how long the row stays after a first attempt that the handler refused with 401 or 403. No request holds
+/// its key any more, so the row has little left to say, and anyone who can make up a credential can make such rows.
+/// It leaves no tombstone either: nothing was carried out that an old key could repeat.
+fn kept_briefly(draft: &mut Draft) {
+    // An operator has yet to see a dead letter.
+    if !draft.flags.dead_letter {
+        let stays = REFUSED_STAYS_FOR.min(draft.policy.retention);
+        (draft.expires_in, draft.purge_in) = (Some(stays), Some(stays));
+    }
+}
+
 /// From one try to the next: doubling from a second, so that a short outage costs little, up to five minutes, so
 /// that a long one is noticed when it ends.
 fn backoff(tries: u32) -> Duration {
@@ -581,6 +596,11 @@ fn backoff(tries: u32) -> Duration {
 fn spread(pause: Duration, jitter: f64) -> Duration {
     pause.saturating_add(pause.min(SPREAD_MAX).mul_f64(SPREAD * jitter.clamp(0.0, 1.0)))
 }
+
+/// How long a row stays after a first attempt's 401 or 403, unless the retention is shorter: long enough for a client
+/// to renew its token and retry while `ibid keys show` still tells what happened, and so short that made-up
+/// credentials fill the store with minutes of requests, not with a day's.
+const REFUSED_STAYS_FOR: Duration = Duration::from_secs(10 * 60);
 
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);

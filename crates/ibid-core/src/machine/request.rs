@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ask, Decision, Role, Verdict, as_it_is, change, freed, same, settle, write};
+use super::{Ask, Decision, Role, Verdict, as_it_is, change, freed, kept_briefly, same, settle, write};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
 use crate::policy::{AfterExpiry, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
@@ -95,6 +95,9 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
             let why = record.note.last_error.unwrap_or(ErrorCode::GivenUp);
             let mut draft = freed(same(record), why);
             draft.flags.dead_letter = record.flags.dead_letter;
+            if why == ErrorCode::Refused && record.fingerprint.is_none() {
+                kept_briefly(&mut draft);
+            }
             Verdict::Write(change(record.id, expect, nonce, draft), Decision::Freed)
         }
         // A takeover may be on its way. The record stays as it is, lapsed and its holder's, under a new Version.

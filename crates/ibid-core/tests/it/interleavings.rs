@@ -844,6 +844,16 @@ impl Watch {
             State::Retryable if after.note.doubt.is_some() => {
                 assert!(counts.is_none() && after.due_at.is_some(), "a call in doubt is never forgotten");
             }
+            // Refused at its first run: nobody's request holds the key, and the row goes within minutes.
+            State::Retryable
+                if after.fingerprint.is_none()
+                    && after.note.last_error == Some(ErrorCode::Refused)
+                    && !after.flags.dead_letter
+                    && tombstone.is_none() =>
+            {
+                let ends = now.after(after.policy.retention.min(Duration::from_secs(600)));
+                assert_eq!(counts, Some((ends, ends)));
+            }
             State::Completed | State::Retryable if !matches!(op, Op::Forget(_)) => {
                 // A tombstone is not revived: it has expired, and goes no later than one that is made now.
                 let goes_by = now.after(after.policy.tombstone);

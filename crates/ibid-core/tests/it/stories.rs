@@ -230,6 +230,51 @@ fn after_401_and_403_the_key_stands_for_nobodys_request() {
 }
 
 #[test]
+fn a_first_attempts_401_or_403_leaves_a_row_for_minutes() {
+    for status in [401, 403] {
+        story(&format!(
+            "
+            policy  retention=24h tombstone=48h after_expiry=refuse
+            ann     begins with body A   -> run
+            ann     finishes {status}    -> freed
+            record  expires in 10m
+            record  goes in 10m
+            ann     decides: begins      -> run
+            ann     gave up              -> freed
+            record  goes in 10m
+            +10m
+            bob     begins with body B   -> run
+            bob     finishes 201         -> stored
+            record  expires in 24h
+            ",
+        ));
+    }
+    // Never longer than the retention.
+    story(
+        "
+        policy  retention=5m
+        ann     begins        -> run
+        ann     finishes 401  -> freed
+        record  expires in 5m
+        ",
+    );
+    // A refusal that frees the key for the same request alone, and a later run's, stay for the retention.
+    for first in ["finishes 429", "proves nothing was sent"] {
+        story(&format!(
+            "
+            policy  retention=24h
+            ann     begins        -> run
+            ann     {first}       -> freed
+            record  expires in 24h
+            ann     begins        -> run attempt 2
+            ann     finishes 401  -> freed
+            record  expires in 24h
+            ",
+        ));
+    }
+}
+
+#[test]
 fn a_request_that_will_run_again_by_itself_keeps_its_fingerprint_after_401() {
     story(
         "

@@ -6,6 +6,7 @@ pub(crate) mod forward;
 pub(crate) mod reconcile;
 pub(crate) mod server;
 pub(crate) mod tenant;
+mod untrusted;
 
 #[cfg(test)]
 mod forward_tests;
@@ -42,6 +43,7 @@ use body::ClientBody;
 use forward::{ForwardBody, Forwarder};
 use server::{PeerAddr, ServerLimits};
 use tenant::TenantHow;
+use untrusted::UntrustedHops;
 
 /// A gateway whose ports are bound and whose store answers.
 pub(crate) struct Gateway {
@@ -74,7 +76,11 @@ impl Gateway {
             .hooks(config.hooks.clone())
             .map_err(|error| Failure::usage("the hooks can't be used").because(error))?
             .resumes(upstream.clone());
-        let app = Gate { guard: layer.layer(upstream), tenant: Arc::new(config.tenant.clone()) };
+        let app = Gate {
+            guard: layer.layer(upstream),
+            tenant: Arc::new(config.tenant.clone()),
+            untrusted: Arc::default(),
+        };
         let limits = ServerLimits {
             connections_max: config.server.max_connections as usize,
             first_head_for: config.server.header_timeout,
@@ -142,6 +148,7 @@ impl Gateway {
 struct Gate {
     guard: Guard<Upstream>,
     tenant: Arc<TenantHow>,
+    untrusted: Arc<UntrustedHops>,
 }
 
 impl Service<Request<Incoming>> for Gate {
@@ -155,7 +162,9 @@ impl Service<Request<Incoming>> for Gate {
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         if let Some(PeerAddr(peer)) = request.extensions().get().copied() {
-            self.tenant.strip_untrusted(request.headers_mut(), peer.ip());
+            if let Some(field) = self.tenant.strip_untrusted(request.headers_mut(), peer.ip()) {
+                self.untrusted.report(field, peer.ip());
+            }
             // Here, for a request that is delivered later no longer has its connection.
             forward::mark_peer(request.headers_mut(), peer.ip());
         }

@@ -111,18 +111,22 @@ impl TenantHow {
 
     /// Takes the tenant's header off a request that came from a hop which may not set it, before it is forwarded:
     /// the upstream believes that header, too.
-    pub(crate) fn strip_untrusted(&self, headers: &mut HeaderMap, peer: IpAddr) {
-        let TenantFrom::Header(name) = &self.from else { return };
+    ///
+    /// Returns the header's name if there was anything to take off.
+    pub(crate) fn strip_untrusted(&self, headers: &mut HeaderMap, peer: IpAddr) -> Option<&HeaderName> {
+        let TenantFrom::Header(name) = &self.from else { return None };
         if self.trusts(peer) {
-            return;
+            return None;
         }
         // CGI and its heirs read `x_tenant_id` and `x-tenant-id` as one name, so both spellings go.
         let plain = |name: &HeaderName| name.as_str().replace('_', "-");
         let spelt: Vec<HeaderName> =
             headers.keys().filter(|other| plain(other) == plain(name)).cloned().collect();
+        let stripped = (!spelt.is_empty()).then_some(name);
         for name in spelt {
             headers.remove(name);
         }
+        stripped
     }
 
     /// Whether there is one tenant only.
@@ -179,10 +183,13 @@ fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h [u8], 
 /// `cred-` and a digest: the credential itself stands nowhere.
 fn tenant_of_credential(line: &[u8]) -> Result<Tenant, TenantRefusal> {
     let line = line.trim_ascii();
-    let end = line.iter().position(|byte| matches!(byte, b' ' | b'\t')).ok_or(TenantRefusal::Invalid)?;
     // A scheme has no case: a client library that writes it otherwise after an update stays the same tenant.
-    let scheme = line[..end].to_ascii_lowercase();
-    let credential = line[end..].trim_ascii_start();
+    let (scheme, credential) = match line.iter().position(|byte| matches!(byte, b' ' | b'\t')) {
+        Some(end) => (line[..end].to_ascii_lowercase(), line[end..].trim_ascii_start()),
+        // `Authorization: sk_live_…`: many APIs take their key without a scheme.
+        None if !line.is_empty() && !is_scheme(line) => (Vec::new(), line),
+        None => return Err(TenantRefusal::Invalid),
+    };
     if PER_REQUEST_SCHEMES.iter().any(|known| known.as_bytes() == scheme) {
         return Err(TenantRefusal::PerRequest);
     }
@@ -197,6 +204,11 @@ fn tenant_of_credential(line: &[u8]) -> Result<Tenant, TenantRefusal> {
     // 128 bits of it: nobody finds a second credential with the same, and the name stays short in tables.
     let hex: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     Tenant::new(&format!("cred-{hex}")).map_err(|_| TenantRefusal::Invalid)
+}
+
+/// Whether a word without anything after it is the name of a scheme, whose credential was lost on the way.
+fn is_scheme(word: &[u8]) -> bool {
+    SCHEMES.iter().chain(&PER_REQUEST_SCHEMES).any(|known| word.eq_ignore_ascii_case(known.as_bytes()))
 }
 
 /// Base64url parts with dots between, the first a JSON object: three of a signed token, five of an encrypted one.
@@ -219,6 +231,10 @@ pub(crate) const TRUSTED: [&str; 2] = ["127.0.0.0/8", "::1"];
 /// Schemes that sign each request or answer a challenge: their credential differs from retry to retry.
 const PER_REQUEST_SCHEMES: [&str; 8] =
     ["digest", "negotiate", "ntlm", "hawk", "oauth", "signature", "aws4-hmac-sha256", "scram-sha-256"];
+
+/// Schemes whose name alone is no credential.
+const SCHEMES: [&str; 10] =
+    ["apikey", "basic", "bearer", "dpop", "gnap", "hoba", "mutual", "privatetoken", "token", "vapid"];
 
 /// Headers that hold a secret, or that mean something else to ibid or to HTTP.
 const HEADERS_TAKEN: [&str; 7] = [
@@ -348,6 +364,7 @@ mod tests {
             "bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiIxIn0.",
             "DPoP eyJhbGciOiJFUzI1NiJ9.e30.c2ln_-",
             "Bearer eyJhbGciOiJkaXIifQ..aXY.Y2lwaGVy.dGFn",
+            "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
         ] {
             assert_eq!(by_credential(jwt), Err(TenantRefusal::Jwt), "{jwt}");
         }
@@ -369,12 +386,20 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_repeated_or_bare_credential_is_refused() {
+    fn a_credential_without_a_scheme_is_a_credential() {
+        let tenant = by_credential("sk_live_hunter2").unwrap();
+        assert_eq!(by_credential(" sk_live_hunter2\t"), Ok(tenant.clone()));
+        assert_ne!(by_credential("sk_live_Hunter2"), Ok(tenant.clone()));
+        assert_ne!(by_credential("Bearer sk_live_hunter2"), Ok(tenant));
+    }
+
+    #[test]
+    fn a_missing_or_repeated_credential_and_a_scheme_alone_are_refused() {
         let how = TenantHow::parse("authorization").unwrap();
         assert_eq!(how.tenant_of(&head(&[]), LOOPBACK), Err(TenantRefusal::Missing));
         let twice = head(&[("authorization", "Bearer a"), ("authorization", "Bearer a")]);
         assert_eq!(how.tenant_of(&twice, LOOPBACK), Err(TenantRefusal::Repeated));
-        for line in ["", "Bearer", "Bearer "] {
+        for line in ["", "Bearer", "basic ", "Digest", "TOKEN"] {
             assert_eq!(by_credential(line), Err(TenantRefusal::Invalid), "{line:?}");
         }
     }

@@ -38,12 +38,15 @@ async fn a_tenant_header_from_an_untrusted_hop_is_not_believed_and_not_passed_on
     let gateway = Setup::before(&upstream.url()).tenant("header:x-tenant-id").config(config).start();
     assert_problem(&gateway.call(&pay("k").header("X-Tenant-Id", "ann")).await, 401, "tenant-missing");
     assert_eq!(upstream.total(), 0);
+    let line = "`x-tenant-id` came from 127.0.0.1, which is not in `tenant.trusted`";
+    gateway.until_said(line).await;
     let unguarded =
         Request::get("/").header("X-Tenant-Id", "ann").header("x_tenant_id", "ann").header("X-Else", "1");
     assert_eq!(gateway.call(&unguarded).await.status, 200);
     let seen = upstream.requests().remove(0);
     assert_eq!((seen.header("x-tenant-id"), seen.header("x_tenant_id")), (None, None), "{seen:?}");
     assert_eq!(seen.header("x-else").as_deref(), Some("1"));
+    assert_eq!(gateway.said().matches(line).count(), 1, "once a minute for each address");
 }
 
 on_every_store!(a_static_credential_is_a_tenant_and_a_token_that_changes_is_not);
@@ -54,12 +57,14 @@ async fn a_static_credential_is_a_tenant_and_a_token_that_changes_is_not(on: On)
     assert!(!is_replay(&gateway.call(&of("Bearer sk_live_ann")).await));
     assert!(!is_replay(&gateway.call(&of("Bearer sk_live_bob")).await));
     assert!(is_replay(&gateway.call(&of("bearer sk_live_ann")).await), "the scheme has no case");
+    assert!(!is_replay(&gateway.call(&of("sk_live_ann")).await), "without a scheme it is another credential");
+    assert!(is_replay(&gateway.call(&of("sk_live_ann")).await));
     assert_problem(&gateway.call(&pay("shared")).await, 401, "tenant-missing");
     let jwt = "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln";
     assert_problem(&gateway.call(&of(jwt)).await, 401, "tenant-missing");
     gateway.until_said("the credential is a JWT").await;
     assert!(!gateway.said().contains("eyJ") && !gateway.said().contains("sk_live"), "{}", gateway.said());
-    assert_eq!(upstream.total(), 2);
+    assert_eq!(upstream.total(), 3);
 }
 
 /// What must never stand in a log.

@@ -91,6 +91,13 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "HOW", env = "IBID_TENANT", hide_env_values = true)]
     pub(crate) tenant: Option<String>,
 
+    /// Whether a request without a key is refused: `required` or `optional`
+    ///
+    /// With `optional` such a request passes unguarded, and is counted per route. A route's own `key` in the file wins.
+    /// In the file: `defaults.key`. [default: required]
+    #[arg(long, value_name = "RULE", env = "IBID_KEY", hide_env_values = true)]
+    pub(crate) key: Option<String>,
+
     /// Where clients connect
     ///
     /// In the file: `listen`. [default: 127.0.0.1:8080]

@@ -41,6 +41,12 @@ pub enum KeyError {
     /// Neither a String of RFC 9651 nor, where that is allowed, a bare key.
     #[error("the key is malformed")]
     Syntax,
+    /// The body should carry the key and is not a string there.
+    #[error("the key in the body is not a string")]
+    NotText,
+    /// The body may carry the key and can't be searched: a content coding, malformed, or of another media type.
+    #[error("the body that may carry the key can't be searched")]
+    Unsearchable,
 }
 
 impl Key {
@@ -87,6 +93,16 @@ impl Key {
             1..=Key::LEN_MAX => Ok(Key(text.into())),
             _ => Err(KeyError::TooLong),
         }
+    }
+
+    /// The same key for every spelling of a UUID, whose hex digits have no case. Other keys stay as they are.
+    pub fn with_uuid_case_folded(self) -> Key {
+        let is_uuid = self.0.len() == 36
+            && self.0.bytes().enumerate().all(|(at, byte)| match at {
+                8 | 13 | 18 | 23 => byte == b'-',
+                _ => byte.is_ascii_hexdigit(),
+            });
+        if is_uuid { Key(self.0.to_ascii_lowercase().into()) } else { self }
     }
 
     /// What stands for a key that is no longer kept. Nothing that a client sends is parsed to it.

@@ -8,6 +8,7 @@ pub mod effect;
 pub mod evidence;
 pub mod fingerprint;
 pub mod key;
+pub mod key_source;
 pub mod machine;
 pub mod policy;
 pub mod reap;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use minicbor::{Decode, Encode};
 
 use crate::fingerprint::Recipe;
+use crate::key_source::KeyFrom;
 use crate::scope::ScopeRule;
 
 /// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
@@ -86,6 +87,9 @@ pub struct Policy {
     /// How an `unknown` record is settled by asking; none means that it is a dead letter at once.
     #[n(23)]
     pub reconcile: Option<Reconcile>,
+    /// Where a request carries its key.
+    #[n(32)]
+    pub key_from: KeyFrom,
 }
 
 /// A published wire dialect.
@@ -288,6 +292,7 @@ impl Default for Policy {
             recipe: Recipe::default(),
             response_version: 1,
             reconcile: None,
+            key_from: KeyFrom::default(),
         }
     }
 }
@@ -559,7 +564,8 @@ mod tests {
         };
         let route = Some("/payments/{id}".to_owned());
         let reconcile = Reconcile { route, question: Some(question), ..Reconcile::new(DAY, 3) };
-        let policy = Policy { reconcile: Some(reconcile), ..Policy::default() };
+        let key_from = KeyFrom::parse(["paypal", "body:/k"]).unwrap();
+        let policy = Policy { reconcile: Some(reconcile), key_from, ..Policy::default() };
         assert_eq!(Policy::from_bytes(&policy.to_bytes()), Some(policy));
     }
 

@@ -158,11 +158,14 @@ impl Refusal {
     /// What happened and what to do, for a person.
     pub fn detail(self) -> &'static str {
         match self {
-            Refusal::KeyInvalid(KeyError::Repeated) => {
-                "The request has more than one Idempotency-Key field line."
-            }
+            Refusal::KeyInvalid(KeyError::Repeated) => "The request carries its key more than once.",
             Refusal::KeyInvalid(KeyError::Empty) => "The key is empty.",
             Refusal::KeyInvalid(KeyError::TooLong) => "The key is longer than 255 bytes.",
+            Refusal::KeyInvalid(KeyError::NotText) => "The key in the body is not a string.",
+            Refusal::KeyInvalid(KeyError::Unsearchable) => {
+                "The body may carry the key and can not be searched. It must be well-formed JSON or a form, say so in \
+                 Content-Type, and have no content coding."
+            }
             Refusal::OutcomeUnknown { retry_after: None } => {
                 "The first request may have been executed, and no automatic check can tell. A person has to settle it; \
                  it will not be executed again."
@@ -234,14 +237,15 @@ impl Refusal {
                 "key-missing",
                 400,
                 NewKey,
-                "An Idempotency-Key is required",
-                "Send the field Idempotency-Key with a value of your own, the same for every retry of this request.",
+                "An idempotency key is required",
+                "Send a key where this API takes it, by default in the field Idempotency-Key: a value of your own, the \
+                 same for every retry of this request.",
             ),
             Refusal::KeyInvalid(_) => row(
                 "key-invalid",
                 400,
                 NewKey,
-                "The Idempotency-Key can not be read",
+                "The idempotency key can not be read",
                 "A key is a quoted string, or 1 to 255 visible ASCII characters without quote, backslash, comma and \
                  semicolon.",
             ),
@@ -249,7 +253,7 @@ impl Refusal {
                 "key-reused",
                 422,
                 NewKey,
-                "The Idempotency-Key was used for another request",
+                "The idempotency key was used for another request",
                 "A retry must be the same request. Send a different request under a key of its own.",
             ),
             Refusal::RequestInProgress { .. } => row(
@@ -307,7 +311,7 @@ impl Refusal {
                 "key-expired",
                 410,
                 NewKey,
-                "The Idempotency-Key has expired",
+                "The idempotency key has expired",
                 "The first request was answered longer ago than answers are kept. Check what became of it before you \
                  send it under a new key.",
             ),

@@ -154,7 +154,14 @@ pub(crate) const KEYS: &[Key] = &[
         "key",
         "`required`, `optional`",
         "\"required\"",
-        "Whether a request without a key is refused. A request without one can't be retried safely, and its sender should learn that from the first.",
+        "Whether a request without a key is refused. A request without one can't be retried safely, and its sender should learn that from the first. Also `--key`, `IBID_KEY`.",
+    ),
+    key(
+        "defaults",
+        "key_from",
+        "`header:NAME`, `body:/pointer`, `square`, `paypal`, `aws`, or an array of these",
+        "\"header:Idempotency-Key\"",
+        "Where a request carries its key, tried in order: the first that is present counts, and one that is present and unreadable is 400. `body:` is a JSON pointer to a string; in urlencoded and multipart forms, the field that its only segment names. With a `body:` place a body that can't be searched (content-coded, malformed, the name twice, neither JSON nor a form) is 400, also with `key = \"optional\"`. The header of the IETF draft is what most clients send.",
     ),
     key(
         "defaults",

@@ -27,6 +27,7 @@ use route::RouteDraft;
 mod advice;
 mod hook;
 mod hook_target;
+mod key_from;
 pub(crate) mod keys;
 pub(crate) mod policy;
 mod read;
@@ -233,7 +234,8 @@ fn assemble(
     let (store, store_options) = read_store_section(root, reader, flags);
     let tenant = read_tenant(root, reader, flags, &mut warnings);
     let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
-    let (defaults, routes) = read_routes(root, reader, one_tenant, &mut warnings);
+    let (defaults, routes) = read_routes(root, reader, flags, one_tenant, &mut warnings);
+    key_from::check_tenant(tenant.as_ref(), &defaults, &routes, reader);
     let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, store != Some(StoreUrl::Memory));
     let secrets = read_secrets(root, reader, variables);
     let admin_token = read_admin_token(reader, variables);
@@ -523,11 +525,19 @@ fn read_tenant(
 fn read_routes(
     root: &mut Section<'_, '_>,
     reader: &Reader<'_>,
+    flags: &GatewayArgs,
     one_tenant: bool,
     warnings: &mut Vec<String>,
 ) -> (Policy, Vec<Route>) {
     let mut section = root.section("defaults", "defaults");
-    let base = Overlay::read(&mut section, reader);
+    let mut base = Overlay::read(&mut section, reader);
+    if let Some(word) = given(&flags.key) {
+        base = base.clone().with_key(word).unwrap_or_else(|| {
+            let problem = format!("`--key` (or `IBID_KEY`) must be `required` or `optional`, not `{word}`");
+            reader.keep(0, Failure::usage(problem));
+            base
+        });
+    }
     let line = section.line.max(1);
     section.finish();
     let defaults = policy::resolve(&[&base]);

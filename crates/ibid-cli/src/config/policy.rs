@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ibid_core::key_source::KeyFrom;
 use ibid_core::policy::{
     AfterExpiry, AnswerRule, BindRule, InFlight, KeyRule, OnLapse, OnServerError, Policy, PolicyError,
     Profile,
@@ -13,6 +14,7 @@ use ibid_core::policy::{
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
 
+use super::key_from;
 use super::read::{Reader, Section};
 use super::recipe::{self, RecipeKeys};
 use super::value::{show_duration, show_size, word_of};
@@ -72,6 +74,7 @@ overlay! {
     max_response_body: u64,
     free_on: Vec<u16>,
     response_version: u32,
+    key_from: KeyFrom,
 }
 
 impl Overlay {
@@ -101,6 +104,7 @@ impl Overlay {
             max_response_body: section.size("max_response_body"),
             free_on: section.statuses("free_on"),
             response_version: section.count("response_version"),
+            key_from: key_from::read(section, reader),
             recipe: RecipeKeys::read(section, reader),
             retry_horizon: section.positive("retry_horizon"),
             lines: section.lines().clone(),
@@ -117,6 +121,12 @@ impl Overlay {
             }
         }
         overlay
+    }
+
+    /// Replaces the rule about missing keys by the one of this word; `None` if no rule has this name.
+    pub(super) fn with_key(self, word: &str) -> Option<Overlay> {
+        let (_, rule) = KEY_RULES.iter().find(|(known, _)| *known == word)?;
+        Some(Overlay { key: Some(*rule), ..self })
     }
 
     /// What a preset changes; none if no preset has this name.
@@ -178,6 +188,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("max_response_body", json!(show_size(policy.max_response_body))),
         ("free_on", json!(policy.free_on)),
         ("response_version", json!(policy.response_version)),
+        ("key_from", json!(policy.key_from.sources().iter().map(ToString::to_string).collect::<Vec<_>>())),
     ];
     fields.extend(recipe::fields(&policy.recipe));
     fields

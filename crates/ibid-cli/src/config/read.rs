@@ -205,6 +205,17 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
+    /// One string, or an array of them.
+    pub(super) fn text_or_texts(&mut self, key: &'static str) -> Option<Vec<String>> {
+        self.read(key, "must be a string or an array of strings", |value| match value {
+            DeValue::String(text) => Some(Ok(vec![text.to_string()])),
+            value => {
+                let texts = value.as_array()?.iter().map(|item| item.get_ref().as_str().map(str::to_owned));
+                Some(texts.collect::<Option<Vec<_>>>().ok_or("must hold strings only"))
+            }
+        })
+    }
+
     /// A table of statuses, by words of somebody else's.
     pub(super) fn statuses_by(&mut self, key: &'static str) -> Option<Vec<(String, u16)>> {
         self.read(key, "must be a table of HTTP statuses such as { \"declined\" = 402 }", |value| {

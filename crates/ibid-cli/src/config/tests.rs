@@ -153,6 +153,7 @@ fn flags_win_over_the_file() {
     let flags = GatewayArgs {
         upstream: Some("http://10.0.0.1:9".into()),
         tenant: Some("none".into()),
+        key: Some("optional".into()),
         listen: Some("0.0.0.0:1".into()),
         admin_listen: Some(String::new()),
         store: Some("memory:".into()),
@@ -166,6 +167,7 @@ fn flags_win_over_the_file() {
     let config = Config::read(&flags, &variables, "ibid.toml", &text).unwrap();
     assert_eq!(config.upstream, "http://10.0.0.1:9");
     assert!(config.tenant.is_none());
+    assert_eq!(config.defaults.key, KeyRule::Optional);
     assert_eq!(config.listen, "0.0.0.0:1".parse().unwrap());
     assert_eq!(config.admin_listen, "127.0.0.1:3".parse().unwrap(), "an empty variable says nothing");
     assert_eq!(config.store, StoreUrl::Memory);
@@ -277,6 +279,25 @@ fn every_error_names_file_line_and_key() {
             "ibid.toml:5: `wait` must be a duration such as \"250ms\", \"5s\", \"15m\", \"24h\" or \"30d\"",
         ),
         ("[defaults]\nkey = true", "ibid.toml:5: `key` must be \"required\" or \"optional\""),
+        ("[defaults]\nkey_from = \"query:k\"", "ibid.toml:5: `key_from`: `query:k` is no place for a key"),
+        (
+            "[defaults]\nkey_from = []",
+            "ibid.toml:5: `key_from`: there must be at least one place for the key",
+        ),
+        ("[defaults]\nkey_from = 7", "ibid.toml:5: `key_from` must be a string or an array of strings"),
+        ("[defaults]\nkey_from = [7]", "ibid.toml:5: `key_from` must hold strings only"),
+        (
+            "[defaults]\nkey_from = \"header:Cookie\"",
+            "ibid.toml:5: `key_from`: `cookie` can't carry the key: the field means something else",
+        ),
+        (
+            "[[route]]\nmatch = \"POST /x\"\nkey_from = [\"paypal\", \"header:PayPal-Request-Id\"]",
+            "ibid.toml:6: `key_from`: `header:paypal-request-id` is there twice",
+        ),
+        (
+            "[defaults]\nkey_from = \"header:X-Tenant-Id\"",
+            "`x-tenant-id` can't carry both the tenant and the key",
+        ),
     ] {
         assert_eq!(refusal(text), message, "{text}");
     }
@@ -291,6 +312,39 @@ fn hints_name_what_was_probably_meant() {
     assert_eq!(hint("retention = \"1d\""), "`retention` is a key of `[defaults]`");
     assert_eq!(hint("[defaults]\nwait = 5"), "the default is \"5s\"");
     assert_eq!(hint("[[routes]]\nmatch = \"POST /x\""), "did you mean `route`?");
+    assert_eq!(hint("[defaults]\nkey_from = \"sqaure\""), "did you mean \"square\"?");
+    assert_eq!(hint("[defaults]\nkey_from = \"body:k\""), "write for example \"body:/idempotency_key\"");
+}
+
+#[test]
+fn a_key_is_looked_for_where_the_nearest_place_says() {
+    let config = more(
+        "[defaults]\nkey_from = [\"header:X-Key\", \"square\"]\n[[route]]\nmatch = \"POST /a\"\nkey_from = \"aws\"\n\
+         [[route]]\nmatch = \"POST /b\"\npreset = \"payments\"\n",
+    );
+    let places = |policy: &Policy| {
+        policy.key_from.sources().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(places(&config.defaults), "header:x-key body:/idempotency_key");
+    assert_eq!(
+        places(&config.routes[0].policy),
+        "body:/clientToken body:/ClientToken body:/clientRequestToken body:/ClientRequestToken"
+    );
+    assert_eq!(places(&config.routes[1].policy), "header:x-key body:/idempotency_key");
+    assert_eq!(places(&more("").defaults), "header:idempotency-key");
+}
+
+#[test]
+fn the_key_rule_of_the_command_line_wins_over_the_defaults_only() {
+    let flags = |word: &str| GatewayArgs { key: Some(word.into()), ..GatewayArgs::default() };
+    let text =
+        format!("{BASE}[defaults]\nkey = \"required\"\n[[route]]\nmatch = \"POST /x\"\nkey = \"required\"\n");
+    let read = |word: &str| Config::read(&flags(word), &Variables::default(), "ibid.toml", &text);
+    let config = read("optional").unwrap();
+    assert_eq!((config.defaults.key, config.routes[0].policy.key), (KeyRule::Optional, KeyRule::Required));
+    assert_eq!(read("").unwrap().defaults.key, KeyRule::Required, "an empty variable says nothing");
+    let refused = read("maybe").unwrap_err().to_string();
+    assert!(refused.contains("`--key` (or `IBID_KEY`) must be `required` or `optional`"), "{refused}");
 }
 
 #[test]

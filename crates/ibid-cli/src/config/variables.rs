@@ -83,8 +83,9 @@ pub(super) fn misspelt(names: &[String]) -> Vec<String> {
     misspelt.collect()
 }
 
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 12] = [
     "IBID_UPSTREAM",
+    "IBID_KEY",
     "IBID_TENANT",
     "IBID_LISTEN",
     "IBID_ADMIN_LISTEN",

@@ -202,7 +202,7 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published(on: On) {
     assert_eq!((replay.status, replay.text().as_str(), is_replay(&replay)), (201, "paid", true));
     let policy = gateway.call(&Request::get("/.ibid/policy")).await;
     let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
-    assert_eq!(policy["field"], "Idempotency-Key");
+    assert_eq!(policy["defaults"]["key_from"], serde_json::json!(["header:idempotency-key"]));
     assert_eq!(policy["defaults"]["retention_seconds"], 86_400);
     assert_eq!(upstream.total(), 1, "ibid's own pages are not forwarded");
 }

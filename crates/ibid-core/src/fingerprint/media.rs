@@ -7,14 +7,14 @@ use super::Asked;
 use super::frame::{Framer, Part};
 
 /// A content-type field, read as far as it can be.
-pub(super) enum Media {
+pub(crate) enum Media {
     Absent,
     Read { essence: Vec<u8>, parameters: Vec<(Vec<u8>, Vec<u8>)> },
     Unreadable(Vec<Vec<u8>>),
 }
 
 impl Media {
-    pub(super) fn of(asked: &dyn Asked) -> Media {
+    pub(crate) fn of(asked: &dyn Asked) -> Media {
         let (mut count, mut media) = (0, Media::Absent);
         asked.header_lines("content-type", &mut |line| {
             count += 1;
@@ -51,14 +51,24 @@ impl Media {
     }
 
     /// `application/json` or any `+json` type. JSON is UTF-8 (RFC 8259), so another charset allows no reading.
-    pub(super) fn is_json(&self) -> bool {
+    pub(crate) fn is_json(&self) -> bool {
         let Media::Read { essence, parameters } = self else { return false };
         let utf8 = |(name, value): &(Vec<u8>, Vec<u8>)| name != b"charset" || value == b"utf-8";
         (essence == b"application/json" || essence.ends_with(b"+json")) && parameters.iter().all(utf8)
     }
 
+    /// `application/x-amz-json-1.0` and its later versions: JSON as AWS's own protocols name it.
+    pub(crate) fn is_amz_json(&self) -> bool {
+        matches!(self, Media::Read { essence, .. } if essence.starts_with(b"application/x-amz-json-"))
+    }
+
+    /// A form as browsers send it unless told otherwise.
+    pub(crate) fn is_urlencoded(&self) -> bool {
+        matches!(self, Media::Read { essence, .. } if essence == b"application/x-www-form-urlencoded")
+    }
+
     /// The boundary of a `multipart/form-data` body, if it names exactly one.
-    pub(super) fn form_boundary(&self) -> Option<&[u8]> {
+    pub(crate) fn form_boundary(&self) -> Option<&[u8]> {
         let Media::Read { parameters, .. } = self else { return None };
         let mut boundaries = parameters.iter().filter(|(name, _)| name == b"boundary");
         let (_, boundary) = boundaries.next().filter(|_| self.is_form())?;
@@ -86,7 +96,7 @@ fn read(line: &[u8]) -> Option<(Vec<u8>, Parameters)> {
     Some((essence, read_parameters(&line[end..])?))
 }
 
-fn read_parameters(mut rest: &[u8]) -> Option<Parameters> {
+pub(crate) fn read_parameters(mut rest: &[u8]) -> Option<Parameters> {
     let mut parameters = Vec::new();
     loop {
         rest = rest.trim_ascii_start();

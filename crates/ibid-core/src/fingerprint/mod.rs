@@ -12,10 +12,10 @@ use crate::policy::Profile;
 
 mod frame;
 pub mod json_exact;
-mod media;
-mod multipart;
+pub(crate) mod media;
+pub(crate) mod multipart;
 mod number;
-mod pointer;
+pub(crate) mod pointer;
 mod recipe;
 mod secret;
 

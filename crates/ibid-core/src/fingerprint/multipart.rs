@@ -21,15 +21,16 @@ pub(super) fn write(frames: &mut Framer, boundary: &[u8], body: &[u8]) -> bool {
     true
 }
 
-struct FormPart<'b> {
+/// One part of a form.
+pub(crate) struct FormPart<'b> {
     /// Every field of the part, its name in lower case: the form field's name, the file's, the type.
-    fields: Vec<(Vec<u8>, &'b [u8])>,
-    content: &'b [u8],
+    pub(crate) fields: Vec<(Vec<u8>, &'b [u8])>,
+    pub(crate) content: &'b [u8],
 }
 
 /// Takes a body apart. Each `--boundary` in it must be a delimiter, at the start of a line and with nothing
 /// else on it: one inside a content would be a seam to some servers and data to others.
-fn read<'b>(boundary: &[u8], body: &'b [u8]) -> Option<Vec<FormPart<'b>>> {
+pub(crate) fn read<'b>(boundary: &[u8], body: &'b [u8]) -> Option<Vec<FormPart<'b>>> {
     if boundary.is_empty() || boundary.len() > BOUNDARY_LEN_MAX || boundary.ends_with(b" ") {
         return None;
     }

@@ -65,7 +65,7 @@ impl Pointer {
     }
 
     /// Its reference tokens, unescaped.
-    pub(super) fn tokens(&self) -> &[String] {
+    pub(crate) fn tokens(&self) -> &[String] {
         &self.tokens
     }
 }
@@ -100,7 +100,7 @@ fn element(json: &mut Jiter<'_>, token: &str) -> Result<Option<Peek>, JiterError
 
 /// Whether a token names an array's element: digits without a leading zero. `-` names the element after the
 /// last, which is never there to be read.
-pub(super) fn token_is_index(token: &str, index: usize) -> bool {
+pub(crate) fn token_is_index(token: &str, index: usize) -> bool {
     let plain = token == "0" || !token.starts_with(['0', '+']);
     plain && token.parse() == Ok(index)
 }

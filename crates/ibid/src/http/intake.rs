@@ -10,14 +10,15 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::{Key, KeyForm};
+use ibid_core::key_source::HeadSearch;
 use ibid_core::machine::Ask;
-use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse};
+use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse, Policy};
 use ibid_core::refusal::Refusal;
-use ibid_core::scope::{Identity, Operation};
+use ibid_core::scope::{Identity, Operation, Tenant};
 
 use super::layer::Shared;
 use super::routes::{Begins, Route};
-use super::{TraceContext, prefer, resume, sent};
+use super::{NoTenant, TraceContext, prefer, resume, sent};
 
 /// What came of the intake.
 pub(super) enum Intake<B> {
@@ -43,40 +44,80 @@ pub(super) struct Taken {
 /// Takes one request in.
 pub(super) async fn take<B>(shared: &Shared, route: &Route, request: Request<B>) -> Intake<B>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + From<Bytes> + Unpin,
+{
+    try_take(shared, route, request).await.unwrap_or_else(Intake::Refused)
+}
+
+async fn try_take<B>(shared: &Shared, route: &Route, request: Request<B>) -> Result<Intake<B>, Refusal>
+where
+    B: Body<Data = Bytes> + From<Bytes> + Unpin,
 {
     let policy = &route.policy;
-    let headers = request.headers();
     // An attacker may send early data again as often as he likes (RFC 8470).
-    if headers.get("early-data").is_some_and(|value| value == "1") {
-        return Intake::Refused(Refusal::TooEarly);
+    if request.headers().get("early-data").is_some_and(|value| value == "1") {
+        return Err(Refusal::TooEarly);
     }
     let form = if policy.strict_key { KeyForm::QuotedOnly } else { KeyForm::QuotedOrBare };
-    let lines = headers.get_all(KEY).iter().map(HeaderValue::as_bytes);
-    let key = match Key::from_lines(lines, form) {
-        Ok(Some(key)) => key,
-        Ok(None) if policy.key == KeyRule::Optional => return Intake::Unguarded(request),
-        Ok(None) => return Intake::Refused(Refusal::KeyMissing),
-        Err(error) => return Intake::Refused(Refusal::KeyInvalid(error)),
-    };
+    let is_optional = policy.key == KeyRule::Optional;
     let (head, body) = request.into_parts();
-    let Ok(tenant) = shared.tenants.find(&head) else {
-        return Intake::Refused(Refusal::TenantMissing);
-    };
-    let Ok(principal) = shared.principal(policy, &head) else {
-        return Intake::Refused(Refusal::TenantMissing);
-    };
-    if declared_length(&head.headers).is_some_and(|length| length > policy.max_request_body) {
-        return Intake::Refused(Refusal::BodyTooLarge);
+    let mut asked = HttpAsked { head, body: Bytes::new() };
+    let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
+    if in_head == HeadSearch::Absent {
+        return match is_optional {
+            true => Ok(Intake::Unguarded(Request::from_parts(asked.head, body))),
+            false => Err(Refusal::KeyMissing),
+        };
     }
-    let body = match tokio::time::timeout(shared.body_timeout, read(body, policy.max_request_body)).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(refusal)) => return Intake::Refused(refusal),
-        Err(_) => return Intake::Refused(Refusal::BodyTimeout),
+    // Before the body is read: a caller without a tenant must not fill the memory. Only where a request without a key
+    // may pass does the key in the body decide first whether a tenant is needed.
+    let whose = match in_head {
+        HeadSearch::NeedsBody if is_optional => None,
+        _ => Some(Whose::find(shared, policy, &asked.head)?),
     };
-    let path = sent(&head.extensions, &head.uri).path();
-    let operation = Operation { method: head.method.as_str().into(), path: path.into() };
-    let asked = Arc::new(HttpAsked { head, body });
+    if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
+        return Err(Refusal::BodyTooLarge);
+    }
+    asked.body = tokio::time::timeout(shared.body_timeout, read(body, policy.max_request_body))
+        .await
+        .unwrap_or(Err(Refusal::BodyTimeout))?;
+    let key = match in_head {
+        HeadSearch::Found(key) => Some(key),
+        _ => policy.key_from.find(&asked, form).map_err(Refusal::KeyInvalid)?,
+    };
+    let Some(key) = key else {
+        return match is_optional {
+            true => Ok(Intake::Unguarded(asked.into_request())),
+            false => Err(Refusal::KeyMissing),
+        };
+    };
+    let whose = match whose {
+        Some(whose) => whose,
+        None => Whose::find(shared, policy, &asked.head)?,
+    };
+    Ok(Intake::Taken(Box::new(taken(shared, route, asked, whose, key))))
+}
+
+/// Whose request it is, and who within the tenant sent it where the policy asks for that.
+struct Whose {
+    tenant: Tenant,
+    principal: Option<String>,
+}
+
+impl Whose {
+    fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<Whose, Refusal> {
+        let tenant = shared.tenants.find(head).map_err(|NoTenant| Refusal::TenantMissing)?;
+        let principal = shared.principal(policy, head).map_err(|NoTenant| Refusal::TenantMissing)?;
+        Ok(Whose { tenant, principal })
+    }
+}
+
+/// Puts together what is begun.
+fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Key) -> Taken {
+    let policy = &route.policy;
+    let Whose { tenant, principal } = whose;
+    let operation = Operation { method: asked.method().into(), path: asked.path().into() };
+    let asked = Arc::new(asked);
     let headers = &asked.head.headers;
     let identity = Identity { tenant, operation, key };
     let mut ask = shared.ibid.ask(identity, policy.clone(), asked.clone());
@@ -103,7 +144,7 @@ where
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    Intake::Taken(Box::new(Taken { asked, ask, wait, preferred: later && preferred }))
+    Taken { asked, ask, wait, preferred: later && preferred }
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.
@@ -143,6 +184,21 @@ pub(super) struct HttpAsked {
     pub(super) body: Bytes,
 }
 
+impl HttpAsked {
+    /// The request with its body whole, for the handler.
+    pub(super) fn into_request<B: From<Bytes>>(mut self) -> Request<B> {
+        set_whole_length(&mut self.head.headers, self.body.len());
+        Request::from_parts(self.head, B::from(self.body))
+    }
+}
+
+/// States the length of a body that was read whole, however it came.
+pub(super) fn set_whole_length(headers: &mut HeaderMap, length: usize) {
+    if headers.remove(header::TRANSFER_ENCODING).is_some() {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
 impl Asked for HttpAsked {
     fn method(&self) -> &str {
         self.head.method.as_str()
@@ -164,6 +220,3 @@ impl Asked for HttpAsked {
         &self.body
     }
 }
-
-/// The field that carries the key.
-pub(super) const KEY: &str = "idempotency-key";

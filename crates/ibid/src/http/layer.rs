@@ -637,10 +637,7 @@ fn as_sent<Q: From<Bytes>>(taken: &Taken) -> Request<Q> {
     let (mut head, body) = (taken.asked.head.clone(), taken.asked.body.clone());
     // What is kept must be readable by every retry, whatever codings that one takes.
     head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    // The body is whole now, so its length is known however it came.
-    if head.headers.remove(http::header::TRANSFER_ENCODING).is_some() {
-        head.headers.insert(http::header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    }
+    intake::set_whole_length(&mut head.headers, body.len());
     Request::from_parts(head, Q::from(body))
 }
 

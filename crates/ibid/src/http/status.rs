@@ -148,7 +148,7 @@ fn policy(shared: &Shared) -> String {
         })
         .collect();
     let defaults = described(shared.routes.defaults());
-    format!("{{\"field\":\"Idempotency-Key\",\"defaults\":{{{defaults}}},\"routes\":[{}]}}", rules.join(","))
+    format!("{{\"defaults\":{{{defaults}}},\"routes\":[{}]}}", rules.join(","))
 }
 
 fn described(policy: &Policy) -> String {
@@ -160,21 +160,22 @@ fn described(policy: &Policy) -> String {
     };
     let after = if policy.after_expiry == AfterExpiry::Execute { "execute" } else { "refuse" };
     format!(
-        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"answer\":\"{answer}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
+        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"key_from\":[{}],\"answer\":\"{answer}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
          \"after_expiry\":\"{after}\",\"response_version\":{},\"fingerprint\":{{\"headers\":[{}],\"include\":[{}],\
          \"exclude\":[{}]}}",
         profile_name(policy.profile),
+        list(policy.key_from.sources().iter().map(ToString::to_string)),
         policy.retention.as_secs(),
         policy.tombstone.as_secs(),
         policy.response_version,
-        list(policy.recipe.headers().iter().map(|name| name.as_ref())),
+        list(policy.recipe.headers().iter()),
         list(policy.recipe.include().iter().map(|pointer| pointer.as_str())),
         list(policy.recipe.exclude().iter().map(|pointer| pointer.as_str())),
     )
 }
 
-fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
-    items.map(quoted).collect::<Vec<_>>().join(",")
+fn list(items: impl Iterator<Item = impl AsRef<str>>) -> String {
+    items.map(|item| quoted(item.as_ref())).collect::<Vec<_>>().join(",")
 }
 
 /// A JSON string.

@@ -14,6 +14,7 @@ mod engine;
 mod hooks;
 mod http;
 mod http_async;
+mod http_key;
 mod ledger;
 mod lossy;
 mod operator;

@@ -1,0 +1,56 @@
+//! The key `key_from`: where a request carries its idempotency key.
+
+use ibid_core::key_source::{KeyFrom, KeySourceError, PRESETS};
+use ibid_core::policy::Policy;
+
+use super::Route;
+use super::read::{Reader, Section};
+use super::value::near_miss;
+use crate::gateway::tenant::{TenantFrom, TenantHow};
+
+/// The sources that one table names.
+pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<KeyFrom> {
+    let texts = section.text_or_texts("key_from")?;
+    match KeyFrom::parse(texts.iter().map(String::as_str)) {
+        Ok(key_from) => Some(key_from),
+        Err(error) => {
+            let line = section.line_of("key_from").unwrap_or(section.line);
+            reader.refuse_with_hint(line, format!("`key_from`: {error}"), hint(&error));
+            None
+        }
+    }
+}
+
+/// Refuses a header that would name both the tenant and the key.
+pub(super) fn check_tenant(
+    tenant: Option<&TenantHow>,
+    defaults: &Policy,
+    routes: &[Route],
+    reader: &Reader<'_>,
+) {
+    let Some(TenantFrom::Header(name)) = tenant.map(|how| &how.from) else { return };
+    let policies = routes.iter().map(|route| (&route.policy, route.line)).chain([(defaults, 0)]);
+    let mut taken =
+        policies.filter(|(policy, _)| policy.key_from.header_names().any(|other| other == name.as_str()));
+    if let Some((_, line)) = taken.next() {
+        let problem = format!("`{name}` can't carry both the tenant and the key");
+        reader.keep(line, crate::output::Failure::usage(problem).hint("give `key_from` another header"));
+    }
+}
+
+fn hint(error: &KeySourceError) -> String {
+    let known = || PRESETS.iter().map(|(name, _)| *name);
+    match error {
+        KeySourceError::Unknown(text) => match near_miss(text, known()) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => {
+                let names: Vec<String> = known().map(|name| format!("\"{name}\"")).collect();
+                format!("write \"header:NAME\", \"body:/pointer\", or a preset: {}", names.join(", "))
+            }
+        },
+        KeySourceError::Pointer(_) | KeySourceError::WholeBody => {
+            "write for example \"body:/idempotency_key\"".to_owned()
+        }
+        _ => "write for example \"header:Idempotency-Key\"".to_owned(),
+    }
+}

@@ -1,0 +1,311 @@
+//! Where a request carries its key: header fields and places in the body, tried in order.
+//!
+//! The first source that is present decides. A source that is present and unreadable is an error, never a reason to
+//! try the next one: the client meant to send a key, and running the request without it, or under another key, would
+//! make its retry a second execution.
+
+use std::fmt;
+
+use minicbor::{Decode, Decoder, Encode, Encoder};
+
+use crate::fingerprint::media::Media;
+use crate::fingerprint::{Asked, Pointer, PointerError};
+use crate::key::{Key, KeyError, KeyForm};
+
+mod form;
+mod json;
+
+/// One place that may carry the key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum KeySource {
+    /// A header field, by its name in lower case.
+    Header(String),
+    /// A string in a JSON body; in a form body the field that the pointer's only token names.
+    Body(Pointer),
+}
+
+/// The places that may carry the key, in the order in which they are tried.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KeyFrom(Vec<KeySource>);
+
+/// Why a text names no source, or a list of sources can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeySourceError {
+    /// Neither `header:NAME`, `body:/pointer` nor a preset.
+    #[error("`{0}` is no place for a key")]
+    Unknown(String),
+    /// `header:` with a name that no header has.
+    #[error("`{0}` is not a header name")]
+    HeaderName(String),
+    /// A field that means something else, or that differs from retry to retry.
+    #[error("`{0}` can't carry the key: the field means something else")]
+    HeaderTaken(String),
+    /// `body:` with something that is no JSON pointer.
+    #[error("{0}")]
+    Pointer(#[from] PointerError),
+    /// `body:` alone: the whole body is no key.
+    #[error("`body:` needs a pointer to the member that holds the key")]
+    WholeBody,
+    /// No source at all.
+    #[error("there must be at least one place for the key")]
+    Empty,
+    /// The same source twice.
+    #[error("`{0}` is there twice")]
+    Repeated(String),
+    /// More than [`KeyFrom::SOURCES_MAX`].
+    #[error("there are more than {max} places for the key", max = KeyFrom::SOURCES_MAX)]
+    TooMany,
+}
+
+/// What the head of a request says about its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeadSearch {
+    /// The head carries the key.
+    Found(Key),
+    /// A source in the body comes next: read it and call [`KeyFrom::find`].
+    NeedsBody,
+    /// No source is present.
+    Absent,
+}
+
+impl KeyFrom {
+    /// Most sources of one route. Each one in the body is a pass over it.
+    pub const SOURCES_MAX: usize = 8;
+
+    /// These sources, in this order.
+    pub fn new(sources: Vec<KeySource>) -> Result<KeyFrom, KeySourceError> {
+        if sources.is_empty() {
+            return Err(KeySourceError::Empty);
+        }
+        if sources.len() > KeyFrom::SOURCES_MAX {
+            return Err(KeySourceError::TooMany);
+        }
+        for (at, source) in sources.iter().enumerate() {
+            if sources[..at].contains(source) {
+                return Err(KeySourceError::Repeated(source.to_string()));
+            }
+        }
+        Ok(KeyFrom(sources))
+    }
+
+    /// Reads sources as a configuration writes them: `header:NAME`, `body:/pointer` or the name of a preset.
+    pub fn parse<'t>(texts: impl IntoIterator<Item = &'t str>) -> Result<KeyFrom, KeySourceError> {
+        let mut sources = Vec::new();
+        for text in texts {
+            match PRESETS.iter().find(|(name, _)| *name == text) {
+                Some((_, places)) => {
+                    for place in *places {
+                        sources.push(KeySource::parse(place)?);
+                    }
+                }
+                None => sources.push(KeySource::parse(text)?),
+            }
+        }
+        KeyFrom::new(sources)
+    }
+
+    /// One header field. `name` must be a field name in lower case.
+    pub(crate) fn header(name: &str) -> KeyFrom {
+        KeyFrom(vec![KeySource::Header(name.to_owned())])
+    }
+
+    /// The sources, in order.
+    pub fn sources(&self) -> &[KeySource] {
+        &self.0
+    }
+
+    /// The names of the header fields among them, in lower case.
+    pub fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|source| match source {
+            KeySource::Header(name) => Some(name.as_str()),
+            KeySource::Body(_) => None,
+        })
+    }
+
+    /// Searches as far as the head alone decides. The body of `asked` is not looked at.
+    pub fn find_in_head(&self, asked: &dyn Asked, form: KeyForm) -> Result<HeadSearch, KeyError> {
+        for source in &self.0 {
+            match source {
+                KeySource::Body(_) => return Ok(HeadSearch::NeedsBody),
+                KeySource::Header(name) => {
+                    if let Some(key) = in_header(asked, name, form)? {
+                        return Ok(HeadSearch::Found(key));
+                    }
+                }
+            }
+        }
+        Ok(HeadSearch::Absent)
+    }
+
+    /// Searches head and body; `None` when no source is present.
+    pub fn find(&self, asked: &dyn Asked, form: KeyForm) -> Result<Option<Key>, KeyError> {
+        for source in &self.0 {
+            let found = match source {
+                KeySource::Header(name) => in_header(asked, name, form)?,
+                KeySource::Body(pointer) => in_body(asked, pointer)?,
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl KeySource {
+    /// Reads `header:NAME` or `body:/pointer`.
+    pub fn parse(text: &str) -> Result<KeySource, KeySourceError> {
+        match text.split_once(':') {
+            Some(("header", name)) => {
+                let name = name.trim().to_ascii_lowercase();
+                if !is_field_name(&name) {
+                    return Err(KeySourceError::HeaderName(name));
+                }
+                if HEADERS_TAKEN.contains(&name.as_str()) {
+                    return Err(KeySourceError::HeaderTaken(name));
+                }
+                Ok(KeySource::Header(name))
+            }
+            Some(("body", pointer)) => {
+                let pointer = Pointer::parse(pointer)?;
+                if pointer.tokens().is_empty() {
+                    return Err(KeySourceError::WholeBody);
+                }
+                Ok(KeySource::Body(pointer))
+            }
+            _ => Err(KeySourceError::Unknown(text.to_owned())),
+        }
+    }
+}
+
+impl Default for KeyFrom {
+    fn default() -> KeyFrom {
+        KeyFrom::header(DEFAULT_HEADER)
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeySource::Header(name) => write!(f, "header:{name}"),
+            KeySource::Body(pointer) => write!(f, "body:{}", pointer.as_str()),
+        }
+    }
+}
+
+/// The default is left out: it is the same for nearly every record, and absent from records of older versions.
+impl<C> Encode<C> for KeyFrom {
+    fn encode<W: minicbor::encode::Write>(
+        &self,
+        e: &mut Encoder<W>,
+        _context: &mut C,
+    ) -> Result<(), minicbor::encode::Error<W::Error>> {
+        e.array(self.0.len() as u64)?;
+        for source in &self.0 {
+            e.str(&source.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn is_nil(&self) -> bool {
+        *self == KeyFrom::default()
+    }
+}
+
+impl<'b, C> Decode<'b, C> for KeyFrom {
+    fn decode(d: &mut Decoder<'b>, _context: &mut C) -> Result<KeyFrom, minicbor::decode::Error> {
+        let at = d.position();
+        let texts: Vec<&str> = d.array_iter()?.collect::<Result<_, _>>()?;
+        KeyFrom::parse(texts).map_err(|error| minicbor::decode::Error::custom(error).at(at))
+    }
+
+    fn nil() -> Option<KeyFrom> {
+        Some(KeyFrom::default())
+    }
+}
+
+/// The key in a header field; `None` when there is no line.
+fn in_header(asked: &dyn Asked, name: &str, form: KeyForm) -> Result<Option<Key>, KeyError> {
+    let mut lines = Vec::new();
+    asked.header_lines(name, &mut |line| lines.push(line.to_vec()));
+    Key::from_lines(lines.iter().map(Vec::as_slice), form)
+}
+
+/// The key in the body; `None` when the body is empty or names none.
+fn in_body(asked: &dyn Asked, pointer: &Pointer) -> Result<Option<Key>, KeyError> {
+    let body = asked.body();
+    if body.is_empty() {
+        return Ok(None);
+    }
+    if is_coded(asked) {
+        return Err(KeyError::Unsearchable);
+    }
+    let media = Media::of(asked);
+    let text = if media.is_json() || media.is_amz_json() {
+        json::find(body, pointer.tokens())?
+    } else if media.is_urlencoded() {
+        match pointer.tokens() {
+            [name] => form::find_urlencoded(body, name)?,
+            _ => None,
+        }
+    } else if let Some(boundary) = media.form_boundary() {
+        match pointer.tokens() {
+            [name] => form::find_multipart(boundary, body, name)?,
+            _ => None,
+        }
+    } else {
+        // Some frameworks read JSON whatever the media type says, so such a body may hold a key for its receiver.
+        return Err(KeyError::Unsearchable);
+    };
+    text.map(|text| Key::stored(&text)).transpose()
+}
+
+/// Whether a content coding hides the body. `identity` is none.
+fn is_coded(asked: &dyn Asked) -> bool {
+    let mut coded = false;
+    asked.header_lines("content-encoding", &mut |line| {
+        coded |= !line.trim_ascii().eq_ignore_ascii_case(b"identity");
+    });
+    coded
+}
+
+fn is_field_name(name: &str) -> bool {
+    let tchar = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(tchar)
+}
+
+/// The field of the IETF draft.
+pub const DEFAULT_HEADER: &str = "idempotency-key";
+
+/// A name and the places that it stands for.
+pub type KeyFromPreset = (&'static str, &'static [&'static str]);
+
+/// The presets by name. Each lists where the clients of one published API put their key.
+pub const PRESETS: [KeyFromPreset; 3] = [
+    ("square", &["body:/idempotency_key"]),
+    ("paypal", &["header:paypal-request-id"]),
+    // The same member is the form field of the Query protocol (EC2). The service decides which spelling it reads.
+    (
+        "aws",
+        &["body:/clientToken", "body:/ClientToken", "body:/clientRequestToken", "body:/ClientRequestToken"],
+    ),
+];
+
+/// Fields that hold a secret or that HTTP itself reads, and `date`, which differs from retry to retry.
+const HEADERS_TAKEN: [&str; 12] = [
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "date",
+    "host",
+    "proxy-authorization",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+#[cfg(test)]
+mod tests;

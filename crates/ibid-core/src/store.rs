@@ -79,8 +79,54 @@ pub trait Store: Browse + Witness + Send + Sync + 'static {
         None
     }
 
-    /// Keeps `value` under `name` unless something is kept there already; gives what is kept now.
-    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>>;
+    /// Returns the value of the setting `name`; none if it was never set.
+    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>>;
+
+    /// Sets `name` to `value` where its value is `expected` (none: it was never set). When it returns
+    /// [`SetOutcome::Won`], the value is on disk.
+    ///
+    /// An error may hide a write that happened. The caller repeats the call: a setting that has `value` already counts as
+    /// won, whoever wrote it.
+    fn compare_and_set(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Pending<'_, Result<SetOutcome, StoreError>>;
+
+    /// Sets `name` to `value` if it was never set, and returns the value it has now.
+    fn keep<'a>(&'a self, name: &'a str, value: Bytes) -> Pending<'a, Result<Bytes, StoreError>> {
+        Box::pin(async move {
+            // Read first: a process that starts need not wait for the write lock of one that runs.
+            if let Some(kept) = self.setting(name).await? {
+                return Ok(kept);
+            }
+            match self.compare_and_set(name, None, value.clone()).await? {
+                SetOutcome::Lost(Some(kept)) => Ok(kept),
+                SetOutcome::Won | SetOutcome::Lost(None) => Ok(value),
+            }
+        })
+    }
+}
+
+/// The result of a compare-and-set on a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum SetOutcome {
+    /// The setting has the new value.
+    Won,
+    /// The setting had another value than expected, and still has it.
+    Lost(Option<Bytes>),
+}
+
+impl SetOutcome {
+    /// Judges a write by the value that is stored after it.
+    pub fn of(stored: Option<Bytes>, value: &Bytes) -> SetOutcome {
+        match stored {
+            Some(stored) if stored == *value => SetOutcome::Won,
+            other => SetOutcome::Lost(other),
+        }
+    }
 }
 
 /// A store whose Changes can be applied inside a caller's own transaction on the same database, with an outbox beside.

@@ -92,11 +92,13 @@ pub async fn exercise(subject: &dyn Subject) {
     upkeep::a_tombstone_gives_way_to_a_new_generation_whole(subject).await;
     upkeep::what_would_go_is_what_then_goes(subject).await;
     upkeep::history_goes_after_its_time_if_its_record_is_gone(subject).await;
+    upkeep::a_setting_changes_only_from_the_value_expected(subject).await;
     upkeep::the_first_value_kept_stays(subject).await;
     races::of_two_hundred_inserts_one_wins(subject).await;
     races::of_two_hundred_takeovers_one_wins_each_record(subject).await;
     races::a_renewal_and_a_takeover_never_both_win(subject).await;
     races::of_many_who_keep_a_value_all_get_the_same(subject).await;
+    races::of_many_who_change_a_setting_one_wins(subject).await;
     races::many_reapers_take_each_record_once(subject).await;
     hot::a_fresh_record_and_its_finish_read_back_as_they_were_written(subject).await;
     hot::of_two_hundred_fresh_begins_one_wins(subject).await;

@@ -12,7 +12,7 @@ use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, Store, StoreError};
 use ibid_core::time::Timestamp;
 use tokio::sync::watch;
 
@@ -165,11 +165,24 @@ impl Store for FaultyStore {
         })
     }
 
-    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move {
-            self.check("keep")?;
-            self.inner.keep(&name, value).await
+            self.check("read a setting")?;
+            self.inner.setting(&name).await
+        })
+    }
+
+    fn compare_and_set(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move {
+            self.check("write a setting")?;
+            self.inner.compare_and_set(&name, expected, value).await
         })
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::reap::{Course, FROM_THE_START, Reaped};
 use ibid_core::record::{Record, State};
-use ibid_core::store::{Renewed, Store};
+use ibid_core::store::{Renewed, SetOutcome, Store};
 use tokio::sync::Barrier;
 
 use super::{
@@ -89,6 +89,27 @@ pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn Subject) {
     assert!(kept.iter().all(|value| *value == kept[0]), "two keepers were told different values");
     let after = store.keep(&name, Bytes::from_static(b"late")).await.expect("it is kept");
     assert_eq!(after, kept[0], "what was told is what is kept");
+}
+
+/// Many writers that read the same value: one replaces it, and the others learn by whom.
+pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = format!("contract race {:016x}", nonce().0);
+    store.keep(&name, Bytes::from_static(b"first")).await.expect("it is kept");
+    let writers = (0..RACERS).map(|place| {
+        let (store, name) = (store.clone(), name.clone());
+        async move {
+            let (first, mine) = (Some(Bytes::from_static(b"first")), Bytes::from(place.to_string()));
+            let set = store.compare_and_set(&name, first, mine.clone()).await.expect("the store answers");
+            (mine, set)
+        }
+    });
+    let outcomes = together(writers.collect()).await;
+    let stored = store.setting(&name).await.expect("the store answers").expect("it is set");
+    for (mine, outcome) in outcomes {
+        let expected = if mine == stored { SetOutcome::Won } else { SetOutcome::Lost(Some(stored.clone())) };
+        assert_eq!(outcome, expected, "each writer learns which value is stored");
+    }
 }
 
 /// Two hundred records, eight reapers: the counts add up, whoever came first.

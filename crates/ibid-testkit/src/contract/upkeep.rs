@@ -8,7 +8,7 @@ use ibid_core::fingerprint::Fingerprint;
 use ibid_core::reap::{Course, FROM_THE_START, Ripe};
 use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Filter, Renewed, Store};
+use ibid_core::store::{Filter, Renewed, SetOutcome, Store};
 
 use super::{
     LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
@@ -353,6 +353,28 @@ fn expiring(name: &Name) -> Change {
         change.bodies.push(Body { kind, data: Bytes::from_static(b"asked") });
     }
     change
+}
+
+/// A setting changes only where the writer knew its value.
+pub async fn a_setting_changes_only_from_the_value_expected(subject: &dyn Subject) {
+    let store = subject.store();
+    let name = format!("contract {:016x}", nonce().0);
+    let set = async |expected: Option<&'static str>, value: &'static str| {
+        let set = store.compare_and_set(&name, expected.map(Bytes::from), Bytes::from(value)).await;
+        set.expect("the store answers")
+    };
+    let lost = |stored: Option<&'static str>| SetOutcome::Lost(stored.map(Bytes::from));
+    assert_eq!(store.setting(&name).await.expect("the store answers"), None);
+    assert_eq!(set(Some("a"), "b").await, lost(None), "it was never set");
+    assert_eq!(set(None, "a").await, SetOutcome::Won);
+    assert_eq!(set(None, "b").await, lost(Some("a")));
+    assert_eq!(set(Some("b"), "c").await, lost(Some("a")));
+    assert_eq!(set(Some("a"), "b").await, SetOutcome::Won);
+    assert_eq!(set(Some("a"), "b").await, SetOutcome::Won, "a repeated write after a lost reply");
+    assert_eq!(set(Some("b"), "").await, SetOutcome::Won, "nothing is a value too");
+    assert_eq!(store.setting(&name).await.expect("the store answers"), Some(Bytes::new()));
+    let other = store.setting(&format!("{name} too")).await.expect("the store answers");
+    assert_eq!(other, None, "each name by itself");
 }
 
 /// The first writer's value is what everybody gets.

@@ -15,7 +15,7 @@ use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{Course, FROM_THE_START, Reaped, Ripe};
 use ibid_core::record::{Nonce, Note, Record, State, Version};
 use ibid_core::scope::{Identity, RecordId};
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, Store, StoreError};
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use super::clock::Clock;
@@ -120,9 +120,26 @@ impl Store for MemoryStore {
         Box::pin(async move { Ok(self.enter().0.bodies(&id, birth)) })
     }
 
-    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
-        Box::pin(async move { Ok(self.enter().0.kept.entry(name).or_insert(value).clone()) })
+        Box::pin(async move { Ok(self.enter().0.settings.get(&name).cloned()) })
+    }
+
+    fn compare_and_set(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move {
+            let mut rooms = self.enter().0;
+            if rooms.settings.get(&name) == expected.as_ref() {
+                rooms.settings.insert(name, value);
+                return Ok(SetOutcome::Won);
+            }
+            Ok(SetOutcome::of(rooms.settings.get(&name).cloned(), &value))
+        })
     }
 }
 
@@ -248,7 +265,7 @@ struct Rooms {
     reap: BTreeSet<(Timestamp, RecordId)>,
     /// Outlives the records, as an audit does.
     history: HashMap<RecordId, Vec<(Timestamp, History)>>,
-    kept: HashMap<String, Bytes>,
+    settings: HashMap<String, Bytes>,
     /// In the order of arrival, each with its end.
     evidence: Vec<(Kept, Timestamp)>,
 }

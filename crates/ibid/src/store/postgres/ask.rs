@@ -1,11 +1,11 @@
-//! The verbs that read, and `renew` and `keep`. `due` also looks through first leases (`walk.sql`).
+//! The verbs that read, `renew`, and settings. `due` also looks through first leases (`walk.sql`).
 
 use ibid_core::change::{Happened, History, Stored};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Counts, Filter, Part, PathPattern, Renewed, StoreError};
+use ibid_core::store::{Counts, Filter, Part, PathPattern, Renewed, SetOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
@@ -243,20 +243,35 @@ impl PostgresStore {
         Ok(counts)
     }
 
-    /// What is kept never changes, so it is written only if it is not there.
-    pub(super) async fn keep_first(&self, name: &str, value: &[u8]) -> Result<Bytes, StoreError> {
-        for _ in 0..KEEP_TRIES {
-            let kept = self.ask("keep", include_str!("sql/kept.sql"), &[(&name, Type::TEXT)]).await?;
-            let put: [Param<'_>; 2] = [(&name, Type::TEXT), (&value, Type::BYTEA)];
-            let rows = match kept.is_empty() {
-                true => self.ask("keep", include_str!("sql/keep.sql"), &put).await?,
-                false => kept,
-            };
-            if let Some(row) = rows.first() {
-                return get("keep", row, 0).map(Bytes::copy_from_slice);
+    pub(super) async fn find_setting(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        const OP: &str = "read a setting";
+        let rows = self.ask(OP, include_str!("sql/setting.sql"), &[(&name, Type::TEXT)]).await?;
+        rows.first().map(|row| get(OP, row, 0).map(Bytes::copy_from_slice)).transpose()
+    }
+
+    pub(super) async fn replace_setting(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Result<SetOutcome, StoreError> {
+        const OP: &str = "write a setting";
+        let new = &value[..];
+        let written = match &expected {
+            None => {
+                let params: [Param<'_>; 2] = [(&name, Type::TEXT), (&new, Type::BYTEA)];
+                self.ask(OP, include_str!("sql/setting_add.sql"), &params).await?
             }
+            Some(old) => {
+                let old = &old[..];
+                let params: [Param<'_>; 3] = [(&name, Type::TEXT), (&old, Type::BYTEA), (&new, Type::BYTEA)];
+                self.ask(OP, include_str!("sql/setting_set.sql"), &params).await?
+            }
+        };
+        if written.is_empty() {
+            return Ok(SetOutcome::of(self.find_setting(name).await?, &value));
         }
-        Err(StoreError::transient(KIND, "keep", "the value comes and goes"))
+        Ok(SetOutcome::Won)
     }
 
     pub(super) async fn ask(
@@ -310,9 +325,6 @@ const UNREADABLE_MAX: usize = 10_000;
 
 /// A hundred years in microseconds: nothing is older.
 const AGE_MAX: i64 = 100 * 366 * 86_400_000_000;
-
-/// Read, write, read: a value that is kept is found at the latest by the second look.
-const KEEP_TRIES: u32 = 3;
 
 /// Records in one statement: some ten milliseconds.
 const WALK_STEP: i64 = 5000;

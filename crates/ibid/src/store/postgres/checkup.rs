@@ -114,7 +114,7 @@ async fn pooler(place: &Place, connection: &Connection) -> Result<Pooler, Error>
 }
 
 async fn has_secret(connection: &Connection) -> Result<bool, Error> {
-    let kept = connection.query_once(include_str!("sql/kept.sql"), &[(&"secret", Type::TEXT)]).await?;
+    let kept = connection.query_once(include_str!("sql/setting.sql"), &[(&"secret", Type::TEXT)]).await?;
     Ok(!kept.is_empty())
 }
 

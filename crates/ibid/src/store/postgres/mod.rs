@@ -14,7 +14,7 @@ use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store, StoreError};
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, SqlStore, Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use self::batch::Batch;
@@ -234,9 +234,19 @@ impl Store for PostgresStore {
         Some(self)
     }
 
-    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
-        Box::pin(async move { self.keep_first(&name, &value).await })
+        Box::pin(async move { self.find_setting(&name).await })
+    }
+
+    fn compare_and_set(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move { self.replace_setting(&name, expected, value).await })
     }
 }
 

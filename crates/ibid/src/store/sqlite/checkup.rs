@@ -66,7 +66,7 @@ fn durability(connection: &Connection) -> rusqlite::Result<Vec<Setting>> {
 }
 
 fn has_secret(connection: &Connection) -> rusqlite::Result<bool> {
-    let kept = connection.query_row(include_str!("sql/kept.sql"), ["secret"], |_| Ok(()));
+    let kept = connection.query_row(include_str!("sql/setting.sql"), ["secret"], |_| Ok(()));
     Ok(kept.optional()?.is_some())
 }
 

@@ -15,7 +15,7 @@ use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{Course, Reaped, Ripe};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SqlStore, Store, StoreError};
+use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, SqlStore, Store, StoreError};
 use ibid_core::time::Timestamp;
 use tokio::sync::oneshot;
 
@@ -241,11 +241,22 @@ impl Store for SqliteStore {
         Some(self)
     }
 
-    fn keep(&self, name: &str, value: Bytes) -> Pending<'_, Result<Bytes, StoreError>> {
+    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
-        Box::pin(
-            async move { self.write("keep", Lane::Usual, |reply| Job::Keep { name, value, reply }).await? },
-        )
+        Box::pin(self.ask("read a setting", |reply| Ask::Setting { name, reply }))
+    }
+
+    fn compare_and_set(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+        let name = name.to_owned();
+        Box::pin(async move {
+            let job = |reply| Job::Set { name, expected, value, reply };
+            self.write("write a setting", Lane::Usual, job).await?
+        })
     }
 }
 

@@ -32,6 +32,7 @@ pub(super) enum Ask {
     Count { reply: Reply<Counts> },
     Evidence { which: Open, limit: u32, reply: Reply<Vec<Kept>> },
     Ripe { course: Course, reply: Reply<Ripe> },
+    Setting { name: String, reply: Reply<Option<Bytes>> },
 }
 
 type Reply<T> = Sender<Result<T, StoreError>>;
@@ -47,7 +48,8 @@ impl Weigh for Ask {
             | Ask::Bodies { .. }
             | Ask::Count { .. }
             | Ask::Evidence { .. }
-            | Ask::Ripe { .. } => ASK_BYTES,
+            | Ask::Ripe { .. }
+            | Ask::Setting { .. } => ASK_BYTES,
         }
     }
 }
@@ -94,6 +96,9 @@ impl Reader {
             Ask::Ripe { course, reply } => {
                 let ripe = |view: &mut View<'_>| reap::ripe(view.connection, course, view.now);
                 drop(reply.send(self.read("count what would go", ripe)));
+            }
+            Ask::Setting { name, reply } => {
+                drop(reply.send(self.read("read a setting", |view| setting(view.connection, &name))));
             }
         }
     }
@@ -240,6 +245,12 @@ impl View<'_> {
         counts.dead_effects = effects.query_row(states, |row| row.get::<_, i64>(0))?.cast_unsigned();
         Ok(counts)
     }
+}
+
+/// Returns the value of one setting.
+pub(super) fn setting(connection: &Connection, name: &str) -> rusqlite::Result<Option<Bytes>> {
+    let mut setting = connection.prepare_cached(include_str!("sql/setting.sql"))?;
+    setting.query_row([name], |row| row.get(0).map(|value: Vec<u8>| Bytes::from(value))).optional()
 }
 
 /// The pattern as GLOB takes it: unlike LIKE it tells `a` from `A`.

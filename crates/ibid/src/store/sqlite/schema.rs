@@ -68,7 +68,8 @@ pub(super) fn migrate(place: &Place, connection: &Connection) -> Result<(), Open
 
 /// The schema as our own table has it. It is written with the tables, so without it they are not ours, or spoilt.
 fn schema(place: &Place, connection: &Connection) -> Result<u32, OpenError> {
-    let kept = connection.query_row(include_str!("sql/kept.sql"), ["schema"], |row| row.get::<_, Vec<u8>>(0));
+    let kept =
+        connection.query_row(include_str!("sql/setting.sql"), ["schema"], |row| row.get::<_, Vec<u8>>(0));
     let kept = kept.optional().map_err(|error| named(&place.path, error))?;
     let digits = kept.as_deref().and_then(|kept| std::str::from_utf8(kept).ok());
     let schema = digits.and_then(|digits| digits.parse().ok()).filter(|schema| *schema > 0);

@@ -14,13 +14,14 @@ use ibid_core::change::{Change, Commit};
 use ibid_core::reap::{Course, Reaped};
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Renewed, StoreError};
+use ibid_core::store::{Renewed, SetOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot::Sender;
 
 use super::failure::{self, Reach, store_error};
 use super::queue::{Found, Queue, Serving, Weigh};
+use super::reader::setting;
 use super::row::{Policies, bits};
 use super::{KIND, Place, batch, open};
 
@@ -40,10 +41,11 @@ pub(super) enum Job {
         limit: u32,
         reply: Sender<Result<Reaped, StoreError>>,
     },
-    Keep {
+    Set {
         name: String,
+        expected: Option<Bytes>,
         value: Bytes,
-        reply: Sender<Result<Bytes, StoreError>>,
+        reply: Sender<Result<SetOutcome, StoreError>>,
     },
     /// A caller's closure; it sends its own reply.
     Run(Box<dyn FnOnce(&mut Writer) + Send>),
@@ -59,7 +61,7 @@ impl Weigh for Job {
                 Job::Commit { changes, .. } => changes.iter().map(|change| change_bytes(change)).sum(),
                 Job::Renew { leases, .. } => leases.len() * size_of::<(RecordId, Version)>(),
                 Job::Reap { .. } => 0,
-                Job::Keep { name, value, .. } => name.len() + value.len(),
+                Job::Set { name, value, .. } => name.len() + value.len(),
                 // What it holds on the heap is not ours to know.
                 Job::Run(work) => size_of_val(&**work),
             }
@@ -137,8 +139,9 @@ impl Writer {
                 let _ = reply.send(self.reap(course, from, limit));
                 self.shrink_log();
             }
-            Job::Keep { name, value, reply } => {
-                let _ = reply.send(self.keep(&name, &value));
+            Job::Set { name, expected, value, reply } => {
+                let set = self.transact(|connection, _, _| Ok(set(connection, &name, expected, &value)?));
+                let _ = reply.send(set.map_err(|stumble| store_error("write a setting", stumble.error)));
             }
             Job::Run(work) => {
                 work(self);
@@ -209,18 +212,6 @@ impl Writer {
                 (0..changes.len()).map(|place| Err(failed(place).unwrap_or_else(shared))).collect()
             }
         }
-    }
-
-    /// What is kept never changes, so it is written only if it is not there: a process that starts need not wait for
-    /// the write lock of one that runs.
-    fn keep(&mut self, name: &str, value: &[u8]) -> Result<Bytes, StoreError> {
-        if let Some(connection) = &self.connection
-            && let Ok(Some(kept)) = kept(connection, name).optional()
-        {
-            return Ok(kept);
-        }
-        let kept = self.transact(|connection, _, _| Ok(keep(connection, name, value)?));
-        kept.map_err(|stumble| store_error("keep", stumble.error))
     }
 
     /// Runs `work` in a transaction of its own. The time is read once the write lock is ours, so that instants are in
@@ -306,14 +297,27 @@ fn renew(
     Ok(fates)
 }
 
-fn keep(connection: &Connection, name: &str, value: &[u8]) -> rusqlite::Result<Bytes> {
-    connection.prepare_cached(include_str!("sql/keep.sql"))?.execute(params![name, value])?;
-    kept(connection, name)
-}
-
-fn kept(connection: &Connection, name: &str) -> rusqlite::Result<Bytes> {
-    let mut kept = connection.prepare_cached(include_str!("sql/kept.sql"))?;
-    kept.query_row([name], |row| row.get(0)).map(|value: Vec<u8>| Bytes::from(value))
+fn set(
+    connection: &Connection,
+    name: &str,
+    expected: Option<Bytes>,
+    value: &Bytes,
+) -> rusqlite::Result<SetOutcome> {
+    let new = &value[..];
+    let written = match &expected {
+        None => {
+            let mut add = connection.prepare_cached(include_str!("sql/setting_add.sql"))?;
+            add.execute(params![name, new])?
+        }
+        Some(old) => {
+            let mut replace = connection.prepare_cached(include_str!("sql/setting_set.sql"))?;
+            replace.execute(params![name, &old[..], new])?
+        }
+    };
+    match written {
+        0 => Ok(SetOutcome::of(setting(connection, name)?, value)),
+        _ => Ok(SetOutcome::Won),
+    }
 }
 
 /// Takes the write lock, waiting for it with short naps.

@@ -1,2 +1,2 @@
--- What is kept under a name.
+-- The value of one setting.
 select value from ibid_meta where name = $1

@@ -4,7 +4,6 @@
 //! some tenths of a second. It must not know what ibid keeps in it.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use self::install::Install;
+use crate::program::free_port;
 
 mod install;
 mod pair;
@@ -279,26 +279,10 @@ fn data(directory: &Path) -> PathBuf {
     directory.join("data")
 }
 
-/// A port that nobody listens on, below those that the kernel gives to outgoing connections: a server that is
-/// started again must find its port free.
-fn free_port() -> u16 {
-    let free = || {
-        let random = getrandom::u32().expect("the system gives random bytes");
-        let port = PORTS.start + (random % u32::from(PORTS.end - PORTS.start)) as u16;
-        TcpListener::bind((HOST, port)).is_ok().then_some(port)
-    };
-    (0..PORT_LOOKS).find_map(|_| free()).expect("a free port on the loopback interface")
-}
-
 const HOST: &str = "127.0.0.1";
 
 /// The superuser of every server.
 const USER: &str = "postgres";
-
-const PORTS: std::ops::Range<u16> = 12_000..32_000;
-
-/// Of 20,000 ports some dozens are taken; to miss this often, most would have to be.
-const PORT_LOOKS: u32 = 100;
 
 /// As often as somebody else might take the port first.
 const PORT_TRIES: u32 = 3;

@@ -21,6 +21,9 @@
 //! | `cut=read` `cut=head` `cut=body` `cut=chunk` | close before the answer, within its head, body, last chunk |
 //! | `cut=after` `cut=next` | close in silence after the answer, or on the next request's first byte |
 //! | `rst` | close with RST instead of FIN |
+//! | `garbage` | answer with bytes that are no HTTP, and close |
+//! | `pause=MS` | wait before a close, so that the peer has read what was sent |
+//! | `once` | the rest holds for the first execution of this target; later ones are answered with a plain 201 |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -66,6 +69,11 @@ impl Upstream {
     /// How often requests with this key were executed, that is, read to their end.
     pub fn executions(&self, key: &str) -> usize {
         self.ledger.tally().per_key.get(key).copied().unwrap_or_default()
+    }
+
+    /// How often this target was executed, with whatever key; as far back as the log goes.
+    pub fn executions_of(&self, target: &str) -> usize {
+        self.ledger.executions_of(target)
     }
 
     /// How many requests were executed in all.
@@ -312,6 +320,16 @@ impl Ledger {
         self.log.lock().expect("no one panics with the log").iter().cloned().collect()
     }
 
+    /// How often this target was executed, as far back as the log goes.
+    fn executions_of(&self, target: &str) -> usize {
+        self.log
+            .lock()
+            .expect("no one panics with the log")
+            .iter()
+            .filter(|seen| seen.target == target)
+            .count()
+    }
+
     pub(crate) fn behave(&self, behaviour: Behaviour) {
         *self.behaviour.lock().expect("no one panics with it") = behaviour;
     }
@@ -359,6 +377,9 @@ pub(crate) struct Behaviour {
     gated: bool,
     delay: Duration,
     upgrade: bool,
+    garbage: bool,
+    pause: Duration,
+    once: bool,
     /// Words this server does not know but the HTTP/2 one does.
     pub(crate) h2: Option<String>,
 }
@@ -400,6 +421,9 @@ impl Default for Behaviour {
             gated: false,
             delay: Duration::ZERO,
             upgrade: false,
+            garbage: false,
+            pause: Duration::ZERO,
+            once: false,
             h2: None,
         }
     }
@@ -432,6 +456,9 @@ impl Behaviour {
             "gate" => self.gated = true,
             "delay" => self.delay = Duration::from_millis(value.parse().ok()?),
             "rst" => self.rst = true,
+            "garbage" => self.garbage = true,
+            "pause" => self.pause = Duration::from_millis(value.parse().ok()?),
+            "once" => self.once = true,
             "cut" => self.cut = Some(Cut::named(value)?),
             "refuse" | "goaway" | "reset" => self.h2 = Some(directive.to_owned()),
             _ => return None,
@@ -483,7 +510,7 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
         let Some((method, target)) = request_line(&head) else { return };
         let headers = fields(after_first_line(&head));
         ledger.count(|tally| tally.begun += 1);
-        let behaviour = ledger.behaviour_for(&headers);
+        let mut behaviour = ledger.behaviour_for(&headers);
         if behaviour.cut == Some(Cut::Unread) {
             return close(wire.stream, behaviour.rst);
         }
@@ -499,8 +526,12 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
         let (body, trailers) = (payload.body, payload.trailers);
         let seen = Seen { method, target, headers, body, trailers, connection: number };
         ledger.executed(seen.clone());
+        if behaviour.once && ledger.executions_of(&seen.target) > 1 {
+            behaviour = Behaviour { status: 201, ..Behaviour::default() };
+        }
         ledger.hold(&behaviour).await;
         if answer(&mut wire, &behaviour, &seen, ledger).await.is_none() {
+            tokio::time::sleep(behaviour.pause).await;
             return close(wire.stream, behaviour.rst);
         }
     }
@@ -509,6 +540,10 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
 /// Answer as told; `None` when the connection is to be closed.
 async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &Seen, ledger: &Ledger) -> Option<()> {
     if behaviour.cut == Some(Cut::Read) {
+        return None;
+    }
+    if behaviour.garbage {
+        wire.stream.write_all(GARBAGE).await.ok()?;
         return None;
     }
     let (head, payload) = encode(behaviour, seen);
@@ -646,6 +681,9 @@ fn odd_headers() -> Fields {
 const FIRST_EVENT: &[u8] = b"data: 1\n\n";
 const LAST_EVENT: &[u8] = b"data: 2\n\n";
 
+/// What a program says that was never meant to speak HTTP.
+const GARBAGE: &[u8] = b"\x00\x01\x02 not HTTP at all\r\n\r\n";
+
 /// How many connections may wait to be accepted: load runs open some hundred at once.
 const BACKLOG: u32 = 1024;
 
@@ -695,13 +733,25 @@ mod tests {
             ("cut=after", Some((false, "done"))),
             ("until-close", Some((false, "done"))),
             ("trailers", Some((false, "done"))),
+            ("garbage", None),
         ] {
             let mut client = Client::connect(upstream.addr()).await;
             let answer = client.try_call(&Request::post("/").fixture(fixture)).await;
             let got = answer.map(|a| (a.cut, a.text()));
             assert_eq!(got, seen.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
         }
-        assert_eq!((upstream.deliveries_begun(), upstream.total()), (9, 8));
+        assert_eq!((upstream.deliveries_begun(), upstream.total()), (10, 9));
+    }
+
+    #[tokio::test]
+    async fn once_holds_for_the_first_execution_of_a_target() {
+        let upstream = Upstream::start().await;
+        let mut client = Client::connect(upstream.addr()).await;
+        for (target, status) in [("/a", 503), ("/a", 201), ("/b", 503)] {
+            let answer = client.call(&Request::post(target).fixture("once;status=503")).await;
+            assert_eq!(answer.status, status, "{target}");
+        }
+        assert_eq!((upstream.executions_of("/a"), upstream.executions_of("/b")), (2, 1));
     }
 
     #[tokio::test]

@@ -1,0 +1,194 @@
+//! A real server program for one test: a folder and a port for it alone, ended with its owner.
+//!
+//! All of it blocks; a program is started on the test's thread, and the test's own servers run on others.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A program and its command line.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// A name that is looked up in `PATH` (and where Debian keeps servers), or a path.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Variables of its environment; of ours it gets only `PATH`.
+    pub env: Vec<(String, OsString)>,
+}
+
+impl Launch {
+    /// A program with these arguments.
+    pub fn new<I>(program: impl Into<PathBuf>, args: I) -> Launch
+    where
+        I: IntoIterator,
+        I::Item: Into<OsString>,
+    {
+        Launch { program: program.into(), args: args.into_iter().map(Into::into).collect(), env: Vec::new() }
+    }
+
+    /// Adds a variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Launch {
+        self.env.push((name.to_owned(), value.into()));
+        self
+    }
+}
+
+/// A running server program; killed when dropped.
+#[derive(Debug)]
+pub struct Program {
+    pid: Pid,
+    /// The thread that started the program waits for its end: the kernel ends the program when that thread dies, so it
+    /// must be no thread of a pool.
+    keeper: Option<JoinHandle<()>>,
+    addr: SocketAddr,
+    folder: tempfile::TempDir,
+}
+
+impl Program {
+    /// Starts a program on a free port and waits until it takes connections. `launch` is given an empty folder and
+    /// the port; it writes the program's configuration there.
+    ///
+    /// # Panics
+    ///
+    /// If the program is not installed, ends by itself, or takes no connections in time.
+    pub fn start(launch: impl Fn(&Path, u16) -> Launch) -> Program {
+        let mut said = String::new();
+        // The port may be taken between the look and the program's bind.
+        for _ in 0..START_TRIES {
+            let folder = tempfile::tempdir().expect("a folder can be made");
+            let port = free_port();
+            match Program::try_start(launch(folder.path(), port), folder, port) {
+                Ok(program) => return program,
+                Err(log) => said = log,
+            }
+        }
+        panic!("the program ended instead of taking connections:\n{said}");
+    }
+
+    fn try_start(launch: Launch, folder: tempfile::TempDir, port: u16) -> Result<Program, String> {
+        let log = folder.path().join("output");
+        let output = fs::File::create(&log).expect("a log file");
+        let program = find(&launch.program);
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(&launch.args);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).envs(launch.env);
+        command.current_dir(folder.path()).stdin(Stdio::null());
+        command.stdout(output.try_clone().expect("a second handle")).stderr(output);
+        let (tell, told) = std::sync::mpsc::channel();
+        let keeper = thread::spawn(move || {
+            let mut child = command.spawn().expect("`setpriv` runs");
+            let _ = tell.send(child.id());
+            let _ = child.wait();
+        });
+        let id = told.recv().expect("the thread tells the pid").cast_signed();
+        let pid = Pid::from_raw(id).expect("a pid is not zero");
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let running = Program { pid, keeper: Some(keeper), addr, folder };
+        let until = Instant::now() + READY_WITHIN;
+        while TcpStream::connect(addr).is_err() {
+            if running.has_ended() {
+                return Err(running.output());
+            }
+            assert!(Instant::now() < until, "the program takes no connections:\n{}", running.output());
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(running)
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// `http://address`, without a path.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Its folder, removed with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What it wrote to stdout and stderr.
+    pub fn output(&self) -> String {
+        fs::read_to_string(self.folder.path().join("output")).unwrap_or_default()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.keeper.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let Some(keeper) = self.keeper.take() else { return };
+        if !keeper.is_finished() {
+            // It may end by itself in this moment, and then there is no one to tell.
+            let _ = kill_process(self.pid, Signal::KILL);
+        }
+        let _ = keeper.join();
+    }
+}
+
+/// The directory that programs from package registries are installed to by `scripts/setup` and `scripts/chains`.
+///
+/// # Panics
+///
+/// If the running program was not built into a directory `target`.
+pub fn tools() -> PathBuf {
+    let exe = std::env::current_exe().expect("the running program has a path");
+    let target = exe.ancestors().find(|place| place.file_name().is_some_and(|name| name == "target"));
+    target.unwrap_or_else(|| panic!("`{}` is in no directory `target`", exe.display())).join("tools")
+}
+
+/// Returns a port that is not in use, below those that the kernel gives to outgoing connections: a server that is
+/// restarted must find its port free.
+pub(crate) fn free_port() -> u16 {
+    let free = || {
+        let random = getrandom::u32().expect("the system gives random bytes");
+        let port = PORTS.start + (random % u32::from(PORTS.end - PORTS.start)) as u16;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok().then_some(port)
+    };
+    (0..PORT_LOOKS).find_map(|_| free()).expect("a free port on the loopback interface")
+}
+
+/// The path of an installed program. A test that needs a program and passes without it would tell a lie, so a
+/// missing one is a panic.
+fn find(program: &Path) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian keeps servers in directories that are not in the `PATH` of every user.
+    let folders = std::env::split_paths(&path).chain(SERVER_FOLDERS.map(PathBuf::from));
+    // Joining an absolute path gives that path.
+    let found = folders.map(|folder| folder.join(program)).find(|file| file.is_file());
+    found.unwrap_or_else(|| {
+        panic!(
+            "`{}` is not installed: run scripts/setup (scripts/chains installs the rest)",
+            program.display()
+        )
+    })
+}
+
+const SERVER_FOLDERS: [&str; 3] = ["/usr/sbin", "/usr/local/sbin", "/sbin"];
+
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+
+/// Of 20,000 ports some dozens are taken; to miss this often, most would have to be.
+const PORT_LOOKS: u32 = 100;
+
+/// How often a program is started before its end counts as a failure of its own.
+const START_TRIES: u32 = 3;
+
+/// Far above what a loaded two-core machine needs for the slowest of them.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// A fraction of what a start takes.
+const LOOK_EVERY: Duration = Duration::from_millis(5);

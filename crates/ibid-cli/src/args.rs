@@ -76,7 +76,7 @@ pub(crate) enum Command {
 /// What the gateway is told. Flags win over variables, variables over the file, the file over defaults.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GatewayArgs {
-    /// The API behind the gateway, an absolute `http://` URL
+    /// The API behind the gateway, an absolute `http://` or `https://` URL
     ///
     /// Required: here, in the variable, or as `upstream` in the file. [default: none]
     #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]
@@ -122,7 +122,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "PATH", env = "IBID_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Speak HTTP/2 to the upstream (prior knowledge, no TLS)
+    /// Demand HTTP/2 of the upstream (in plain text with prior knowledge)
     ///
     /// In the file: `upstream_http2`. [default: false]
     #[arg(long, value_name = "BOOL", env = "IBID_UPSTREAM_HTTP2", hide_env_values = true)]
@@ -178,6 +178,12 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// The API behind the gateway, an absolute `http://` or `https://` URL
+    ///
+    /// Here, in the variable, or as `upstream` in the file; without it only the store is looked at. [default: none]
+    #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]
+    pub(crate) upstream: Option<String>,
+
     #[command(flatten)]
     pub(crate) place: StoreArgs,
 }
@@ -209,7 +215,7 @@ pub(crate) struct ReconcileArgs {
     #[command(subcommand)]
     pub(crate) command: Option<ReconcileCommand>,
 
-    /// The API that is asked, an absolute `http://` URL
+    /// The API that is asked, an absolute `http://` or `https://` URL
     ///
     /// Required: here, in the variable, or as `upstream` in the file. [default: none]
     #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]

@@ -71,7 +71,8 @@ fn run(command: Command) -> Result<(), Failures> {
         Command::Doctor(args) => {
             let url = config::store_of(&args.place)?;
             let secrets = config::secrets_of(&args.place, &Variables::of_process()?)?;
-            wait_for(commands::doctor::run(&url, secrets, args.json, &mut stdout()))
+            let upstream = config::upstream_if_named(&args)?;
+            wait_for(commands::doctor::run(&url, secrets, upstream.as_ref(), args.json, &mut stdout()))
         }
         Command::Sweep(args) => {
             let url = config::store_of(&args.place)?;
@@ -85,10 +86,10 @@ fn run(command: Command) -> Result<(), Failures> {
             commands::ledger::main(&args)
         }
         Command::Reconcile(args) => {
-            let (url, (upstream, http2)) = (config::store_of(&args.place)?, config::upstream_of(&args)?);
+            let (url, upstream) = (config::store_of(&args.place)?, config::upstream_of(&args)?);
             let rounds = rounds(&args.rounds);
             wait_for(until_stopped(async {
-                let forwarder = gateway::forward::Forwarder::new(upstream, http2)
+                let forwarder = gateway::forward::Forwarder::new(upstream.url, upstream.http2, &upstream.tls)
                     .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
                 let store = open_store(&url, false).await?;
                 commands::chores::reconcile(&url, store, forwarder, &rounds, &mut stdout()).await

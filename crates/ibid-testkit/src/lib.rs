@@ -8,5 +8,7 @@ pub mod hop;
 pub mod postgres;
 pub mod program;
 pub mod story;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod upstream;
 pub mod upstream_h2;

@@ -1,4 +1,5 @@
-//! `ibid doctor`: looks at a store without opening it and says what is not as it should be. It changes nothing.
+//! `ibid doctor`: looks at a store without opening it, and at the upstream without sending a request, and says what is
+//! not as it should be. It changes nothing.
 //!
 //! The facts come from the store (`checkup`), their meaning from `meaning`; here they are asked for and printed.
 
@@ -10,25 +11,33 @@ use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use serde_json::json;
 
 use self::meaning::Finding;
-use crate::config::StoreUrl;
+use crate::config::{StoreUrl, UpstreamSettings};
 use crate::open::{cannot_open_postgres, cannot_open_sqlite};
 use crate::output::{Failure, print_json, print_table};
 
 mod lease;
 mod meaning;
+mod upstream;
 
 /// Prints one line a check. `secrets` is how many fingerprint secrets are configured.
 pub(crate) async fn run(
     url: &StoreUrl,
     secrets: usize,
+    upstream: Option<&UpstreamSettings>,
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let (findings, failure) = match checkup(url).await {
+    let (mut findings, failure) = match checkup(url).await {
         Ok(checkup) => (meaning::of(&checkup, secrets), None),
         Err(failure) if failure.exit == crate::output::Exit::Usage => return Err(failure),
         Err(failure) => (vec![meaning::unreachable(&failure)], Some(failure)),
     };
+    let mut no_upstream = None;
+    if let Some(settings) = upstream {
+        let seen = upstream::look_at(settings).await;
+        findings.extend(seen.findings);
+        no_upstream = seen.failure;
+    }
     let amiss = findings.iter().filter(|finding| finding.grade.is_amiss()).count();
     if as_json {
         let checks: Vec<_> = findings.iter().map(finding_json).collect();
@@ -40,7 +49,7 @@ pub(crate) async fn run(
         };
         print_table(out, &COLUMNS, findings.iter().map(row).collect())?;
     }
-    match (failure, amiss) {
+    match (failure.or(no_upstream), amiss) {
         (Some(failure), _) => Err(failure),
         (None, 0) => Ok(()),
         (None, 1) => Err(Failure::no(format!("one thing is not as it should be at `{url}`"))),

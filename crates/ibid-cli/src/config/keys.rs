@@ -28,8 +28,7 @@ pub(crate) fn find(section: &str, key: &str) -> Option<&'static Key> {
 /// Whether the section may hold the key, tables included.
 pub(crate) fn is_known(section: &str, key: &str) -> bool {
     let is_table = match section {
-        "" => ["store", "tenant", "defaults", "route", "fingerprint", "hook", "upkeep", "server", "limits"]
-            .contains(&key),
+        "" => TABLES.contains(&key),
         "route" => key == "reconcile",
         _ => false,
     };
@@ -56,6 +55,20 @@ const fn key(
     Key { section, key, kind, default, why }
 }
 
+/// The tables of the top level.
+const TABLES: [&str; 10] = [
+    "upstream_tls",
+    "store",
+    "tenant",
+    "defaults",
+    "route",
+    "fingerprint",
+    "hook",
+    "upkeep",
+    "server",
+    "limits",
+];
+
 /// In the order of the reference page.
 pub(crate) const KEYS: &[Key] = &[
     key(
@@ -63,7 +76,7 @@ pub(crate) const KEYS: &[Key] = &[
         "upstream",
         "URL",
         "",
-        "The API behind the gateway: an absolute `http://` URL. Required, for nothing can be guessed. Also `--upstream`, `IBID_UPSTREAM`.",
+        "The API behind the gateway: an absolute `http://` or `https://` URL. Required, for nothing can be guessed. Also `--upstream`, `IBID_UPSTREAM`.",
     ),
     key(
         "",
@@ -84,7 +97,29 @@ pub(crate) const KEYS: &[Key] = &[
         "upstream_http2",
         "boolean",
         "false",
-        "Speak HTTP/2 to the upstream. Off, for a server without HTTP/2 would refuse every request. Also `--upstream-http2`, `IBID_UPSTREAM_HTTP2`.",
+        "Demand HTTP/2 of the upstream. Off: a plain upstream gets HTTP/1.1, because a server without HTTP/2 would refuse every request, and one with TLS gets HTTP/2 where it offers it (ALPN). On: a plain upstream gets HTTP/2 with prior knowledge, and one with TLS has to offer it. Also `--upstream-http2`, `IBID_UPSTREAM_HTTP2`.",
+    ),
+    key(
+        "upstream_tls",
+        "ca",
+        "path",
+        "",
+        "PEM file with the authorities that may sign an `https` upstream's certificate, instead of the system's. For a private authority: only what it signed is trusted then. Read once, at start, like the other files here.",
+    ),
+    key(
+        "upstream_tls",
+        "cert",
+        "path",
+        "",
+        "PEM file with the gateway's client certificate, for an upstream that demands one, and the chain behind it. Needs `key`.",
+    ),
+    key("upstream_tls", "key", "path", "", "PEM file with that certificate's private key, not encrypted."),
+    key(
+        "upstream_tls",
+        "server_name",
+        "host name or address",
+        "",
+        "The name that is asked for (SNI) and that the certificate must be for. Without it the host of `upstream`; needed where that is an address or an internal name. `Host` stays that of `upstream`.",
     ),
     key(
         "store",

@@ -1,6 +1,6 @@
 //! What the gateway is told: flags over variables over the file over defaults, checked before anything starts.
 //!
-//! It opens nothing but the file itself and the secrets that it points at, so `ibid config check` can run anywhere. What each table means is read
+//! It opens nothing but the file itself and the secrets and certificates that it points at, so `ibid config check` can run anywhere. What each table means is read
 //! here, one function a table; the pieces that need room have files of their own, and what is left is a list as long as
 //! the file's tables.
 
@@ -10,14 +10,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http::uri::Scheme;
 use http::{Method, Uri};
 use ibid::upkeep::Keep;
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::{BindRule, Policy};
 use toml::de::DeTable;
 
-use crate::args::{GatewayArgs, ReconcileArgs, StoreArgs};
+use crate::args::{DoctorArgs, GatewayArgs, ReconcileArgs, StoreArgs};
 use crate::gateway::tenant::{TenantFrom, TenantHow, TenantHowError, parse_net};
+use crate::gateway::upstream_tls::TlsSettings;
 use crate::output::{Failure, Failures};
 use advice::Advice;
 use policy::Overlay;
@@ -38,6 +40,7 @@ mod route;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upstream_tls;
 pub(crate) mod value;
 mod variables;
 
@@ -47,13 +50,15 @@ pub(crate) use variables::{Log, Variables};
 /// All that the gateway is told.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// The API behind the gateway: absolute, `http`, without a query.
+    /// The API behind the gateway: absolute, `http` or `https`, without a query.
     pub(crate) upstream: Uri,
+    /// Whom an `https` upstream must be, and as whom it is called.
+    pub(crate) upstream_tls: TlsSettings,
     /// Where clients connect.
     pub(crate) listen: SocketAddr,
     /// Where operators connect.
     pub(crate) admin_listen: SocketAddr,
-    /// Speak HTTP/2 to the upstream.
+    /// Demand HTTP/2 of the upstream.
     pub(crate) upstream_http2: bool,
     /// Where records live.
     pub(crate) store: StoreUrl,
@@ -175,14 +180,40 @@ pub(crate) fn store_of(args: &StoreArgs) -> Result<StoreUrl, Failures> {
         .map(Option::unwrap_or_default)
 }
 
-/// The upstream that `ibid reconcile` asks, and whether it speaks HTTP/2: the flag, the variable, the file.
-pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<(Uri, bool), Failures> {
-    let flags = GatewayArgs { upstream: args.upstream.clone(), ..GatewayArgs::default() };
-    let (upstream, http2) = from_file(&args.place, |root, reader| {
-        (read_upstream(root, reader, &flags), root.boolean("upstream_http2").unwrap_or(false))
-    })?;
+/// An upstream and how it is called.
+#[derive(Clone, Debug)]
+pub(crate) struct UpstreamSettings {
+    pub(crate) url: Uri,
+    pub(crate) http2: bool,
+    pub(crate) tls: TlsSettings,
+}
+
+/// The upstream that `ibid reconcile` asks: the flag, the variable, the file.
+pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<UpstreamSettings, Failures> {
+    let upstream =
+        from_file(&args.place, |root, reader| read_upstream_settings(root, reader, &args.upstream))?;
     // It is missing only where an error was kept.
-    upstream.map(|upstream| (upstream, http2)).ok_or_else(|| Failure::usage("there is no upstream").into())
+    upstream.ok_or_else(|| Failure::usage("there is no upstream").into())
+}
+
+/// The upstream that `ibid doctor` looks at, if one is named.
+pub(crate) fn upstream_if_named(args: &DoctorArgs) -> Result<Option<UpstreamSettings>, Failures> {
+    from_file(&args.place, |root, reader| {
+        let is_named = given(&args.upstream).is_some() || root.text("upstream").is_some();
+        if is_named { read_upstream_settings(root, reader, &args.upstream) } else { None }
+    })
+}
+
+fn read_upstream_settings(
+    root: &mut Section<'_, '_>,
+    reader: &Reader<'_>,
+    flag: &Option<String>,
+) -> Option<UpstreamSettings> {
+    let flags = GatewayArgs { upstream: flag.clone(), ..GatewayArgs::default() };
+    let url = read_upstream(root, reader, &flags);
+    let http2 = root.boolean("upstream_http2").unwrap_or(false);
+    let tls = upstream_tls::read(root, reader, url.as_ref());
+    Some(UpstreamSettings { url: url?, http2, tls })
 }
 
 /// How long the reaper keeps what outlives its record, by the file.
@@ -231,6 +262,7 @@ fn assemble(
         ADMIN_LISTEN,
     );
     let file_http2 = root.boolean("upstream_http2");
+    let upstream_tls = upstream_tls::read(root, reader, upstream.as_ref());
     let (store, store_options) = read_store_section(root, reader, flags);
     let tenant = read_tenant(root, reader, flags, &mut warnings);
     let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
@@ -252,6 +284,7 @@ fn assemble(
         upstream: upstream?,
         listen: listen?,
         admin_listen: admin_listen?,
+        upstream_tls,
         upstream_http2: flags.upstream_http2.or(file_http2).unwrap_or(false),
         store: store?,
         store_options,
@@ -336,19 +369,11 @@ fn read_upstream(root: &mut Section<'_, '_>, reader: &Reader<'_>, flags: &Gatewa
 fn parse_upstream(text: &str) -> Result<Uri, Failure> {
     let form = "write for example `http://127.0.0.1:3000`";
     let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-    match scheme.as_deref() {
-        Some("http") => {}
-        Some("https") => {
-            return Err(Failure::usage("is an `https` URL, and TLS to the upstream is not in this release")
-                .because("the gateway itself speaks plain HTTP only")
-                .hint("let a proxy beside the gateway speak TLS, and give its `http://` address"));
-        }
-        // Its text is not repeated: it may hold a password.
-        _ => {
-            return Err(Failure::usage("must be an absolute `http://` URL")
-                .because("it does not begin with `http://`")
-                .hint(form));
-        }
+    // Its text is not repeated: it may hold a password.
+    if !matches!(scheme.as_deref(), Some("http" | "https")) {
+        return Err(Failure::usage("must be an absolute `http://` or `https://` URL")
+            .because("it does not begin with `http://` or `https://`")
+            .hint(form));
     }
     let uri: Uri = text.parse().map_err(|error| Failure::usage("is not a URL").because(error).hint(form))?;
     if uri.query().is_some() || text.contains('#') {
@@ -405,7 +430,8 @@ fn check_addresses(
         let failure = Failure::usage(format!("`listen` and `admin_listen` are both `{listen}`"));
         reader.keep(0, failure.hint("give each an address of its own"));
     }
-    let port = upstream.and_then(|uri| uri.port_u16()).unwrap_or(80);
+    let usual_port = if upstream.and_then(Uri::scheme) == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    let port = upstream.and_then(|uri| uri.port_u16()).unwrap_or(usual_port);
     let host = upstream.and_then(Uri::host).unwrap_or("").trim_matches(['[', ']']);
     let is_this_host = host == "localhost" && listen.ip().is_loopback();
     let is_self = is_this_host || host.parse() == Ok(listen.ip());

@@ -200,7 +200,7 @@ Every POST and PATCH is guarded. PUT and DELETE are where a route says so. GET, 
 const CONFIGURATION_TAIL: &str = "
 ## Not in this release
 
-`[limits]`, `on_lapse = \"resume\"`, the tenant sources `jwt` and `forward-auth:`, an `https` upstream, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message of its own, never taken and
+`[limits]`, `on_lapse = \"resume\"`, the tenant sources `jwt` and `forward-auth:`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message of its own, never taken and
 ignored.
 ";
 

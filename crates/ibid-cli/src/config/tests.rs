@@ -382,10 +382,9 @@ fn no_message_repeats_a_password_or_a_secret() {
 #[test]
 fn the_upstream_is_an_absolute_http_url() {
     for (url, problem) in [
-        ("https://api", "TLS to the upstream is not in this release"),
-        ("127.0.0.1:3000", "must be an absolute `http://` URL"),
-        ("/api", "must be an absolute `http://` URL"),
-        ("ftp://api", "must be an absolute `http://` URL"),
+        ("127.0.0.1:3000", "must be an absolute `http://` or `https://` URL"),
+        ("/api", "must be an absolute `http://` or `https://` URL"),
+        ("ftp://api", "must be an absolute `http://` or `https://` URL"),
         ("http://api/?x=1", "query or a fragment"),
         ("http://api/#x", "query or a fragment"),
         ("http://u:p@api/", "user or password"),
@@ -395,6 +394,7 @@ fn the_upstream_is_an_absolute_http_url() {
         assert!(failure.message.contains(problem), "{url}: {failure}");
     }
     assert_eq!(parse_upstream("http://[::1]:3000/v1").unwrap().path(), "/v1");
+    assert_eq!(parse_upstream("https://api.test").unwrap().scheme(), Some(&Scheme::HTTPS));
 }
 
 #[test]

@@ -27,18 +27,21 @@ use http_body::Body;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower_service::Service;
 
 use ibid::http::{Fate, TraceContext};
 
+use super::connect::Connector;
+use super::tls_failure::TlsFailure;
+use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
+
 /// A client of one upstream. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
     // Every request clones it some times, and a client is a dozen of parts.
-    client: Arc<Client<HttpConnector, UnsyncBoxBody<Bytes, BoxError>>>,
+    client: Arc<Client<Connector, UnsyncBoxBody<Bytes, BoxError>>>,
     base: Arc<Base>,
 }
 
@@ -47,21 +50,42 @@ pub(crate) type ForwardBody = Either<Incoming, Full<Bytes>>;
 
 /// The address of an upstream that cannot be one.
 #[derive(Debug, thiserror::Error)]
-#[error("an upstream is `http://host[:port][/path]`, not `{0}`")]
-pub(crate) struct BadUpstream(Uri);
+pub(crate) enum BadUpstream {
+    #[error("an upstream is `http[s]://host[:port][/path]`, not `{0}`")]
+    Address(Uri),
+    #[error(transparent)]
+    Tls(#[from] TlsSetupError),
+}
+
+/// Which version of HTTP the upstream is spoken to in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    /// With prior knowledge in plain text; over TLS the upstream has to agree.
+    Http2,
+    /// As TLS negotiates it, connection by connection.
+    Negotiated,
+}
 
 impl Forwarder {
-    /// Forward to `upstream`, whose path is put before that of every request. `http2` means HTTP/2 with
-    /// prior knowledge; without TLS there is nothing to negotiate it with.
-    pub(crate) fn new(upstream: Uri, http2: bool) -> Result<Forwarder, BadUpstream> {
-        let base = Base::new(&upstream, http2).ok_or(BadUpstream(upstream))?;
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_FOR));
-        connector.set_keepalive(Some(TCP_KEEPALIVE_AFTER));
-        let mut builder = match http2 {
-            true => Client::builder(OneAtATime::default()),
-            false => Client::builder(TokioExecutor::new()),
+    /// Forwards to `upstream`, whose path is put before that of every request. `http2` demands HTTP/2, in plain text
+    /// with prior knowledge. Without it a plain upstream gets HTTP/1.1, and one with TLS gets what it chooses.
+    pub(crate) fn new(upstream: Uri, http2: bool, tls: &TlsSettings) -> Result<Forwarder, BadUpstream> {
+        let with_tls = upstream.scheme() == Some(&Scheme::HTTPS);
+        let (protocol, offer) = match (http2, with_tls) {
+            (true, _) => (Protocol::Http2, Offer::Http2Only),
+            (false, true) => (Protocol::Negotiated, Offer::Either),
+            (false, false) => (Protocol::Http1, Offer::Http1Only),
+        };
+        let Some(base) = Base::new(&upstream, protocol) else { return Err(BadUpstream::Address(upstream)) };
+        let tls = match with_tls {
+            true => Some(UpstreamTls::new(base.authority.host(), tls, offer)?),
+            false => None,
+        };
+        let mut builder = match protocol {
+            // One of its connections may be HTTP/2, and the executor is chosen before that is known.
+            Protocol::Http2 | Protocol::Negotiated => Client::builder(OneAtATime::default()),
+            Protocol::Http1 => Client::builder(TokioExecutor::new()),
         };
         let client = builder
             .timer(TokioTimer::new())
@@ -69,12 +93,13 @@ impl Forwarder {
             .pool_idle_timeout(POOL_IDLE_FOR)
             .pool_max_idle_per_host(POOL_IDLE_MAX)
             .retry_canceled_requests(true)
-            .set_host(false)
-            .http2_only(http2)
+            // Only an HTTP/1.1 connection gets a `Host`, and the client knows when it has one.
+            .set_host(true)
+            .http2_only(protocol == Protocol::Http2)
             .http2_keep_alive_interval(H2_PING_EVERY)
             .http2_keep_alive_timeout(H2_PONG_WITHIN)
             .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
-            .build(connector);
+            .build(Connector::new(tls));
         Ok(Forwarder { client: Arc::new(client), base: Arc::new(base) })
     }
 
@@ -95,7 +120,19 @@ impl Forwarder {
             Ok(answer) => incoming(answer),
             Err(error) => {
                 let fate = fate_of(&error);
-                tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
+                match tls_failure(&error) {
+                    Some(failure) => {
+                        tracing::warn!(
+                            ?fate,
+                            cause = failure.cause,
+                            hint = failure.hint,
+                            "no TLS with the upstream"
+                        );
+                    }
+                    None => {
+                        tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
+                    }
+                }
                 match fate {
                     Fate::NotExecuted => Problem::UPSTREAM_UNAVAILABLE.answer(fate),
                     Fate::Uncertain => Problem::OUTCOME_UNKNOWN.answer(fate),
@@ -128,6 +165,11 @@ where
 /// No answer in time to a request that nobody guards.
 pub(crate) fn timed_out() -> Response<ForwardBody> {
     Problem::TIMED_OUT.answer(Fate::Uncertain)
+}
+
+/// The handshake's failure, if that is why a request was not sent.
+fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
+    error.source().and_then(|source| source.downcast_ref())
 }
 
 /// What an error of the client proves.
@@ -168,22 +210,21 @@ fn is_refusal(error: &h2::Error) -> bool {
 /// Where requests go, taken apart once.
 #[derive(Debug)]
 struct Base {
+    scheme: Scheme,
     authority: Authority,
-    host: HeaderValue,
     /// Without a slash at its end, so that it can stand before any path.
     path: String,
-    http2: bool,
+    protocol: Protocol,
 }
 
 impl Base {
-    fn new(upstream: &Uri, http2: bool) -> Option<Base> {
-        let authority = upstream.authority()?.clone();
-        let plain = upstream.scheme() == Some(&Scheme::HTTP)
+    fn new(upstream: &Uri, protocol: Protocol) -> Option<Base> {
+        let (scheme, authority) = (upstream.scheme()?.clone(), upstream.authority()?.clone());
+        let is_usable = [Scheme::HTTP, Scheme::HTTPS].contains(&scheme)
             && upstream.query().is_none()
             && !authority.as_str().contains('@');
-        let host = HeaderValue::from_str(authority.as_str()).ok()?;
         let path = upstream.path().trim_end_matches('/').to_owned();
-        plain.then_some(Base { authority, host, path, http2 })
+        is_usable.then_some(Base { scheme, authority, path, protocol })
     }
 
     /// The request as the upstream gets it, or `None` if its target would be too long to be one.
@@ -193,7 +234,11 @@ impl Base {
             head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
         head.uri = self.target(&head.uri)?;
-        head.version = if self.http2 { Version::HTTP_2 } else { Version::HTTP_11 };
+        head.version = match self.protocol {
+            Protocol::Http2 => Version::HTTP_2,
+            // What was negotiated replaces it.
+            Protocol::Http1 | Protocol::Negotiated => Version::HTTP_11,
+        };
         head.headers = self.request_fields(head.headers);
         mark_forwarded(&mut head.headers, asked_host);
         // Only what is guarded has one; the rest passes with the fields it came with.
@@ -211,8 +256,8 @@ impl Base {
         // `*` of OPTIONS asks about the server, and to us that is the base.
         let asked = if asked.starts_with('/') { asked } else { "/" };
         let path = PathAndQuery::try_from(format!("{}{asked}", self.path)).ok()?;
-        let to = Uri::builder().scheme(Scheme::HTTP).authority(self.authority.clone()).path_and_query(path);
-        to.build().ok()
+        let to = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
+        to.path_and_query(path).build().ok()
     }
 
     fn request_fields(&self, mut headers: HeaderMap) -> HeaderMap {
@@ -228,11 +273,12 @@ impl Base {
         if takes_trailers {
             headers.insert(header::TE, HeaderValue::from_static("trailers"));
         }
-        if self.http2 {
+        if self.protocol == Protocol::Http2 {
             return headers;
         }
-        headers.insert(header::HOST, self.host.clone());
-        if takes_trailers {
+        // Where HTTP/2 may be negotiated it is left out: hyper would take the option as an order to remove `TE`, which
+        // gRPC needs, and HTTP/1.1 servers read `TE` without it.
+        if takes_trailers && self.protocol == Protocol::Http1 {
             headers.insert(header::CONNECTION, HeaderValue::from_static("TE"));
         }
         join_lines(&mut headers, header::COOKIE, b"; ");
@@ -410,10 +456,6 @@ const NEVER_HOP_BY_HOP: [&str; 8] = [
     "x-forwarded-for",
 ];
 
-/// How long a connection may take to come about. A SYN lost twice is sent a third time after 3 s; an
-/// upstream that needs longer is down, and giving up now still proves that nothing was sent.
-const CONNECT_FOR: Duration = Duration::from_secs(5);
-
 /// How long an unused connection is kept. Many servers close theirs after 5 s (Node's default), and a
 /// request written while the close is on its way is a request of unknown outcome.
 const POOL_IDLE_FOR: Duration = Duration::from_secs(4);
@@ -421,9 +463,6 @@ const POOL_IDLE_FOR: Duration = Duration::from_secs(4);
 /// How many unused connections are kept: enough for the next burst, an eighth of what we serve at most.
 /// With the time above, more would only be closed again.
 const POOL_IDLE_MAX: usize = 512;
-
-/// When the kernel starts to ask a silent peer whether it lives, for answers that take minutes.
-const TCP_KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 
 /// HTTP/2 multiplexes everything over one connection: if that is dead, ten seconds of requests hang.
 const H2_PING_EVERY: Duration = Duration::from_secs(10);

@@ -11,6 +11,7 @@ use ibid_testkit::upstream_h2::UpstreamH2;
 use tower::ServiceExt;
 
 use super::forward::{ForwardBody, Forwarder};
+use super::upstream_tls::TlsSettings;
 use ibid::http::Fate;
 
 #[tokio::test]
@@ -333,8 +334,12 @@ async fn a_goaway_proves_nothing_for_its_last_stream() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_race_with_a_goaway_proves_what_is_not_so() {
     let upstream = UpstreamH2::start().await;
-    let forwarder = forwarder(&upstream.url(), true);
-    for round in 0..20 {
+    race_with_goaway(&upstream, &forwarder(&upstream.url(), true), 20).await;
+}
+
+/// Sends requests while the upstream goes away and refuses, and checks every fate against the upstream's count.
+pub(super) async fn race_with_goaway(upstream: &UpstreamH2, forwarder: &Forwarder, rounds: usize) {
+    for round in 0..rounds {
         let keys: Vec<_> = (0..20).map(|n| format!("{round}-{n}")).collect();
         let sending = keys.iter().cloned().zip(0..).map(|(key, n)| {
             let fixture = ["", "", "refuse", "", "goaway=at", "", "goaway=below", ""][(n + round) % 8];
@@ -366,14 +371,14 @@ async fn a_tunnel_is_not_offered() {
 }
 
 #[test]
-fn an_upstream_needs_a_plain_http_address() {
-    for bad in ["/path", "https://pay.test", "http://a:b@pay.test", "http://pay.test/?q", "pay.test:80"] {
-        assert!(Forwarder::new(bad.parse().unwrap(), false).is_err(), "{bad}");
+fn an_upstream_needs_an_http_address() {
+    for bad in ["/path", "ftp://pay.test", "http://a:b@pay.test", "http://pay.test/?q", "pay.test:80"] {
+        assert!(Forwarder::new(bad.parse().unwrap(), false, &TlsSettings::default()).is_err(), "{bad}");
     }
 }
 
 fn forwarder(upstream: &str, http2: bool) -> Forwarder {
-    Forwarder::new(upstream.parse::<Uri>().unwrap(), http2).unwrap()
+    Forwarder::new(upstream.parse::<Uri>().unwrap(), http2, &TlsSettings::default()).unwrap()
 }
 
 fn post(key: &str, fixture: &str) -> http::request::Builder {

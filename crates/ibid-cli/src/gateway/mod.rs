@@ -2,16 +2,21 @@
 
 pub(crate) mod admin;
 mod body;
+pub(crate) mod connect;
 pub(crate) mod forward;
 pub(crate) mod reconcile;
 pub(crate) mod server;
 pub(crate) mod tenant;
+pub(crate) mod tls_failure;
 mod untrusted;
+pub(crate) mod upstream_tls;
 
 #[cfg(test)]
 mod forward_tests;
 #[cfg(test)]
 mod server_tests;
+#[cfg(test)]
+mod tls_tests;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -66,7 +71,7 @@ impl Gateway {
             (bind(config.listen, "--listen").await?, bind(config.admin_listen, "--admin-listen").await?);
         let metrics = admin::Metrics::install()?;
         let ibid = Ibid::start(store, settings(config)?).await.map_err(|error| refused(config, &error))?;
-        let forwarder = Forwarder::new(config.upstream.clone(), config.upstream_http2)
+        let forwarder = Forwarder::new(config.upstream.clone(), config.upstream_http2, &config.upstream_tls)
             .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
         ibid.reconcile_with(Arc::new(reconcile::Asker(forwarder.clone())));
         let upstream = Upstream { forwarder, unguarded_for: config.defaults.upstream_timeout };

@@ -19,6 +19,7 @@ use tower::ServiceExt;
 
 use super::forward::Forwarder;
 use super::server::{Drained, PeerAddr, ServerLimits, serve};
+use super::upstream_tls::TlsSettings;
 
 #[tokio::test]
 async fn both_versions_of_http_are_served_on_one_port_and_know_their_peer() {
@@ -27,7 +28,9 @@ async fn both_versions_of_http_are_served_on_one_port_and_know_their_peer() {
     let answer = first.call(&Request::post("/peer").body("x")).await;
     assert_eq!((answer.status, answer.text()), (200, format!("HTTP/1.1 {}", first.local_addr())));
 
-    let second = Forwarder::new(format!("http://{}", server.addr).parse().unwrap(), true).unwrap();
+    let second =
+        Forwarder::new(format!("http://{}", server.addr).parse().unwrap(), true, &TlsSettings::default())
+            .unwrap();
     let request = http::Request::post("/peer").body(Full::<Bytes>::from("x")).unwrap();
     let answer = second.oneshot(request).await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
@@ -215,7 +218,7 @@ fn what_is_known(request: &http::Request<Incoming>) -> String {
 /// Client, our server, the forwarder and the upstream in a row. The server lasts as long as the test.
 async fn through_to_upstream() -> (Upstream, Client) {
     let upstream = Upstream::start().await;
-    let forwarder = Forwarder::new(upstream.url().parse().unwrap(), false).unwrap();
+    let forwarder = Forwarder::new(upstream.url().parse().unwrap(), false, &TlsSettings::default()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(serve(listener, forwarder, ServerLimits::default(), std::future::pending()));

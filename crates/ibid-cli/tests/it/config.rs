@@ -127,7 +127,11 @@ fn each_error_has_its_line_and_several_come_together() {
             "error: ibid.toml:10: `POST /payments` takes the same POST requests as `POST /payments` on line 7",
         ),
         ("\"off\"", "\"of\"", "error: ibid.toml:11: `guard` must be \"on\" or \"off\", not \"of\""),
-        ("http://", "https://", "error: ibid.toml:1: `upstream` is an `https` URL"),
+        (
+            "http://",
+            "ftp://",
+            "error: ibid.toml:1: `upstream` must be an absolute `http://` or `https://` URL",
+        ),
         (
             "header:x-tenant-id",
             "jwt",

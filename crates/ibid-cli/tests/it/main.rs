@@ -28,6 +28,7 @@ mod gateway_reconcile;
 mod gateway_start;
 mod gateway_store;
 mod gateway_tenant;
+mod gateway_tls;
 mod gateway_trace;
 mod gateway_upstream;
 mod ledger;

@@ -1,0 +1,237 @@
+//! TLS to the upstream: whom the gateway trusts, as whom it connects, and how a failure is told.
+//!
+//! Every failure here happens before the first byte of a request is sent, so the forwarder takes it as proof that
+//! nothing was executed. One case needs care. In TLS 1.3 a client has finished the handshake before the server has
+//! looked at the client's certificate, and the server's refusal may arrive after the request was sent, when it no
+//! longer proves anything. Therefore a connection whose server asked for a certificate is handed over only after the
+//! server's verdict, or after [`VERDICT_MAX`]; see [`await_verdict`].
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::ResolvesClientCert;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ProtocolVersion, RootCertStore, SignatureScheme};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::tls_failure::TlsFailure;
+
+/// The contents of `[upstream_tls]`, read and checked. The default is the system's roots and no client certificate.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TlsSettings {
+    /// Authorities to trust instead of the system's.
+    pub(crate) roots: Option<Arc<RootCertStore>>,
+    /// The client certificate with its key.
+    pub(crate) identity: Option<Arc<CertifiedKey>>,
+    /// The name to ask for and to check, if it is not the URL's host.
+    pub(crate) server_name: Option<ServerName<'static>>,
+}
+
+/// The application protocols that a connection offers (ALPN).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offer {
+    /// HTTP/2 where the upstream takes it, HTTP/1.1 otherwise.
+    Either,
+    /// HTTP/2 or no connection.
+    Http2Only,
+    /// HTTP/1.1, as an upgrade needs it.
+    Http1Only,
+}
+
+/// A TLS client of one upstream. Clones share its sessions.
+#[derive(Clone, Debug)]
+pub(crate) struct UpstreamTls {
+    config: Arc<ClientConfig>,
+    server_name: ServerName<'static>,
+    offer: Offer,
+}
+
+impl UpstreamTls {
+    /// A client for the upstream on `host`, which may be a name or an address.
+    pub(crate) fn new(
+        host: &str,
+        settings: &TlsSettings,
+        offer: Offer,
+    ) -> Result<UpstreamTls, TlsSetupError> {
+        let host = host.trim_matches(['[', ']']);
+        let server_name = match &settings.server_name {
+            Some(name) => name.clone(),
+            None => {
+                ServerName::try_from(host.to_owned()).map_err(|_| TlsSetupError::Host(host.to_owned()))?
+            }
+        };
+        let roots = match &settings.roots {
+            Some(roots) => Arc::clone(roots),
+            None => Arc::new(system_roots()?),
+        };
+        let provider = provider();
+        let verifier: Arc<dyn ServerCertVerifier> =
+            WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+                .build()
+                .map_err(|_| TlsSetupError::NoRoots)?;
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(TlsSetupError::Rustls)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_cert_resolver(Arc::new(ClientIdentity(settings.identity.clone())));
+        config.alpn_protocols = offer.protocols();
+        Ok(UpstreamTls { config: Arc::new(config), server_name, offer })
+    }
+
+    /// The name that the upstream's certificate must be for.
+    pub(crate) fn server_name(&self) -> &ServerName<'static> {
+        &self.server_name
+    }
+
+    /// Speaks TLS on a fresh connection. An error proves that no byte of a request was sent.
+    pub(crate) async fn handshake(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, TlsFailure> {
+        let failed = |error: io::Error| TlsFailure::explain(&error, &self.server_name);
+        let started = Instant::now();
+        let shake = async {
+            let connecting =
+                TlsConnector::from(Arc::clone(&self.config)).connect(self.server_name.clone(), tcp);
+            let (mut tls, asked) = CLIENT_CERTIFICATE_ASKED
+                .scope(std::cell::Cell::new(false), async {
+                    let tls = connecting.await?;
+                    Ok::<_, io::Error>((tls, CLIENT_CERTIFICATE_ASKED.with(std::cell::Cell::get)))
+                })
+                .await?;
+            if asked && tls.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3) {
+                await_verdict(&mut tls, started.elapsed()).await?;
+            }
+            Ok(tls)
+        };
+        let tls = match tokio::time::timeout(HANDSHAKE_FOR, shake).await {
+            Ok(shaken) => shaken.map_err(failed)?,
+            Err(_) => return Err(TlsFailure::too_slow(HANDSHAKE_FOR)),
+        };
+        if self.offer == Offer::Http2Only && !speaks_http2(&tls) {
+            return Err(TlsFailure::no_http2());
+        }
+        Ok(tls)
+    }
+}
+
+/// Whether the two sides agreed on HTTP/2.
+pub(crate) fn speaks_http2(tls: &TlsStream<TcpStream>) -> bool {
+    tls.get_ref().1.alpn_protocol() == Some(HTTP2)
+}
+
+/// The provider of cryptography, the same as for PostgreSQL.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// TLS that can't be set up: nothing was tried yet.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsSetupError {
+    #[error("`{0}` is neither a host name nor an address, so no certificate can be for it")]
+    Host(String),
+    #[error("this system has no certificates to trust; name a file as `ca` in `[upstream_tls]`")]
+    NoRoots,
+    #[error(transparent)]
+    Rustls(rustls::Error),
+}
+
+fn system_roots() -> Result<RootCertStore, TlsSetupError> {
+    let mut roots = RootCertStore::empty();
+    let found: Vec<CertificateDer<'static>> = rustls_native_certs::load_native_certs().certs;
+    let (taken, _) = roots.add_parsable_certificates(found);
+    if taken == 0 { Err(TlsSetupError::NoRoots) } else { Ok(roots) }
+}
+
+/// Waits until the server has accepted or refused the client's certificate, or the time for that is over.
+///
+/// The server may send a session ticket only after it has checked the client's `Finished` message, and so the
+/// certificate before it (RFC 8446, 4.6.1). A refusal is an alert or a close. Both arrive one round trip after the end
+/// of our handshake, which itself took at least one. A server that sends no tickets says nothing: the wait ends
+/// with its time, and a refusal that comes after that leaves the request's outcome unknown.
+async fn await_verdict(tls: &mut TlsStream<TcpStream>, handshake: Duration) -> io::Result<()> {
+    let verdict = async {
+        let (tcp, session) = tls.get_mut();
+        while session.tls13_tickets_received() == 0 {
+            tcp.readable().await?;
+            match session.read_tls(&mut TryRead(tcp)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error),
+            }
+            let state = session
+                .process_new_packets()
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if state.peer_has_closed() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            // The first frames of HTTP/2. They stay in the session for their reader.
+            if state.plaintext_bytes_to_read() > 0 {
+                break;
+            }
+        }
+        Ok(())
+    };
+    let wait = (handshake * 3).clamp(VERDICT_MIN, VERDICT_MAX);
+    tokio::time::timeout(wait, verdict).await.unwrap_or(Ok(()))
+}
+
+/// What can be read from a socket right now.
+struct TryRead<'a>(&'a TcpStream);
+
+impl io::Read for TryRead<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(buffer)
+    }
+}
+
+/// The client's certificate, if there is one. It also notes that the server asked.
+#[derive(Debug)]
+struct ClientIdentity(Option<Arc<CertifiedKey>>);
+
+impl ResolvesClientCert for ClientIdentity {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        // Called within the poll of the handshake that it belongs to. A resolver per connection could hold the note
+        // itself, but rustls resumes a session only under the resolver that the session began with.
+        let _ = CLIENT_CERTIFICATE_ASKED.try_with(|asked| asked.set(true));
+        self.0.clone()
+    }
+
+    fn has_certs(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+tokio::task_local! {
+    static CLIENT_CERTIFICATE_ASKED: std::cell::Cell<bool>;
+}
+
+impl Offer {
+    fn protocols(self) -> Vec<Vec<u8>> {
+        match self {
+            Offer::Either => vec![HTTP2.to_vec(), HTTP1.to_vec()],
+            Offer::Http2Only => vec![HTTP2.to_vec()],
+            Offer::Http1Only => vec![HTTP1.to_vec()],
+        }
+    }
+}
+
+const HTTP1: &[u8] = b"http/1.1";
+const HTTP2: &[u8] = b"h2";
+
+/// How long a handshake may take after the connection was made: as long as the connection itself may. Giving up now
+/// still proves that nothing was sent.
+const HANDSHAKE_FOR: Duration = Duration::from_secs(5);
+
+/// Bounds of the wait for a server's verdict on the client's certificate. Between them it is three times as long as the
+/// handshake was. A verdict on the same host arrives within milliseconds even if the machine is busy, and one from the
+/// other end of the world within a second; a server that never sends one delays each new connection by this much.
+const VERDICT_MIN: Duration = Duration::from_millis(50);
+const VERDICT_MAX: Duration = Duration::from_secs(1);

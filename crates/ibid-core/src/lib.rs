@@ -3,6 +3,7 @@
 //! a function of its arguments, so that a test can be any request on any day.
 
 pub mod act;
+mod cbor_default;
 pub mod change;
 pub mod effect;
 pub mod evidence;
@@ -14,6 +15,7 @@ pub mod policy;
 pub mod reap;
 pub mod record;
 pub mod refusal;
+pub mod repeatability;
 pub mod response;
 pub mod scope;
 pub mod sql;

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use minicbor::{Decode, Encode};
 
+use crate::cbor_default::{optional_micros, true_by_default};
 use crate::fingerprint::Recipe;
 use crate::key_source::KeyFrom;
+use crate::repeatability::REQUEST_ID;
 use crate::scope::ScopeRule;
 
 /// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
@@ -90,6 +92,17 @@ pub struct Policy {
     /// Where a request carries its key.
     #[n(32)]
     pub key_from: KeyFrom,
+    /// How long ago a request under a new key may have been sent for the first time. None: not asked, or in profile
+    /// `repeatability` the retention.
+    #[cbor(n(35), with = "optional_micros", has_nil)]
+    pub max_request_age: Option<Duration>,
+    /// Whether the operation may be repeated. If not, profile `repeatability` refuses its field with 501, and the
+    /// others pass the request unguarded.
+    #[cbor(n(36), with = "true_by_default", has_nil)]
+    pub repeatable: bool,
+    /// The field that says when a request was first sent, in lower case. None: `repeatability-first-sent`.
+    #[n(37)]
+    pub first_sent: Option<String>,
 }
 
 /// A published wire dialect.
@@ -102,6 +115,9 @@ pub enum Profile {
     /// Stripe's v1 surface.
     #[n(1)]
     Stripe,
+    /// OASIS Repeatable Requests 1.0, which Azure's clients speak.
+    #[n(2)]
+    Repeatability,
 }
 
 /// Whether a key is demanded.
@@ -293,6 +309,9 @@ impl Default for Policy {
             response_version: 1,
             reconcile: None,
             key_from: KeyFrom::default(),
+            max_request_age: None,
+            repeatable: true,
+            first_sent: None,
         }
     }
 }
@@ -333,6 +352,16 @@ impl Policy {
             profile: Profile::Stripe,
             scope: ScopeRule::Tenant,
             on_server_error: OnServerError::Store,
+            ..Policy::default()
+        }
+    }
+
+    /// OASIS Repeatable Requests: the key in `Repeatability-Request-ID`, the same for all of a tenant's operations.
+    pub fn repeatability() -> Policy {
+        Policy {
+            profile: Profile::Repeatability,
+            scope: ScopeRule::Tenant,
+            key_from: KeyFrom::header(REQUEST_ID),
             ..Policy::default()
         }
     }
@@ -379,6 +408,18 @@ impl Policy {
                 "after_expiry",
                 "`refuse` needs a tombstone: without one nothing is left to refuse by",
             ));
+        }
+        if let Some(age) = self.max_request_age {
+            if age.is_zero() {
+                return Err(PolicyError::new("max_request_age", "must be longer than zero"));
+            }
+            if age > self.remembered_for() {
+                return Err(PolicyError::new(
+                    "max_request_age",
+                    "must not be longer than the key is remembered (retention, and the tombstone with \
+                     `after_expiry = \"refuse\"`): an older request could run a second time",
+                ));
+            }
         }
         if self.max_attempts == 0 {
             return Err(PolicyError::new("max_attempts", "must be at least 1"));
@@ -443,10 +484,11 @@ impl PolicyError {
 pub type Preset = (&'static str, fn() -> Policy);
 
 /// The presets by name, in the order of the documentation.
-pub const PRESETS: [Preset; 3] = [
+pub const PRESETS: [Preset; 4] = [
     ("payments", Policy::payments),
     ("one-transaction", Policy::one_transaction),
     ("stripe", Policy::stripe),
+    ("repeatability", Policy::repeatability),
 ];
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -551,7 +593,13 @@ mod tests {
 
     #[test]
     fn a_policy_survives_its_own_bytes() {
-        for policy in [Policy::default(), Policy::payments(), Policy::stripe()] {
+        let aged = Policy {
+            max_request_age: Some(DAY),
+            repeatable: false,
+            first_sent: Some("x-first-sent".into()),
+            ..Policy::repeatability()
+        };
+        for policy in [Policy::default(), Policy::payments(), Policy::stripe(), aged] {
             let bytes = minicbor::to_vec(&policy).unwrap();
             assert_eq!(minicbor::decode::<Policy>(&bytes).unwrap(), policy);
         }

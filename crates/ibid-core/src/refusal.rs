@@ -59,6 +59,12 @@ pub enum Refusal {
     NeverStarted,
     /// The holder went silent and the policy says `fail`: stored as the answer.
     Abandoned,
+    /// Sent for the first time longer ago than the key is remembered.
+    RequestTooOld,
+    /// The operation can't be repeated, and the request asks for that.
+    NotRepeatable,
+    /// The field that says when the request was first sent is missing or no IMF-fixdate.
+    FirstSentInvalid,
     /// A webhook from nobody that we know, or not signed as it should be.
     HookRefused,
     /// A signed webhook that does not say what its mapping looks for.
@@ -90,7 +96,7 @@ pub struct Rendered {
 }
 
 /// Every refusal once, for the reference page and its tests.
-pub const ALL: [Refusal; 21] = [
+pub const ALL: [Refusal; 24] = [
     Refusal::KeyMissing,
     Refusal::KeyInvalid(KeyError::Syntax),
     Refusal::KeyReused,
@@ -110,6 +116,9 @@ pub const ALL: [Refusal; 21] = [
     Refusal::TooEarly,
     Refusal::NeverStarted,
     Refusal::Abandoned,
+    Refusal::RequestTooOld,
+    Refusal::NotRepeatable,
+    Refusal::FirstSentInvalid,
     Refusal::HookRefused,
     Refusal::HookUnreadable,
 ];
@@ -124,7 +133,7 @@ impl Refusal {
     pub fn status(self, profile: Profile) -> u16 {
         match (self, profile) {
             // Stripe's clients repeat every 409 and 5xx, so a mismatch must be neither.
-            (Refusal::KeyReused, Profile::Stripe) => 400,
+            (Refusal::KeyReused, Profile::Stripe | Profile::Repeatability) => 400,
             (Refusal::UpstreamUncertain { timed_out: true }, _) => 504,
             _ => self.row().status,
         }
@@ -186,7 +195,7 @@ impl Refusal {
         // Every word is a constant of this file and free of quotes and backslashes, so it is JSON as it stands;
         // a test parses each. Writing into a String has no way to fail.
         let (content_type, written) = match profile {
-            Profile::Ietf => (
+            Profile::Ietf | Profile::Repeatability => (
                 "application/problem+json",
                 write!(
                     body,
@@ -364,6 +373,28 @@ impl Refusal {
                 Never,
                 "The request was abandoned",
                 "It was started and not finished. It may have been executed in part and will not be executed again.",
+            ),
+            Refusal::RequestTooOld => row(
+                "request-too-old",
+                412,
+                NewKey,
+                "The request was first sent too long ago",
+                "Nothing was executed now. Whether it was executed before is no longer known here: check that before you \
+                 send it under a new key.",
+            ),
+            Refusal::NotRepeatable => row(
+                "not-repeatable",
+                501,
+                Never,
+                "The operation can not be repeated",
+                "Nothing was executed. This operation takes requests without repeatability fields only.",
+            ),
+            Refusal::FirstSentInvalid => row(
+                "first-sent-invalid",
+                400,
+                NewKey,
+                "The request does not say when it was first sent",
+                "Nothing was executed. Send one date of the form Tue, 15 Nov 1994 08:12:31 GMT, the same for every retry.",
             ),
             // The same words whatever was wrong: who guesses learns nothing.
             Refusal::HookRefused => row(

@@ -71,6 +71,12 @@ pub fn none_yet<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
     }
 }
 
+/// Shows the routes on which keys are optional, and counts `requests` that passed one of them unguarded.
+pub fn without_key(route: &Arc<str>, requests: u64) {
+    let route = SharedString::from_shared(route.clone());
+    counter!(WITHOUT_KEY, "route" => route).increment(requests);
+}
+
 /// How long the handler or upstream took, in seconds, and how it ended.
 pub fn ran(route: &Arc<str>, outcome: &'static str, seconds: f64) {
     let route = SharedString::from_shared(route.clone());
@@ -100,6 +106,7 @@ pub fn profile_name(profile: Profile) -> &'static str {
     match profile {
         Profile::Ietf => "ietf",
         Profile::Stripe => "stripe",
+        Profile::Repeatability => "repeatability",
     }
 }
 
@@ -134,6 +141,8 @@ pub const RESERVE_UNKNOWN: &str = "ibid_reserve_unknown_total";
 pub const RESERVE_GONE: &str = "ibid_reserve_gone_total";
 /// The store did not answer, and the request was refused.
 pub const RESERVE_UNAVAILABLE: &str = "ibid_reserve_unavailable_total";
+/// A request without a key passed unguarded.
+pub const WITHOUT_KEY: &str = "ibid_without_key_total";
 /// The store failed.
 pub const STORE_ERRORS: &str = "ibid_store_errors_total";
 /// Leases that lapsed.
@@ -195,6 +204,7 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (RESERVE_UNKNOWN, "counter", "retries that met an unknown outcome"),
     (RESERVE_GONE, "counter", "retries that met an expired key or an answer that was not kept"),
     (RESERVE_UNAVAILABLE, "counter", "requests refused because their key could not be reserved (503)"),
+    (WITHOUT_KEY, "counter", "requests without a key that passed unguarded, by route"),
     (STORE_ERRORS, "counter", "calls of the store that failed"),
     (ZOMBIE_KEYS, "counter", "leases that lapsed"),
     (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),

@@ -2,6 +2,7 @@
 
 use ibid_core::key_source::{KeyFrom, KeySourceError, PRESETS};
 use ibid_core::policy::Policy;
+use ibid_core::repeatability::FIRST_SENT;
 
 use super::Route;
 use super::read::{Reader, Section};
@@ -19,6 +20,17 @@ pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option
             None
         }
     }
+}
+
+/// The field that says when a request was first sent.
+pub(super) fn read_first_sent(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Option<String>> {
+    let name = section.text("first_sent")?;
+    if name.parse::<http::HeaderName>().is_err() {
+        let line = section.line_of("first_sent").unwrap_or(section.line);
+        reader.refuse(line, format!("`first_sent` is `{name}`, which is not a header name"));
+        return None;
+    }
+    Some(Some(name.to_ascii_lowercase()).filter(|name| name != FIRST_SENT))
 }
 
 /// Refuses a header that would name both the tenant and the key.

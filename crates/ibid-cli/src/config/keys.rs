@@ -180,9 +180,9 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "defaults",
         "profile",
-        "`ietf`, `stripe`",
+        "`ietf`, `stripe`, `repeatability`",
         "\"ietf\"",
-        "The dialect in which clients are answered. The IETF draft is nobody's own. `stripe` also sets `scope = \"tenant\"` and `on_server_error = \"store\"`, which Stripe's clients rely on.",
+        "The dialect in which clients are answered. The IETF draft is nobody's own. `stripe` also sets `scope = \"tenant\"` and `on_server_error = \"store\"`, which Stripe's clients rely on. `repeatability` (OASIS Repeatable Requests, which Azure's clients speak) also sets `scope = \"tenant\"` and `key_from = \"header:Repeatability-Request-ID\"`, and demands `Repeatability-First-Sent` with each key.",
     ),
     key(
         "defaults",
@@ -197,6 +197,27 @@ pub(crate) const KEYS: &[Key] = &[
         "`header:NAME`, `body:/pointer`, `square`, `paypal`, `aws`, or an array of these",
         "\"header:Idempotency-Key\"",
         "Where a request carries its key, tried in order: the first that is present counts, and one that is present and unreadable is 400. `body:` is a JSON pointer to a string; in urlencoded and multipart forms, the field that its only segment names. With a `body:` place a body that can't be searched (content-coded, malformed, the name twice, neither JSON nor a form) is 400, also with `key = \"optional\"`. The header of the IETF draft is what most clients send.",
+    ),
+    key(
+        "defaults",
+        "max_request_age",
+        "duration",
+        "",
+        "How long ago a request under a new key may have been sent for the first time; an older one gets 412 and is not run, for it may have run and been forgotten. Judged by `first_sent` and this node's clock; not asked by default, in profile `repeatability` as long as `retention`. At most as long as keys are remembered: `retention`, plus `tombstone` with `after_expiry = \"refuse\"`.",
+    ),
+    key(
+        "defaults",
+        "first_sent",
+        "header name",
+        "\"Repeatability-First-Sent\"",
+        "The field in which a client says when it first sent a request, as IMF-fixdate; anything else there is 400. Read where `max_request_age` or profile `repeatability` asks for it.",
+    ),
+    key(
+        "defaults",
+        "repeatable",
+        "boolean",
+        "true",
+        "Whether the operation may be repeated. With `false`, profile `repeatability` answers 501 to requests that carry its fields and passes the others; in the other profiles the route is exempt, as with `guard = \"off\"`.",
     ),
     key(
         "defaults",
@@ -390,7 +411,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "route",
         "preset",
-        "`payments`, `one-transaction`, `stripe`",
+        "`payments`, `one-transaction`, `stripe`, `repeatability`",
         "",
         "Rules by name, under the route's own keys. `payments`: retention 30d, tombstone 360d, after_expiry refuse.",
     ),

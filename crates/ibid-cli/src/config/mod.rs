@@ -568,6 +568,15 @@ fn read_routes(
     section.finish();
     let defaults = policy::resolve(&[&base]);
     check_policy(&defaults, &[&base], line, reader);
+    if defaults.is_exempt() {
+        let line = base.lines.get("repeatable").copied().unwrap_or(line);
+        let hint = "set it in a `[[route]]`, or choose `profile = \"repeatability\"`";
+        reader.refuse_with_hint(
+            line,
+            "`repeatable = false` in `[defaults]` would exempt every request",
+            hint,
+        );
+    }
 
     let sections = root.sections("route", "route");
     let drafts: Vec<RouteDraft> =
@@ -595,7 +604,8 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Ro
     check_policy(&policy, &layers, draft.reconcile_line, reader);
     let horizon = draft.rules.retry_horizon.or(base.retry_horizon);
     advice.route(&draft, &policy, horizon);
-    Route { methods: draft.methods, pattern: draft.pattern, guard: draft.guard, policy, line: draft.line }
+    let guard = draft.guard && !policy.is_exempt();
+    Route { methods: draft.methods, pattern: draft.pattern, guard, policy, line: draft.line }
 }
 
 fn check_policy(policy: &Policy, layers: &[&Overlay], line: usize, reader: &Reader<'_>) {

@@ -75,6 +75,9 @@ overlay! {
     free_on: Vec<u16>,
     response_version: u32,
     key_from: KeyFrom,
+    max_request_age: Option<Duration>,
+    repeatable: bool,
+    first_sent: Option<String>,
 }
 
 impl Overlay {
@@ -105,6 +108,9 @@ impl Overlay {
             free_on: section.statuses("free_on"),
             response_version: section.count("response_version"),
             key_from: key_from::read(section, reader),
+            max_request_age: section.positive("max_request_age").map(Some),
+            repeatable: section.boolean("repeatable"),
+            first_sent: key_from::read_first_sent(section, reader),
             recipe: RecipeKeys::read(section, reader),
             retry_horizon: section.positive("retry_horizon"),
             lines: section.lines().clone(),
@@ -141,6 +147,7 @@ pub(super) fn resolve(layers: &[&Overlay]) -> Policy {
     let mut policy = match profile {
         Profile::Ietf => Policy::default(),
         Profile::Stripe => Policy::stripe(),
+        Profile::Repeatability => Policy::repeatability(),
     };
     layers.iter().for_each(|layer| layer.apply(&mut policy));
     policy
@@ -151,6 +158,7 @@ pub(super) fn resolve(layers: &[&Overlay]) -> Policy {
 pub(super) fn line_of(error: &PolicyError, layers: &[&Overlay]) -> Option<usize> {
     let other = match error.field {
         "retention" | "max_run" => "lease",
+        "max_request_age" => "retention",
         "after_expiry" => "tombstone",
         "settle" => "upstream_timeout",
         _ => "",
@@ -189,12 +197,16 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("free_on", json!(policy.free_on)),
         ("response_version", json!(policy.response_version)),
         ("key_from", json!(policy.key_from.sources().iter().map(ToString::to_string).collect::<Vec<_>>())),
+        ("max_request_age", policy.request_age_max().map_or(Value::Null, duration)),
+        ("first_sent", json!(policy.first_sent_field())),
+        ("repeatable", json!(policy.repeatable)),
     ];
     fields.extend(recipe::fields(&policy.recipe));
     fields
 }
 
-const PROFILES: [(&str, Profile); 2] = [("ietf", Profile::Ietf), ("stripe", Profile::Stripe)];
+const PROFILES: [(&str, Profile); 3] =
+    [("ietf", Profile::Ietf), ("stripe", Profile::Stripe), ("repeatability", Profile::Repeatability)];
 const KEY_RULES: [(&str, KeyRule); 2] = [("required", KeyRule::Required), ("optional", KeyRule::Optional)];
 const SCOPES: [(&str, ScopeRule); 2] = [("operation", ScopeRule::Operation), ("tenant", ScopeRule::Tenant)];
 const BINDS: [(&str, BindRule); 2] = [("tenant", BindRule::Tenant), ("principal", BindRule::Principal)];

@@ -87,7 +87,7 @@ fn example(section: &str, key: &str, default: &str) -> String {
     let value = match (section, key) {
         ("tenant", "from") => "\"header:x-tenant-id\"",
         ("fingerprint", "secrets") => "[\"0123456789abcdef\"]",
-        ("defaults", "retry_horizon") => "\"24h\"",
+        ("defaults", "max_request_age" | "retry_horizon") => "\"24h\"",
         ("route", "match") => "\"POST /payments/{id}\"",
         ("route", "preset") => "\"payments\"",
         ("route.reconcile", "request") => "\"GET /payments/{id}?key={key}&for={tenant}\"",

@@ -230,7 +230,7 @@ fn every_error_names_file_line_and_key() {
         ),
         (
             "[defaults]\nprofile = \"strip\"",
-            "ibid.toml:5: `profile` must be \"ietf\" or \"stripe\", not \"strip\"",
+            "ibid.toml:5: `profile` must be \"ietf\" or \"stripe\" or \"repeatability\", not \"strip\"",
         ),
         ("[limits]\nlive_keys = 1", "ibid.toml:4: `[limits]` is not available in this release"),
         (
@@ -279,6 +279,20 @@ fn every_error_names_file_line_and_key() {
             "ibid.toml:5: `wait` must be a duration such as \"250ms\", \"5s\", \"15m\", \"24h\" or \"30d\"",
         ),
         ("[defaults]\nkey = true", "ibid.toml:5: `key` must be \"required\" or \"optional\""),
+        ("[defaults]\nmax_request_age = \"0s\"", "ibid.toml:5: `max_request_age` must be longer than zero"),
+        (
+            "[defaults]\nmax_request_age = \"25h\"",
+            "ibid.toml:5: `max_request_age` must not be longer than the key is remembered (retention, and the \
+             tombstone with `after_expiry = \"refuse\"`): an older request could run a second time",
+        ),
+        (
+            "[defaults]\nfirst_sent = \"a b\"",
+            "ibid.toml:5: `first_sent` is `a b`, which is not a header name",
+        ),
+        (
+            "[defaults]\nrepeatable = false",
+            "ibid.toml:5: `repeatable = false` in `[defaults]` would exempt every request",
+        ),
         ("[defaults]\nkey_from = \"query:k\"", "ibid.toml:5: `key_from`: `query:k` is no place for a key"),
         (
             "[defaults]\nkey_from = []",
@@ -332,6 +346,24 @@ fn a_key_is_looked_for_where_the_nearest_place_says() {
     );
     assert_eq!(places(&config.routes[1].policy), "header:x-key body:/idempotency_key");
     assert_eq!(places(&more("").defaults), "header:idempotency-key");
+}
+
+#[test]
+fn the_profile_repeatability_brings_its_own_rules() {
+    let config = more(
+        "[defaults]\nprofile = \"repeatability\"\nrepeatable = false\n[[route]]\nmatch = \"POST /a\"\nrepeatable = true\n\
+         max_request_age = \"5m\"\nfirst_sent = \"X-First-Sent\"\n[[route]]\nmatch = \"POST /b\"\nprofile = \"ietf\"\n",
+    );
+    assert_eq!(config.defaults, Policy { repeatable: false, ..Policy::repeatability() });
+    let first = Policy {
+        max_request_age: Some(Duration::from_secs(300)),
+        first_sent: Some("x-first-sent".into()),
+        ..Policy::repeatability()
+    };
+    assert_eq!((&config.routes[0].policy, config.routes[0].guard), (&first, true));
+    assert!(!config.routes[1].guard, "not repeatable, and no profile that could say so: exempt");
+    let preset = more("[[route]]\nmatch = \"POST /a\"\npreset = \"repeatability\"\n");
+    assert_eq!(preset.routes[0].policy, Policy::repeatability());
 }
 
 #[test]

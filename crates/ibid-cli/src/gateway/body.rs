@@ -1,12 +1,14 @@
-//! A client's body: still arriving, or read whole by the guard.
+//! A client's body: still arriving, read whole by the guard, or looked at while it passes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::{Request, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use ibid::http::WithoutKey;
 
 /// A client's body.
 pub(crate) enum ClientBody {
@@ -14,6 +16,50 @@ pub(crate) enum ClientBody {
     Arriving(Incoming),
     /// Read.
     Whole(Full<Bytes>),
+    /// Passing unguarded, and looked at once it has passed.
+    Watched(Box<WatchedBody>),
+}
+
+/// A small body without a key. Each piece is copied while it passes; nothing waits for the rest.
+pub(crate) struct WatchedBody {
+    body: ClientBody,
+    copied: Vec<u8>,
+    /// How many bytes the request declared.
+    declared: usize,
+    /// None once it was looked at.
+    watcher: Option<WithoutKey>,
+}
+
+impl ClientBody {
+    /// Looks for a key in a body that passes without one, if that is worth it: the route has not been reported yet, and
+    /// the body declares to be small.
+    pub(crate) fn watched(request: Request<ClientBody>) -> Request<ClientBody> {
+        let declared = request.headers().get(header::CONTENT_LENGTH);
+        let declared = declared.and_then(|value| value.to_str().ok()?.parse().ok());
+        let watcher = request.extensions().get::<WithoutKey>().filter(|watcher| watcher.is_open()).cloned();
+        match (declared, watcher) {
+            (Some(declared @ 1..=WATCHED_BYTES_MAX), Some(watcher)) => request.map(|body| {
+                let copied = Vec::with_capacity(declared);
+                let watched = WatchedBody { body, copied, declared, watcher: Some(watcher) };
+                ClientBody::Watched(Box::new(watched))
+            }),
+            _ => request,
+        }
+    }
+}
+
+impl WatchedBody {
+    fn passed(&mut self, data: &Bytes) {
+        if self.watcher.is_some() && self.copied.len() + data.len() <= self.declared {
+            self.copied.extend_from_slice(data);
+        }
+        // The next poll may never come: a sender that has written what it declared is done.
+        if self.copied.len() == self.declared
+            && let Some(watcher) = self.watcher.take()
+        {
+            watcher.look_into(&std::mem::take(&mut self.copied));
+        }
+    }
 }
 
 impl From<Bytes> for ClientBody {
@@ -39,6 +85,15 @@ impl Body for ClientBody {
         match &mut *self {
             ClientBody::Arriving(body) => Pin::new(body).poll_frame(cx),
             ClientBody::Whole(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            ClientBody::Watched(watched) => {
+                let polled = Pin::new(&mut watched.body).poll_frame(cx);
+                if let Poll::Ready(Some(Ok(frame))) = &polled
+                    && let Some(data) = frame.data_ref()
+                {
+                    watched.passed(data);
+                }
+                polled
+            }
         }
     }
 
@@ -46,6 +101,7 @@ impl Body for ClientBody {
         match self {
             ClientBody::Arriving(body) => body.is_end_stream(),
             ClientBody::Whole(body) => body.is_end_stream(),
+            ClientBody::Watched(watched) => watched.body.is_end_stream(),
         }
     }
 
@@ -53,6 +109,11 @@ impl Body for ClientBody {
         match self {
             ClientBody::Arriving(body) => body.size_hint(),
             ClientBody::Whole(body) => body.size_hint(),
+            ClientBody::Watched(watched) => watched.body.size_hint(),
         }
     }
 }
+
+/// Largest body that is copied to look for a key. Requests of APIs that take a key are small; a copy of this size costs
+/// less than the head.
+const WATCHED_BYTES_MAX: usize = 8 * 1024;

@@ -198,6 +198,7 @@ impl Service<Request<ClientBody>> for Upstream {
         if request.extensions().get::<Guarded>().is_some() {
             return self.forwarder.call(request);
         }
+        let request = ClientBody::watched(request);
         let (call, limit) = (self.forwarder.call(request), self.unguarded_for);
         Box::pin(async move {
             match tokio::time::timeout(limit, call).await {

@@ -18,6 +18,7 @@ mod gateway_crash;
 mod gateway_drain;
 mod gateway_hooks;
 mod gateway_http;
+mod gateway_key;
 mod gateway_load;
 mod gateway_logs;
 mod gateway_metrics;

@@ -137,6 +137,21 @@ impl KeyFrom {
         Ok(HeadSearch::Absent)
     }
 
+    /// The place of a published API where `asked` carries a key that this list does not look at.
+    ///
+    /// For advice only: nothing says that the value is meant as a key here.
+    pub fn find_elsewhere(&self, asked: &dyn Asked) -> Option<KeySource> {
+        let places = KNOWN_PLACES.iter().filter_map(|place| KeySource::parse(place).ok());
+        places.filter(|place| !self.0.contains(place)).find(|place| match place {
+            KeySource::Header(name) => {
+                let mut is_there = false;
+                asked.header_lines(name, &mut |_| is_there = true);
+                is_there
+            }
+            KeySource::Body(pointer) => matches!(in_body(asked, pointer), Ok(Some(_))),
+        })
+    }
+
     /// Searches head and body; `None` when no source is present.
     pub fn find(&self, asked: &dyn Asked, form: KeyForm) -> Result<Option<Key>, KeyError> {
         for source in &self.0 {
@@ -289,6 +304,20 @@ pub const PRESETS: [KeyFromPreset; 3] = [
         "aws",
         &["body:/clientToken", "body:/ClientToken", "body:/clientRequestToken", "body:/ClientRequestToken"],
     ),
+];
+
+/// Where clients of published APIs put their keys.
+const KNOWN_PLACES: [&str; 10] = [
+    "header:idempotency-key",
+    "header:x-idempotency-key",
+    "header:paypal-request-id",
+    "header:repeatability-request-id",
+    "body:/idempotency_key",
+    "body:/idempotencyKey",
+    "body:/clientToken",
+    "body:/ClientToken",
+    "body:/clientRequestToken",
+    "body:/ClientRequestToken",
 ];
 
 /// Fields that hold a secret or that HTTP itself reads, and `date`, which differs from retry to retry.

@@ -238,3 +238,19 @@ fn sources_survive_their_bytes_and_the_default_takes_none() {
     assert!(Encode::<()>::is_nil(&KeyFrom::default()) && !Encode::<()>::is_nil(&mixed));
     assert_eq!(<KeyFrom as Decode<'_, ()>>::nil(), Some(KeyFrom::default()));
 }
+
+#[test]
+fn a_key_in_another_known_place_is_noticed() {
+    let elsewhere = |lines: &[(&str, &str)], body: &str| {
+        let found = key_from(&["header:idempotency-key"]).find_elsewhere(&Sent(lines, body.as_bytes()));
+        found.map(|place| place.to_string())
+    };
+    assert_eq!(elsewhere(&[("paypal-request-id", "a")], "").as_deref(), Some("header:paypal-request-id"));
+    let json = [("content-type", JSON)];
+    assert_eq!(elsewhere(&json, r#"{"clientToken":"a"}"#).as_deref(), Some("body:/clientToken"));
+    assert_eq!(elsewhere(&[("content-type", FORM)], "ClientToken=a").as_deref(), Some("body:/ClientToken"));
+    for body in [r#"{"clientToken":""}"#, r#"{"clientToken":7}"#, r#"{"clientToken":"a""#, "{}", ""] {
+        assert_eq!(elsewhere(&json, body), None, "{body}");
+    }
+    assert_eq!(elsewhere(&[("idempotency-key", "a")], ""), None, "there it is looked for");
+}

@@ -12,13 +12,13 @@ use ibid_core::fingerprint::Asked;
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::key_source::HeadSearch;
 use ibid_core::machine::Ask;
-use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse, Policy};
+use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
 use super::layer::Shared;
 use super::routes::{Begins, Route};
-use super::{NoTenant, TraceContext, prefer, resume, sent};
+use super::{NoTenant, TraceContext, prefer, repeatability, resume, sent};
 
 /// What came of the intake.
 pub(super) enum Intake<B> {
@@ -39,6 +39,8 @@ pub(super) struct Taken {
     pub(super) wait: Duration,
     /// Whether it is answered later because it preferred that.
     pub(super) preferred: bool,
+    /// Whether it was first sent so long ago that it must not run under a new key.
+    pub(super) too_old: bool,
 }
 
 /// Takes one request in.
@@ -58,11 +60,20 @@ where
     if request.headers().get("early-data").is_some_and(|value| value == "1") {
         return Err(Refusal::TooEarly);
     }
+    if !policy.repeatable {
+        return match repeatability::is_asked_for(policy, request.headers()) {
+            true => Err(Refusal::NotRepeatable),
+            false => Ok(Intake::Unguarded(request)),
+        };
+    }
     let form = if policy.strict_key { KeyForm::QuotedOnly } else { KeyForm::QuotedOrBare };
     let is_optional = policy.key == KeyRule::Optional;
     let (head, body) = request.into_parts();
     let mut asked = HttpAsked { head, body: Bytes::new() };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
+    let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
+    // Half of a repeatable request is none, also where keys are optional.
+    let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
     if in_head == HeadSearch::Absent {
         return match is_optional {
             true => Ok(Intake::Unguarded(Request::from_parts(asked.head, body))),
@@ -95,7 +106,12 @@ where
         Some(whose) => whose,
         None => Whose::find(shared, policy, &asked.head)?,
     };
-    Ok(Intake::Taken(Box::new(taken(shared, route, asked, whose, key))))
+    if policy.profile == Profile::Repeatability && first_sent.is_none() {
+        return Err(Refusal::FirstSentInvalid);
+    }
+    let key = policy.compared_key(key);
+    let too_old = repeatability::is_too_old(policy, first_sent);
+    Ok(Intake::Taken(Box::new(Taken { too_old, ..taken(shared, route, asked, whose, key) })))
 }
 
 /// Whose request it is, and who within the tenant sent it where the policy asks for that.
@@ -144,7 +160,7 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    Taken { asked, ask, wait, preferred: later && preferred }
+    Taken { asked, ask, wait, preferred: later && preferred, too_old: false }
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.

@@ -35,7 +35,8 @@ use super::hooks::{self, Hook, HookError, Hooks};
 use super::intake::{self, Intake, Taken};
 use super::resume::Resumer;
 use super::routes::{Begins, Route, Routes};
-use super::{Fate, Guarded, NoTenant, Principals, Tenants, reply, sent, status, trace};
+use super::without_key::{self, KeysElsewhere};
+use super::{Fate, Guarded, NoTenant, Principals, Tenants, repeatability, reply, sent, status, trace};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
 use crate::telemetry::{self, Met};
@@ -63,6 +64,7 @@ pub(super) struct Shared {
     pub(super) routes: Routes,
     pub(super) hooks: Hooks,
     pub(super) body_timeout: Duration,
+    pub(super) keys_elsewhere: Arc<KeysElsewhere>,
 }
 
 impl Shared {
@@ -85,6 +87,7 @@ impl GuardLayer {
     pub fn with_routes(ibid: Ibid, tenants: Tenants, routes: Routes) -> GuardLayer {
         let principals = Principals::none();
         telemetry::none_yet(routes.named());
+        routes.with_optional_keys().for_each(|route| telemetry::without_key(route, 0));
         GuardLayer {
             shared: Arc::new(Shared {
                 ibid,
@@ -93,6 +96,7 @@ impl GuardLayer {
                 routes,
                 hooks: Hooks::default(),
                 body_timeout: BODY_TIMEOUT,
+                keys_elsewhere: Arc::default(),
             }),
         }
     }
@@ -225,7 +229,9 @@ where
         intake::take(&shared, &route, request).instrument(tracing::debug_span!(telemetry::SPAN_INTAKE));
     let taken = match intake.await {
         Intake::Taken(taken) => taken,
-        Intake::Unguarded(request) => {
+        Intake::Unguarded(mut request) => {
+            telemetry::without_key(&route.pattern, 1);
+            without_key::notice(&shared.keys_elsewhere, &route, &mut request);
             let Ok(answer) = inner.call(request).await;
             return answer.map(ReplyBody::passed);
         }
@@ -235,6 +241,13 @@ where
         }
     };
     let (ask, wait, preferred) = (taken.ask.clone(), taken.wait, taken.preferred);
+    if taken.too_old {
+        match repeatability::is_new(&shared.ibid, &ask).await {
+            Ok(false) => {}
+            Ok(true) => return reply::refusal(Refusal::RequestTooOld, profile, None),
+            Err(_) => return reply::refusal(reply::unavailable(), profile, None),
+        }
+    }
     if route.begins == Begins::Handler {
         return begun_by_handler(shared, inner, route, *taken).await;
     }
@@ -301,11 +314,15 @@ where
         Told::Begun(begun) => answer(&begun, &route, &ask),
         Told::Finished(finished) => {
             telemetry::reserved(Met::Created, &route.pattern, route.policy.profile);
+            let freed = matches!(finished, Finished::Freed);
             match ended(finished, &route, &ask) {
                 Ended::Reply(reply) => *reply,
                 Ended::Waits => wait_for(&shared.ibid, &route, ask, wait).await,
                 Ended::AsHandlerSays => match ran {
-                    Ok(answer) => answer.map(ReplyBody::passed),
+                    Ok(mut answer) => {
+                        repeatability::mark(answer.headers_mut(), route.policy.profile, !freed);
+                        answer.map(ReplyBody::passed)
+                    }
                     Err(()) => reply::refusal(Refusal::HandlerFailed, route.policy.profile, None),
                 },
             }
@@ -524,7 +541,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         let profile = self.policy.profile;
         if let Some(finished) = attempt.take_outcome() {
             let said = match ran {
-                Ran::Captured(Captured::Whole { head, body, trailers }) => {
+                Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
+                    repeatability::mark(&mut head.headers, profile, !matches!(finished, Finished::Freed));
                     Some(Response::from_parts(head, ReplyBody::whole(body, trailers)))
                 }
                 _ => None,
@@ -570,6 +588,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     fn send_first(self, finished: Finished, mut head: response::Parts, body: ReplyBody<A>) {
         let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
         let profile = self.policy.profile;
+        repeatability::mark(&mut head.headers, profile, !matches!(finished, Finished::Freed));
         match finished {
             Finished::Stored(kept) => reply::first(&mut head.headers, &kept.record, profile),
             Finished::StoredUnkept(record) => {

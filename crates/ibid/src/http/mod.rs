@@ -15,12 +15,14 @@ mod otel;
 #[path = "otel_off.rs"]
 mod otel;
 mod prefer;
+mod repeatability;
 mod reply;
 mod resume;
 mod routes;
 mod status;
 mod tenants;
 mod trace;
+mod without_key;
 
 pub use body::ReplyBody;
 pub use capture::executed;
@@ -31,6 +33,7 @@ pub use tenants::{NoTenant, Principals, Tenants};
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]
 pub(crate) use trace::go_on;
+pub use without_key::WithoutKey;
 
 use ibid_core::key::Key;
 use ibid_core::record::RecoveryPoint;

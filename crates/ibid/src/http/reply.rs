@@ -12,6 +12,7 @@ use ibid_core::response::{Line, Response as Kept};
 use ibid_core::scope::Identity;
 
 use super::body::ReplyBody;
+use super::repeatability;
 use crate::engine::random;
 
 /// A refusal. With an identity, 409 says where the record can be watched.
@@ -34,6 +35,7 @@ pub(super) fn refusal<B>(
     if let Some(identity) = watched.filter(|_| rendered.status == 409) {
         append(headers, LINK, &format!("<{}>; rel=\"monitor\"", status_page(identity)));
     }
+    repeatability::mark(headers, profile, !refusal.is_rejection());
     if profile == Profile::Stripe {
         set(headers, "request-id", &request_id());
         // Stripe's clients go by this alone; where it is absent they go by the status.
@@ -59,6 +61,7 @@ pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Response<Rep
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(RETRY_AFTER, HeaderValue::from(ACCEPTED_RETRY_AFTER.as_secs()));
     append(headers, LOCATION, &page);
+    repeatability::mark(headers, profile, true);
     append(headers, LINK, &format!("<{page}>; rel=\"monitor\""));
     if profile == Profile::Stripe {
         set(headers, "request-id", &request_id());
@@ -111,6 +114,7 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
     let headers = response.headers_mut();
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
     expires(headers, record);
+    repeatability::mark(headers, record.policy.profile, true);
     if record.policy.profile == Profile::Stripe {
         if let Some(first) = headers.get("request-id").cloned() {
             headers.insert("original-request", first);
@@ -125,6 +129,7 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
 /// Marks a first answer with how long it will be repeated.
 pub(super) fn first(headers: &mut HeaderMap, record: &Record, profile: Profile) {
     expires(headers, record);
+    repeatability::mark(headers, profile, true);
     // Its retries would only get it again; an upstream that knows better has said so itself.
     if profile == Profile::Stripe && !headers.contains_key("stripe-should-retry") {
         set(headers, "stripe-should-retry", "false");

@@ -44,8 +44,13 @@ where
         let (shared, service) = (self.shared.clone(), self.service.clone());
         Box::pin(async move {
             let Some(asked) = read(&request) else { return };
-            let taken =
-                Taken { asked: Arc::new(asked), ask: (*ask).clone(), wait: Duration::ZERO, preferred: false };
+            let taken = Taken {
+                asked: Arc::new(asked),
+                ask: (*ask).clone(),
+                wait: Duration::ZERO,
+                preferred: false,
+                too_old: false,
+            };
             layer::resume(&shared, service, attempt, taken).await;
         })
     }

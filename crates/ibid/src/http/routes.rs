@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::Method;
-use ibid_core::policy::{Policy, PolicyError, Profile};
+use ibid_core::policy::{KeyRule, Policy, PolicyError, Profile};
 
 /// The policies of an API: one for all, and rules that refine it.
 #[derive(Clone, Debug)]
@@ -80,6 +80,10 @@ impl Routes {
     /// Every POST and PATCH under `defaults`, and what the rules say.
     pub fn new(defaults: Policy, rules: Vec<Rule>) -> Result<Routes, RoutesError> {
         defaults.check()?;
+        if defaults.is_exempt() {
+            let problem = "`false` is for routes: it would exempt every request";
+            return Err(PolicyError { field: "repeatable", problem: problem.to_owned() }.into());
+        }
         let mut routes = Routes {
             defaults: Route { pattern: Arc::from("*"), policy: Arc::new(defaults), begins: Begins::Guard },
             ..Routes::default()
@@ -117,15 +121,23 @@ impl Routes {
         routes.map(|route| (&route.pattern, route.policy.profile))
     }
 
+    /// The patterns of guarded routes on which keys are optional.
+    pub(super) fn with_optional_keys(&self) -> impl Iterator<Item = &Arc<str>> {
+        let routes = self.rules.iter().filter_map(|(_, route)| route.as_ref()).chain([&self.defaults]);
+        routes.filter(|route| route.policy.key == KeyRule::Optional).map(|route| &route.pattern)
+    }
+
     /// The rules, in their order.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.rules.iter().map(|(rule, _)| rule)
     }
 
-    fn add(&mut self, rule: Rule) -> Result<(), RoutesError> {
+    fn add(&mut self, mut rule: Rule) -> Result<(), RoutesError> {
         if let Some(policy) = &rule.policy {
             policy.check()?;
         }
+        // From here on it is an exempt route like any other, and listed as one.
+        rule.policy = rule.policy.filter(|policy| !policy.is_exempt());
         if let Some(method) = rule.methods.iter().find(|method| is_never_guarded(method)) {
             return Err(RoutesError::Method(method.clone()));
         }

@@ -62,6 +62,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
         return not_found();
     };
     let Some(route) = shared.routes.find(&parsed, &path) else { return not_found() };
+    let key = route.policy.compared_key(key);
     let identity =
         Identity { tenant, operation: Operation { method: method.into(), path: path.into() }, key };
     let Ok(principal) = shared.principal(&route.policy, &head) else {

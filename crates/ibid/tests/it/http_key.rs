@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
@@ -12,7 +13,7 @@ use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
 use ibid_core::key_source::KeyFrom;
-use ibid_core::policy::{KeyRule, Policy};
+use ibid_core::policy::{KeyRule, Policy, Profile};
 use ibid_core::scope::Tenant;
 use tower::{Layer, ServiceExt};
 
@@ -36,7 +37,9 @@ impl Api {
             let run = counted.fetch_add(1, Ordering::SeqCst) + 1;
             let length = headers.get("content-length").and_then(|value| value.to_str().ok()).unwrap_or("-");
             let text = format!("run {run}, length {length}: {}", String::from_utf8_lossy(&body));
-            async move { (StatusCode::CREATED, text) }
+            let wanted = headers.get("x-do").and_then(|value| value.to_str().ok()?.parse().ok());
+            let status = StatusCode::from_u16(wanted.unwrap_or(201)).expect("a status");
+            async move { (status, [("repeatability-result", "the handler's own")], text) }
         });
         let router = Router::new().fallback(handle);
         let tenants = Tenants::by(|head| match head.headers.contains_key("x-nobody") {
@@ -181,4 +184,126 @@ async fn a_route_says_for_itself_where_its_key_is() {
     assert_eq!(api.post(&paypal, "").await.problem(), "400 key-missing");
     assert_eq!(api.post(&[("idempotency-key", "k")], "").await.status, 201);
     assert_eq!(api.runs(), 2);
+}
+
+/// The date of this many seconds ago.
+fn ago(seconds: u64) -> String {
+    httpdate::fmt_http_date(SystemTime::now() - Duration::from_secs(seconds))
+}
+
+const REQUEST_ID: &str = "Repeatability-Request-ID";
+const FIRST_SENT: &str = "Repeatability-First-Sent";
+
+/// Every answer of the profile, with the word that it must carry.
+fn result_of(answer: &Answer) -> &str {
+    answer.field("repeatability-result").expect("every answer says it")
+}
+
+#[tokio::test]
+async fn a_repeatable_request_needs_both_of_its_fields() {
+    for key in [KeyRule::Required, KeyRule::Optional] {
+        let api = Api::under(Policy { key, ..Policy::repeatability() }).await;
+        let now = ago(0);
+        for (lines, problem) in [
+            (vec![(REQUEST_ID, "k")], "400 first-sent-invalid"),
+            (vec![(FIRST_SENT, now.as_str())], "400 key-missing"),
+            (vec![(REQUEST_ID, "k"), (FIRST_SENT, "yesterday")], "400 first-sent-invalid"),
+            (vec![(REQUEST_ID, "k"), (FIRST_SENT, &now), (FIRST_SENT, &now)], "400 first-sent-invalid"),
+            (vec![(REQUEST_ID, "k"), (REQUEST_ID, "k"), (FIRST_SENT, &now)], "400 key-invalid"),
+        ] {
+            let answer = api.post(&lines, "").await;
+            assert_eq!((answer.problem().as_str(), result_of(&answer)), (problem, "rejected"), "{lines:?}");
+        }
+        assert_eq!(api.runs(), 0);
+        let neither = api.post(&[], "").await;
+        match key {
+            KeyRule::Required => assert_eq!(neither.problem(), "400 key-missing"),
+            // It asked for nothing, so the handler's answer passes as it is.
+            KeyRule::Optional => assert_eq!(neither.field("repeatability-result"), Some("the handler's own")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_repeatable_request_is_accepted_and_repeated_by_its_id() {
+    let api = Api::under(Policy::repeatability()).await;
+    let (sent, id) = (ago(1), "0C9AE5EA-980F-4EBD-A027-04529942B95E");
+    let first = api.post(&[(REQUEST_ID, id), (FIRST_SENT, &sent)], "").await;
+    assert_eq!((first.status, result_of(&first)), (201, "accepted"));
+    let again = api.post(&[(REQUEST_ID, &id.to_lowercase()), (FIRST_SENT, &sent)], "").await;
+    assert!(again.is_replay() && again.text == first.text, "{}", again.text);
+    assert_eq!(result_of(&again), "accepted");
+    for (path, body) in [("/other", ""), ("/pay?x=1", ""), ("/pay", "else")] {
+        let other = api.post_to(path, &[(REQUEST_ID, id), (FIRST_SENT, &sent)], body).await;
+        assert_eq!((other.problem().as_str(), result_of(&other)), ("400 key-reused", "rejected"));
+    }
+    // Not executed, by the handler's word: the key stays free.
+    let busy = api.post(&[(REQUEST_ID, "b"), (FIRST_SENT, &sent), ("x-do", "429")], "").await;
+    assert_eq!((busy.status, result_of(&busy)), (429, "rejected"));
+    let broken = api.post(&[(REQUEST_ID, "c"), (FIRST_SENT, &sent), ("x-do", "500")], "").await;
+    assert_eq!((broken.status, result_of(&broken)), (500, "accepted"));
+    let unknown = api.post(&[(REQUEST_ID, "c"), (FIRST_SENT, &sent)], "").await;
+    assert_eq!((unknown.problem().as_str(), result_of(&unknown)), ("409 outcome-unknown", "accepted"));
+    assert_eq!(api.runs(), 3);
+}
+
+#[tokio::test]
+async fn a_request_first_sent_too_long_ago_runs_under_no_new_key() {
+    let aged = |policy: Policy| Policy { max_request_age: Some(Duration::from_secs(300)), ..policy };
+    let api = Api::under(aged(Policy::repeatability())).await;
+    let late = api.post(&[(REQUEST_ID, "old"), (FIRST_SENT, &ago(330))], "").await;
+    assert_eq!((late.problem().as_str(), result_of(&late)), ("412 request-too-old", "rejected"));
+    assert_eq!(api.runs(), 0);
+    let (young, future) = (ago(200), httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(3600)));
+    assert_eq!(api.post(&[(REQUEST_ID, "young"), (FIRST_SENT, &young)], "").await.status, 201);
+    assert_eq!(api.post(&[(REQUEST_ID, "ahead"), (FIRST_SENT, &future)], "").await.status, 201);
+    // A known key is answered, however old its request is.
+    let again = api.post(&[(REQUEST_ID, "young"), (FIRST_SENT, &ago(4000))], "").await;
+    assert!(again.is_replay(), "{}", again.text);
+    // As long as records are kept, unless said otherwise.
+    let usual = Api::under(Policy::repeatability()).await;
+    let lines = |age| [(REQUEST_ID.to_owned(), format!("k{age}")), (FIRST_SENT.to_owned(), ago(age))];
+    for (age, status) in [(23 * 3600, 201), (25 * 3600, 412)] {
+        let lines = lines(age);
+        let lines: Vec<_> = lines.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(usual.post(&lines, "").await.status, status, "{age}");
+    }
+    // Another profile asks by the field that it is told, and only if it is there.
+    let named = Policy { first_sent: Some("x-first-sent".into()), ..aged(Policy::default()) };
+    let ietf = Api::under(named).await;
+    let old = ietf.post(&[("idempotency-key", "a"), ("x-first-sent", &ago(330))], "").await;
+    assert_eq!((old.problem().as_str(), old.field("repeatability-result")), ("412 request-too-old", None));
+    let odd = ietf.post(&[("idempotency-key", "a"), ("x-first-sent", "soon")], "").await;
+    assert_eq!(odd.problem(), "400 first-sent-invalid");
+    assert_eq!(ietf.post(&[("idempotency-key", "a"), ("x-first-sent", &ago(200))], "").await.status, 201);
+    assert_eq!(ietf.post(&[("idempotency-key", "b"), (FIRST_SENT, "soon")], "").await.status, 201);
+}
+
+#[tokio::test]
+async fn an_operation_that_can_not_be_repeated_refuses_the_fields() {
+    let single = |profile| {
+        let policy = Policy { profile, repeatable: false, ..Policy::repeatability() };
+        let (methods, pattern) = (vec![Method::POST], "/single".to_owned());
+        vec![Rule { methods, pattern, policy: Some(policy), begins: Begins::Guard }]
+    };
+    let api = Api::with_rules(Policy::repeatability(), single(Profile::Repeatability)).await;
+    let now = ago(0);
+    for lines in [
+        vec![(REQUEST_ID, "k"), (FIRST_SENT, now.as_str())],
+        vec![(REQUEST_ID, "k")],
+        vec![(FIRST_SENT, "x")],
+    ] {
+        let refused = api.post_to("/single", &lines, "").await;
+        assert_eq!((refused.problem().as_str(), result_of(&refused)), ("501 not-repeatable", "rejected"));
+    }
+    assert_eq!(api.runs(), 0);
+    assert_eq!(api.post_to("/single", &[], "").await.status, 201);
+    // Elsewhere the route is exempt.
+    let ietf = Api::with_rules(Policy::default(), single(Profile::Ietf)).await;
+    for run in 1..=2 {
+        let passed = ietf.post_to("/single", &[("idempotency-key", "k")], "").await;
+        assert_eq!((passed.status, ietf.runs()), (201, run));
+    }
+    let defaults = Policy { repeatable: false, ..Policy::default() };
+    assert!(Routes::new(defaults, Vec::new()).is_err(), "that would exempt everything");
 }

@@ -218,7 +218,7 @@ fn answer<B>(status: StatusCode, result: &'static str) -> Response<ReplyBody<B>>
 }
 
 /// This node's clock. It only ever refuses: what a webhook proves is judged by the store's.
-fn now() -> Timestamp {
+pub(super) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }

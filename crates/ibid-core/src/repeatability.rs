@@ -1,0 +1,142 @@
+//! The rules of profile `repeatability` (OASIS Repeatable Requests 1.0), and of `max_request_age` in any profile.
+
+use std::time::Duration;
+
+use crate::key::Key;
+use crate::policy::{AfterExpiry, Policy, Profile};
+use crate::refusal::Refusal;
+use crate::time::Timestamp;
+
+/// The field by which a client says when it sent a request for the first time.
+pub const FIRST_SENT: &str = "repeatability-first-sent";
+
+/// The field that carries the key in profile `repeatability`.
+pub const REQUEST_ID: &str = "repeatability-request-id";
+
+impl Policy {
+    /// The field that says when a request was first sent, in lower case.
+    pub fn first_sent_field(&self) -> &str {
+        self.first_sent.as_deref().unwrap_or(FIRST_SENT)
+    }
+
+    /// How long ago a request under a new key may have been sent for the first time; `None`: that is not asked.
+    ///
+    /// Profile `repeatability` asks by default, for as long as records are kept: an older request may have been
+    /// executed, and its record removed.
+    pub fn request_age_max(&self) -> Option<Duration> {
+        let kept_for = (self.profile == Profile::Repeatability).then_some(self.retention);
+        self.max_request_age.or(kept_for)
+    }
+
+    /// For how long after its completion a record answers a retry or refuses it.
+    pub(crate) fn remembered_for(&self) -> Duration {
+        match self.after_expiry {
+            AfterExpiry::Execute => self.retention,
+            AfterExpiry::Refuse => self.retention.saturating_add(self.tombstone),
+        }
+    }
+
+    /// Whether requests under this policy pass unguarded, keys or not: `repeatable = false` outside of profile
+    /// `repeatability`, which has an answer for them (501).
+    pub fn is_exempt(&self) -> bool {
+        !self.repeatable && self.profile != Profile::Repeatability
+    }
+
+    /// The key as it is compared under this policy: OASIS compares UUIDs without regard to case.
+    pub fn compared_key(&self, key: Key) -> Key {
+        if self.profile == Profile::Repeatability { key.with_uuid_case_folded() } else { key }
+    }
+}
+
+/// Whether a request was first sent longer ago than `age_max`. A client whose clock is ahead is never too old.
+pub fn is_too_old(first_sent: Timestamp, now: Timestamp, age_max: Duration) -> bool {
+    now.since(first_sent) > age_max
+}
+
+impl Refusal {
+    /// Whether the refusal says that this request was not executed and won't be (`Repeatability-Result: rejected`).
+    ///
+    /// The others are about a request that was accepted: it runs, or it ran, or that is not known.
+    pub fn is_rejection(self) -> bool {
+        !matches!(
+            self,
+            Refusal::RequestInProgress { .. }
+                | Refusal::OutcomeUnknown { .. }
+                | Refusal::ResponseNotRetained
+                | Refusal::UpstreamUncertain { .. }
+                | Refusal::HandlerFailed
+                | Refusal::Abandoned
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_micros(seconds * 1_000_000)
+    }
+
+    #[test]
+    fn a_request_is_too_old_a_moment_after_its_age() {
+        let age_max = Duration::from_secs(300);
+        let too_old = |first_sent: i64| is_too_old(at(first_sent), at(1_000_000), age_max);
+        assert!(!too_old(1_000_000 - 299) && !too_old(1_000_000 - 300));
+        assert!(too_old(1_000_000 - 301) && too_old(0));
+        assert!(!too_old(1_000_000 + 3600), "a clock that is ahead");
+    }
+
+    #[test]
+    fn the_profile_asks_for_the_age_that_records_are_kept() {
+        let mut policy = Policy::repeatability();
+        assert_eq!(policy.request_age_max(), Some(policy.retention));
+        policy.max_request_age = Some(Duration::from_secs(300));
+        assert_eq!(policy.request_age_max(), Some(Duration::from_secs(300)));
+        assert_eq!(Policy::default().request_age_max(), None);
+    }
+
+    #[test]
+    fn an_age_longer_than_the_memory_can_not_be_kept() {
+        let hours = |hours: u64| Some(Duration::from_secs(hours * 3600));
+        let refused = |policy: Policy| policy.check().expect_err("it can't be kept").field;
+        assert_eq!(refused(Policy { max_request_age: hours(25), ..Policy::default() }), "max_request_age");
+        assert_eq!(refused(Policy { max_request_age: hours(0), ..Policy::default() }), "max_request_age");
+        assert_eq!(Policy { max_request_age: hours(24), ..Policy::default() }.check(), Ok(()));
+        // A tombstone that refuses is a memory too.
+        assert_eq!(Policy { max_request_age: hours(300 * 24), ..Policy::payments() }.check(), Ok(()));
+        assert_eq!(
+            refused(Policy { max_request_age: hours(400 * 24), ..Policy::payments() }),
+            "max_request_age"
+        );
+    }
+
+    #[test]
+    fn uuids_have_no_case_in_this_profile_only() {
+        let key = |text: &str| Key::stored(text).unwrap();
+        let upper = "0C9AE5EA-980F-4EBD-A027-04529942B95E";
+        let policy = Policy::repeatability();
+        assert_eq!(policy.compared_key(key(upper)), key(&upper.to_lowercase()));
+        assert_eq!(Policy::default().compared_key(key(upper)), key(upper));
+        for other in ["0C9AE5EA980F4EBDA02704529942B95E", "0C9AE5EA-980F-4EBD-A027-04529942B95G", "Order-7"] {
+            assert_eq!(policy.compared_key(key(other)), key(other));
+        }
+    }
+
+    #[test]
+    fn what_was_accepted_is_never_called_rejected() {
+        for refusal in crate::refusal::ALL {
+            let may_have_run = matches!(
+                refusal.code(),
+                "request-in-progress"
+                    | "outcome-unknown"
+                    | "response-not-retained"
+                    | "handler-failed"
+                    | "abandoned"
+            );
+            assert_eq!(refusal.is_rejection(), !may_have_run, "{refusal:?}");
+            assert!(refusal.status(Profile::Repeatability) >= 400);
+        }
+        assert_eq!(Refusal::KeyReused.status(Profile::Repeatability), 400);
+    }
+}

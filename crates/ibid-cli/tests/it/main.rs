@@ -35,5 +35,6 @@ mod gateway_upstream;
 mod ledger;
 mod progress;
 mod reap;
+mod sdk;
 mod settle;
 mod settle_many;

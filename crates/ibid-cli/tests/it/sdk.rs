@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ibid_testkit::python;
+use ibid_testkit::program::tools;
 use ibid_testkit::upstream::Upstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,7 +22,8 @@ use crate::harness::{Gateway, Setup};
 async fn a_lost_answer_to_stripes_sdk_is_executed_once() {
     let answer = r#"header=Content-Type: application/json;body={"id":"done-1","object":"payment_intent"}"#;
     let config = "[defaults]\nprofile = \"stripe\"\n";
-    let seen = calls(&["stripe_sdk.py"], "authorization", config, answer, Loss::Closed).await;
+    let seen =
+        calls("stripe-16.1.0", &["stripe_sdk.py"], "authorization", config, answer, Loss::Closed).await;
     assert_eq!(seen.len(), 2, "{seen:#?}");
 }
 
@@ -30,7 +31,15 @@ async fn a_lost_answer_to_stripes_sdk_is_executed_once() {
 async fn a_lost_answer_to_squares_sdk_is_executed_once() {
     let answer = r#"header=Content-Type: application/json;body={"payment":{"id":"done-1"}}"#;
     let config = "[defaults]\nkey_from = \"square\"\n";
-    let seen = calls(&["square_sdk.py"], "authorization", config, answer, Loss::TimedOut).await;
+    let seen = calls(
+        "squareup-46.0.0.20260916",
+        &["square_sdk.py"],
+        "authorization",
+        config,
+        answer,
+        Loss::TimedOut,
+    )
+    .await;
     assert_eq!(seen.len(), 2, "{seen:#?}");
 }
 
@@ -38,14 +47,16 @@ async fn a_lost_answer_to_squares_sdk_is_executed_once() {
 async fn a_lost_answer_to_azures_sdk_is_executed_once() {
     let answer = r#"status=201;header=Content-Type: application/json;body={"id":"done-1","createdAt":"2026-01-01T00:00:00Z","validFrom":"2026-01-01T00:00:00Z","validUntil":"2026-02-01T00:00:00Z","pstnDialOutEnabled":false}"#;
     let config = "[defaults]\nprofile = \"repeatability\"\n";
-    let seen = calls(&["azure_sdk.py"], "none", config, answer, Loss::TimedOut).await;
+    let seen =
+        calls("azure-communication-rooms-1.2.0", &["azure_sdk.py"], "none", config, answer, Loss::TimedOut)
+            .await;
     assert_eq!(seen.len(), 2, "{seen:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_boto3_is_executed_once_in_json() {
     let answer = r#"header=Content-Type: application/x-amz-json-1.1;body={"tasks":[{"taskArn":"done-1"}],"failures":[]}"#;
-    let seen = calls(&["aws_sdk.py", "ecs"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
+    let seen = calls(BOTO3, &["aws_sdk.py", "ecs"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
     assert_eq!(seen.len(), 2, "{seen:#?}");
 }
 
@@ -53,20 +64,29 @@ async fn a_lost_answer_to_boto3_is_executed_once_in_json() {
 async fn a_lost_answer_to_boto3_is_executed_once_in_a_form() {
     let answer = "header=Content-Type: text/xml;body=<RunInstancesResponse><reservationId>r-1</reservationId>\
                   <instancesSet><item><instanceId>done-1</instanceId></item></instancesSet></RunInstancesResponse>";
-    let seen = calls(&["aws_sdk.py", "ec2"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
+    let seen = calls(BOTO3, &["aws_sdk.py", "ec2"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
     assert_eq!(seen.len(), 2, "{seen:#?}");
 }
+
+const BOTO3: &str = "boto3-1.44.3";
 
 /// Operations without a token are AWS's too, and pass.
 const AWS: &str = "[defaults]\nkey_from = \"aws\"\nkey = \"optional\"\n";
 
 /// Makes the two calls and returns what the upstream executed.
-async fn calls(script: &[&str], tenant: &str, config: &str, answer: &str, loss: Loss) -> Vec<String> {
+async fn calls(
+    package: &str,
+    script: &[&str],
+    tenant: &str,
+    config: &str,
+    answer: &str,
+    loss: Loss,
+) -> Vec<String> {
     let upstream = Upstream::start().await;
     upstream.behave(answer);
     let gateway = Setup::before(&upstream.url()).tenant(tenant).config(config).start();
     let hop = LossyHop::before(&gateway, loss).await;
-    let mut sdk = Sdk::start(script, hop.addr);
+    let mut sdk = Sdk::start(package, script, hop.addr);
     hop.lose.store(1, Ordering::SeqCst);
     assert_eq!(sdk.call(), "ok done-1", "the retry gets the first answer");
     assert_eq!((upstream.total(), hop.lose.load(Ordering::SeqCst)), (1, 0), "{:#?}", upstream.requests());
@@ -149,12 +169,15 @@ struct Sdk {
 }
 
 impl Sdk {
-    fn start(script: &[&str], to: SocketAddr) -> Sdk {
+    fn start(package: &str, script: &[&str], to: SocketAddr) -> Sdk {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk");
-        let mut command = Command::new(python::interpreter());
+        let packages = tools().join(package);
+        assert!(packages.is_dir(), "`{}` is missing: run scripts/setup", packages.display());
+        let mut command = Command::new("python3");
         command.arg("-B").arg(folder.join(script[0])).arg(format!("http://{to}")).args(&script[1..]);
         // Proxies and profiles of whoever runs the tests are not part of them.
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("PYTHONPATH", packages);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Python starts");
         let stdin = child.stdin.take().expect("stdin is piped");
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));

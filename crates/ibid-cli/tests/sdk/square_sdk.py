@@ -14,6 +14,7 @@ def call(number):
         idempotency_key=str(uuid.uuid4()),
         source_id="cnon:card-nonce-ok",
         amount_money={"amount": 500 + number, "currency": "EUR"},
+        request_options={"max_retries": 1},
     )
     return response.payment.id
 

@@ -174,6 +174,7 @@ fn announce(config: &Config, public: std::net::SocketAddr, admin: std::net::Sock
     for route in config.routes.iter().filter(|route| !route.guard) {
         eprintln!("ibid: not guarded: {} {}", joined(&route.methods), route.pattern);
     }
+    eprintln!("ibid: not guarded: {}", config::PASSES);
 }
 
 fn joined(methods: &[http::Method]) -> String {

@@ -11,6 +11,7 @@ pub mod fingerprint;
 pub mod key;
 pub mod key_source;
 pub mod machine;
+pub mod path;
 pub mod policy;
 pub mod reap;
 pub mod record;

@@ -103,6 +103,22 @@ pub struct Policy {
     /// The field that says when a request was first sent, in lower case. None: `repeatability-first-sent`.
     #[n(37)]
     pub first_sent: Option<String>,
+    /// How a request's path is read for matching and scope.
+    #[cbor(n(30), default)]
+    pub path: PathRule,
+}
+
+/// How a request's path is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum PathRule {
+    /// Normalized, and refused where servers read it differently ([`path`](crate::path)).
+    #[default]
+    #[n(0)]
+    Strict,
+    /// As it was sent: the operator's word that the upstream takes it as it is.
+    #[n(1)]
+    AsSent,
 }
 
 /// A published wire dialect.
@@ -312,6 +328,7 @@ impl Default for Policy {
             max_request_age: None,
             repeatable: true,
             first_sent: None,
+            path: PathRule::Strict,
         }
     }
 }

@@ -65,6 +65,16 @@ pub enum Refusal {
     NotRepeatable,
     /// The field that says when the request was first sent is missing or no IMF-fixdate.
     FirstSentInvalid,
+    /// Servers read the path differently, so it is not known which operation is asked for.
+    PathAmbiguous,
+    /// The path is longer than a record keeps.
+    PathTooLong,
+    /// The request's target has no path.
+    TargetInvalid,
+    /// No host, more than one, or one that can't be read.
+    HostInvalid,
+    /// The body has a transfer coding besides `chunked`.
+    TransferCoding,
     /// A webhook from nobody that we know, or not signed as it should be.
     HookRefused,
     /// A signed webhook that does not say what its mapping looks for.
@@ -96,7 +106,7 @@ pub struct Rendered {
 }
 
 /// Every refusal once, for the reference page and its tests.
-pub const ALL: [Refusal; 24] = [
+pub const ALL: [Refusal; 29] = [
     Refusal::KeyMissing,
     Refusal::KeyInvalid(KeyError::Syntax),
     Refusal::KeyReused,
@@ -119,6 +129,11 @@ pub const ALL: [Refusal; 24] = [
     Refusal::RequestTooOld,
     Refusal::NotRepeatable,
     Refusal::FirstSentInvalid,
+    Refusal::PathAmbiguous,
+    Refusal::PathTooLong,
+    Refusal::TargetInvalid,
+    Refusal::HostInvalid,
+    Refusal::TransferCoding,
     Refusal::HookRefused,
     Refusal::HookUnreadable,
 ];
@@ -395,6 +410,44 @@ impl Refusal {
                 NewKey,
                 "The request does not say when it was first sent",
                 "Nothing was executed. Send one date of the form Tue, 15 Nov 1994 08:12:31 GMT, the same for every retry.",
+            ),
+            Refusal::PathAmbiguous => row(
+                "path-ambiguous",
+                400,
+                NewKey,
+                "Servers read the path differently",
+                "Nothing was executed, and the key was not used. Send the path without empty segments, dot segments, \
+                 control characters, malformed escapes and raw characters outside ASCII; where the request is not \
+                 guarded, also without encoded slashes and backslashes and path parameters.",
+            ),
+            Refusal::PathTooLong => row(
+                "path-too-long",
+                414,
+                NewKey,
+                "The path is too long",
+                "Nothing was executed, and the key was not used. The path of a guarded request has at most 2048 bytes.",
+            ),
+            Refusal::TargetInvalid => row(
+                "target-invalid",
+                400,
+                NewKey,
+                "The request has no path",
+                "Nothing was executed, and the key was not used. The target of a guarded request is a path or a URL.",
+            ),
+            Refusal::HostInvalid => row(
+                "host-invalid",
+                400,
+                NewKey,
+                "The request does not name one host",
+                "Nothing was executed, and the key was not used. A request has one Host field with a name or address \
+                 and perhaps a port; only HTTP/1.0 may leave it out.",
+            ),
+            Refusal::TransferCoding => row(
+                "transfer-coding",
+                501,
+                NewKey,
+                "The transfer coding is not supported",
+                "Nothing was executed, and the key was not used. The only transfer coding of a request is chunked.",
             ),
             // The same words whatever was wrong: who guesses learns nothing.
             Refusal::HookRefused => row(

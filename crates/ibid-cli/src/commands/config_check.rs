@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::ConfigCheckArgs;
 use crate::config::value::{show_duration, show_size};
-use crate::config::{Config, Route, Variables, policy};
+use crate::config::{self, Config, Route, Variables, policy};
 use crate::output::{Failure, Failures, print_fields, print_json, print_line, print_table};
 
 /// Checks the configuration and prints it to `out`; warnings go to `talk`.
@@ -48,16 +48,14 @@ fn print(config: &Config, out: &mut dyn Write) -> Result<(), Failure> {
     columns.extend(["reconcile", "besides"]);
     let guarded = config.routes.iter().filter(|route| route.guard);
     let mut rows: Vec<Vec<String>> = guarded.map(|route| row(&name(route), &route.policy)).collect();
-    rows.push(row("every other POST and PATCH", &config.defaults));
+    rows.push(row(config::EVERY_OTHER, &config.defaults));
     print_table(out, &columns, rows)?;
 
-    let exempt: Vec<&Route> = config.routes.iter().filter(|route| !route.guard).collect();
-    if !exempt.is_empty() {
-        print_line(out, "\nnot guarded:")?;
-        for route in exempt {
-            print_line(out, format_args!("  {} (line {})", name(route), route.line))?;
-        }
+    print_line(out, "\nnot guarded:")?;
+    for route in config.routes.iter().filter(|route| !route.guard) {
+        print_line(out, format_args!("  {} (line {})", name(route), route.line))?;
     }
+    print_line(out, format_args!("  {}", config::PASSES))?;
     if !config.hooks.is_empty() {
         print_line(out, "\nsettled by webhook:")?;
     }

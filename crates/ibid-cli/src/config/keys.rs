@@ -168,7 +168,7 @@ pub(crate) const KEYS: &[Key] = &[
         "trusted",
         "array of networks or addresses",
         "[\"127.0.0.0/8\", \"::1\"]",
-        "Hops whose tenant header is believed; from others it is stripped. Loopback: a proxy on the same host authenticates, anyone else could claim to be anyone.",
+        "Hops whose tenant header, `X-Forwarded-…` and `Forwarded` are believed; from others they are taken off. Loopback: a proxy on the same host authenticates, anyone else could claim to be anyone.",
     ),
     key(
         "fingerprint",
@@ -239,6 +239,13 @@ pub(crate) const KEYS: &[Key] = &[
         "`tenant`, `principal`",
         "\"tenant\"",
         "To whom within the tenant a key belongs. Under `principal` each credential (the bytes of `Authorization`) has keys of its own, which narrows what a stolen key is good for and makes a client that changes its credential between two retries a new one.",
+    ),
+    key(
+        "defaults",
+        "path",
+        "`strict`, `as-sent`",
+        "\"strict\"",
+        "How a path is read. Under `strict` a path that servers read differently (`//`, `/../`, `..;`, `%00` and the like) is refused with 400 `path-ambiguous`, for every method that is guarded somewhere, and `%41` is `A` in a record's scope. `as-sent` takes a path as it is, and is your word that the upstream does too. A route with `guard = \"off\"` goes by `[defaults]`.",
     ),
     key(
         "defaults",
@@ -406,7 +413,7 @@ pub(crate) const KEYS: &[Key] = &[
         "match",
         "`METHOD[,METHOD] /path`",
         "",
-        "Required. Methods are POST, PATCH, PUT and DELETE; a path has `{name}` for one segment and `{*rest}` at its end for all that follow.",
+        "Required. Methods are POST, PATCH, PUT, DELETE and every other that is not GET, HEAD, OPTIONS, TRACE, QUERY or CONNECT; a path has `{name}` for one segment and `{*rest}` at its end for all that follow. A guarding route matches with and without a trailing slash, an exempt one only as written.",
     ),
     key(
         "route",

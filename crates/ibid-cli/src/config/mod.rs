@@ -14,7 +14,7 @@ use http::uri::Scheme;
 use http::{Method, Uri};
 use ibid::upkeep::Keep;
 use ibid_core::fingerprint::Secret;
-use ibid_core::policy::{BindRule, Policy};
+use ibid_core::policy::{BindRule, PathRule, Policy};
 use toml::de::DeTable;
 
 use crate::args::{DoctorArgs, GatewayArgs, ReconcileArgs, StoreArgs};
@@ -66,7 +66,7 @@ pub(crate) struct Config {
     pub(crate) store_options: StoreOptions,
     /// Whose keys they are.
     pub(crate) tenant: TenantHow,
-    /// The rules of every POST and PATCH that no route is for.
+    /// The rules of every guarded request that no route is for.
     pub(crate) defaults: Policy,
     /// The routes, in the order of the file.
     pub(crate) routes: Vec<Route>,
@@ -494,7 +494,7 @@ fn read_tenant(
         match parse_net(text) {
             Some(net) if net.prefix_len() == 0 => {
                 warnings.push(format!(
-                    "{}: `trusted` holds `{text}`: everyone may say whose request it is",
+                    "{}: `trusted` holds `{text}`: everyone may say whose request it is and where it came from",
                     reader.place(trusted_line)
                 ));
                 nets.push(net);
@@ -522,10 +522,6 @@ fn read_tenant(
     match TenantHow::parse(&text) {
         Ok(mut how) => {
             let by_header = matches!(how.from, TenantFrom::Header(_));
-            if trusted.is_some() && !by_header {
-                let place = reader.place(trusted_line);
-                warnings.push(format!("{place}: `trusted` has no effect with tenant `{}`", how.word()));
-            }
             if trusted.as_ref().is_some_and(Vec::is_empty) && by_header {
                 reader.refuse(trusted_line, "`trusted` is empty: then nobody's tenant header is believed");
             }
@@ -584,7 +580,7 @@ fn read_routes(
     route::check_conflicts(&drafts, reader);
 
     let mut advice = Advice::new(reader, warnings);
-    advice.policy("every other POST and PATCH", line, &defaults, base.retry_horizon);
+    advice.policy(EVERY_OTHER, line, &defaults, base.retry_horizon);
     let routes = drafts.into_iter().map(|draft| build_route(draft, &base, &mut advice)).collect();
     advice.finish();
     (defaults, routes)
@@ -602,9 +598,18 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Ro
         reader.refuse_with_hint(draft.reconcile_line, problem, hint);
     }
     check_policy(&policy, &layers, draft.reconcile_line, reader);
+    // An exempt route has no policy, so the defaults say how its paths are read.
+    let guard = draft.guard && !policy.is_exempt();
+    let path = if guard { policy.path } else { policy::resolve(&[base]).path };
+    if path == PathRule::Strict && !ibid_core::path::is_reachable(&draft.pattern, !guard) {
+        let problem =
+            format!("`match` has the path `{}`, which is refused under `path = \"strict\"`", draft.pattern);
+        let hint =
+            "write it without empty segments, dot segments, malformed escapes and, on exempt routes, `;`";
+        reader.refuse_with_hint(draft.line, problem, hint);
+    }
     let horizon = draft.rules.retry_horizon.or(base.retry_horizon);
     advice.route(&draft, &policy, horizon);
-    let guard = draft.guard && !policy.is_exempt();
     Route { methods: draft.methods, pattern: draft.pattern, guard, policy, line: draft.line }
 }
 
@@ -707,5 +712,12 @@ pub(crate) const LISTEN: &str = "127.0.0.1:8080";
 
 /// Where operators connect by default.
 pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8081";
+
+/// What no route is for, as tables and warnings call it.
+pub(crate) const EVERY_OTHER: &str = "every other guarded request";
+
+/// What passes unguarded besides exempt routes.
+pub(crate) const PASSES: &str =
+    "GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE where no route guards them";
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

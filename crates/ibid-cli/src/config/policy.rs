@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ibid_core::key_source::KeyFrom;
 use ibid_core::policy::{
-    AfterExpiry, AnswerRule, BindRule, InFlight, KeyRule, OnLapse, OnServerError, Policy, PolicyError,
-    Profile,
+    AfterExpiry, AnswerRule, BindRule, InFlight, KeyRule, OnLapse, OnServerError, PathRule, Policy,
+    PolicyError, Profile,
 };
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
@@ -56,6 +56,7 @@ overlay! {
     strict_key: bool,
     scope: ScopeRule,
     bind: BindRule,
+    path: PathRule,
     in_flight: InFlight,
     wait: Duration,
     answer: AnswerRule,
@@ -89,6 +90,7 @@ impl Overlay {
             strict_key: section.boolean("strict_key"),
             scope: section.choice("scope", &SCOPES, &[]),
             bind: section.choice("bind", &BINDS, &[]),
+            path: section.choice("path", &PATHS, &[]),
             in_flight: section.choice("in_flight", &IN_FLIGHTS, &[]),
             wait: section.duration("wait"),
             answer: section.choice("answer", &ANSWERS, &[]),
@@ -178,6 +180,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("strict_key", json!(policy.strict_key)),
         ("scope", json!(word_of(&SCOPES, &policy.scope))),
         ("bind", json!(word_of(&BINDS, &policy.bind))),
+        ("path", json!(word_of(&PATHS, &policy.path))),
         ("in_flight", json!(word_of(&IN_FLIGHTS, &policy.in_flight))),
         ("wait", duration(policy.wait)),
         ("answer", json!(word_of(&ANSWERS, &policy.answer))),
@@ -210,6 +213,7 @@ const PROFILES: [(&str, Profile); 3] =
 const KEY_RULES: [(&str, KeyRule); 2] = [("required", KeyRule::Required), ("optional", KeyRule::Optional)];
 const SCOPES: [(&str, ScopeRule); 2] = [("operation", ScopeRule::Operation), ("tenant", ScopeRule::Tenant)];
 const BINDS: [(&str, BindRule); 2] = [("tenant", BindRule::Tenant), ("principal", BindRule::Principal)];
+const PATHS: [(&str, PathRule); 2] = [("strict", PathRule::Strict), ("as-sent", PathRule::AsSent)];
 const IN_FLIGHTS: [(&str, InFlight); 3] =
     [("wait", InFlight::Wait), ("conflict", InFlight::Conflict), ("accepted", InFlight::Accepted)];
 const ANSWERS: [(&str, AnswerRule); 3] =

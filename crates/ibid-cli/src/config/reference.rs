@@ -193,8 +193,8 @@ Durations are a whole number and a unit: `250ms`, `5s`, `15m`, `24h`, `30d`. Siz
 `1MiB`. Unknown keys, wrong types, durations of zero (where zero is not said to be allowed) and rules that can't be kept
 together are errors, with the line.
 
-Every POST and PATCH is guarded. PUT and DELETE are where a route says so. GET, HEAD, OPTIONS and TRACE never are. Only
-`guard = \"off\"` exempts.
+Every method is guarded but GET, HEAD, OPTIONS, TRACE and QUERY, which never are, and PUT and DELETE, which are where a route
+says so. Only `guard = \"off\"` exempts. [What is guarded](../concepts/guarded.md) has the rules for methods, paths and fields.
 ";
 
 const CONFIGURATION_TAIL: &str = "

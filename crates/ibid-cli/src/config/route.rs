@@ -176,16 +176,23 @@ pub(super) fn parse_match(target: &str) -> Result<(Vec<Method>, String), Complai
 }
 
 fn parse_method(word: &str) -> Result<Method, Complaint> {
-    if let Some(method) = GUARDED.iter().find(|method| method.as_str() == word) {
-        return Ok(method.clone());
+    if let Some(method) = METHODS.iter().find(|method| **method == word) {
+        return Ok(method.parse().expect("every name of the table is a method"));
     }
-    let hint = "a route is for POST, PATCH, PUT or DELETE".to_owned();
-    if ["GET", "HEAD", "OPTIONS", "TRACE"].contains(&word) {
+    let hint = "a route is for POST, PATCH, PUT, DELETE or another method that changes something".to_owned();
+    if ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"].contains(&word) {
         return Err((format!("names `{word}`, which is never guarded: it changes nothing"), hint));
     }
-    let near = near_miss(word, ["POST", "PATCH", "PUT", "DELETE"]);
-    let hint = near.map_or(hint, |near| format!("did you mean `{near}`?"));
-    Err((format!("names `{word}`, which is no method that can be guarded"), hint))
+    if word == "CONNECT" {
+        return Err((format!("names `{word}`, which the gateway refuses"), hint));
+    }
+    // A method that is nearly a known one is a typing error, and its requests would not find this route.
+    let problem = || format!("names `{word}`, which is no method that can be guarded");
+    if let Some(near) = near_miss(word, METHODS) {
+        return Err((problem(), format!("did you mean `{near}`?")));
+    }
+    let is_upper = !word.bytes().any(|byte| byte.is_ascii_lowercase());
+    Method::from_bytes(word.as_bytes()).ok().filter(|_| is_upper).ok_or_else(|| (problem(), hint))
 }
 
 fn preset_of(name: &str, line: usize, reader: &Reader<'_>) -> Overlay {
@@ -314,8 +321,29 @@ const NOT_ASKED_WITH: [&str; 8] = [
     "upgrade",
 ];
 
-/// Methods that a route may name. The others change nothing, so repeating them is safe already.
-const GUARDED: [Method; 4] = [Method::POST, Method::PATCH, Method::PUT, Method::DELETE];
+/// Methods that a route may name without a second look. Others are taken if they are not nearly one of these.
+const METHODS: [&str; 20] = [
+    "POST",
+    "PATCH",
+    "PUT",
+    "DELETE",
+    "ACL",
+    "BIND",
+    "CHECKOUT",
+    "COPY",
+    "LINK",
+    "LOCK",
+    "MERGE",
+    "MKCOL",
+    "MOVE",
+    "PROPFIND",
+    "PROPPATCH",
+    "PURGE",
+    "REPORT",
+    "SEARCH",
+    "UNLINK",
+    "UNLOCK",
+];
 
 #[cfg(test)]
 mod tests {
@@ -326,6 +354,9 @@ mod tests {
         let (methods, pattern) = parse_match("POST,PUT  /orders/{id}").unwrap();
         assert_eq!((methods, pattern.as_str()), (vec![Method::POST, Method::PUT], "/orders/{id}"));
         assert_eq!(parse_match("DELETE /a/{*rest}").unwrap().1, "/a/{*rest}");
+        for method in ["PURGE", "MKCOL", "X-REINDEX"] {
+            assert_eq!(parse_match(&format!("{method} /a")).unwrap().0[0].as_str(), method);
+        }
     }
 
     #[test]
@@ -335,7 +366,11 @@ mod tests {
             ("POST payments", "does not begin with `/`"),
             ("GET /payments", "never guarded"),
             ("POST,OPTIONS /payments", "never guarded"),
+            ("QUERY /payments", "never guarded"),
+            ("CONNECT /payments", "refuses"),
             ("POTS /payments", "no method"),
+            ("PO(ST /payments", "no method"),
+            ("reindex /payments", "no method"),
             ("post /payments", "no method"),
             ("POST,POST /payments", "twice"),
             ("POST /payments?x=1", "more than a path"),

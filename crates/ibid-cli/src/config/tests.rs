@@ -545,12 +545,12 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
         let warnings = more(text).warnings;
         assert!(warnings.iter().any(|warning| warning.contains(part)), "{part}: {warnings:#?}");
     };
-    warns("[defaults]\nretention = \"23h\"", "ibid.toml:4: every other POST and PATCH: retention is 23h");
+    warns("[defaults]\nretention = \"23h\"", "ibid.toml:4: every other guarded request: retention is 23h");
     warns("[defaults]\nretry_horizon = \"3d\"", "clients retry for 3d, and retention is only 24h");
     warns("[[route]]\nmatch = \"POST /x\"\nretention = \"1h\"", "ibid.toml:5: `POST /x`: retention is 1h");
     warns("[[route]]\nmatch = \"POST /x\"\nguard = \"off\"", "ibid.toml:5: `POST /x` is not guarded");
     warns("[[route]]\nmatch = \"POST /x\"\nguard = \"off\"\nwait = \"1s\"", "other keys have no effect");
-    warns("[[route]]\nmatch = \"POST /x\"", "no reconcile rule for every other POST and PATCH, `POST /x`");
+    warns("[[route]]\nmatch = \"POST /x\"", "no reconcile rule for every other guarded request, `POST /x`");
     warns("[[route]]\nmatch = \"POST /x\"\npreset = \"one-transaction\"", "does not fit a gateway");
     warns("trusted = [\"0.0.0.0/0\"]", "everyone may say whose request it is");
     warns("[defaults]\nupstream_timeout = \"16m\"", "max_run is shorter than upstream_timeout");
@@ -574,7 +574,7 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
     let warnings = read(&hashed).unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("a digest of the credential")), "{warnings:#?}");
     let no_rule = "[defaults]\non_lapse = \"fail\"\non_server_error = \"store\"\n";
-    warns(no_rule, "no reconcile rule for every other POST and PATCH");
+    warns(no_rule, "no reconcile rule for every other guarded request");
 }
 
 #[test]

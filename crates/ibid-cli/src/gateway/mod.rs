@@ -260,7 +260,8 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
 
 /// What decides under which id a request finds its record.
 fn identity(config: &Config) -> String {
-    format!("tenant={} scope={:?} path=as-sent", config.tenant.word(), config.defaults.scope).to_lowercase()
+    let (scope, path) = (config.defaults.scope, config.defaults.path);
+    format!("tenant={} scope={scope:?} path={path:?}", config.tenant.word()).to_lowercase()
 }
 
 fn refused(config: &Config, error: &StartError) -> Failure {

@@ -10,6 +10,7 @@ use http::{HeaderName, HeaderValue, Request, StatusCode};
 use http_body_util::Empty;
 use ibid::http::Fate;
 use ibid::upkeep::{Doubtful, Find, Finding};
+use ibid_core::path;
 use ibid_core::policy::{Question, Reconcile};
 use ibid_core::store::Pending;
 use tower_service::Service;
@@ -89,6 +90,16 @@ fn request(question: &Question, filling: &Filling) -> Option<Request<Empty<Bytes
     Some(request)
 }
 
+/// The names of a pattern and what stands for them in a path; none if it does not match, with or without a last slash.
+fn names_in(pattern: &str, sent: &str) -> Option<Vec<(String, String)>> {
+    let mut router = matchit::Router::new();
+    router.insert(path::normalized_pattern(pattern), ()).ok()?;
+    let path = path::normalized(sent);
+    let other = path::other_trailing_slash(&path).unwrap_or_default();
+    let found = router.at(&path).or_else(|_| router.at(&other)).ok()?;
+    Some(found.params.iter().map(|(name, raw)| (name.to_owned(), raw.to_owned())).collect())
+}
+
 /// What stands for the names in a question's texts.
 struct Filling {
     key: String,
@@ -99,11 +110,7 @@ struct Filling {
 
 impl Filling {
     fn new(doubtful: &Doubtful, pattern: &str) -> Filling {
-        let mut router = matchit::Router::new();
-        let names = match router.insert(pattern, ()).ok().and_then(|()| router.at(&doubtful.path).ok()) {
-            Some(found) => found.params.iter().map(|(name, raw)| (name.to_owned(), raw.to_owned())).collect(),
-            None => Vec::new(),
-        };
+        let names = names_in(pattern, &doubtful.path).unwrap_or_default();
         Filling { key: doubtful.key.as_str().to_owned(), tenant: doubtful.tenant.as_str().to_owned(), names }
     }
 
@@ -197,9 +204,7 @@ mod tests {
             headers: vec![("x-tenant-id".to_owned(), header.to_owned())],
             ..Question::default()
         };
-        let mut router = matchit::Router::new();
-        router.insert("/orders/{id}/{*rest}", ()).unwrap();
-        let names = router.at(sent).unwrap().params.iter().map(|(n, raw)| (n.into(), raw.into())).collect();
+        let names = names_in("/orders/{id}/{*rest}", sent).unwrap();
         let filling = Filling { key: key.to_owned(), tenant: "ann & co".to_owned(), names };
         let request = request(&question, &filling)?;
         assert_eq!(request.headers()[ACCEPT_ENCODING], "identity");
@@ -230,6 +235,14 @@ mod tests {
         assert_eq!(target("/o?id={id}", "k", "/orders/100%/x").unwrap(), "/o?id=100%25");
         let (_, header) = asked("/o", "{id}-{tenant}", "k", "/orders/a%20b/x").unwrap();
         assert_eq!(header, "a b-ann & co");
+    }
+
+    #[test]
+    fn a_route_is_found_with_and_without_its_last_slash() {
+        let id = || Some(vec![("id".to_owned(), "7".to_owned())]);
+        assert_eq!(names_in("/orders/{id}", "/orders/7/"), id());
+        assert_eq!(names_in("/orders/{id}/", "/%6frders/7"), id());
+        assert_eq!(names_in("/orders/{id}", "/carts/7"), None);
     }
 
     #[test]

@@ -43,21 +43,32 @@ pub(super) struct Taken {
     pub(super) too_old: bool,
 }
 
-/// Takes one request in.
-pub(super) async fn take<B>(shared: &Shared, route: &Route, request: Request<B>) -> Intake<B>
+/// Takes one request in, to be kept under this operation.
+pub(super) async fn take<B>(
+    shared: &Shared,
+    route: &Route,
+    operation: Operation,
+    request: Request<B>,
+) -> Intake<B>
 where
     B: Body<Data = Bytes> + From<Bytes> + Unpin,
 {
-    try_take(shared, route, request).await.unwrap_or_else(Intake::Refused)
+    try_take(shared, route, operation, request).await.unwrap_or_else(Intake::Refused)
 }
 
-async fn try_take<B>(shared: &Shared, route: &Route, request: Request<B>) -> Result<Intake<B>, Refusal>
+async fn try_take<B>(
+    shared: &Shared,
+    route: &Route,
+    operation: Operation,
+    request: Request<B>,
+) -> Result<Intake<B>, Refusal>
 where
     B: Body<Data = Bytes> + From<Bytes> + Unpin,
 {
     let policy = &route.policy;
-    // An attacker may send early data again as often as he likes (RFC 8470).
-    if request.headers().get("early-data").is_some_and(|value| value == "1") {
+    // An attacker may send early data again as often as he likes. One value is defined, `1`, and several lines count
+    // as one (RFC 8470, 5.1), so the field is believed whatever it says.
+    if request.headers().contains_key("early-data") {
         return Err(Refusal::TooEarly);
     }
     if !policy.repeatable {
@@ -69,7 +80,7 @@ where
     let form = if policy.strict_key { KeyForm::QuotedOnly } else { KeyForm::QuotedOrBare };
     let is_optional = policy.key == KeyRule::Optional;
     let (head, body) = request.into_parts();
-    let mut asked = HttpAsked { head, body: Bytes::new() };
+    let mut asked = HttpAsked { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
     // Half of a repeatable request is none, also where keys are optional.
@@ -132,8 +143,8 @@ impl Whose {
 fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Key) -> Taken {
     let policy = &route.policy;
     let Whose { tenant, principal } = whose;
-    let operation = Operation { method: asked.method().into(), path: asked.path().into() };
     let asked = Arc::new(asked);
+    let operation = asked.operation.clone();
     let headers = &asked.head.headers;
     let identity = Identity { tenant, operation, key };
     let mut ask = shared.ibid.ask(identity, policy.clone(), asked.clone());
@@ -198,6 +209,8 @@ fn declared_length(headers: &HeaderMap) -> Option<u64> {
 pub(super) struct HttpAsked {
     pub(super) head: Parts,
     pub(super) body: Bytes,
+    /// Its scope. Another spelling of the same path is the same request.
+    pub(super) operation: Operation,
 }
 
 impl HttpAsked {
@@ -221,7 +234,7 @@ impl Asked for HttpAsked {
     }
 
     fn path(&self) -> &str {
-        sent(&self.head.extensions, &self.head.uri).path()
+        &self.operation.path
     }
 
     fn query(&self) -> Option<&str> {

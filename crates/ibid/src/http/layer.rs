@@ -3,6 +3,7 @@
 //!
 //! Longer than most files because a guarded request's whole way, from the route to the reply, is read in one piece.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -23,6 +24,7 @@ use ibid_core::policy::{BindRule, InFlight, Policy, Profile};
 use ibid_core::record::ErrorCode;
 use ibid_core::refusal::Refusal;
 use ibid_core::response::Response as KeptResponse;
+use ibid_core::scope::Operation;
 use tokio::sync::oneshot;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -34,9 +36,11 @@ use super::held::{Slot, Told, Unbegun};
 use super::hooks::{self, Hook, HookError, Hooks};
 use super::intake::{self, Intake, Taken};
 use super::resume::Resumer;
-use super::routes::{Begins, Route, Routes};
+use super::routes::{Begins, Route, Routes, Ruling, upper_case};
 use super::without_key::{self, KeysElsewhere};
-use super::{Fate, Guarded, NoTenant, Principals, Tenants, repeatability, reply, sent, status, trace};
+use super::{
+    Fate, Guarded, NoTenant, Principals, Tenants, method_override, repeatability, reply, sent, status, trace,
+};
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
 use crate::telemetry::{self, Met};
@@ -78,7 +82,7 @@ impl Shared {
 }
 
 impl GuardLayer {
-    /// Guards every POST and PATCH under the default policy.
+    /// Guards every method under the default policy but GET, HEAD, OPTIONS, TRACE, QUERY, PUT and DELETE.
     pub fn new(ibid: Ibid, tenants: Tenants) -> GuardLayer {
         GuardLayer::with_routes(ibid, tenants, Routes::default())
     }
@@ -148,9 +152,11 @@ where
     Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
-    let path = sent(&taken.asked.head.extensions, &taken.asked.head.uri).path();
-    let pattern = shared.routes.find(&taken.asked.head.method, path).map(|route| route.pattern.clone());
     let ask = taken.ask.clone();
+    let operation = &ask.identity.operation;
+    let method = http::Method::from_bytes(operation.method.as_bytes()).ok();
+    let route = method.and_then(|method| shared.routes.find(&method, &operation.path));
+    let pattern = route.map(|route| route.pattern.clone());
     let route = Route {
         pattern: pattern.unwrap_or_else(|| Arc::from("*")),
         policy: ask.policy.clone(),
@@ -195,6 +201,9 @@ where
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = self.shared.clone();
+        if let Cow::Owned(method) = upper_case(request.method()) {
+            *request.method_mut() = method;
+        }
         let path = sent(request.extensions(), request.uri()).path();
         if hooks::source(path).is_some() {
             return Box::pin(async move { Ok(hooks::serve(&shared, request).await) });
@@ -202,22 +211,36 @@ where
         if status::is_own(path) {
             return Box::pin(async move { Ok(status::serve(&shared, request).await) });
         }
-        match self.shared.routes.find(request.method(), path) {
-            None => {
+        let (method, ruling) =
+            method_override::judge(&self.shared.routes, request.method(), request.headers(), path);
+        match ruling {
+            Ruling::Passes => {
                 let call = inner.call(request);
                 Box::pin(async move { Ok(call.await?.map(ReplyBody::passed)) })
             }
-            Some(route) => {
+            Ruling::Refused { route, refusal } => {
+                let reply = reply::refusal(refusal, route.policy.profile, None);
+                Box::pin(std::future::ready(Ok(reply)))
+            }
+            Ruling::Guarded { route, path } => {
+                let operation = Operation { method: method.as_str().into(), path: path.into() };
                 let route = route.clone();
                 let span = trace::begin(&mut request, &route.pattern);
-                Box::pin(async move { Ok(guarded(shared, inner, route, request).await) }.instrument(span))
+                let guarded = guarded(shared, inner, route, operation, request);
+                Box::pin(async move { Ok(guarded.await) }.instrument(span))
             }
         }
     }
 }
 
 /// A guarded request, from intake to reply.
-async fn guarded<S, Q, A>(shared: Arc<Shared>, mut inner: S, route: Route, request: Request<Q>) -> Reply<A>
+async fn guarded<S, Q, A>(
+    shared: Arc<Shared>,
+    mut inner: S,
+    route: Route,
+    operation: Operation,
+    request: Request<Q>,
+) -> Reply<A>
 where
     S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
     S::Future: Send,
@@ -225,8 +248,8 @@ where
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
     let profile = route.policy.profile;
-    let intake =
-        intake::take(&shared, &route, request).instrument(tracing::debug_span!(telemetry::SPAN_INTAKE));
+    let intake = intake::take(&shared, &route, operation, request)
+        .instrument(tracing::debug_span!(telemetry::SPAN_INTAKE));
     let taken = match intake.await {
         Intake::Taken(taken) => taken,
         Intake::Unguarded(mut request) => {

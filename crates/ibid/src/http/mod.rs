@@ -9,6 +9,7 @@ mod held;
 pub mod hooks;
 mod intake;
 mod layer;
+mod method_override;
 #[cfg(feature = "opentelemetry")]
 mod otel;
 #[cfg(not(feature = "opentelemetry"))]
@@ -28,7 +29,8 @@ pub use body::ReplyBody;
 pub use capture::executed;
 pub use held::{Held, NotRun, Unbegun};
 pub use layer::{Guard, GuardLayer};
-pub use routes::{Begins, Route, Routes, RoutesError, Rule};
+pub use reply::refused;
+pub use routes::{Begins, Route, Routes, RoutesError, Rule, Ruling};
 pub use tenants::{NoTenant, Principals, Tenants};
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]

@@ -15,6 +15,12 @@ use super::body::ReplyBody;
 use super::repeatability;
 use crate::engine::random;
 
+/// Renders a refusal for a service that turns requests away before they reach the guard.
+#[doc(hidden)]
+pub fn refused<B>(reason: Refusal, profile: Profile) -> Response<ReplyBody<B>> {
+    refusal(reason, profile, None)
+}
+
 /// A refusal. With an identity, 409 says where the record can be watched.
 pub(super) fn refusal<B>(
     refusal: Refusal,

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, h
 use http_body::Body;
 use ibid_core::machine::Ask;
 use ibid_core::record::Record;
+use ibid_core::scope::Operation;
 use ibid_core::store::Pending;
 use minicbor::{Decode, Encode};
 use tower_service::Service;
@@ -34,7 +35,7 @@ where
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
     fn ask(&self, record: &Record, request: &Bytes) -> Option<Ask> {
-        let asked = Arc::new(read(request)?);
+        let asked = Arc::new(read(request, &record.identity.operation)?);
         let mut ask = self.shared.ibid.ask((*record.identity).clone(), record.policy.clone(), asked);
         ask.id = record.id;
         Some(ask)
@@ -43,7 +44,7 @@ where
     fn run(&self, attempt: Attempt, ask: Arc<Ask>, request: Bytes) -> Pending<'static, ()> {
         let (shared, service) = (self.shared.clone(), self.service.clone());
         Box::pin(async move {
-            let Some(asked) = read(&request) else { return };
+            let Some(asked) = read(&request, &ask.identity.operation) else { return };
             let taken = Taken {
                 asked: Arc::new(asked),
                 ask: (*ask).clone(),
@@ -83,7 +84,8 @@ fn kept_but(asked: &HttpAsked, without: &[HeaderName]) -> Bytes {
     Bytes::from(minicbor::to_vec(kept).expect("a Vec takes every byte"))
 }
 
-fn read(kept: &Bytes) -> Option<HttpAsked> {
+/// The request that was kept for a record of this operation.
+fn read(kept: &Bytes, operation: &Operation) -> Option<HttpAsked> {
     let kept: Kept = minicbor::decode(kept).ok()?;
     let mut headers = HeaderMap::with_capacity(kept.headers.len());
     for line in kept.headers {
@@ -97,7 +99,7 @@ fn read(kept: &Bytes) -> Option<HttpAsked> {
     head.uri = kept.uri.parse::<Uri>().ok()?;
     super::was_sent(&mut head.extensions, kept.sent.parse::<Uri>().ok()?);
     head.headers = headers;
-    Some(HttpAsked { head, body: Bytes::from(kept.body) })
+    Some(HttpAsked { head, body: Bytes::from(kept.body), operation: operation.clone() })
 }
 
 #[derive(Encode, Decode)]
@@ -132,6 +134,10 @@ const NOT_KEPT: [HeaderName; 4] =
 mod tests {
     use super::*;
 
+    fn rides() -> Operation {
+        Operation { method: "POST".into(), path: "/rides".into() }
+    }
+
     #[test]
     fn a_kept_request_comes_back_without_its_credentials() {
         let request = Request::builder()
@@ -144,18 +150,18 @@ mod tests {
             .body(())
             .unwrap();
         let (head, ()) = request.into_parts();
-        let asked = HttpAsked { head, body: Bytes::from_static(b"{\"a\":1}") };
+        let asked = HttpAsked { head, body: Bytes::from_static(b"{\"a\":1}"), operation: rides() };
         let bytes = kept(&asked);
         assert!(!bytes.windows(6).any(|window| window == b"s3cret"));
-        let back = read(&bytes).unwrap();
+        let back = read(&bytes, &rides()).unwrap();
         assert_eq!(
             (back.head.method.as_str(), back.head.uri.to_string().as_str()),
             ("POST", "/rides?fast=1")
         );
         assert_eq!(back.head.headers.get_all("x-a").iter().count(), 2);
         assert_eq!(back.body, asked.body);
-        assert!(read(&bytes.slice(1..)).is_none());
-        let whole = read(&kept_whole(&asked)).unwrap();
+        assert!(read(&bytes.slice(1..), &rides()).is_none());
+        let whole = read(&kept_whole(&asked), &rides()).unwrap();
         assert_eq!(whole.head.headers, asked.head.headers);
     }
 }

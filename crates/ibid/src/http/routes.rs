@@ -1,10 +1,14 @@
-//! Which requests are guarded, and by which Policy. Every POST and PATCH is, unless a rule says otherwise.
+//! Which requests are guarded, and by which Policy. Every method is, but GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and
+//! DELETE where no rule guards them.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use http::Method;
-use ibid_core::policy::{KeyRule, Policy, PolicyError, Profile};
+use ibid_core::path;
+use ibid_core::policy::{KeyRule, PathRule, Policy, PolicyError, Profile};
+use ibid_core::refusal::Refusal;
 
 /// The policies of an API: one for all, and rules that refine it.
 #[derive(Clone, Debug)]
@@ -12,6 +16,29 @@ pub struct Routes {
     defaults: Route,
     rules: Vec<(Rule, Option<Route>)>,
     by_method: HashMap<Method, matchit::Router<usize>>,
+    /// Methods that at least one rule guards.
+    guarded: HashSet<Method>,
+}
+
+/// The routes' verdict on a request.
+#[derive(Clone, Debug)]
+pub enum Ruling<'r, 'p> {
+    /// It is guarded.
+    Guarded {
+        /// By this route.
+        route: &'r Route,
+        /// The path that names its scope.
+        path: Cow<'p, str>,
+    },
+    /// It is not guarded and passes untouched.
+    Passes,
+    /// It is turned away, because it can't be told which operation it asks for.
+    Refused {
+        /// The route whose profile answers.
+        route: &'r Route,
+        /// Why.
+        refusal: Refusal,
+    },
 }
 
 /// One rule, as configured.
@@ -63,7 +90,7 @@ pub enum RoutesError {
         /// What is wrong with it.
         problem: String,
     },
-    /// GET, HEAD, OPTIONS, TRACE and CONNECT are never guarded.
+    /// GET, HEAD, OPTIONS, TRACE, QUERY and CONNECT are never guarded.
     #[error("{0} is never guarded")]
     Method(Method),
 }
@@ -72,12 +99,12 @@ impl Default for Routes {
     fn default() -> Self {
         let defaults =
             Route { pattern: Arc::from("*"), policy: Arc::new(Policy::default()), begins: Begins::Guard };
-        Routes { defaults, rules: Vec::new(), by_method: HashMap::new() }
+        Routes { defaults, rules: Vec::new(), by_method: HashMap::new(), guarded: HashSet::new() }
     }
 }
 
 impl Routes {
-    /// Every POST and PATCH under `defaults`, and what the rules say.
+    /// Everything that is guarded by default under `defaults`, and what the rules say.
     pub fn new(defaults: Policy, rules: Vec<Rule>) -> Result<Routes, RoutesError> {
         defaults.check()?;
         if defaults.is_exempt() {
@@ -91,22 +118,44 @@ impl Routes {
         for rule in rules {
             routes.add(rule)?;
         }
+        routes.add_trailing_slashes();
         Ok(routes)
     }
 
-    /// The route that guards this request; none if it passes untouched.
-    pub fn find(&self, method: &Method, path: &str) -> Option<&Route> {
-        if is_never_guarded(method) {
-            return None;
+    /// Decides about a request by its method and its path as sent, without the query.
+    pub fn judge<'p>(&self, method: &Method, sent: &'p str) -> Ruling<'_, 'p> {
+        let method = upper_case(method);
+        let by_default = is_guarded_by_default(&method);
+        if !by_default && !self.guarded.contains(&*method) {
+            return Ruling::Passes;
         }
-        let rule =
-            self.by_method.get(method).and_then(|router| router.at(path).ok()).map(|found| *found.value);
-        match rule.map(|index| &self.rules[index].1) {
-            Some(Some(route)) => Some(route),
-            // An upstream may read `/open/../payments` as another path: what is exempt must be exempt to the letter.
-            Some(None) if is_plain(path) => None,
-            Some(None) => Some(&self.defaults),
-            None => (*method == Method::POST || *method == Method::PATCH).then_some(&self.defaults),
+        if !sent.starts_with('/') {
+            return Ruling::Refused { route: &self.defaults, refusal: Refusal::TargetInvalid };
+        }
+        let path = path::normalized(sent);
+        let find = |path: &str| self.by_method.get(&*method)?.at(path).ok().map(|found| *found.value);
+        let found = find(&path);
+        let ambiguous = Ruling::Refused { route: &self.defaults, refusal: Refusal::PathAmbiguous };
+        let is_strict = self.defaults.policy.path == PathRule::Strict;
+        match found.map(|index| &self.rules[index].1) {
+            Some(Some(route)) => guarded(route, sent, path),
+            // An upstream may read `/open/..;/payments` as another path, so an exempt path must be harmless. Under
+            // `as-sent` it must match as it was sent.
+            Some(None) if is_strict && path::is_harmless(sent) => Ruling::Passes,
+            Some(None) if is_strict => ambiguous,
+            Some(None) if find(sent) == found => Ruling::Passes,
+            _ if by_default => guarded(&self.defaults, sent, path),
+            // A PUT or DELETE that some server would read as one on a guarded route.
+            _ if is_strict && (path::is_ambiguous(sent) || path::hides_separator(sent)) => ambiguous,
+            _ => Ruling::Passes,
+        }
+    }
+
+    /// The route that guards this request; none if it passes untouched or is refused.
+    pub fn find(&self, method: &Method, path: &str) -> Option<&Route> {
+        match self.judge(method, path) {
+            Ruling::Guarded { route, .. } => Some(route),
+            Ruling::Passes | Ruling::Refused { .. } => None,
         }
     }
 
@@ -141,12 +190,21 @@ impl Routes {
         if let Some(method) = rule.methods.iter().find(|method| is_never_guarded(method)) {
             return Err(RoutesError::Method(method.clone()));
         }
+        let path = match &rule.policy {
+            Some(policy) => policy.path,
+            None => self.defaults.policy.path,
+        };
+        let bad = |problem: String| RoutesError::Pattern { pattern: rule.pattern.clone(), problem };
+        let pattern = path::normalized_pattern(&rule.pattern);
+        if path == PathRule::Strict && !path::is_reachable(&pattern, rule.policy.is_none()) {
+            return Err(bad(UNREACHABLE.to_owned()));
+        }
         for method in &rule.methods {
-            let router = self.by_method.entry(method.clone()).or_default();
-            router.insert(rule.pattern.clone(), self.rules.len()).map_err(|error| RoutesError::Pattern {
-                pattern: rule.pattern.clone(),
-                problem: error.to_string(),
-            })?;
+            let router = self.by_method.entry(upper_case(method).into_owned()).or_default();
+            router.insert(pattern.clone(), self.rules.len()).map_err(|error| bad(error.to_string()))?;
+            if rule.policy.is_some() {
+                self.guarded.insert(upper_case(method).into_owned());
+            }
         }
         let route = rule.policy.clone().map(|mut policy| {
             // It travels with the record, whose own route a later configuration may not have.
@@ -158,20 +216,64 @@ impl Routes {
         self.rules.push((rule, route));
         Ok(())
     }
+
+    /// Lets each guarding rule match with and without a trailing slash, which many servers take for the same path. An
+    /// exempt rule matches only as it is written.
+    fn add_trailing_slashes(&mut self) {
+        for (index, (rule, route)) in self.rules.iter().enumerate() {
+            let Some(pattern) = path::other_trailing_slash(&path::normalized_pattern(&rule.pattern)) else {
+                continue;
+            };
+            for method in rule.methods.iter().filter(|_| route.is_some()) {
+                let router = self.by_method.entry(upper_case(method).into_owned()).or_default();
+                // It conflicts only with a rule that is written for this very path, and that one wins.
+                let _ = router.insert(pattern.clone(), index);
+            }
+        }
+    }
+}
+
+/// The method in upper case: many servers read `patch` as PATCH.
+pub(super) fn upper_case(method: &Method) -> Cow<'_, Method> {
+    if !method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Cow::Borrowed(method);
+    }
+    let upper = method.as_str().to_ascii_uppercase();
+    Cow::Owned(Method::from_bytes(upper.as_bytes()).expect("a method stays one in upper case"))
 }
 
 fn is_never_guarded(method: &Method) -> bool {
-    [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT].contains(method)
+    let method = upper_case(method);
+    // CONNECT has no path and no answer to keep, and the gateway refuses it.
+    *method == Method::CONNECT || UNGUARDED_METHODS.contains(&method.as_str())
 }
 
-/// Whether no server reads another path into this one: no dot segments, empty segments or encoded dots, slashes and
-/// backslashes.
-fn is_plain(path: &str) -> bool {
-    let lower = path.to_ascii_lowercase();
-    !["/./", "/../", "//", "\\", "%2e", "%2f", "%5c"].iter().any(|odd| lower.contains(odd))
-        && !lower.ends_with("/.")
-        && !lower.ends_with("/..")
+fn is_guarded_by_default(method: &Method) -> bool {
+    !is_never_guarded(method) && !UNGUARDED_UNLESS_ROUTED.contains(method)
 }
+
+fn guarded<'r, 'p>(route: &'r Route, sent: &'p str, normalized: Cow<'p, str>) -> Ruling<'r, 'p> {
+    if sent.len() > path::PATH_BYTES_MAX {
+        return Ruling::Refused { route, refusal: Refusal::PathTooLong };
+    }
+    match route.policy.path {
+        PathRule::AsSent => Ruling::Guarded { route, path: Cow::Borrowed(sent) },
+        PathRule::Strict if path::is_ambiguous(sent) => {
+            Ruling::Refused { route, refusal: Refusal::PathAmbiguous }
+        }
+        PathRule::Strict => Ruling::Guarded { route, path: normalized },
+    }
+}
+
+/// Methods that change nothing, so repeating them is safe already.
+pub(super) const UNGUARDED_METHODS: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
+
+/// Methods that HTTP calls idempotent: guarded where a rule says that this API's are not.
+pub(super) const UNGUARDED_UNLESS_ROUTED: [Method; 2] = [Method::PUT, Method::DELETE];
+
+/// Why a pattern is refused that no strict route can be reached by.
+const UNREACHABLE: &str =
+    "matches nothing: servers read such a path differently, so under `path = \"strict\"` it is refused";
 
 #[cfg(test)]
 mod tests {
@@ -181,54 +283,237 @@ mod tests {
         Rule { methods: methods.to_vec(), pattern: pattern.to_owned(), policy, begins: Begins::Guard }
     }
 
-    fn found(routes: &Routes, method: Method, path: &str) -> Option<String> {
-        routes.find(&method, path).map(|route| route.pattern.to_string())
+    /// How a request is judged, in a word: its pattern and scope, `passes`, or the refusal's code.
+    fn judged(routes: &Routes, method: &str, path: &str) -> String {
+        match routes.judge(&Method::from_bytes(method.as_bytes()).unwrap(), path) {
+            Ruling::Guarded { route, path } => format!("{} {path}", route.pattern),
+            Ruling::Passes => "passes".to_owned(),
+            Ruling::Refused { refusal, .. } => refusal.code().to_owned(),
+        }
+    }
+
+    fn check(routes: &Routes, cases: &[(&str, &str, &str)]) {
+        for (method, path, expected) in cases {
+            assert_eq!(judged(routes, method, path), *expected, "{method} {path}");
+        }
+    }
+
+    fn guarding(methods: &[Method], pattern: &str) -> Rule {
+        rule(methods, pattern, Some(Policy::default()))
     }
 
     #[test]
-    fn every_post_and_patch_is_guarded_and_the_safe_methods_never_are() {
+    fn every_method_is_guarded_but_the_five_safe_ones() {
         let routes = Routes::default();
-        for method in [Method::POST, Method::PATCH] {
-            assert_eq!(found(&routes, method, "/any"), Some("*".to_owned()));
+        for method in ["POST", "PATCH", "post", "Post", "patch", "LOCK", "PURGE", "mkcol", "X"] {
+            assert_eq!(judged(&routes, method, "/any"), "* /any", "{method}");
         }
-        for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::PUT, Method::DELETE]
+        for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE", "get", "Query", "delete"]
         {
-            assert_eq!(found(&routes, method, "/any"), None);
+            assert_eq!(judged(&routes, method, "/any"), "passes", "{method}");
         }
     }
 
     #[test]
     fn a_rule_guards_put_and_delete_and_only_guard_off_exempts() {
         let rules = vec![
-            rule(&[Method::PUT, Method::DELETE], "/orders/{id}", Some(Policy::payments())),
+            guarding(&[Method::PUT, Method::DELETE], "/orders/{id}"),
             rule(&[Method::POST], "/open/{*rest}", None),
         ];
         let routes = Routes::new(Policy::default(), rules).unwrap();
-        assert_eq!(found(&routes, Method::PUT, "/orders/7"), Some("/orders/{id}".to_owned()));
-        assert_eq!(found(&routes, Method::POST, "/orders/7"), Some("*".to_owned()));
-        assert_eq!(found(&routes, Method::POST, "/open/x"), None);
-        assert_eq!(found(&routes, Method::PATCH, "/open/x"), Some("*".to_owned()));
+        check(
+            &routes,
+            &[
+                ("PUT", "/orders/7", "/orders/{id} /orders/7"),
+                ("put", "/orders/7", "/orders/{id} /orders/7"),
+                ("DELETE", "/orders/7", "/orders/{id} /orders/7"),
+                ("PUT", "/carts/7", "passes"),
+                ("POST", "/orders/7", "* /orders/7"),
+                ("POST", "/open/x", "passes"),
+                ("post", "/open/x", "passes"),
+                ("PATCH", "/open/x", "* /open/x"),
+            ],
+        );
     }
 
     #[test]
-    fn a_path_that_a_server_may_read_differently_is_not_exempt() {
-        let routes =
-            Routes::new(Policy::default(), vec![rule(&[Method::POST], "/open/{*rest}", None)]).unwrap();
+    fn a_path_has_one_scope_however_it_is_escaped() {
+        let routes = Routes::new(
+            Policy::default(),
+            vec![guarding(&[Method::POST, Method::PUT], "/orders/{id}"), guarding(&[Method::POST], "/café")],
+        );
+        check(
+            &routes.unwrap(),
+            &[
+                ("POST", "/%6frders/%31", "/orders/{id} /orders/1"),
+                ("PUT", "/%6Frders/1", "/orders/{id} /orders/1"),
+                ("POST", "/orders/a%2fb", "/orders/{id} /orders/a%2Fb"),
+                ("POST", "/caf%c3%a9", "/café /caf%C3%A9"),
+                ("POST", "/%70ayments", "* /payments"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_guarding_rule_matches_with_and_without_a_last_slash() {
+        let rules = vec![
+            guarding(&[Method::PUT], "/orders/{id}"),
+            guarding(&[Method::POST], "/django/"),
+            rule(&[Method::POST], "/open", None),
+            rule(&[Method::POST], "/rest/{*rest}", None),
+            guarding(&[Method::POST], "/rest/payments"),
+            guarding(&[Method::POST], "/both"),
+            rule(&[Method::POST], "/both/", None),
+        ];
+        check(
+            &Routes::new(Policy::default(), rules).unwrap(),
+            &[
+                // The slash is part of the scope, because most servers tell the two apart.
+                ("PUT", "/orders/1", "/orders/{id} /orders/1"),
+                ("PUT", "/orders/1/", "/orders/{id} /orders/1/"),
+                ("PUT", "/orders/1//", "path-ambiguous"),
+                ("POST", "/django/", "/django/ /django/"),
+                ("POST", "/django", "/django/ /django"),
+                ("POST", "/open", "passes"),
+                ("POST", "/open/", "* /open/"),
+                ("POST", "/rest/x", "passes"),
+                ("POST", "/rest/payments/", "/rest/payments /rest/payments/"),
+                ("POST", "/both", "/both /both"),
+                ("POST", "/both/", "passes"),
+                ("POST", "/", "* /"),
+            ],
+        );
+    }
+
+    #[test]
+    fn an_ambiguous_path_is_refused_where_its_method_is_guarded() {
+        let rules =
+            vec![guarding(&[Method::PUT], "/orders/{id}"), rule(&[Method::POST], "/open/{*rest}", None)];
+        let routes = Routes::new(Policy::default(), rules).unwrap();
+        for path in ["/orders//1", "//orders/1", "/orders/./1", "/x/../orders/1", "/x/..;/orders/1", "/%zz"] {
+            for method in ["POST", "PATCH", "PUT", "put"] {
+                assert_eq!(judged(&routes, method, path), "path-ambiguous", "{method} {path}");
+            }
+            for method in ["GET", "HEAD", "DELETE"] {
+                assert_eq!(judged(&routes, method, path), "passes", "{method} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hidden_slash_is_refused_only_where_it_would_pass() {
+        let rules =
+            vec![guarding(&[Method::PUT], "/orders/{id}"), rule(&[Method::POST], "/open/{*rest}", None)];
+        let routes = Routes::new(Policy::default(), rules).unwrap();
+        for (hidden, scope) in [("a%2Fb", "a%2Fb"), ("a%5cb", "a%5Cb"), ("a\\b", "a\\b")] {
+            let at = |prefix: &str| format!("{prefix}{hidden}");
+            assert_eq!(judged(&routes, "PUT", &at("/orders/")), format!("/orders/{{id}} /orders/{scope}"));
+            assert_eq!(judged(&routes, "POST", &at("/files/")), format!("* /files/{scope}"));
+            assert_eq!(judged(&routes, "POST", &at("/open/")), "path-ambiguous");
+            assert_eq!(judged(&routes, "PUT", &at("/files/")), "path-ambiguous");
+            assert_eq!(judged(&routes, "DELETE", &at("/files/")), "passes", "no rule guards DELETE");
+        }
+    }
+
+    #[test]
+    fn an_exempt_rule_takes_harmless_paths_only() {
+        let rules = vec![rule(&[Method::POST], "/open/{*rest}", None), rule(&[Method::POST], "/login", None)];
+        let routes = Routes::new(Policy::default(), rules).unwrap();
         for path in [
             "/open/../payments",
             "/open/%2e%2e/payments",
             "/open//x",
             "/open/..%2fpayments",
             "/open/a\\..\\b",
+            "/open/..;/payments",
+            "/open/..;a=b/payments",
+            "/open/x/..;/..;/payments",
+            "/open/.;/x",
+            "/open/%252e%252e/payments",
+            "/open/..%3b/payments",
+            "/open/..%00/payments",
+            "/open/..%09/payments",
+            "/open/..%20/payments",
+            "/open/..%0d/payments",
+            "/open/%c0%ae%c0%ae/payments",
+            "/open/%u002e%u002e/payments",
+            "/open/..%c0%af..",
+            "/open/..\u{a0}/payments",
+            "/open/a;b",
+            "/open/100%25",
         ] {
-            assert_eq!(found(&routes, Method::POST, path), Some("*".to_owned()), "{path}");
+            assert_eq!(judged(&routes, "POST", path), "path-ambiguous", "{path}");
         }
+        for path in
+            ["/open/x", "/open/x/y/", "/open/ann@example.com", "/open/caf%C3%A9", "/%6fpen/x", "/login"]
+        {
+            assert_eq!(judged(&routes, "POST", path), "passes", "{path}");
+        }
+    }
+
+    #[test]
+    fn as_sent_takes_a_path_as_it_is() {
+        let as_sent = || Policy { path: PathRule::AsSent, ..Policy::default() };
+        let rules = || {
+            vec![
+                rule(&[Method::POST], "/files/{*rest}", Some(as_sent())),
+                rule(&[Method::POST], "/open/{*rest}", None),
+                guarding(&[Method::POST, Method::PUT], "/orders/{id}"),
+            ]
+        };
+        // On one route.
+        check(
+            &Routes::new(Policy::default(), rules()).unwrap(),
+            &[
+                ("POST", "/files/a//%70/../b", "/files/{*rest} /files/a//%70/../b"),
+                ("POST", "/else//x", "path-ambiguous"),
+            ],
+        );
+        // As the default.
+        check(
+            &Routes::new(as_sent(), rules()).unwrap(),
+            &[
+                ("POST", "/a//%70", "* /a//%70"),
+                ("POST", "/open/..;/x", "passes"),
+                ("POST", "/%6fpen/x", "* /%6fpen/x"),
+                ("POST", "/%6frders/1", "/orders/{id} /orders/1"),
+                ("POST", "/orders/..", "path-ambiguous"),
+                ("PUT", "/a//b", "passes"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_target_without_a_path_is_refused_where_it_would_be_guarded() {
+        let routes = Routes::default();
+        for target in ["*", "", "p"] {
+            assert_eq!(judged(&routes, "POST", target), "target-invalid", "{target}");
+            assert_eq!(judged(&routes, "OPTIONS", target), "passes", "{target}");
+        }
+    }
+
+    #[test]
+    fn a_path_over_two_kib_is_refused_where_it_would_be_guarded() {
+        let (fits, long) = (format!("/{}", "a".repeat(2047)), format!("/{}", "a".repeat(2048)));
+        let routes = Routes::default();
+        assert_eq!(judged(&routes, "POST", &fits), format!("* {fits}"));
+        assert_eq!(judged(&routes, "POST", &long), "path-too-long");
+        assert_eq!(judged(&routes, "PUT", &long), "passes");
     }
 
     #[test]
     fn bad_rules_are_refused() {
         let refused = |rules| Routes::new(Policy::default(), rules).expect_err("a bad rule");
-        assert!(matches!(refused(vec![rule(&[Method::GET], "/x", None)]), RoutesError::Method(_)));
+        for method in ["GET", "QUERY", "TRACE", "CONNECT", "get"] {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            assert!(matches!(refused(vec![rule(&[method], "/x", None)]), RoutesError::Method(_)));
+        }
+        for dead in ["/a//b", "/a/../b", "/a/%zz"] {
+            let dead = guarding(&[Method::POST], dead);
+            assert!(matches!(refused(vec![dead]), RoutesError::Pattern { .. }));
+        }
+        let dead = rule(&[Method::POST], "/a;b/{id}", None);
+        assert!(matches!(refused(vec![dead]), RoutesError::Pattern { .. }));
         assert!(matches!(refused(vec![rule(&[Method::POST], "/{a", None)]), RoutesError::Pattern { .. }));
         let twice = || rule(&[Method::POST], "/x/{a}", None);
         assert!(matches!(refused(vec![twice(), twice()]), RoutesError::Pattern { .. }));

@@ -8,7 +8,7 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::Stored;
 use ibid_core::key::Key;
-use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, Policy, Profile};
+use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, PathRule, Policy, Profile};
 use ibid_core::record::State;
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::layer::Shared;
+use super::routes::{self, Ruling, upper_case};
 use super::{prefer, reply, sent};
 use crate::engine::come_again;
 use crate::telemetry::profile_name;
@@ -61,10 +62,10 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     let (Ok(key), Ok(parsed)) = (Key::stored(&key), Method::from_bytes(method.as_bytes())) else {
         return not_found();
     };
-    let Some(route) = shared.routes.find(&parsed, &path) else { return not_found() };
+    let Ruling::Guarded { route, path } = shared.routes.judge(&parsed, &path) else { return not_found() };
     let key = route.policy.compared_key(key);
-    let identity =
-        Identity { tenant, operation: Operation { method: method.into(), path: path.into() }, key };
+    let operation = Operation { method: upper_case(&parsed).as_str().into(), path: path.into() };
+    let identity = Identity { tenant, operation, key };
     let Ok(principal) = shared.principal(&route.policy, &head) else {
         return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
     };
@@ -149,7 +150,13 @@ fn policy(shared: &Shared) -> String {
         })
         .collect();
     let defaults = described(shared.routes.defaults());
-    format!("{{\"defaults\":{{{defaults}}},\"routes\":[{}]}}", rules.join(","))
+    let unguarded = list(routes::UNGUARDED_METHODS.into_iter());
+    let unless_routed = list(routes::UNGUARDED_UNLESS_ROUTED.iter().map(Method::as_str));
+    format!(
+        "{{\"unguarded_methods\":[{unguarded}],\"unguarded_without_a_route\":[{unless_routed}],\
+         \"defaults\":{{{defaults}}},\"routes\":[{}]}}",
+        rules.join(",")
+    )
 }
 
 fn described(policy: &Policy) -> String {
@@ -159,9 +166,10 @@ fn described(policy: &Policy) -> String {
         AnswerRule::Async => "async",
         AnswerRule::Prefer => "prefer",
     };
+    let path = if policy.path == PathRule::Strict { "strict" } else { "as-sent" };
     let after = if policy.after_expiry == AfterExpiry::Execute { "execute" } else { "refuse" };
     format!(
-        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"key_from\":[{}],\"answer\":\"{answer}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
+        "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"key_from\":[{}],\"path_rule\":\"{path}\",\"answer\":\"{answer}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
          \"after_expiry\":\"{after}\",\"response_version\":{},\"fingerprint\":{{\"headers\":[{}],\"include\":[{}],\
          \"exclude\":[{}]}}",
         profile_name(policy.profile),

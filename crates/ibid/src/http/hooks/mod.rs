@@ -24,7 +24,7 @@ pub use signature::{Encoding, HookSecret, HookSecretError, Plain, Scheme, Signed
 
 use super::body::ReplyBody;
 use super::layer::Shared;
-use super::routes::Routes;
+use super::routes::{Routes, Ruling};
 use super::{intake, reply, sent};
 use crate::engine::{Heard, Hearing};
 use crate::telemetry;
@@ -120,13 +120,18 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
         _ => return Ok(Arc::default()),
     };
     let method = Method::from_bytes(operation.method.as_bytes()).map_err(|_| "names no method")?;
-    match routes.find(&method, &operation.path) {
-        None => Err("names an operation that is not guarded: it has no records"),
-        Some(route) if route.policy.bind == BindRule::Principal => {
-            Err("names an operation with `bind = \"principal\"`, and a webhook names no principal")
-        }
-        Some(route) => Ok(route.policy.clone()),
+    let Ruling::Guarded { route, path } = routes.judge(&method, &operation.path) else {
+        return Err("names an operation that is not guarded: it has no records");
+    };
+    if path != *operation.path {
+        return Err(
+            "names its operation by another spelling of the path than records have: decode `%41` and the like",
+        );
     }
+    if route.policy.bind == BindRule::Principal {
+        return Err("names an operation with `bind = \"principal\"`, and a webhook names no principal");
+    }
+    Ok(route.policy.clone())
 }
 
 /// The source that a path of ibid's own names, if it is for webhooks.

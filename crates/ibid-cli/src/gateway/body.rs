@@ -1,6 +1,7 @@
 //! A client's body: still arriving, read whole by the guard, or looked at while it passes.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -10,10 +11,12 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::http::WithoutKey;
 
+use super::fields::RequestFields;
+
 /// A client's body.
 pub(crate) enum ClientBody {
-    /// Still arriving.
-    Arriving(Incoming),
+    /// Still arriving, and which of its trailers pass.
+    Arriving(Incoming, Arc<RequestFields>),
     /// Read.
     Whole(Full<Bytes>),
     /// Passing unguarded, and looked at once it has passed.
@@ -68,12 +71,6 @@ impl From<Bytes> for ClientBody {
     }
 }
 
-impl From<Incoming> for ClientBody {
-    fn from(incoming: Incoming) -> ClientBody {
-        ClientBody::Arriving(incoming)
-    }
-}
-
 impl Body for ClientBody {
     type Data = Bytes;
     type Error = hyper::Error;
@@ -83,7 +80,15 @@ impl Body for ClientBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match &mut *self {
-            ClientBody::Arriving(body) => Pin::new(body).poll_frame(cx),
+            ClientBody::Arriving(body, fields) => {
+                let mut polled = Pin::new(body).poll_frame(cx);
+                if let Poll::Ready(Some(Ok(frame))) = &mut polled
+                    && let Some(trailers) = frame.trailers_mut()
+                {
+                    fields.clean_trailers(trailers);
+                }
+                polled
+            }
             ClientBody::Whole(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
             ClientBody::Watched(watched) => {
                 let polled = Pin::new(&mut watched.body).poll_frame(cx);
@@ -99,7 +104,7 @@ impl Body for ClientBody {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            ClientBody::Arriving(body) => body.is_end_stream(),
+            ClientBody::Arriving(body, _) => body.is_end_stream(),
             ClientBody::Whole(body) => body.is_end_stream(),
             ClientBody::Watched(watched) => watched.body.is_end_stream(),
         }
@@ -107,7 +112,7 @@ impl Body for ClientBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            ClientBody::Arriving(body) => body.size_hint(),
+            ClientBody::Arriving(body, _) => body.size_hint(),
             ClientBody::Whole(body) => body.size_hint(),
             ClientBody::Watched(watched) => watched.body.size_hint(),
         }

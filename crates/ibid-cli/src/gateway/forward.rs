@@ -34,6 +34,7 @@ use tower_service::Service;
 use ibid::http::{Fate, TraceContext};
 
 use super::connect::Connector;
+use super::fields;
 use super::tls_failure::TlsFailure;
 use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
 
@@ -98,6 +99,7 @@ impl Forwarder {
             .http2_only(protocol == Protocol::Http2)
             .http2_keep_alive_interval(H2_PING_EVERY)
             .http2_keep_alive_timeout(H2_PONG_WITHIN)
+            .http1_max_headers(H1_ANSWER_LINES_MAX)
             .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
             .build(Connector::new(tls));
         Ok(Forwarder { client: Arc::new(client), base: Arc::new(base) })
@@ -228,11 +230,13 @@ impl Base {
     }
 
     /// The request as the upstream gets it, or `None` if its target would be too long to be one.
-    fn outgoing<B>(&self, request: Request<B>) -> Option<Request<B>> {
+    fn outgoing<B: Body>(&self, request: Request<B>) -> Option<Request<B>> {
         let (mut head, body) = request.into_parts();
-        let asked_host = head.headers.get(header::HOST).cloned().or_else(|| {
-            head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
-        });
+        // The target's authority wins over `Host` (RFC 9112, 3.2.2).
+        let asked_host = head.uri.authority().map_or_else(
+            || head.headers.get(header::HOST).cloned(),
+            |authority| HeaderValue::from_str(authority.as_str()).ok(),
+        );
         head.uri = self.target(&head.uri)?;
         head.version = match self.protocol {
             Protocol::Http2 => Version::HTTP_2,
@@ -240,7 +244,11 @@ impl Base {
             Protocol::Http1 | Protocol::Negotiated => Version::HTTP_11,
         };
         head.headers = self.request_fields(head.headers);
-        mark_forwarded(&mut head.headers, asked_host);
+        mark_forwarded(&mut head.headers, asked_host.filter(|host| !host.is_empty()));
+        // hyper leaves out the body of a GET or HEAD whose length it does not know, unless this says that there is one.
+        if self.protocol != Protocol::Http2 && !body.is_end_stream() && body.size_hint().exact().is_none() {
+            head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         // Only what is guarded has one; the rest passes with the fields it came with.
         if let Some(trace) = head.extensions.get::<TraceContext>() {
             trace.next().write(&mut head.headers);
@@ -303,7 +311,7 @@ fn end_to_end(headers: HeaderMap) -> HeaderMap {
     let of_one_connection = |name: &HeaderName| {
         HOP_BY_HOP.contains(name)
             || name.as_str().starts_with("proxy-")
-            || (named.contains(name.as_str()) && !NEVER_HOP_BY_HOP.contains(&name.as_str()))
+            || (named.contains(name.as_str()) && !fields::is_end_to_end(name.as_str()))
     };
     let mut kept = HeaderMap::with_capacity(headers.len());
     for (name, value) in &headers {
@@ -443,19 +451,6 @@ const HOP_BY_HOP: [HeaderName; 5] = [
     header::UPGRADE,
 ];
 
-/// Fields that `Connection` cannot take away. Whoever names them would have the upstream execute another
-/// request than the one that was guarded, without its key, or on nobody's behalf.
-const NEVER_HOP_BY_HOP: [&str; 8] = [
-    "authorization",
-    "content-encoding",
-    "content-length",
-    "content-type",
-    "cookie",
-    "host",
-    "idempotency-key",
-    "x-forwarded-for",
-];
-
 /// How long an unused connection is kept. Many servers close theirs after 5 s (Node's default), and a
 /// request written while the close is on its way is a request of unknown outcome.
 const POOL_IDLE_FOR: Duration = Duration::from_secs(4);
@@ -467,6 +462,10 @@ const POOL_IDLE_MAX: usize = 512;
 /// HTTP/2 multiplexes everything over one connection: if that is dead, ten seconds of requests hang.
 const H2_PING_EVERY: Duration = Duration::from_secs(10);
 const H2_PONG_WITHIN: Duration = Duration::from_secs(10);
+
+/// Most header lines of an answer over HTTP/1.1. An answer refused for them is an executed request of unknown outcome,
+/// and hyper's own 100 is less than some servers send.
+const H1_ANSWER_LINES_MAX: usize = 1000;
 
 /// Largest field section of an answer over HTTP/2. An answer refused for its size is an executed request
 /// of unknown outcome, so it is generous: hyper's own 16 KiB is less than common servers send.

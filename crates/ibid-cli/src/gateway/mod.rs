@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 mod body;
 pub(crate) mod connect;
+mod fields;
 pub(crate) mod forward;
 pub(crate) mod reconcile;
 pub(crate) mod server;
@@ -35,6 +36,7 @@ use ibid::http::{
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
+use ibid_core::policy::Profile;
 use ibid_core::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -45,6 +47,7 @@ use tower_service::Service;
 use crate::config::Config;
 use crate::output::Failure;
 use body::ClientBody;
+use fields::RequestFields;
 use forward::{ForwardBody, Forwarder};
 use server::{PeerAddr, ServerLimits};
 use tenant::TenantHow;
@@ -81,10 +84,13 @@ impl Gateway {
             .hooks(config.hooks.clone())
             .map_err(|error| Failure::usage("the hooks can't be used").because(error))?
             .resumes(upstream.clone());
+        let policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
         let app = Gate {
             guard: layer.layer(upstream),
             tenant: Arc::new(config.tenant.clone()),
             untrusted: Arc::default(),
+            fields: Arc::new(RequestFields::new(&config.tenant, policies)),
+            profile: config.defaults.profile,
         };
         let limits = ServerLimits {
             connections_max: config.server.max_connections as usize,
@@ -154,6 +160,8 @@ struct Gate {
     guard: Guard<Upstream>,
     tenant: Arc<TenantHow>,
     untrusted: Arc<UntrustedHops>,
+    fields: Arc<RequestFields>,
+    profile: Profile,
 }
 
 impl Service<Request<Incoming>> for Gate {
@@ -165,15 +173,25 @@ impl Service<Request<Incoming>> for Gate {
         Service::<Request<ClientBody>>::poll_ready(&mut self.guard, cx)
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let (head, body) = request.into_parts();
+        if let Err(refusal) = fields::check(&head) {
+            return Box::pin(std::future::ready(Ok(ibid::http::refused(refusal, self.profile))));
+        }
+        let body = ClientBody::Arriving(body, Arc::clone(&self.fields));
+        let mut request = Request::from_parts(head, body);
         if let Some(PeerAddr(peer)) = request.extensions().get().copied() {
             if let Some(field) = self.tenant.strip_untrusted(request.headers_mut(), peer.ip()) {
                 self.untrusted.report(field, peer.ip());
             }
+            let is_trusted = self.tenant.trusts(peer.ip());
+            if let Some(field) = self.fields.clean(request.headers_mut(), is_trusted) {
+                self.untrusted.report(&field, peer.ip());
+            }
             // Here, for a request that is delivered later no longer has its connection.
             forward::mark_peer(request.headers_mut(), peer.ip());
         }
-        self.guard.call(request.map(ClientBody::from))
+        self.guard.call(request)
     }
 }
 
@@ -196,7 +214,15 @@ impl Service<Request<ClientBody>> for Upstream {
 
     fn call(&mut self, request: Request<ClientBody>) -> Self::Future {
         if request.extensions().get::<Guarded>().is_some() {
-            return self.forwarder.call(request);
+            let call = self.forwarder.call(request);
+            return Box::pin(async move {
+                let Ok(mut answer) = call.await;
+                // Only ibid says what it did with a guarded request.
+                for name in OWN_ANSWER_FIELDS {
+                    answer.headers_mut().remove(name);
+                }
+                Ok(answer)
+            });
         }
         let request = ClientBody::watched(request);
         let (call, limit) = (self.forwarder.call(request), self.unguarded_for);
@@ -297,6 +323,10 @@ async fn until(mut flag: watch::Receiver<bool>) {
     // The operator may look on while the rest drains; the task is ended from outside.
     std::future::pending::<()>().await;
 }
+
+/// Fields by which ibid tells a client what became of its key. An upstream that deduplicates too may send some of them.
+const OWN_ANSWER_FIELDS: [&str; 4] =
+    ["idempotent-replayed", "idempotency-stored", "idempotency-expires", "idempotency-outcome"];
 
 /// How long runs without a client and queued writes may take after the last connection has ended.
 const SETTLE_FOR: Duration = Duration::from_secs(5);

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 pub(crate) struct TenantHow {
     /// Where the tenant stands.
     pub(crate) from: TenantFrom,
-    /// Hops that may say who the tenant is. Only [`TenantFrom::Header`] asks.
+    /// Hops that may say who the tenant is and where a request came from.
     pub(crate) trusted: Vec<IpNet>,
 }
 
@@ -143,7 +143,8 @@ impl TenantHow {
         }
     }
 
-    fn trusts(&self, peer: IpAddr) -> bool {
+    /// Whether this hop may say whose request it is and where it came from.
+    pub(crate) fn trusts(&self, peer: IpAddr) -> bool {
         // A dual-stack listener reports IPv4 peers as `::ffff:a.b.c.d`.
         let peer = peer.to_canonical();
         self.trusted.iter().any(|net| net.contains(&peer))

@@ -30,7 +30,18 @@ impl H2Client {
         lines: &[(&str, &str)],
         body: &str,
     ) -> impl Future<Output = Response> + Send + use<> {
-        let mut request = Request::post(format!("http://{}{path}", self.addr));
+        self.send("POST", path, lines, body).await
+    }
+
+    /// Sends a request of any method likewise.
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        lines: &[(&str, &str)],
+        body: &str,
+    ) -> impl Future<Output = Response> + Send + use<> {
+        let mut request = Request::builder().method(method).uri(format!("http://{}{path}", self.addr));
         for (name, value) in lines {
             request = request.header(*name, *value);
         }

@@ -16,6 +16,7 @@ mod gateway_async;
 mod gateway_basic;
 mod gateway_crash;
 mod gateway_drain;
+mod gateway_guarded;
 mod gateway_hooks;
 mod gateway_http;
 mod gateway_key;

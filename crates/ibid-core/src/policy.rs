@@ -103,6 +103,9 @@ pub struct Policy {
     /// The field that says when a request was first sent, in lower case. None: `repeatability-first-sent`.
     #[n(37)]
     pub first_sent: Option<String>,
+    /// Response fields that no retry gets, in lower case, besides those that never do.
+    #[cbor(n(31), default)]
+    pub not_replayed: Vec<String>,
     /// How a request's path is read for matching and scope.
     #[cbor(n(30), default)]
     pub path: PathRule,
@@ -328,6 +331,7 @@ impl Default for Policy {
             max_request_age: None,
             repeatable: true,
             first_sent: None,
+            not_replayed: Vec::new(),
             path: PathRule::Strict,
         }
     }

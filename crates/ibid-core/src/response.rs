@@ -4,6 +4,8 @@
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
+use crate::policy::Policy;
+
 /// The answer kept for replay: status, the header lines that may be repeated, body and trailers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
@@ -23,15 +25,17 @@ pub struct Response {
 pub type Line = (String, Bytes);
 
 /// Whether a field of this name, in lower case, may be given to a retry: it speaks of the answer, and not of the
-/// connection, the moment or the one who asked first.
-pub fn may_be_repeated(name: &str) -> bool {
-    !NOT_REPLAYED.contains(&name) && !NOT_REPLAYED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+/// connection, the moment or the one who asked first. `not_replayed` are the route's own, in lower case.
+pub fn may_be_repeated(name: &str, not_replayed: &[String]) -> bool {
+    !NOT_REPLAYED.contains(&name)
+        && !NOT_REPLAYED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        && !not_replayed.iter().any(|own| own == name)
 }
 
 impl Response {
-    /// Only what every retry may be given.
-    pub fn repeatable(mut self) -> Response {
-        self.headers.retain(|(name, _)| may_be_repeated(&name.to_ascii_lowercase()));
+    /// Only what every retry may be given under `policy`.
+    pub fn repeatable(mut self, policy: &Policy) -> Response {
+        self.headers.retain(|(name, _)| may_be_repeated(&name.to_ascii_lowercase(), &policy.not_replayed));
         self
     }
 
@@ -138,8 +142,8 @@ const HEAD: usize = 32;
 const LINE_HEAD: usize = 12;
 
 /// Fields that belong to one connection, one caller or one moment, and so to no retry. `content-length` is made anew
-/// from the kept bytes.
-const NOT_REPLAYED: [&str; 26] = [
+/// from the kept bytes. CORS fields are not here: whether a retry gets them depends on its `Origin`.
+const NOT_REPLAYED: [&str; 33] = [
     "connection",
     "keep-alive",
     "proxy-connection",
@@ -152,6 +156,11 @@ const NOT_REPLAYED: [&str; 26] = [
     "proxy-authorization",
     "content-length",
     "set-cookie",
+    "set-cookie2",
+    "cookie",
+    "set-login",
+    "clear-site-data",
+    "dpop-nonce",
     "www-authenticate",
     "authentication-info",
     "authorization",
@@ -163,13 +172,15 @@ const NOT_REPLAYED: [&str; 26] = [
     "idempotent-replayed",
     "idempotency-expires",
     "idempotency-stored",
+    "idempotency-outcome",
+    "ibid-outcome",
     "idempotency-key",
     "original-request",
     "stripe-should-retry",
 ];
 
-/// CORS fields are computed for the Origin that asks now; quota fields say what is left now.
-const NOT_REPLAYED_PREFIXES: [&str; 3] = ["access-control-", "ratelimit", "x-ratelimit"];
+/// Quota fields say what is left now.
+const NOT_REPLAYED_PREFIXES: [&str; 3] = ["ratelimit", "x-ratelimit", "x-rate-limit"];
 
 #[cfg(test)]
 mod tests {

@@ -264,7 +264,7 @@ impl Attempt {
     /// The end of a caller's transaction that undid all work, but has an answer.
     pub(crate) async fn finish_undone(&mut self, response: Response) -> Finished {
         let retry_after = says_when(&response);
-        let response = response.repeatable();
+        let response = response.repeatable(&self.begun.policy);
         let class = self.begun.policy.classify(response.status, retry_after);
         // Written by a task of its own from here on, whether or not anybody waits for it.
         self.ended = true;

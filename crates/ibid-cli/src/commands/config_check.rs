@@ -125,6 +125,11 @@ fn as_json(config: &Config) -> Value {
             "reconcile_every": show_duration(config.upkeep.reconcile_every),
             "duplicate_percent": config.upkeep.duplicate_percent,
         },
+        "cors": {
+            "origins": config.cors.origins(),
+            "credentials": config.cors.allows_credentials(),
+            "max_age": show_duration(config.cors.remembered_for()),
+        },
         "server": {
             "max_connections": config.server.max_connections,
             "header_timeout": show_duration(config.server.header_timeout),

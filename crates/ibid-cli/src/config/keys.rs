@@ -56,7 +56,7 @@ const fn key(
 }
 
 /// The tables of the top level.
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
     "upstream_tls",
     "store",
     "tenant",
@@ -67,6 +67,7 @@ const TABLES: [&str; 10] = [
     "upkeep",
     "server",
     "limits",
+    "cors",
 ];
 
 /// In the order of the reference page.
@@ -375,6 +376,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "defaults",
+        "not_replayed",
+        "array of header names",
+        "[]",
+        "Response fields that are for the first client and no retry, such as `X-CSRF-Token` or `X-Auth-Token`. These never are: fields of one connection, `Set-Cookie`, `Set-Cookie2`, `Cookie`, `Set-Login`, `Clear-Site-Data`, `DPoP-Nonce`, `WWW-Authenticate`, `Authentication-Info`, `RateLimit…`, `Retry-After`, `Age`, `Date`, `Server-Timing`, `Alt-Svc`.",
+    ),
+    key(
+        "defaults",
         "fingerprint_headers",
         "array of header names",
         "[]",
@@ -644,6 +652,27 @@ pub(crate) const KEYS: &[Key] = &[
         "number",
         "50",
         "How many of a tenant's requests may be duplicates before the gauge `ibid_tenants_above_duplicate_rate` counts it. Healthy clients retry a few in a thousand; who sends every second request again has a broken retry loop or loses the answers.",
+    ),
+    key(
+        "cors",
+        "origins",
+        "array of origins, or `[\"*\"]`",
+        "[]",
+        "Origins whose scripts may read what the gateway answers itself: refusals, 202 and the pages under `/.ibid/`, also their preflights. None: who may read is for you to say. What your API answers keeps its own CORS fields, and a replay repeats them for `*` or the same `Origin`. Leave it out where a proxy before the gateway adds CORS fields to every answer.",
+    ),
+    key(
+        "cors",
+        "credentials",
+        "boolean",
+        "false",
+        "Whether these scripts may send cookies and read the answer (`credentials: \"include\"`). Off: most APIs that take a key take a token with it. Needs origins by name.",
+    ),
+    key(
+        "cors",
+        "max_age",
+        "duration",
+        "\"10m\"",
+        "How long a browser may remember the answer to a preflight of `/.ibid/…`. A change reaches browsers within minutes, and a page that polls asks once.",
     ),
     key(
         "server",

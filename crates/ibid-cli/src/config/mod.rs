@@ -27,6 +27,8 @@ use read::{Reader, Section};
 use route::RouteDraft;
 
 mod advice;
+mod cors;
+mod header_names;
 mod hook;
 mod hook_target;
 mod key_from;
@@ -76,6 +78,8 @@ pub(crate) struct Config {
     pub(crate) upkeep: Upkeep,
     /// What one listener holds at most.
     pub(crate) server: Server,
+    /// Which origins' scripts may read what the gateway answers itself.
+    pub(crate) cors: ibid::http::Cors,
     /// What fingerprints are keyed with, newest first; none: one that the store keeps.
     pub(crate) secrets: Vec<Vec<u8>>,
     /// What an operator must show to the admin API; none: there is no such API.
@@ -272,6 +276,7 @@ fn assemble(
     let secrets = read_secrets(root, reader, variables);
     let admin_token = read_admin_token(reader, variables);
     let (upkeep, server) = (read_upkeep(root), read_server(root));
+    let cors = cors::read(root, reader);
     advice::tenants(tenant.as_ref(), &routes, &mut warnings);
     refuse_limits(root, reader);
     if let (Some(listen), Some(admin)) = (listen, admin_listen) {
@@ -294,6 +299,7 @@ fn assemble(
         hooks,
         upkeep,
         server,
+        cors,
         secrets,
         admin_token,
         file: None,

@@ -14,6 +14,7 @@ use ibid_core::policy::{
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
 
+use super::header_names;
 use super::key_from;
 use super::read::{Reader, Section};
 use super::recipe::{self, RecipeKeys};
@@ -79,6 +80,7 @@ overlay! {
     max_request_age: Option<Duration>,
     repeatable: bool,
     first_sent: Option<String>,
+    not_replayed: Vec<String>,
 }
 
 impl Overlay {
@@ -113,6 +115,7 @@ impl Overlay {
             max_request_age: section.positive("max_request_age").map(Some),
             repeatable: section.boolean("repeatable"),
             first_sent: key_from::read_first_sent(section, reader),
+            not_replayed: header_names::read("not_replayed", section, reader),
             recipe: RecipeKeys::read(section, reader),
             retry_horizon: section.positive("retry_horizon"),
             lines: section.lines().clone(),
@@ -203,6 +206,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("max_request_age", policy.request_age_max().map_or(Value::Null, duration)),
         ("first_sent", json!(policy.first_sent_field())),
         ("repeatable", json!(policy.repeatable)),
+        ("not_replayed", json!(policy.not_replayed)),
     ];
     fields.extend(recipe::fields(&policy.recipe));
     fields

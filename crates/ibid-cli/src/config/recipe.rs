@@ -3,6 +3,7 @@
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
 use serde_json::{Value, json};
 
+use super::header_names;
 use super::read::{Reader, Section};
 use super::value::word_of;
 
@@ -17,15 +18,8 @@ pub(super) struct RecipeKeys {
 
 impl RecipeKeys {
     pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> RecipeKeys {
-        let headers = section.texts("fingerprint_headers");
-        for name in headers.iter().flatten() {
-            if name.parse::<http::HeaderName>().is_err() {
-                let problem = format!("`fingerprint_headers` holds `{name}`, which is not a header name");
-                reader.refuse(section.line_of("fingerprint_headers").unwrap_or(section.line), problem);
-            }
-        }
         RecipeKeys {
-            headers,
+            headers: header_names::read("fingerprint_headers", section, reader),
             include: read_pointers("include", section, reader),
             exclude: read_pointers("exclude", section, reader),
             body: section.choice("body", &BODY_RULES, &[]),

@@ -25,7 +25,7 @@ fn the_command_line_page_is_up_to_date() {
 /// A file that sets every key that has a default, to that default.
 fn defaults_as_file() -> String {
     let mut text = BASE.to_owned();
-    for section in ["", "store", "fingerprint", "defaults", "upkeep", "server", "tenant"] {
+    for section in ["", "store", "fingerprint", "defaults", "upkeep", "cors", "server", "tenant"] {
         if section == "tenant" {
             text.push_str("[tenant]\nfrom = \"header:x-tenant-id\"\n");
         } else if !section.is_empty() {
@@ -62,6 +62,7 @@ fn every_listed_key_is_read() {
         "[hook]",
         "[hook]",
         "upkeep",
+        "cors",
         "server",
     ] {
         writeln!(text, "[{section}]").unwrap();

@@ -7,6 +7,8 @@ use ibid_core::policy::{
 };
 use ibid_core::scope::ScopeRule;
 
+mod answers;
+
 /// Enough to start with.
 const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n[tenant]\nfrom = \"header:x-tenant-id\"\n";
 

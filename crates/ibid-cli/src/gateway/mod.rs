@@ -81,6 +81,7 @@ impl Gateway {
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
             .principals(principals())
             .body_timeout(config.server.body_timeout)
+            .cors(config.cors.clone())
             .hooks(config.hooks.clone())
             .map_err(|error| Failure::usage("the hooks can't be used").because(error))?
             .resumes(upstream.clone());

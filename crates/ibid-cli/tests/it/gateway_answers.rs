@@ -37,3 +37,180 @@ async fn a_field_that_names_another_operation_makes_another_request() {
     }
     assert_eq!(upstream.deliveries_begun(), fields.len());
 }
+
+#[tokio::test]
+async fn no_cache_may_keep_a_stored_answer() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    let request = pay("cached").fixture(
+        "status=201;body=paid;header=Cache-Control: public, max-age=3600;header=CDN-Cache-Control: max-age=60;\
+         header=Expires: Thu, 01 Dec 2994 16:00:00 GMT;header=ETag: \"v1\";header=Surrogate-Control: max-age=60;\
+         header=Last-Modified: Tue, 17 Nov 2026 10:00:00 GMT",
+    );
+    let first = gateway.call(&request).await;
+    assert_eq!(first.header("cache-control").as_deref(), Some("public, max-age=3600"), "as the API says");
+    let replay = gateway.call(&request).await;
+    assert_eq!(replay.header("etag").as_deref(), Some("\"v1\""), "it names what was made");
+    let page = Request::get("/.ibid/keys/cached/response?method=POST&path=/payments");
+    let page = gateway.call(&page).await;
+    assert_eq!((page.status, page.text().as_str()), (201, "paid"));
+    for stored in [&replay, &page] {
+        assert!(is_replay(stored), "{stored:?}");
+        assert_eq!(stored.header_lines("cache-control"), ["no-store"], "{stored:?}");
+        for name in ["expires", "cdn-cache-control", "surrogate-control"] {
+            assert_eq!(stored.header(name), None, "{stored:?}");
+        }
+    }
+    assert_eq!((page.header("etag"), page.header("last-modified")), (None, None), "{page:?}");
+    // Every other page and refusal.
+    for target in [
+        "/.ibid/policy",
+        "/.ibid/problems/key-reused",
+        "/.ibid/keys/cached?method=POST&path=/payments",
+        "/.ibid/keys/cached",
+        "/.ibid/keys/none?method=POST&path=/payments",
+        "/.ibid/none",
+        "/.ibid/hooks/none",
+    ] {
+        for request in [Request::get(target), Request::post(target)] {
+            let answer = gateway.call(&request).await;
+            assert_eq!(answer.header_lines("cache-control"), ["no-store"], "{target} {answer:?}");
+        }
+    }
+    for refused in [Request::post("/payments"), pay("cached").header("SOAPAction", "x")] {
+        let answer = gateway.call(&refused).await;
+        assert!(answer.status >= 400 && answer.header_lines("cache-control") == ["no-store"], "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_belongs_to_one_client_or_moment_is_not_replayed() {
+    let upstream = Upstream::start().await;
+    let config = "[defaults]\nnot_replayed = [\"X-CSRF-Token\"]\n";
+    let gateway = Setup::before(&upstream.url()).config(config).start();
+    let gone = [
+        "Set-Cookie",
+        "Set-Cookie2",
+        "Cookie",
+        "Set-Login",
+        "Clear-Site-Data",
+        "DPoP-Nonce",
+        "WWW-Authenticate",
+        "Authentication-Info",
+        "RateLimit",
+        "RateLimit-Policy",
+        "X-RateLimit-Remaining",
+        "Retry-After",
+        "Age",
+        "Date",
+        "Server-Timing",
+        "Alt-Svc",
+        "X-CSRF-Token",
+        "Idempotency-Outcome",
+    ];
+    let fields: String = gone.iter().map(|name| format!(";header={name}: 1")).collect();
+    let request = pay("moment").fixture(&format!("status=201;body=paid;header=X-Kept: 1{fields}"));
+    let first = gateway.call(&request).await;
+    assert_eq!(first.header("x-csrf-token").as_deref(), Some("1"), "{first:?}");
+    let replay = gateway.call(&request).await;
+    assert!(is_replay(&replay) && replay.header("x-kept").as_deref() == Some("1"), "{replay:?}");
+    // The server that sends the replay dates it.
+    for name in gone.into_iter().filter(|name| *name != "Date") {
+        assert_eq!(replay.header(name), None, "{name} {replay:?}");
+    }
+    assert_ne!(replay.header("date").as_deref(), Some("1"));
+}
+
+#[tokio::test]
+async fn own_answers_carry_cors_fields_by_configuration_alone() {
+    let upstream = Upstream::start().await;
+    let cors = "[cors]\norigins = [\"https://a.example\"]\ncredentials = true\nmax_age = \"5m\"\n";
+    let start = |cors: &str| {
+        let config = format!("{cors}[defaults]\nanswer = \"prefer\"\n");
+        Setup::before(&upstream.url()).config(&config).start()
+    };
+    let (with, without) = (start(cors), start(""));
+    let later = pay("later").header("Prefer", "respond-async").fixture("gate;status=201");
+    let requests =
+        [Request::post("/payments"), later, Request::get("/.ibid/policy"), Request::get("/.ibid/none")];
+    for request in requests {
+        let of = |origin: &str| request.clone().header("Origin", origin);
+        let allowed = with.call(&of("https://a.example")).await;
+        assert_eq!(allowed.header_lines("access-control-allow-origin"), ["https://a.example"], "{allowed:?}");
+        assert_eq!(allowed.header("access-control-allow-credentials").as_deref(), Some("true"));
+        let exposed = allowed.header("access-control-expose-headers").unwrap_or_default();
+        for name in [
+            "Idempotent-Replayed",
+            "Idempotency-Outcome",
+            "Idempotency-Stored",
+            "Retry-After",
+            "Location",
+            "Link",
+        ] {
+            assert!(exposed.contains(name), "{name} in {exposed}");
+        }
+        for answer in [with.call(&of("https://b.example")).await, with.call(&request).await] {
+            assert_eq!(answer.header("access-control-allow-origin"), None, "{answer:?}");
+            assert_eq!(answer.header("vary").as_deref(), Some("Origin"), "{answer:?}");
+        }
+        let off = without.call(&of("https://a.example")).await;
+        assert_eq!((off.header("access-control-allow-origin"), off.header("vary")), (None, None), "{off:?}");
+    }
+    let preflight = |origin: &str| {
+        Request::new("OPTIONS", "/.ibid/keys/k?method=POST&path=/payments")
+            .header("Origin", origin)
+            .header("Access-Control-Request-Method", "GET")
+            .header("Access-Control-Request-Headers", "x-tenant-id")
+    };
+    let allowed = with.call(&preflight("https://a.example")).await;
+    assert_eq!(allowed.status, 204, "{allowed:?}");
+    for (name, value) in [
+        ("access-control-allow-origin", "https://a.example"),
+        ("access-control-allow-methods", "GET"),
+        ("access-control-allow-headers", "x-tenant-id"),
+        ("access-control-allow-credentials", "true"),
+        ("access-control-max-age", "300"),
+    ] {
+        assert_eq!(allowed.header(name).as_deref(), Some(value), "{allowed:?}");
+    }
+    for refused in [
+        with.call(&preflight("https://b.example")).await,
+        without.call(&preflight("https://a.example")).await,
+    ] {
+        assert!(
+            refused.status == 405 && refused.header("access-control-allow-origin").is_none(),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_replay_repeats_cors_fields_for_the_same_origin_only() {
+    let upstream = Upstream::start().await;
+    // Another origin is in the gateway's own list, and that says nothing about the API's answers.
+    let config = "[cors]\norigins = [\"https://b.example\"]\n";
+    let gateway = Setup::before(&upstream.url()).config(config).start();
+    let of = |origin: &str| {
+        pay("shared").header("Origin", origin).fixture(
+            "status=201;body=paid;header=Access-Control-Allow-Origin: https://a.example;\
+             header=Access-Control-Allow-Credentials: true;header=Access-Control-Expose-Headers: X-Mine",
+        )
+    };
+    let first = gateway.call(&of("https://a.example")).await;
+    assert!(
+        !is_replay(&first) && first.header_lines("access-control-expose-headers").len() == 2,
+        "{first:?}"
+    );
+    let same = gateway.call(&of("https://a.example")).await;
+    assert!(is_replay(&same));
+    assert_eq!(same.header_lines("access-control-allow-origin"), ["https://a.example"], "{same:?}");
+    assert_eq!(same.header("access-control-allow-credentials").as_deref(), Some("true"));
+    let exposed = same.header_lines("access-control-expose-headers").join(", ");
+    assert!(exposed.starts_with("X-Mine, Idempotent-Replayed"), "{exposed}");
+    let other = gateway.call(&of("https://b.example")).await;
+    assert!(is_replay(&other));
+    assert!(!format!("{other:?}").to_lowercase().contains("access-control"), "{other:?}");
+    for replay in [same, other] {
+        assert_eq!(replay.header("vary").as_deref(), Some("Origin"), "{replay:?}");
+    }
+}

@@ -14,6 +14,7 @@ mod doctor;
 mod gateway_answers;
 mod gateway_async;
 mod gateway_basic;
+mod gateway_browser;
 mod gateway_crash;
 mod gateway_drain;
 mod gateway_guarded;

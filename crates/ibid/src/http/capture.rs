@@ -49,7 +49,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, lim
 pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> Finding {
     match read(answer, policy.max_response_body).await {
         Captured::Whole { head, body, trailers } => {
-            Finding::Executed(kept(&head, &body, trailers.as_ref(), policy.response_version))
+            Finding::Executed(kept(&head, &body, trailers.as_ref(), policy))
         }
         Captured::Unkept { head, .. } => Finding::ExecutedUnkept(head.status.as_u16()),
         Captured::Broken => Finding::Nothing,
@@ -57,7 +57,12 @@ pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy
 }
 
 /// The part of an answer that every retry may have.
-pub(super) fn kept(head: &response::Parts, body: &Bytes, trailers: Option<&HeaderMap>, version: u32) -> Kept {
+pub(super) fn kept(
+    head: &response::Parts,
+    body: &Bytes,
+    trailers: Option<&HeaderMap>,
+    policy: &Policy,
+) -> Kept {
     let named: Vec<&str> = head
         .headers
         .get_all(header::CONNECTION)
@@ -65,8 +70,10 @@ pub(super) fn kept(head: &response::Parts, body: &Bytes, trailers: Option<&Heade
         .filter_map(|line| line.to_str().ok())
         .flat_map(|line| line.split(',').map(str::trim))
         .collect();
-    let may_be_kept =
-        |name: &str| may_be_repeated(name) && !named.iter().any(|named| named.eq_ignore_ascii_case(name));
+    let may_be_kept = |name: &str| {
+        may_be_repeated(name, &policy.not_replayed)
+            && !named.iter().any(|named| named.eq_ignore_ascii_case(name))
+    };
     let lines = |headers: &HeaderMap| -> Vec<Line> {
         headers
             .iter()
@@ -81,7 +88,7 @@ pub(super) fn kept(head: &response::Parts, body: &Bytes, trailers: Option<&Heade
         // of that, many times its own size.
         body: Bytes::copy_from_slice(body),
         trailers: trailers.map(lines).unwrap_or_default(),
-        version,
+        version: policy.response_version,
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::{ACCEPT_ENCODING, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, HeaderValue, ORIGIN, RETRY_AFTER};
 use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body;
@@ -32,6 +32,7 @@ use tracing::Instrument;
 
 use super::body::ReplyBody;
 use super::capture::{self, Captured};
+use super::cors::{self, Cors};
 use super::held::{Slot, Told, Unbegun};
 use super::hooks::{self, Hook, HookError, Hooks};
 use super::intake::{self, Intake, Taken};
@@ -69,6 +70,7 @@ pub(super) struct Shared {
     pub(super) hooks: Hooks,
     pub(super) body_timeout: Duration,
     pub(super) keys_elsewhere: Arc<KeysElsewhere>,
+    pub(super) cors: Cors,
 }
 
 impl Shared {
@@ -101,6 +103,7 @@ impl GuardLayer {
                 hooks: Hooks::default(),
                 body_timeout: BODY_TIMEOUT,
                 keys_elsewhere: Arc::default(),
+                cors: Cors::default(),
             }),
         }
     }
@@ -119,6 +122,12 @@ impl GuardLayer {
             return Err(HookError { hook: name.to_owned(), problem });
         }
         Ok(GuardLayer { shared: Arc::new(Shared { hooks, ..Shared::clone(&self.shared) }) })
+    }
+
+    /// Which origins' scripts may read refusals, 202 and the pages under `/.ibid/`; none unless said otherwise. Not needed
+    /// where a CORS layer around this one puts its fields on every answer.
+    pub fn cors(self, cors: Cors) -> GuardLayer {
+        GuardLayer { shared: Arc::new(Shared { cors, ..Shared::clone(&self.shared) }) }
     }
 
     /// How long a guarded request's body may take to arrive, in all; 30 s unless said otherwise.
@@ -209,7 +218,12 @@ where
             return Box::pin(async move { Ok(hooks::serve(&shared, request).await) });
         }
         if status::is_own(path) {
-            return Box::pin(async move { Ok(status::serve(&shared, request).await) });
+            let origin = request.headers().get(ORIGIN).cloned();
+            return Box::pin(async move {
+                let mut reply = status::serve(&shared, request).await;
+                shared.cors.finish(origin.as_ref(), &mut reply);
+                Ok(reply)
+            });
         }
         let (method, ruling) =
             method_override::judge(&self.shared.routes, request.method(), request.headers(), path);
@@ -219,15 +233,21 @@ where
                 Box::pin(async move { Ok(call.await?.map(ReplyBody::passed)) })
             }
             Ruling::Refused { route, refusal } => {
-                let reply = reply::refusal(refusal, route.policy.profile, None);
+                let mut reply = reply::refusal(refusal, route.policy.profile, None);
+                shared.cors.finish(request.headers().get(ORIGIN), &mut reply);
                 Box::pin(std::future::ready(Ok(reply)))
             }
             Ruling::Guarded { route, path } => {
                 let operation = Operation { method: method.as_str().into(), path: path.into() };
                 let route = route.clone();
                 let span = trace::begin(&mut request, &route.pattern);
-                let guarded = guarded(shared, inner, route, operation, request);
-                Box::pin(async move { Ok(guarded.await) }.instrument(span))
+                let origin = request.headers().get(ORIGIN).cloned();
+                let reply = async move {
+                    let mut reply = guarded(shared.clone(), inner, route, operation, request).await;
+                    shared.cors.finish(origin.as_ref(), &mut reply);
+                    Ok(reply)
+                };
+                Box::pin(reply.instrument(span))
             }
         }
     }
@@ -585,7 +605,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 if profile == Profile::Stripe {
                     reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
                 }
-                let kept = capture::kept(&head, &body, trailers.as_ref(), self.policy.response_version);
+                let kept = capture::kept(&head, &body, trailers.as_ref(), self.policy);
                 let finished = attempt.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
                 self.send_first(finished, head, ReplyBody::whole(body, trailers));
             }
@@ -622,6 +642,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             Finished::Freed | Finished::Unsettled { .. } | Finished::Owed => {}
             Finished::Superseded(begun) => return self.send_instead(&begun),
         }
+        cors::expose(&mut head.headers);
         self.send(Response::from_parts(head, body));
     }
 
@@ -690,7 +711,7 @@ async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
             if policy.profile == Profile::Stripe {
                 reply::stripe(&mut head.headers, key);
             }
-            let kept = capture::kept(&head, &body, trailers.as_ref(), policy.response_version);
+            let kept = capture::kept(&head, &body, trailers.as_ref(), policy);
             late.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
         }
         Ran::Captured(Captured::Unkept { head, .. }) => {

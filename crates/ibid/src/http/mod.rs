@@ -5,6 +5,7 @@
 
 mod body;
 mod capture;
+mod cors;
 mod held;
 pub mod hooks;
 mod intake;
@@ -27,6 +28,7 @@ mod without_key;
 
 pub use body::ReplyBody;
 pub use capture::executed;
+pub use cors::{Cors, CorsError};
 pub use held::{Held, NotRun, Unbegun};
 pub use layer::{Guard, GuardLayer};
 pub use reply::refused;

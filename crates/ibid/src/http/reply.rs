@@ -3,7 +3,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LINK, LOCATION, RETRY_AFTER};
+use http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderName, LAST_MODIFIED, LINK, LOCATION, RETRY_AFTER,
+};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use ibid_core::policy::Profile;
 use ibid_core::record::Record;
@@ -12,6 +14,7 @@ use ibid_core::response::{Line, Response as Kept};
 use ibid_core::scope::Identity;
 
 use super::body::ReplyBody;
+use super::cors::{self, MadeBy};
 use super::repeatability;
 use crate::engine::random;
 
@@ -31,6 +34,7 @@ pub(super) fn refusal<B>(
     let mut response = Response::new(ReplyBody::whole(Bytes::from(rendered.body), None));
     *response.status_mut() =
         StatusCode::from_u16(rendered.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.extensions_mut().insert(MadeBy::Ibid);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(rendered.content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -73,6 +77,7 @@ pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Response<Rep
         set(headers, "request-id", &request_id());
     }
     response.extensions_mut().insert(Accepted);
+    response.extensions_mut().insert(MadeBy::Ibid);
     response
 }
 
@@ -96,6 +101,7 @@ pub(super) fn unavailable() -> Refusal {
 pub(super) fn stored<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
     let mut response = of(kept);
     first(response.headers_mut(), record, record.policy.profile);
+    cors::expose(response.headers_mut());
     response
 }
 
@@ -117,7 +123,9 @@ fn of<B>(kept: &Kept) -> Response<ReplyBody<B>> {
 /// A stored answer, again.
 pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
     let mut response = of(kept);
+    response.extensions_mut().insert(MadeBy::Replay);
     let headers = response.headers_mut();
+    uncached(headers);
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
     expires(headers, record);
     repeatability::mark(headers, record.policy.profile, true);
@@ -130,6 +138,32 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
         set(headers, "stripe-should-retry", "false");
     }
     response
+}
+
+/// A stored answer as a page of ibid's own. Its address does not name the tenant, so nothing about it may help a cache
+/// to keep it or to ask whether it has changed, and who may read it is for ibid to say.
+pub(super) fn stored_page<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
+    let mut response = replay(record, kept);
+    response.extensions_mut().insert(MadeBy::Ibid);
+    let headers = response.headers_mut();
+    headers.remove(ETAG);
+    headers.remove(LAST_MODIFIED);
+    cors::remove(headers);
+    response
+}
+
+/// Keeps a stored answer out of every cache. Whatever the first answer said about freshness was said of that moment,
+/// and a replay may come a day later.
+fn uncached(headers: &mut HeaderMap) {
+    let is_for_caches = |name: &&HeaderName| {
+        let name = name.as_str();
+        name.ends_with("-cache-control") || FOR_CACHES.contains(&name)
+    };
+    let names: Vec<HeaderName> = headers.keys().filter(is_for_caches).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
 /// Marks a first answer with how long it will be repeated.
@@ -221,6 +255,9 @@ fn encoded(text: &str) -> String {
 
 /// When to look for an answer that comes later: most are there by then, and a look is cheap.
 pub(super) const ACCEPTED_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Fields by which caches and CDNs are told to keep an answer, besides `Cache-Control` and `…-Cache-Control` (RFC 9213).
+const FOR_CACHES: [&str; 5] = ["expires", "pragma", "surrogate-control", "edge-control", "x-accel-expires"];
 
 /// Marks a replay.
 const REPLAYED: &str = "idempotent-replayed";

@@ -15,6 +15,7 @@ use ibid_core::scope::{Identity, Operation, RecordId};
 use tokio::time::Instant;
 
 use super::body::ReplyBody;
+use super::cors::MadeBy;
 use super::layer::Shared;
 use super::routes::{self, Ruling, upper_case};
 use super::{prefer, reply, sent};
@@ -28,6 +29,11 @@ pub(super) fn is_own(path: &str) -> bool {
 
 /// Answers a request for one of ibid's own pages.
 pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>> {
+    if request.method() == Method::OPTIONS
+        && let Some(allowed) = shared.cors.preflight(request.headers())
+    {
+        return allowed;
+    }
     if request.method() != Method::GET {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned());
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
@@ -98,7 +104,7 @@ fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<Re
     let refused = match record.state {
         State::Completed if !record.flags.not_retained => {
             return match shared.ibid.inner().replay(stored, read_at) {
-                Some(kept) => reply::replay(&kept.record, &kept.response),
+                Some(kept) => reply::stored_page(&kept.record, &kept.response),
                 None => reply::refusal(Refusal::ResponseNotRetained, profile, None),
             };
         }
@@ -221,6 +227,7 @@ fn plain<B>(status: StatusCode, content_type: &'static str, body: String) -> Res
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.extensions_mut().insert(MadeBy::Ibid);
     response
 }
 

@@ -205,7 +205,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if response.status >= FAILURES_FROM {
             return self.undo(response).await;
         }
-        let response = response.repeatable();
+        let response = response.repeatable(&self.held.stored.record.policy);
         let answer = kept_answer(&response, false);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
@@ -233,7 +233,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         }
         all_inside::back_to_reservation(&mut *self).await?;
         let retry_after = says_when(&response);
-        let response = response.repeatable();
+        let response = response.repeatable(&self.held.stored.record.policy);
         let answer = kept_answer(&response, retry_after);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => {

@@ -239,7 +239,7 @@ async fn ask(finder: &dyn Find, record: &Record, policy: &Policy) -> Found {
             Found::Executed(executed(response.status, None))
         }
         Finding::Executed(response) => {
-            let response = response.repeatable();
+            let response = response.repeatable(policy);
             Found::Executed(executed(response.status, Some(response.to_bytes())))
         }
         Finding::ExecutedUnkept(status) => Found::Executed(executed(status, None)),

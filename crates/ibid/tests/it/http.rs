@@ -100,7 +100,7 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
         }
         "odd-headers" => {
             let mut response = (StatusCode::CREATED, text).into_response();
-            let lines: [(&str, &[u8]); 9] = [
+            let lines: [(&str, &[u8]); 12] = [
                 ("link", b"<a>; rel=\"x, y\""),
                 ("link", b"<b>"),
                 ("x-raw", b"caf\xe9"),
@@ -110,6 +110,9 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
                 ("ratelimit", b"\"p\";r=1"),
                 ("connection", b"x-mine"),
                 ("x-mine", b"1"),
+                ("dpop-nonce", b"1"),
+                ("x-route", b"1"),
+                ("cache-control", b"public, max-age=60"),
             ];
             for (name, value) in lines {
                 let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
@@ -512,7 +515,7 @@ async fn a_server_error_that_is_not_read_to_its_end_proves_nothing() {
 
 #[tokio::test]
 async fn a_replay_keeps_repeated_and_raw_lines_and_drops_what_belongs_to_one_caller_or_moment() {
-    let world = world(Policy::default()).await;
+    let world = world(Policy { not_replayed: vec!["x-route".into()], ..Policy::default() }).await;
     let first = world.send(pay("k").does("odd-headers")).await;
     assert_eq!(first.text("set-cookie"), Some("session=1"), "the first answer is unchanged");
     let again = world.send(pay("k").does("odd-headers")).await;
@@ -520,11 +523,21 @@ async fn a_replay_keeps_repeated_and_raw_lines_and_drops_what_belongs_to_one_cal
     let lines: Vec<_> = again.headers.get_all("link").iter().map(|v| v.as_bytes()).collect();
     assert_eq!(lines, [&b"<a>; rel=\"x, y\""[..], b"<b>"]);
     assert_eq!(again.headers["x-raw"].as_bytes(), b"caf\xe9");
-    for gone in
-        ["set-cookie", "www-authenticate", "access-control-allow-origin", "ratelimit", "connection", "x-mine"]
-    {
+    for gone in [
+        "set-cookie",
+        "www-authenticate",
+        "access-control-allow-origin",
+        "ratelimit",
+        "connection",
+        "x-mine",
+        "dpop-nonce",
+        "x-route",
+    ] {
         assert!(again.headers.get(gone).is_none(), "{gone}");
     }
+    assert_eq!(again.text("cache-control"), Some("no-store"));
+    let same_origin = world.send(pay("k").does("odd-headers").with("origin", "https://a.example")).await;
+    assert_eq!(same_origin.text("access-control-allow-origin"), Some("https://a.example"));
 }
 
 #[tokio::test]

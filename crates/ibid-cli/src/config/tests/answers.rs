@@ -1,0 +1,55 @@
+//! `not_replayed`, `fingerprint_headers` and `[cors]`: what each value means, and which values are refused.
+
+use ibid::http::Cors;
+
+use super::*;
+
+#[test]
+fn header_names_are_taken_without_regard_to_case() {
+    let config = more(
+        "[defaults]\nnot_replayed = [\"X-CSRF-Token\", \"x-auth-token\"]\n[[route]]\nmatch = \"POST /x\"\nnot_replayed = [\"X-Nonce\"]",
+    );
+    assert_eq!(config.defaults.not_replayed, ["x-csrf-token", "x-auth-token"]);
+    assert_eq!(config.routes[0].policy.not_replayed, ["x-nonce"], "a key replaces what `[defaults]` says");
+    for key in ["not_replayed", "fingerprint_headers"] {
+        let message = format!("ibid.toml:5: `{key}` holds `x y`, which is not a header name");
+        assert_eq!(refusal(&format!("[defaults]\n{key} = [\"x y\"]")), message);
+        let message = format!("ibid.toml:5: `{key}` must be an array of strings");
+        assert_eq!(refusal(&format!("[defaults]\n{key} = \"x\"")), message);
+    }
+}
+
+#[test]
+fn cors_is_off_unless_origins_are_named() {
+    let shop = || Cors::new(["https://shop.example", "http://127.0.0.1:5173"]).unwrap();
+    let listed = "[cors]\norigins = [\"https://shop.example\", \"http://127.0.0.1:5173\"]\n";
+    for (text, cors) in [
+        ("", Cors::default()),
+        ("[cors]\norigins = []", Cors::default()),
+        ("[cors]\norigins = [\"*\"]", Cors::new(["*"]).unwrap()),
+        (listed, shop()),
+        (&format!("{listed}credentials = true"), shop().credentials().unwrap()),
+        (&format!("{listed}max_age = \"0s\""), shop().max_age(Duration::ZERO)),
+    ] {
+        assert_eq!(more(text).cors, cors, "{text}");
+    }
+    for (text, message) in [
+        ("[cors]\ncredentials = true", "ibid.toml:4: `[cors]` allows no origin: it has no `origins`"),
+        ("[cors]\norigin = \"https://a\"", "ibid.toml:5: `origin` is not a key of `[cors]`"),
+        ("[cors]\norigins = \"https://a\"", "ibid.toml:5: `origins` must be an array of strings"),
+        (
+            "[cors]\norigins = [\"https://a/\"]",
+            "ibid.toml:5: `origins`: `https://a/` is not an origin: write `https://shop.example`, with a port only if it is not the scheme's own",
+        ),
+        (
+            "[cors]\norigins = [\"*\", \"https://a\"]",
+            "ibid.toml:5: `origins`: `*` means every origin and stands alone",
+        ),
+        (
+            "[cors]\norigins = [\"*\"]\ncredentials = true",
+            "ibid.toml:6: `credentials`: credentials need origins by name: browsers refuse them with `*`",
+        ),
+    ] {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}

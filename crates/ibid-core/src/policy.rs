@@ -109,6 +109,9 @@ pub struct Policy {
     /// How a request's path is read for matching and scope.
     #[cbor(n(30), default)]
     pub path: PathRule,
+    /// Every response below 500 is a stream, whatever its media type: passed on as it arrives, and not retained.
+    #[cbor(n(34), default)]
+    pub stream: bool,
 }
 
 /// How a request's path is read.
@@ -333,6 +336,7 @@ impl Default for Policy {
             first_sent: None,
             not_replayed: Vec::new(),
             path: PathRule::Strict,
+            stream: false,
         }
     }
 }
@@ -441,6 +445,12 @@ impl Policy {
                      `after_expiry = \"refuse\"`): an older request could run a second time",
                 ));
             }
+        }
+        if self.stream && self.answer != AnswerRule::Sync {
+            return Err(PolicyError::new(
+                "stream",
+                "needs `answer = \"sync\"`: a stream is not retained, so nobody could fetch it later",
+            ));
         }
         if self.max_attempts == 0 {
             return Err(PolicyError::new("max_attempts", "must be at least 1"));
@@ -582,6 +592,7 @@ mod tests {
         assert_eq!(refused(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
         assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
         assert_eq!(refused(|p| p.max_attempts = 0), "max_attempts");
+        assert_eq!(refused(|p| (p.stream, p.answer) = (true, AnswerRule::Async)), "stream");
         assert_eq!(refused(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
         let reconcile = |settle| Some(Reconcile::new(Duration::from_secs(settle), 10));
         assert_eq!(refused(|p| p.reconcile = reconcile(59)), "settle");

@@ -14,7 +14,7 @@
 //! | `retry-after=N` | add the field |
 //! | `odd` | repeated lines, a value that is no UTF-8, `Connection: x-a` with `X-A`, cookies, hop-by-hop fields |
 //! | `chunked` `trailers` `until-close` | the answer's framing, instead of a `Content-Length` |
-//! | `events` | a `text/event-stream` that says one event and stays open until the gate lets it end |
+//! | `events` | a `text/event-stream`, or of the type that `header` gives, that says one event and stays open until the gate lets it end |
 //! | `upgrade` | `101`, then every byte comes back |
 //! | `gate` `delay=MS` | answer when the gate lets it, or later |
 //! | `cut=unread` | close without reading: the body, or as default the connection's first byte |
@@ -614,10 +614,12 @@ fn encode(behaviour: &Behaviour, seen: &Seen) -> (Vec<u8>, Vec<u8>) {
         Frame::UntilClose => b"Connection: close\r\n",
     };
     head.extend_from_slice(line);
-    if matches!(behaviour.body, Body::Events) {
-        head.extend_from_slice(b"Content-Type: text/event-stream\r\n");
-    } else if !lines_named(&behaviour.headers, "content-type").any(|_| true) && !bodiless {
-        head.extend_from_slice(b"Content-Type: text/plain\r\n");
+    match lines_named(&behaviour.headers, "content-type").next() {
+        None if matches!(behaviour.body, Body::Events) => {
+            head.extend_from_slice(b"Content-Type: text/event-stream\r\n");
+        }
+        None if !bodiless => head.extend_from_slice(b"Content-Type: text/plain\r\n"),
+        _ => {}
     }
     head.extend_from_slice(b"\r\n");
     if bodiless || seen.method == "HEAD" {

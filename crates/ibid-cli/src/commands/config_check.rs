@@ -114,6 +114,7 @@ fn as_json(config: &Config) -> Value {
         // How many, never which.
         "fingerprint": { "secrets": config.secrets.len() },
         "defaults": policy_json(&config.defaults),
+        "pass_timeout": config.pass_timeout.map(show_duration),
         "routes": routes,
         "hooks": config.hooks.iter().map(hook_json).collect::<Vec<_>>(),
         "upkeep": {

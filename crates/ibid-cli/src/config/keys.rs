@@ -337,7 +337,14 @@ pub(crate) const KEYS: &[Key] = &[
         "upstream_timeout",
         "duration",
         "\"30s\"",
-        "How long the upstream may take before its result counts as uncertain. As long as most servers and proxies allow.",
+        "How long the upstream may take to answer a guarded request before its result counts as uncertain. As long as most servers and proxies allow. Of a stream only the head is bounded.",
+    ),
+    key(
+        "defaults",
+        "pass_timeout",
+        "duration",
+        "",
+        "How long an unguarded request may wait for the head of its answer, from the last piece of its body; then it gets 504. None: a long poll is answered when there is something to say, and the gateway can't know when. In `[defaults]` only.",
     ),
     key(
         "defaults",
@@ -359,6 +366,13 @@ pub(crate) const KEYS: &[Key] = &[
         "size",
         "\"1MiB\"",
         "Largest response body that is kept; a larger one is passed on and its retries get 410. Every answer is stored for its whole retention. At most 256MiB.",
+    ),
+    key(
+        "defaults",
+        "stream",
+        "boolean",
+        "false",
+        "Whether every response below 500 is a stream, whatever its media type (NDJSON, exports, progress). It reaches the client as it arrives, with `Idempotency-Stored: false`; it is completed before its first byte leaves, its retries get 410 `response-not-retained`, and `upstream_timeout` bounds only the wait for its head. Off: a response is held until it can be stored, and only `text/event-stream` streams. Not with `answer = \"async\"` or `\"prefer\"`.",
     ),
     key(
         "defaults",

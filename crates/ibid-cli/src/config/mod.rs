@@ -70,6 +70,8 @@ pub(crate) struct Config {
     pub(crate) tenant: TenantHow,
     /// The rules of every guarded request that no route is for.
     pub(crate) defaults: Policy,
+    /// How long an unguarded request may wait for the head of its answer; none: as long as it takes.
+    pub(crate) pass_timeout: Option<Duration>,
     /// The routes, in the order of the file.
     pub(crate) routes: Vec<Route>,
     /// Who may say what became of a request.
@@ -270,7 +272,7 @@ fn assemble(
     let (store, store_options) = read_store_section(root, reader, flags);
     let tenant = read_tenant(root, reader, flags, &mut warnings);
     let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
-    let (defaults, routes) = read_routes(root, reader, flags, one_tenant, &mut warnings);
+    let (defaults, pass_timeout, routes) = read_routes(root, reader, flags, one_tenant, &mut warnings);
     key_from::check_tenant(tenant.as_ref(), &defaults, &routes, reader);
     let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, store != Some(StoreUrl::Memory));
     let secrets = read_secrets(root, reader, variables);
@@ -295,6 +297,7 @@ fn assemble(
         store_options,
         tenant: tenant?,
         defaults,
+        pass_timeout,
         routes,
         hooks,
         upkeep,
@@ -556,7 +559,7 @@ fn read_routes(
     flags: &GatewayArgs,
     one_tenant: bool,
     warnings: &mut Vec<String>,
-) -> (Policy, Vec<Route>) {
+) -> (Policy, Option<Duration>, Vec<Route>) {
     let mut section = root.section("defaults", "defaults");
     let mut base = Overlay::read(&mut section, reader);
     if let Some(word) = given(&flags.key) {
@@ -566,6 +569,7 @@ fn read_routes(
             base
         });
     }
+    let pass_timeout = section.positive("pass_timeout");
     let line = section.line.max(1);
     section.finish();
     let defaults = policy::resolve(&[&base]);
@@ -589,7 +593,7 @@ fn read_routes(
     advice.policy(EVERY_OTHER, line, &defaults, base.retry_horizon);
     let routes = drafts.into_iter().map(|draft| build_route(draft, &base, &mut advice)).collect();
     advice.finish();
-    (defaults, routes)
+    (defaults, pass_timeout, routes)
 }
 
 fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Route {

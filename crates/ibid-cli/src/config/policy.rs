@@ -81,6 +81,7 @@ overlay! {
     repeatable: bool,
     first_sent: Option<String>,
     not_replayed: Vec<String>,
+    stream: bool,
 }
 
 impl Overlay {
@@ -116,6 +117,7 @@ impl Overlay {
             repeatable: section.boolean("repeatable"),
             first_sent: key_from::read_first_sent(section, reader),
             not_replayed: header_names::read("not_replayed", section, reader),
+            stream: section.boolean("stream"),
             recipe: RecipeKeys::read(section, reader),
             retry_horizon: section.positive("retry_horizon"),
             lines: section.lines().clone(),
@@ -166,6 +168,7 @@ pub(super) fn line_of(error: &PolicyError, layers: &[&Overlay]) -> Option<usize>
         "max_request_age" => "retention",
         "after_expiry" => "tombstone",
         "settle" => "upstream_timeout",
+        "stream" => "answer",
         _ => "",
     };
     layers
@@ -201,6 +204,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("max_request_body", json!(show_size(policy.max_request_body))),
         ("max_response_body", json!(show_size(policy.max_response_body))),
         ("free_on", json!(policy.free_on)),
+        ("stream", json!(policy.stream)),
         ("response_version", json!(policy.response_version)),
         ("key_from", json!(policy.key_from.sources().iter().map(ToString::to_string).collect::<Vec<_>>())),
         ("max_request_age", policy.request_age_max().map_or(Value::Null, duration)),

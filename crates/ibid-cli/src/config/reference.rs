@@ -89,6 +89,7 @@ fn example(section: &str, key: &str, default: &str) -> String {
         ("tenant", "from") => "\"header:x-tenant-id\"",
         ("fingerprint", "secrets") => "[\"0123456789abcdef\"]",
         ("defaults", "max_request_age" | "retry_horizon") => "\"24h\"",
+        ("defaults", "pass_timeout") => "\"60s\"",
         ("route", "match") => "\"POST /payments/{id}\"",
         ("route", "preset") => "\"payments\"",
         ("route.reconcile", "request") => "\"GET /payments/{id}?key={key}&for={tenant}\"",

@@ -59,6 +59,12 @@ impl RouteDraft {
         one_tenant: bool,
     ) -> Option<RouteDraft> {
         let rules = Overlay::read(&mut section, reader);
+        if section.positive("pass_timeout").is_some() {
+            let line = section.line_of("pass_timeout").unwrap_or(section.line);
+            let problem =
+                "`pass_timeout` belongs into `[defaults]`: it holds for every request that is not guarded";
+            reader.refuse(line, problem);
+        }
         let target = section.text("match");
         let line = section.line_of("match").unwrap_or(section.line);
         let guard = section.choice("guard", &[("on", true), ("off", false)], &[]).unwrap_or(true);

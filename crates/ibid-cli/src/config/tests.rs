@@ -597,3 +597,24 @@ fn a_route_without_match_is_the_only_thing_said_about_it() {
         refusal("[[route]]\n[route.reconcile]\nrequest = \"GET /x/{key}\"\n").contains("`match` is missing")
     );
 }
+
+#[test]
+fn pass_timeout_and_stream_are_read_where_they_belong() {
+    let config = more("[defaults]\npass_timeout = \"90s\"\n[[route]]\nmatch = \"POST /x\"\nstream = true\n");
+    assert_eq!(config.pass_timeout, Some(Duration::from_secs(90)));
+    assert!(!config.defaults.stream && config.routes[0].policy.stream);
+    assert_eq!(more("").pass_timeout, None);
+    for (text, message) in [
+        ("[defaults]\npass_timeout = \"0s\"", "ibid.toml:5: `pass_timeout` must be longer than zero"),
+        (
+            "[[route]]\nmatch = \"GET /x\"\npass_timeout = \"1s\"",
+            "ibid.toml:6: `pass_timeout` belongs into `[defaults]`",
+        ),
+        ("[defaults]\nstream = \"yes\"", "ibid.toml:5: `stream` must be true or false"),
+        ("[defaults]\nstream = true\nanswer = \"async\"", "ibid.toml:5: `stream` needs `answer = \"sync\"`"),
+        ("[[route]]\nmatch = \"POST /x\"\nanswer = \"prefer\"\nstream = true", "ibid.toml:7: `stream` needs"),
+    ] {
+        let said: Vec<String> = refused(text).into_iter().map(|failure| failure.message).collect();
+        assert!(said.iter().any(|said| said.starts_with(message)), "{text}: {said:?}");
+    }
+}

@@ -8,8 +8,7 @@
 //! besides a silent upstream, a request queued on an HTTP/2 connection that ends just then can be lost
 //! within the client and never come back. Its outcome is then as unknown as that of any other time-out.
 //!
-//! Upgrades are not forwarded. A tunnel would outlive the connection's slot and the drain, and a 101 has
-//! no answer to keep, so `Upgrade` is stripped like every other field of one connection.
+//! `Upgrade` is stripped like every other field of one connection, unless the request carries [`UpgradeTo`].
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -36,15 +35,20 @@ use ibid::http::{Fate, TraceContext};
 use super::connect::Connector;
 use super::fields;
 use super::tls_failure::TlsFailure;
+use super::upgrade::UpgradeTo;
 use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
 
 /// A client of one upstream. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
     // Every request clones it some times, and a client is a dozen of parts.
-    client: Arc<Client<Connector, UnsyncBoxBody<Bytes, BoxError>>>,
+    client: Arc<UpstreamClient>,
+    /// For upgrades, which only HTTP/1.1 has; none where every connection is HTTP/1.1, or none is.
+    http1_client: Option<Arc<UpstreamClient>>,
     base: Arc<Base>,
 }
+
+type UpstreamClient = Client<Connector, UnsyncBoxBody<Bytes, BoxError>>;
 
 /// The upstream's body, or that of a problem of our own.
 pub(crate) type ForwardBody = Either<Incoming, Full<Bytes>>;
@@ -83,26 +87,12 @@ impl Forwarder {
             true => Some(UpstreamTls::new(base.authority.host(), tls, offer)?),
             false => None,
         };
-        let mut builder = match protocol {
-            // One of its connections may be HTTP/2, and the executor is chosen before that is known.
-            Protocol::Http2 | Protocol::Negotiated => Client::builder(OneAtATime::default()),
-            Protocol::Http1 => Client::builder(TokioExecutor::new()),
-        };
-        let client = builder
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(POOL_IDLE_FOR)
-            .pool_max_idle_per_host(POOL_IDLE_MAX)
-            .retry_canceled_requests(true)
-            // Only an HTTP/1.1 connection gets a `Host`, and the client knows when it has one.
-            .set_host(true)
-            .http2_only(protocol == Protocol::Http2)
-            .http2_keep_alive_interval(H2_PING_EVERY)
-            .http2_keep_alive_timeout(H2_PONG_WITHIN)
-            .http1_max_headers(H1_ANSWER_LINES_MAX)
-            .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
-            .build(Connector::new(tls));
-        Ok(Forwarder { client: Arc::new(client), base: Arc::new(base) })
+        let http1_client = tls
+            .as_ref()
+            .filter(|_| protocol == Protocol::Negotiated)
+            .map(|tls| Arc::new(client(Protocol::Http1, Some(tls.offering(Offer::Http1Only)))));
+        let client = Arc::new(client(protocol, tls));
+        Ok(Forwarder { client, http1_client, base: Arc::new(base) })
     }
 
     async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {
@@ -110,10 +100,13 @@ impl Forwarder {
         if request.method() == Method::CONNECT {
             return Problem::CONNECT_REFUSED.answer(Fate::NotExecuted);
         }
+        let upgrades = request.extensions().get::<UpgradeTo>().is_some();
         let Some(request) = self.base.outgoing(request) else {
             return Problem::TARGET_TOO_LONG.answer(Fate::NotExecuted);
         };
-        match self.client.request(request).await {
+        let client = self.http1_client.as_ref().filter(|_| upgrades).unwrap_or(&self.client);
+        match client.request(request).await {
+            Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => upgraded(answer),
             // Nobody asked for an upgrade, so this upstream speaks something that is no HTTP. It has read
             // the request all the same.
             Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -142,6 +135,29 @@ impl Forwarder {
             }
         }
     }
+}
+
+/// A client that speaks this protocol, over TLS if it is given some.
+fn client(protocol: Protocol, tls: Option<UpstreamTls>) -> UpstreamClient {
+    let mut builder = match protocol {
+        // One of its connections may be HTTP/2, and the executor is chosen before that is known.
+        Protocol::Http2 | Protocol::Negotiated => Client::builder(OneAtATime::default()),
+        Protocol::Http1 => Client::builder(TokioExecutor::new()),
+    };
+    builder
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(POOL_IDLE_FOR)
+        .pool_max_idle_per_host(POOL_IDLE_MAX)
+        .retry_canceled_requests(true)
+        // Only an HTTP/1.1 connection gets a `Host`, and the client knows when it has one.
+        .set_host(true)
+        .http2_only(protocol == Protocol::Http2)
+        .http2_keep_alive_interval(H2_PING_EVERY)
+        .http2_keep_alive_timeout(H2_PONG_WITHIN)
+        .http1_max_headers(H1_ANSWER_LINES_MAX)
+        .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
+        .build(Connector::new(tls))
 }
 
 impl<B> Service<Request<B>> for Forwarder
@@ -244,6 +260,13 @@ impl Base {
             Protocol::Http1 | Protocol::Negotiated => Version::HTTP_11,
         };
         head.headers = self.request_fields(head.headers);
+        match head.extensions.remove() {
+            // HTTP/2 has no such upgrade.
+            Some(UpgradeTo(protocols)) if self.protocol != Protocol::Http2 => {
+                upgrade_fields(&mut head.headers, protocols);
+            }
+            _ => {}
+        }
         mark_forwarded(&mut head.headers, asked_host.filter(|host| !host.is_empty()));
         // hyper leaves out the body of a GET or HEAD whose length it does not know, unless this says that there is one.
         if self.protocol != Protocol::Http2 && !body.is_end_stream() && body.size_hint().exact().is_none() {
@@ -303,6 +326,22 @@ fn incoming(answer: Response<Incoming>) -> Response<ForwardBody> {
     Response::from_parts(head, Either::Left(body))
 }
 
+/// An answer that turns the connection into a tunnel.
+fn upgraded(answer: Response<Incoming>) -> Response<ForwardBody> {
+    let protocol = answer.headers().get(header::UPGRADE).cloned();
+    let mut answer = incoming(answer);
+    if let Some(protocol) = protocol {
+        upgrade_fields(answer.headers_mut(), protocol);
+    }
+    answer
+}
+
+/// The two fields of an upgrade, which end at each hop and are made again there.
+fn upgrade_fields(headers: &mut HeaderMap, protocols: HeaderValue) {
+    headers.insert(header::UPGRADE, protocols);
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+}
+
 /// All fields but those of one connection (RFC 9110, 7.6.1), in their order.
 ///
 /// `Trailer` stays: trailers are passed on, and hyper sends only those it announces.
@@ -348,7 +387,7 @@ fn join_lines(headers: &mut HeaderMap, name: HeaderName, by: &[u8]) {
 }
 
 /// The lower-case members of a comma-separated field.
-fn names_in(headers: &HeaderMap, field: HeaderName) -> impl Iterator<Item = String> {
+pub(super) fn names_in(headers: &HeaderMap, field: HeaderName) -> impl Iterator<Item = String> {
     headers
         .get_all(field)
         .iter()

@@ -5,11 +5,13 @@ mod body;
 pub(crate) mod connect;
 mod fields;
 pub(crate) mod forward;
+mod pass_timeout;
 pub(crate) mod reconcile;
 pub(crate) mod server;
 pub(crate) mod tenant;
 pub(crate) mod tls_failure;
 mod untrusted;
+mod upgrade;
 pub(crate) mod upstream_tls;
 
 #[cfg(test)]
@@ -49,9 +51,11 @@ use crate::output::Failure;
 use body::ClientBody;
 use fields::RequestFields;
 use forward::{ForwardBody, Forwarder};
+use pass_timeout::{Progress, TellingBody};
 use server::{PeerAddr, ServerLimits};
 use tenant::TenantHow;
 use untrusted::UntrustedHops;
+use upgrade::Wish;
 
 /// A gateway whose ports are bound and whose store answers.
 pub(crate) struct Gateway {
@@ -77,7 +81,7 @@ impl Gateway {
         let forwarder = Forwarder::new(config.upstream.clone(), config.upstream_http2, &config.upstream_tls)
             .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
         ibid.reconcile_with(Arc::new(reconcile::Asker(forwarder.clone())));
-        let upstream = Upstream { forwarder, unguarded_for: config.defaults.upstream_timeout };
+        let upstream = Upstream { forwarder, pass_timeout: config.pass_timeout };
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
             .principals(principals())
             .body_timeout(config.server.body_timeout)
@@ -196,12 +200,13 @@ impl Service<Request<Incoming>> for Gate {
     }
 }
 
-/// The upstream as the guard's inner service. A guarded request has the guard's own time-out; the others get one here,
-/// for a connection that hangs would be held for ever.
+/// The upstream as the guard's inner service. A guarded request has the guard's own time-out. The others pass untouched:
+/// they may upgrade, stream both ways and take as long as they like, except that `pass_timeout` bounds the wait for the
+/// head of their answer.
 #[derive(Clone)]
 struct Upstream {
     forwarder: Forwarder,
-    unguarded_for: Duration,
+    pass_timeout: Option<Duration>,
 }
 
 impl Service<Request<ClientBody>> for Upstream {
@@ -213,7 +218,7 @@ impl Service<Request<ClientBody>> for Upstream {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<ClientBody>) -> Self::Future {
+    fn call(&mut self, mut request: Request<ClientBody>) -> Self::Future {
         if request.extensions().get::<Guarded>().is_some() {
             let call = self.forwarder.call(request);
             return Box::pin(async move {
@@ -225,13 +230,18 @@ impl Service<Request<ClientBody>> for Upstream {
                 Ok(answer)
             });
         }
-        let request = ClientBody::watched(request);
-        let (call, limit) = (self.forwarder.call(request), self.unguarded_for);
+        let wish = Wish::take(&mut request);
+        let progress = Progress::begun();
+        let request = ClientBody::watched(request).map(|body| TellingBody::new(body, progress.clone()));
+        let (call, limit) = (self.forwarder.call(request), self.pass_timeout);
         Box::pin(async move {
-            match tokio::time::timeout(limit, call).await {
-                Ok(answer) => answer,
-                Err(_) => Ok(forward::timed_out()),
+            let Some(Ok(mut answer)) = progress.bound(limit, call).await else {
+                return Ok(forward::timed_out());
+            };
+            if let Some(wish) = wish {
+                wish.fulfil(&mut answer);
             }
+            Ok(answer)
         })
     }
 }

@@ -21,10 +21,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 use tower_service::Service;
+
+use super::upgrade::TunnelSlot;
 
 /// Serve until `shutdown` is ready, then drain: no new connections, what runs may finish until
 /// [`ServerLimits::drain_for`] is over, and what is left then is cut.
@@ -45,6 +47,7 @@ where
     let builder = Arc::new(limits.builder());
     let slots = Arc::new(Semaphore::new(limits.connections_max));
     let graceful = GracefulShutdown::new();
+    let (draining, drains) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
@@ -61,10 +64,11 @@ where
             // Reap as they end, or the set would grow with every connection ever made.
             Some(_) = connections.join_next() => continue,
         };
-        let ours = Conversation { stream, peer, slot, watcher: graceful.watcher() };
+        let ours = Conversation { stream, peer, slot, watcher: graceful.watcher(), drains: drains.clone() };
         connections.spawn(ours.run(Arc::clone(&builder), service.clone(), limits.first_head_for));
     }
     drop(listener);
+    draining.send_replace(true);
     drain(graceful, connections, limits.drain_for).await
 }
 
@@ -153,6 +157,8 @@ struct Conversation {
     peer: SocketAddr,
     slot: OwnedSemaphorePermit,
     watcher: Watcher,
+    /// True once a drain has begun.
+    drains: watch::Receiver<bool>,
 }
 
 impl Conversation {
@@ -167,17 +173,20 @@ impl Conversation {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let Conversation { stream, peer, slot, watcher } = self;
+        let Conversation { stream, peer, slot, watcher, mut drains } = self;
         // Answers are written whole; waiting to fill a packet would only delay them.
         let _ = stream.set_nodelay(true);
         let heard = Arc::new(AtomicBool::new(false));
         let hearing = Arc::clone(&heard);
+        let tunnel = TunnelSlot::default();
+        let tunnelling = tunnel.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             hearing.store(true, Ordering::Relaxed);
             request.extensions_mut().insert(PeerAddr(peer));
+            request.extensions_mut().insert(tunnelling.clone());
             service.clone().oneshot(request)
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         let mut conversation = pin!(watcher.watch(connection));
         // hyper's own timer starts once the protocol is known, so a client that sends nothing, or only
         // the `P` that POST and the HTTP/2 preface share, would hold its slot for ever.
@@ -193,6 +202,13 @@ impl Conversation {
         if let Err(error) = ended {
             // The client's doing in nearly every case: hung up, timed out, spoke no HTTP.
             tracing::debug!(%peer, error, "connection ended early");
+        }
+        if let Some(tunnel) = tunnel.take() {
+            tokio::select! {
+                () = tunnel.run() => {}
+                // An error means that the server is gone, which is also an end.
+                _ = drains.wait_for(|draining| *draining) => {}
+            }
         }
         drop(slot);
     }

@@ -87,6 +87,13 @@ impl UpstreamTls {
         Ok(UpstreamTls { config: Arc::new(config), server_name, offer })
     }
 
+    /// The same client with another offer.
+    pub(crate) fn offering(&self, offer: Offer) -> UpstreamTls {
+        let mut config = ClientConfig::clone(&self.config);
+        config.alpn_protocols = offer.protocols();
+        UpstreamTls { config: Arc::new(config), server_name: self.server_name.clone(), offer }
+    }
+
     /// The name that the upstream's certificate must be for.
     pub(crate) fn server_name(&self) -> &ServerName<'static> {
         &self.server_name

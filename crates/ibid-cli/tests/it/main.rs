@@ -26,6 +26,7 @@ mod gateway_logs;
 mod gateway_metrics;
 #[cfg(feature = "otlp")]
 mod gateway_otlp;
+mod gateway_pass;
 mod gateway_postgres;
 mod gateway_reconcile;
 mod gateway_start;

@@ -21,10 +21,16 @@ pub(super) enum Captured<B> {
     Broken,
 }
 
-/// Reads an answer up to `limit`.
-pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, limit: u64) -> Captured<B> {
+/// Reads an answer up to `limit`. With `stream` it is not read at all, unless its status is 500 or above: such an answer
+/// counts only when it was read to its end.
+pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
+    answer: Response<B>,
+    limit: u64,
+    stream: bool,
+) -> Captured<B> {
     let (head, mut rest) = answer.into_parts();
-    if is_stream(&head) || rest.size_hint().lower() > limit {
+    let streams = is_stream(&head) || (stream && !head.status.is_server_error());
+    if streams || rest.size_hint().lower() > limit {
         return Captured::Unkept { head, read: VecDeque::new(), rest };
     }
     let (mut read, mut length, mut trailers) = (VecDeque::new(), 0, None);
@@ -47,7 +53,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, lim
 /// What a server answered that was asked about a request, as the answer of that request: read whole within the policy's
 /// limits, without what no retry may have. What is cut off is no finding.
 pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> Finding {
-    match read(answer, policy.max_response_body).await {
+    match read(answer, policy.max_response_body, false).await {
         Captured::Whole { head, body, trailers } => {
             Finding::Executed(kept(&head, &body, trailers.as_ref(), policy))
         }

@@ -493,12 +493,12 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         let renewal = attempt.keep_alive();
         let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
         let (request, slot) = for_handler(attempt, self.ask, taken);
-        let limit = self.policy.max_response_body;
+        let (limit, stream) = (self.policy.max_response_body, self.policy.stream);
         let handler = async move {
             let Ok(answer) = inner.call(request).await;
             match answer.extensions().get::<Fate>() {
                 Some(fate) => Ran::Told(*fate),
-                None => Ran::Captured(capture::read(answer, limit).await),
+                None => Ran::Captured(capture::read(answer, limit, stream).await),
             }
         };
         let mut handler = Box::pin(AssertUnwindSafe(handler).catch_unwind().instrument(span));

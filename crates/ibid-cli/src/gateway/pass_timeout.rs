@@ -1,0 +1,107 @@
+//! `pass_timeout`: how long an unguarded request may wait for the head of its answer.
+//!
+//! The time counts from the last piece of the request's body. A long upload is not waiting, and once the head is there
+//! the answer may take as long as it likes.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::Instant;
+
+/// When a request last made progress.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress(Arc<Mutex<Instant>>);
+
+impl Progress {
+    /// A request that begins now.
+    pub(crate) fn begun() -> Progress {
+        Progress(Arc::new(Mutex::new(Instant::now())))
+    }
+
+    fn made(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn last(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for `head`, until there has been no progress for `limit`; none means that it did not come in time.
+    pub(crate) async fn bound<T>(&self, limit: Option<Duration>, head: impl Future<Output = T>) -> Option<T> {
+        let Some(limit) = limit else { return Some(head.await) };
+        let mut head = std::pin::pin!(head);
+        loop {
+            let until = self.last() + limit;
+            if let Ok(head) = tokio::time::timeout_at(until, &mut head).await {
+                return Some(head);
+            }
+            if self.last() + limit <= until {
+                return None;
+            }
+        }
+    }
+}
+
+/// A request's body that tells of its progress.
+pub(crate) struct TellingBody<B> {
+    body: B,
+    progress: Progress,
+}
+
+impl<B> TellingBody<B> {
+    pub(crate) fn new(body: B, progress: Progress) -> TellingBody<B> {
+        TellingBody { body, progress }
+    }
+}
+
+impl<B: Body + Unpin> Body for TellingBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if polled.is_ready() {
+            self.progress.made();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_wait_without_progress_counts() {
+        let (limit, step) = (Duration::from_secs(10), Duration::from_secs(6));
+        let progress = Progress::begun();
+        let uploading = async {
+            for _ in 0..5 {
+                tokio::time::sleep(step).await;
+                progress.made();
+            }
+            "head"
+        };
+        assert_eq!(progress.bound(Some(limit), uploading).await, Some("head"));
+        let begun = Instant::now();
+        assert_eq!(progress.bound(Some(limit), std::future::pending::<()>()).await, None);
+        assert_eq!(begun.elapsed(), limit);
+        let long = tokio::time::sleep(1000 * step);
+        assert_eq!(progress.bound(None, long).await, Some(()));
+    }
+}

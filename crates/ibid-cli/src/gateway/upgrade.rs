@@ -1,0 +1,133 @@
+//! Upgrades of unguarded requests (WebSocket and others): once the upstream agrees, client and upstream talk to each
+//! other, and the gateway only carries bytes.
+//!
+//! The tunnel belongs to the client's connection: it keeps that connection's slot, and it is cut when a drain begins,
+//! because it has no end that a drain could wait for. It has no time-out: a quiet WebSocket is not stalled.
+//!
+//! Guarded requests are never upgraded, and an upgrade to another version of HTTP is never passed on. The tunnel would
+//! carry requests that no guard has seen.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+
+/// The protocols that a request may be upgraded to, as an extension of that request: an order to the forwarder to pass
+/// the wish on.
+#[derive(Clone, Debug)]
+pub(crate) struct UpgradeTo(pub(crate) HeaderValue);
+
+/// Where a request leaves the tunnel that its connection is to become, as an extension of that request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TunnelSlot(Arc<Mutex<Option<Tunnel>>>);
+
+impl TunnelSlot {
+    /// The tunnel, once the connection has been upgraded.
+    pub(crate) fn take(&self) -> Option<Tunnel> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn put(&self, tunnel: Tunnel) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+    }
+}
+
+/// Two connections that are about to become one.
+#[derive(Debug)]
+pub(crate) struct Tunnel {
+    client: OnUpgrade,
+    upstream: OnUpgrade,
+}
+
+impl Tunnel {
+    /// Carries bytes both ways until both sides have ended.
+    pub(crate) async fn run(self) {
+        let (client, upstream) = match tokio::try_join!(self.client, self.upstream) {
+            Ok(both) => both,
+            Err(error) => return tracing::debug!(%error, "an upgrade did not come about"),
+        };
+        let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+        if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut upstream).await {
+            tracing::debug!(%error, "a tunnel broke");
+        }
+    }
+}
+
+/// A client's wish for an upgrade, with the client's side of the tunnel.
+pub(crate) struct Wish {
+    slot: TunnelSlot,
+    client: OnUpgrade,
+}
+
+impl Wish {
+    /// Takes the wish out of an unguarded request and marks the request for the forwarder; none if it has no wish that
+    /// is passed on.
+    pub(crate) fn take<B>(request: &mut Request<B>) -> Option<Wish> {
+        let slot = request.extensions_mut().remove::<TunnelSlot>()?;
+        let to = wanted(request.version(), request.headers())?;
+        // The connection can't be upgraded without it.
+        request.extensions().get::<OnUpgrade>()?;
+        let client = hyper::upgrade::on(&mut *request);
+        request.extensions_mut().insert(UpgradeTo(to));
+        Some(Wish { slot, client })
+    }
+
+    /// Joins the two sides if the upstream has agreed.
+    pub(crate) fn fulfil<B>(self, answer: &mut Response<B>) {
+        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            self.slot.put(Tunnel { client: self.client, upstream: hyper::upgrade::on(answer) });
+        }
+    }
+}
+
+/// The protocols that are asked for, if the request asks for an upgrade that may be passed on.
+fn wanted(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
+    let asked = super::forward::names_in(headers, header::CONNECTION).any(|name| name == "upgrade");
+    if version != Version::HTTP_11 || !asked {
+        return None;
+    }
+    // Several lines are one list; more than one is unusual enough not to be guessed at.
+    let mut lines = headers.get_all(header::UPGRADE).iter();
+    let (Some(line), None) = (lines.next(), lines.next()) else { return None };
+    let protocols: Vec<String> = super::forward::names_in(headers, header::UPGRADE).collect();
+    let is_http = |protocol: &String| {
+        let name = protocol.split('/').next().unwrap_or_default();
+        name.is_empty() || HTTP_PROTOCOLS.contains(&name)
+    };
+    (!protocols.is_empty() && !protocols.iter().any(is_http)).then(|| line.clone())
+}
+
+/// Protocols whose tunnel carries HTTP requests: HTTP/2 in plain text, and TLS with HTTP inside (RFC 2817).
+const HTTP_PROTOCOLS: [&str; 5] = ["h2c", "h2", "h3", "http", "tls"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_is_passed_on_unless_it_would_carry_http() {
+        for (connection, upgrade, passed) in [
+            ("Upgrade", "websocket", true),
+            ("keep-alive, upgrade", "WebSocket", true),
+            ("upgrade", "echo/1.0, chat", true),
+            ("keep-alive", "websocket", false),
+            ("upgrade", "", false),
+            ("upgrade, HTTP2-Settings", "h2c", false),
+            ("upgrade", "websocket, H2C", false),
+            ("upgrade", "TLS/1.0", false),
+            ("upgrade", "HTTP/2.0", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONNECTION, HeaderValue::from_static(connection));
+            headers.insert(header::UPGRADE, HeaderValue::from_static(upgrade));
+            assert_eq!(wanted(Version::HTTP_11, &headers).is_some(), passed, "{connection}: {upgrade}");
+            assert_eq!(wanted(Version::HTTP_2, &headers), None);
+        }
+        let mut twice = HeaderMap::new();
+        twice.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        twice.append(header::UPGRADE, HeaderValue::from_static("websocket"));
+        twice.append(header::UPGRADE, HeaderValue::from_static("echo"));
+        assert_eq!(wanted(Version::HTTP_11, &twice), None);
+    }
+}

@@ -32,6 +32,8 @@ pub enum Refusal {
         /// When it is worth coming again.
         retry_after: Duration,
     },
+    /// There is no room for the request.
+    Overloaded,
     /// The request's body is larger than the route reads.
     BodyTooLarge,
     /// The request's body did not arrive in time.
@@ -106,7 +108,7 @@ pub struct Rendered {
 }
 
 /// Every refusal once, for the reference page and its tests.
-pub const ALL: [Refusal; 29] = [
+pub const ALL: [Refusal; 30] = [
     Refusal::KeyMissing,
     Refusal::KeyInvalid(KeyError::Syntax),
     Refusal::KeyReused,
@@ -114,6 +116,7 @@ pub const ALL: [Refusal; 29] = [
     Refusal::OutcomeUnknown { retry_after: Some(Duration::from_secs(5)) },
     Refusal::OutcomeUnknown { retry_after: None },
     Refusal::StoreUnavailable { retry_after: Duration::from_secs(1) },
+    Refusal::Overloaded,
     Refusal::BodyTooLarge,
     Refusal::BodyTimeout,
     Refusal::BodyBroken,
@@ -169,7 +172,7 @@ impl Refusal {
                 Some(retry_after)
             }
             Refusal::OutcomeUnknown { retry_after } => retry_after,
-            Refusal::UpstreamUnavailable => Some(OUTAGE_RETRY_AFTER),
+            Refusal::UpstreamUnavailable | Refusal::Overloaded => Some(OUTAGE_RETRY_AFTER),
             _ => None,
         }
     }
@@ -301,6 +304,13 @@ impl Refusal {
                 SameKey,
                 "The request can not be guarded now",
                 "Nothing was executed. Send the same request again later.",
+            ),
+            Refusal::Overloaded => row(
+                "overloaded",
+                503,
+                SameKey,
+                "There are too many requests at once",
+                "Nothing was reserved, and nothing was executed for this request. Send the same request again later.",
             ),
             Refusal::BodyTooLarge => row(
                 "body-too-large",

@@ -185,6 +185,12 @@ pub const TENANTS_ABOVE: &str = "ibid_tenants_above_duplicate_rate";
 pub const CHORE_LAST_RUN: &str = "ibid_chore_last_run_seconds";
 /// Differences between our books and a provider's, as of the last comparison.
 pub const LEDGER_DIFFERENCES: &str = "ibid_ledger_differences";
+/// Used part of a bound of the gateway.
+pub const LIMIT_USED: &str = "ibid_limit_used";
+/// A bound of the gateway.
+pub const LIMIT_MAX: &str = "ibid_limit_max";
+/// How often a bound of the gateway was reached.
+pub const LIMIT_REACHED: &str = "ibid_limit_reached_total";
 /// Time of a begin.
 pub const BEGIN_SECONDS: &str = "ibid_begin_seconds";
 /// Time of a finish.
@@ -250,6 +256,17 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         LEDGER_DIFFERENCES,
         "gauge",
         "differences from a provider's books in the last comparison, by source and kind",
+    ),
+    (
+        LIMIT_USED,
+        "gauge",
+        "how much of a bound of the gateway is in use, by limit: the key of `[server]` that sets it",
+    ),
+    (LIMIT_MAX, "gauge", "a bound of the gateway as it is kept, fitted to the limit of open files, by limit"),
+    (
+        LIMIT_REACHED,
+        "counter",
+        "how often a bound of the gateway refused or ended something or made it wait, by limit",
     ),
     (BEGIN_SECONDS, "histogram", "time of a begin"),
     (FINISH_SECONDS, "histogram", "time of a finish"),

@@ -39,6 +39,7 @@ mod recipe;
 #[cfg(test)]
 mod reference;
 mod route;
+mod server;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ mod upstream_tls;
 pub(crate) mod value;
 mod variables;
 
+pub(crate) use server::Server;
 pub(crate) use store::StoreUrl;
 pub(crate) use variables::{Log, Variables};
 
@@ -125,16 +127,6 @@ pub(crate) struct Upkeep {
     pub(crate) keep: Keep,
     pub(crate) reconcile_every: Duration,
     pub(crate) duplicate_percent: u32,
-}
-
-/// What one listener holds at most.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
-    pub(crate) max_connections: u32,
-    pub(crate) header_timeout: Duration,
-    pub(crate) idle_timeout: Duration,
-    pub(crate) body_timeout: Duration,
-    pub(crate) drain_for: Duration,
 }
 
 impl Config {
@@ -277,7 +269,10 @@ fn assemble(
     let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, store != Some(StoreUrl::Memory));
     let secrets = read_secrets(root, reader, variables);
     let admin_token = read_admin_token(reader, variables);
-    let (upkeep, server) = (read_upkeep(root), read_server(root));
+    let upkeep = read_upkeep(root);
+    let policies = routes.iter().filter(|route| route.guard).map(|route| &route.policy).chain([&defaults]);
+    let largest_body = policies.map(|policy| policy.max_request_body).max();
+    let server = Server::read(root, reader, largest_body.unwrap_or(0), &mut warnings);
     let cors = cors::read(root, reader);
     advice::tenants(tenant.as_ref(), &routes, &mut warnings);
     refuse_limits(root, reader);
@@ -687,19 +682,6 @@ fn read_keep(upkeep: &mut Section<'_, '_>) -> Keep {
         effects: upkeep.positive("keep_effects").unwrap_or(usual.effects),
         history: upkeep.positive("keep_history").unwrap_or(usual.history),
     }
-}
-
-fn read_server(root: &mut Section<'_, '_>) -> Server {
-    let mut section = root.section("server", "server");
-    let server = Server {
-        max_connections: section.count("max_connections").unwrap_or(4096),
-        header_timeout: section.positive("header_timeout").unwrap_or(Duration::from_secs(15)),
-        idle_timeout: section.positive("idle_timeout").unwrap_or(Duration::from_secs(75)),
-        body_timeout: section.positive("body_timeout").unwrap_or(Duration::from_secs(30)),
-        drain_for: section.positive("drain_for").unwrap_or(Duration::from_secs(25)),
-    };
-    section.finish();
-    server
 }
 
 /// Silently taking a limit that is not kept would be worse than none.

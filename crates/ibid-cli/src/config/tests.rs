@@ -244,6 +244,20 @@ fn every_error_names_file_line_and_key() {
             "ibid.toml:5: `max_connections` must be a whole number from 1 to 4294967295",
         ),
         (
+            "[server]\nmax_reply_bytes = \"2MiB\"\nmax_buffered_bytes = \"1MiB\"",
+            "ibid.toml:6: `max_reply_bytes` is larger than `max_buffered_bytes`, which counts replies too",
+        ),
+        (
+            "[server]\nmax_reply_bytes = 1\nmax_buffered_bytes = \"1023KiB\"",
+            "ibid.toml:6: `max_buffered_bytes` is smaller than `max_request_body`: the largest body would never be read",
+        ),
+        (
+            "[server]\nmax_guarded_per_connection = 127",
+            "ibid.toml:5: `max_guarded_per_connection` is smaller than `max_streams`: offered streams would be refused",
+        ),
+        ("[server]\nmax_passed = 0", "ibid.toml:5: `max_passed` must be a whole number from 1 to 4294967295"),
+        ("[server]\nstall_timeout = \"0s\"", "ibid.toml:5: `stall_timeout` must be longer than zero"),
+        (
             "[fingerprint]\nsecrets = [\"hunter2\"]",
             "ibid.toml:5: `secrets`: secret 1 is shorter than 16 bytes",
         ),

@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,7 +24,10 @@ use crate::output::Failure;
 
 /// The process's metrics.
 #[derive(Clone)]
-pub(crate) struct Metrics(PrometheusHandle);
+pub(crate) struct Metrics {
+    handle: PrometheusHandle,
+    before: Arc<dyn Fn() + Send + Sync>,
+}
 
 impl Metrics {
     /// Makes the process count. Once per process.
@@ -41,12 +45,18 @@ impl Metrics {
                 _ => metrics::describe_histogram!(name, meaning),
             }
         }
-        Ok(Metrics(handle))
+        Ok(Metrics { handle, before: Arc::new(|| {}) })
+    }
+
+    /// Sets what is called before each page, for gauges that are cheaper to read than to keep.
+    pub(crate) fn before_each_page(&mut self, before: impl Fn() + Send + Sync + 'static) {
+        self.before = Arc::new(before);
     }
 
     /// All of them, in Prometheus' text.
     pub(crate) fn page(&self) -> Response<Body> {
-        let mut page = text(StatusCode::OK, self.0.render());
+        (self.before)();
+        let mut page = text(StatusCode::OK, self.handle.render());
         page.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
         page
     }
@@ -69,7 +79,7 @@ impl Pages {
         console: Option<Router>,
         draining: watch::Receiver<bool>,
     ) -> Pages {
-        let handle = metrics.0.clone();
+        let handle = metrics.handle.clone();
         // Histograms collect samples until somebody drains them: without a scraper that would be for ever.
         tokio::spawn(async move {
             loop {

@@ -36,6 +36,7 @@ use super::connect::Connector;
 use super::fields;
 use super::tls_failure::TlsFailure;
 use super::upgrade::UpgradeTo;
+use super::upstream_connections::{BoundedConnector, UpstreamConnections};
 use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
 
 /// A client of one upstream. Clones share its connections.
@@ -48,7 +49,7 @@ pub(crate) struct Forwarder {
     base: Arc<Base>,
 }
 
-type UpstreamClient = Client<Connector, UnsyncBoxBody<Bytes, BoxError>>;
+type UpstreamClient = Client<BoundedConnector<Connector>, UnsyncBoxBody<Bytes, BoxError>>;
 
 /// The upstream's body, or that of a problem of our own.
 pub(crate) type ForwardBody = Either<Incoming, Full<Bytes>>;
@@ -76,6 +77,16 @@ impl Forwarder {
     /// Forwards to `upstream`, whose path is put before that of every request. `http2` demands HTTP/2, in plain text
     /// with prior knowledge. Without it a plain upstream gets HTTP/1.1, and one with TLS gets what it chooses.
     pub(crate) fn new(upstream: Uri, http2: bool, tls: &TlsSettings) -> Result<Forwarder, BadUpstream> {
+        Forwarder::with_connections(upstream, http2, tls, UpstreamConnections::unbounded())
+    }
+
+    /// As [`Forwarder::new`], with a bound on its connections.
+    pub(crate) fn with_connections(
+        upstream: Uri,
+        http2: bool,
+        tls: &TlsSettings,
+        connections: UpstreamConnections,
+    ) -> Result<Forwarder, BadUpstream> {
         let with_tls = upstream.scheme() == Some(&Scheme::HTTPS);
         let (protocol, offer) = match (http2, with_tls) {
             (true, _) => (Protocol::Http2, Offer::Http2Only),
@@ -87,11 +98,10 @@ impl Forwarder {
             true => Some(UpstreamTls::new(base.authority.host(), tls, offer)?),
             false => None,
         };
-        let http1_client = tls
-            .as_ref()
-            .filter(|_| protocol == Protocol::Negotiated)
-            .map(|tls| Arc::new(client(Protocol::Http1, Some(tls.offering(Offer::Http1Only)))));
-        let client = Arc::new(client(protocol, tls));
+        let http1_client = tls.as_ref().filter(|_| protocol == Protocol::Negotiated).map(|tls| {
+            Arc::new(client(Protocol::Http1, Some(tls.offering(Offer::Http1Only)), connections.clone()))
+        });
+        let client = Arc::new(client(protocol, tls, connections));
         Ok(Forwarder { client, http1_client, base: Arc::new(base) })
     }
 
@@ -138,7 +148,7 @@ impl Forwarder {
 }
 
 /// A client that speaks this protocol, over TLS if it is given some.
-fn client(protocol: Protocol, tls: Option<UpstreamTls>) -> UpstreamClient {
+fn client(protocol: Protocol, tls: Option<UpstreamTls>, connections: UpstreamConnections) -> UpstreamClient {
     let mut builder = match protocol {
         // One of its connections may be HTTP/2, and the executor is chosen before that is known.
         Protocol::Http2 | Protocol::Negotiated => Client::builder(OneAtATime::default()),
@@ -157,7 +167,7 @@ fn client(protocol: Protocol, tls: Option<UpstreamTls>) -> UpstreamClient {
         .http2_keep_alive_timeout(H2_PONG_WITHIN)
         .http1_max_headers(H1_ANSWER_LINES_MAX)
         .http2_max_header_list_size(H2_HEADER_LIST_BYTES_MAX)
-        .build(Connector::new(tls))
+        .build(BoundedConnector::new(Connector::new(tls), connections))
 }
 
 impl<B> Service<Request<B>> for Forwarder
@@ -188,6 +198,18 @@ pub(crate) fn timed_out() -> Response<ForwardBody> {
 /// The handshake's failure, if that is why a request was not sent.
 fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
     error.source().and_then(|source| source.downcast_ref())
+}
+
+/// No slot for a request that nobody guards.
+pub(crate) fn overloaded() -> Response<ForwardBody> {
+    let mut answer = Problem::OVERLOADED.answer(Fate::NotExecuted);
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    answer
+}
+
+/// The client of a request that nobody guards stopped in the middle of its body.
+pub(crate) fn body_stalled() -> Response<ForwardBody> {
+    Problem::BODY_STALLED.answer(Fate::Uncertain)
 }
 
 /// What an error of the client proves.
@@ -422,6 +444,18 @@ impl Problem {
         kind: "urn:ibid:problem:outcome-unknown",
         title: "The outcome of the request is unknown",
         detail: "The request was sent, and no answer came in time.",
+    };
+    const OVERLOADED: Problem = Problem {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        kind: "urn:ibid:problem:overloaded",
+        title: "There are too many requests at once",
+        detail: "The request was not executed. It may be sent again.",
+    };
+    const BODY_STALLED: Problem = Problem {
+        status: StatusCode::REQUEST_TIMEOUT,
+        kind: "urn:ibid:problem:body-timeout",
+        title: "The request body did not arrive in time",
+        detail: "The part of it that arrived was sent on.",
     };
     const CONNECT_REFUSED: Problem = Problem {
         status: StatusCode::NOT_IMPLEMENTED,

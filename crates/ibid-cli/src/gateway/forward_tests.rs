@@ -10,7 +10,9 @@ use ibid_testkit::upstream::{Reserved, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 use tower::ServiceExt;
 
+use super::bounds::Bound;
 use super::forward::{ForwardBody, Forwarder};
+use super::upstream_connections::UpstreamConnections;
 use super::upstream_tls::TlsSettings;
 use ibid::http::Fate;
 
@@ -368,6 +370,31 @@ async fn a_tunnel_is_not_offered() {
     let request = Request::connect("elsewhere.test:443").body(Empty::<Bytes>::new()).unwrap();
     let answer = forwarder(&upstream.url(), false).oneshot(request).await.unwrap();
     assert_eq!((answer.status().as_u16(), upstream.tally().connections), (501, 0));
+}
+
+#[tokio::test]
+async fn a_wait_for_a_connection_is_bounded_and_proves_nothing_sent() {
+    let upstream = Upstream::start().await;
+    let connections = UpstreamConnections::new(1, Bound::UpstreamConnections);
+    let connections = connections.waiting_for(Duration::from_millis(100));
+    let forwarder = {
+        let (url, tls) = (upstream.url().parse().unwrap(), TlsSettings::default());
+        Forwarder::with_connections(url, false, &tls, connections.clone()).unwrap()
+    };
+    let first = tokio::spawn({
+        let forwarder = forwarder.clone();
+        async move { send(&forwarder, post("a", "gate")).await.into_body().collect().await.unwrap() }
+    });
+    upstream.until(|tally| tally.total == 1).await;
+    let refused = send(&forwarder, post("b", "")).await;
+    assert_eq!((refused.status().as_u16(), fate(&refused)), (503, Some(Fate::NotExecuted)));
+    assert_eq!((connections.used(), upstream.executions("b")), (1, 0));
+
+    // The connection that the first one gives back is used again.
+    upstream.gate().open();
+    first.await.unwrap();
+    assert_eq!(send(&forwarder, post("b", "")).await.status(), StatusCode::OK);
+    assert_eq!((connections.used(), upstream.tally().connections), (1, 1));
 }
 
 #[test]

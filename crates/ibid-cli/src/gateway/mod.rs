@@ -1,19 +1,29 @@
 //! The gateway: the library's guard around a forwarder, and the two listeners. It has no private door to the engine.
 
 pub(crate) mod admin;
+mod admission;
 mod body;
+mod bounds;
 pub(crate) mod connect;
+mod connections;
+mod descriptors;
 mod fields;
 pub(crate) mod forward;
+mod pass_slots;
 mod pass_timeout;
 pub(crate) mod reconcile;
+mod replies;
 pub(crate) mod server;
+mod stall;
 pub(crate) mod tenant;
 pub(crate) mod tls_failure;
 mod untrusted;
 mod upgrade;
+mod upstream_connections;
 pub(crate) mod upstream_tls;
 
+#[cfg(test)]
+mod door_tests;
 #[cfg(test)]
 mod forward_tests;
 #[cfg(test)]
@@ -48,14 +58,21 @@ use tower_service::Service;
 
 use crate::config::Config;
 use crate::output::Failure;
+use admission::GuardedSlots;
 use body::ClientBody;
+use bounds::Bound;
+use descriptors::Sockets;
 use fields::RequestFields;
 use forward::{ForwardBody, Forwarder};
+use pass_slots::PassSlots;
 use pass_timeout::{Progress, TellingBody};
-use server::{PeerAddr, ServerLimits};
+use replies::KeptForReply;
+use server::{Door, PeerAddr, ServerLimits};
+use stall::{StallWatch, StallingBody};
 use tenant::TenantHow;
 use untrusted::UntrustedHops;
 use upgrade::Wish;
+use upstream_connections::UpstreamConnections;
 
 /// A gateway whose ports are bound and whose store answers.
 pub(crate) struct Gateway {
@@ -66,6 +83,7 @@ pub(crate) struct Gateway {
     metrics: admin::Metrics,
     console: Option<axum::Router>,
     limits: ServerLimits,
+    door: Door,
     /// None: others look after the store.
     schedule: Option<Schedule>,
 }
@@ -76,15 +94,34 @@ impl Gateway {
         let routes = routes(config)?;
         let (public, admin) =
             (bind(config.listen, "--listen").await?, bind(config.admin_listen, "--admin-listen").await?);
-        let metrics = admin::Metrics::install()?;
+        let mut metrics = admin::Metrics::install()?;
         let ibid = Ibid::start(store, settings(config)?).await.map_err(|error| refused(config, &error))?;
-        let forwarder = Forwarder::new(config.upstream.clone(), config.upstream_http2, &config.upstream_tls)
-            .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
-        ibid.reconcile_with(Arc::new(reconcile::Asker(forwarder.clone())));
-        let upstream = Upstream { forwarder, pass_timeout: config.pass_timeout };
+        let sockets = fitted_sockets(&config.server);
+        let limits = ServerLimits {
+            connections_max: sockets.connections as usize,
+            ..ServerLimits::of(&config.server)
+        };
+        let door = Door::new(&limits);
+        let bounds = Bounds::new(config, &sockets, &door);
+        let forwarder = |connections: &UpstreamConnections| {
+            let upstream = config.upstream.clone();
+            let tls = &config.upstream_tls;
+            Forwarder::with_connections(upstream, config.upstream_http2, tls, connections.clone())
+                .map_err(|error| Failure::usage("the upstream can't be used").because(error))
+        };
+        let guarded = forwarder(&bounds.upstream_guarded)?;
+        ibid.reconcile_with(Arc::new(reconcile::Asker(guarded.clone())));
+        let upstream = Upstream {
+            guarded,
+            passed: forwarder(&bounds.upstream_passed)?,
+            slots: Arc::clone(&bounds.passed),
+            pass_timeout: config.pass_timeout,
+            stall_for: config.server.stall_timeout,
+        };
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
             .principals(principals())
             .body_timeout(config.server.body_timeout)
+            .admission(Arc::clone(&bounds.guarded) as Arc<dyn ibid::http::Admission>)
             .cors(config.cors.clone())
             .hooks(config.hooks.clone())
             .map_err(|error| Failure::usage("the hooks can't be used").because(error))?
@@ -97,13 +134,8 @@ impl Gateway {
             fields: Arc::new(RequestFields::new(&config.tenant, policies)),
             profile: config.defaults.profile,
         };
-        let limits = ServerLimits {
-            connections_max: config.server.max_connections as usize,
-            first_head_for: config.server.header_timeout,
-            next_head_for: config.server.idle_timeout,
-            drain_for: config.server.drain_for,
-            ..ServerLimits::default()
-        };
+        bounds::none_reached_yet();
+        metrics.before_each_page(move || bounds.show());
         if !config.upkeep.run {
             tracing::warn!(
                 "upkeep is off here: lapsed, unknown, accepted and expired records are left to others"
@@ -116,7 +148,7 @@ impl Gateway {
             keep: config.upkeep.keep,
         });
         let console = config.admin_token.clone().map(|token| ibid_console::router(&ibid, token));
-        Ok(Gateway { public, admin, app, ibid, metrics, console, limits, schedule })
+        Ok(Gateway { public, admin, app, ibid, metrics, console, limits, door, schedule })
     }
 
     /// Where clients and operators connect, once the system has chosen the ports.
@@ -149,7 +181,7 @@ impl Gateway {
             chores.abort();
             draining.send_replace(true);
         };
-        let ended = server::serve(self.public, self.app, self.limits, shutdown).await;
+        let ended = server::serve_behind(self.door, self.public, self.app, self.limits, shutdown).await;
         // What runs apart from its client has the drain's time too; what waits for the store gets a moment of its own.
         let drained_at = asked_to_end.get().map_or_else(Instant::now, |at| at + self.limits.drain_for);
         let until = drained_at.max(Instant::now() + SETTLE_FOR);
@@ -202,11 +234,16 @@ impl Service<Request<Incoming>> for Gate {
 
 /// The upstream as the guard's inner service. A guarded request has the guard's own time-out. The others pass untouched:
 /// they may upgrade, stream both ways and take as long as they like, except that `pass_timeout` bounds the wait for the
-/// head of their answer.
+/// head of their answer, and that their client may not stop before it.
+///
+/// What passes unguarded has slots and connections apart from those of guarded requests.
 #[derive(Clone)]
 struct Upstream {
-    forwarder: Forwarder,
+    guarded: Forwarder,
+    passed: Forwarder,
+    slots: Arc<PassSlots>,
     pass_timeout: Option<Duration>,
+    stall_for: Duration,
 }
 
 impl Service<Request<ClientBody>> for Upstream {
@@ -220,7 +257,7 @@ impl Service<Request<ClientBody>> for Upstream {
 
     fn call(&mut self, mut request: Request<ClientBody>) -> Self::Future {
         if request.extensions().get::<Guarded>().is_some() {
-            let call = self.forwarder.call(request);
+            let call = self.guarded.call(request);
             return Box::pin(async move {
                 let Ok(mut answer) = call.await;
                 // Only ibid says what it did with a guarded request.
@@ -230,20 +267,105 @@ impl Service<Request<ClientBody>> for Upstream {
                 Ok(answer)
             });
         }
+        let Some((mut slot, ended)) = self.slots.enter() else {
+            return Box::pin(std::future::ready(Ok(forward::overloaded())));
+        };
         let wish = Wish::take(&mut request);
-        let progress = Progress::begun();
-        let request = ClientBody::watched(request).map(|body| TellingBody::new(body, progress.clone()));
-        let (call, limit) = (self.forwarder.call(request), self.pass_timeout);
+        let (progress, watch) = (Progress::begun(), StallWatch::default());
+        let request = ClientBody::watched(request).map(|body| {
+            let body = TellingBody::new(body, progress.clone());
+            StallingBody::new(body, self.stall_for, watch.clone())
+        });
+        let (call, limit) = (self.passed.call(request), self.pass_timeout);
         Box::pin(async move {
-            let Some(Ok(mut answer)) = progress.bound(limit, call).await else {
-                return Ok(forward::timed_out());
+            let answered = tokio::select! {
+                biased;
+                answered = progress.bound(limit, call) => answered,
+                // It has waited longest for a head, and another request needs its slot.
+                Ok(()) = ended => None,
             };
+            watch.has_head();
+            let Some(Ok(mut answer)) = answered else { return Ok(forward::timed_out()) };
+            if watch.has_stalled() {
+                return Ok(forward::body_stalled());
+            }
             if let Some(wish) = wish {
                 wish.fulfil(&mut answer);
+            }
+            if slot.has_head() {
+                answer.extensions_mut().insert(KeptForReply(Arc::new(slot)));
             }
             Ok(answer)
         })
     }
+}
+
+/// The bounds that the gateway keeps, for its metrics.
+struct Bounds {
+    door: Door,
+    guarded: Arc<GuardedSlots>,
+    passed: Arc<PassSlots>,
+    upstream_guarded: UpstreamConnections,
+    upstream_passed: UpstreamConnections,
+}
+
+impl Bounds {
+    fn new(config: &Config, sockets: &Sockets, door: &Door) -> Bounds {
+        let server = &config.server;
+        let passed = Arc::new(PassSlots::new(sockets.upstream_passed as usize));
+        let slow = Arc::clone(&passed);
+        door.connections.when_all_are_busy(move || slow.end_longest_waiting(BUSY_FOR));
+        Bounds {
+            guarded: Arc::new(GuardedSlots::new(
+                server.max_guarded as usize,
+                server.max_guarded_per_connection as usize,
+                Arc::clone(&door.buffers),
+            )),
+            passed,
+            upstream_guarded: UpstreamConnections::new(
+                sockets.upstream_guarded as usize,
+                Bound::UpstreamConnections,
+            ),
+            upstream_passed: UpstreamConnections::new(sockets.upstream_passed as usize, Bound::Passed),
+            door: door.clone(),
+        }
+    }
+
+    /// Brings the gauges up to date.
+    fn show(&self) {
+        let (requests, replies) = self.door.buffers.used();
+        let (max_buffered, max_replies) = self.door.buffers.max();
+        let connections = &self.door.connections;
+        bounds::show(Bound::Connections, connections.used() as u64, connections.max() as u64);
+        bounds::show(Bound::Guarded, self.guarded.used() as u64, self.guarded.max() as u64);
+        bounds::show(Bound::Passed, self.passed.used() as u64, self.passed.max() as u64);
+        let upstream = &self.upstream_guarded;
+        bounds::show(Bound::UpstreamConnections, upstream.used() as u64, upstream.max() as u64);
+        bounds::show(Bound::BufferedBytes, requests + replies, max_buffered);
+        bounds::show(Bound::ReplyBytes, replies, max_replies);
+    }
+}
+
+/// Raises the limit of open files and fits the sockets to it.
+fn fitted_sockets(server: &crate::config::Server) -> Sockets {
+    let wanted = Sockets {
+        connections: server.max_connections.into(),
+        upstream_guarded: server.max_upstream_connections.into(),
+        upstream_passed: server.max_passed.into(),
+    };
+    let limit = descriptors::raise_limit();
+    let fitted = wanted.fitted(limit);
+    if fitted != wanted {
+        tracing::warn!(
+            limit,
+            max_connections = fitted.connections,
+            max_upstream_connections = fitted.upstream_guarded,
+            max_passed = fitted.upstream_passed,
+            "the limit of open files is too low for `[server]`, so the bounds are lower: raise it, for example with \
+             `LimitNOFILE=` of systemd"
+        );
+    }
+    fitted
 }
 
 fn tenants(how: &TenantHow) -> Tenants {
@@ -290,7 +412,7 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
         cache_bytes: config.store_options.cache_bytes,
         cache_ttl: config.store_options.cache_ttl,
         // A connection has one run at a time over HTTP/1.1; as many again may have lost their client.
-        attempts_max: 2 * config.server.max_connections as usize,
+        attempts_max: 2 * config.server.max_connections.max(config.server.max_guarded) as usize,
         duplicate_rate: f64::from(config.upkeep.duplicate_percent) / 100.0,
     })
 }
@@ -342,6 +464,10 @@ const OWN_ANSWER_FIELDS: [&str; 4] =
 /// How long runs without a client and queued writes may take after the last connection has ended.
 const SETTLE_FOR: Duration = Duration::from_secs(5);
 
+/// How long an unguarded request has waited for a head when it is ended for a connection that finds no slot: longer than
+/// an answer usually takes, so that a busy moment ends nothing.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+
 /// A handful of probes and scrapers, and no reason to wait for them.
 pub(crate) const ADMIN_LIMITS: ServerLimits = ServerLimits {
     connections_max: 64,
@@ -349,6 +475,10 @@ pub(crate) const ADMIN_LIMITS: ServerLimits = ServerLimits {
     next_head_for: Duration::from_secs(75),
     head_bytes_max: 16 * 1024,
     h2_streams_max: 16,
+    h2_resets_max: 16,
+    buffered_bytes_max: 64 << 20,
+    reply_bytes_max: 64 << 20,
+    stall_for: Duration::from_secs(30),
     h2_ping_every: Duration::from_secs(20),
     h2_pong_within: Duration::from_secs(20),
     drain_for: Duration::from_secs(1),

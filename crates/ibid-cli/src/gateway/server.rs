@@ -9,7 +9,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,21 +16,45 @@ use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tower::ServiceExt;
 use tower_service::Service;
 
+use super::bounds::{self, Bound};
+use super::connections::{Connections, Patience, Registered, Socket, Verdict};
+use super::replies::{Buffers, StreamExecutor, counted_reply};
 use super::upgrade::TunnelSlot;
+use crate::config::Server;
 
-/// Serve until `shutdown` is ready, then drain: no new connections, what runs may finish until
+/// What the connections of one listener hold together.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) buffers: Arc<Buffers>,
+}
+
+impl Door {
+    pub(crate) fn new(limits: &ServerLimits) -> Door {
+        let connections = Arc::new(Connections::new(limits.connections_max));
+        let buffers = Buffers::new(
+            Arc::clone(&connections),
+            limits.buffered_bytes_max,
+            limits.reply_bytes_max,
+            limits.stall_for,
+        );
+        Door { connections, buffers: Arc::new(buffers) }
+    }
+}
+
+/// Serves until `shutdown` is ready, then drains: no new connections, what runs may finish until
 /// [`ServerLimits::drain_for`] is over, and what is left then is cut.
 ///
-/// Each request carries its [`PeerAddr`] as an extension.
+/// Each request carries its [`PeerAddr`] and its [`Connection`](super::connections::Connection) as extensions.
 pub(crate) async fn serve<S, B>(
     listener: TcpListener,
     service: S,
@@ -41,21 +64,36 @@ pub(crate) async fn serve<S, B>(
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<Box<dyn StdError + Send + Sync>>,
+{
+    serve_behind(Door::new(&limits), listener, service, limits, shutdown).await
+}
+
+/// As [`serve`], with what the connections hold together in the caller's hands.
+pub(crate) async fn serve_behind<S, B>(
+    door: Door,
+    listener: TcpListener,
+    service: S,
+    limits: ServerLimits,
+    shutdown: impl Future<Output = ()>,
+) -> Drained
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
     let builder = Arc::new(limits.builder());
-    let slots = Arc::new(Semaphore::new(limits.connections_max));
-    let graceful = GracefulShutdown::new();
     let (draining, drains) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
-        // The slot first and the socket second: a connection beyond the bound waits in the kernel's
-        // queue, where it costs us nothing.
+        // The socket first and the slot second: only when a client waits is an idle connection closed for it. At most
+        // one socket waits here without a slot; the others wait in the kernel's queue, where they cost nothing.
         let next = async {
-            let slot = Arc::clone(&slots).acquire_owned().await.expect("nobody closes the semaphore");
-            (accept(&listener).await, slot)
+            let accepted = accept(&listener).await;
+            (accepted, door.connections.slot().await)
         };
         let ((stream, peer), slot) = tokio::select! {
             biased;
@@ -64,12 +102,13 @@ where
             // Reap as they end, or the set would grow with every connection ever made.
             Some(_) = connections.join_next() => continue,
         };
-        let ours = Conversation { stream, peer, slot, watcher: graceful.watcher(), drains: drains.clone() };
-        connections.spawn(ours.run(Arc::clone(&builder), service.clone(), limits.first_head_for));
+        let ours =
+            Conversation { stream, slot, registered: door.connections.open(peer), drains: drains.clone() };
+        connections.spawn(ours.run(Arc::clone(&builder), service.clone(), limits, Arc::clone(&door.buffers)));
     }
     drop(listener);
-    draining.send_replace(true);
-    drain(graceful, connections, limits.drain_for).await
+    drop(drains);
+    drain(draining, connections, limits.drain_for).await
 }
 
 /// The address a request came from: the other end of its connection.
@@ -103,38 +142,47 @@ pub(crate) struct ServerLimits {
     pub(crate) h2_ping_every: Duration,
     /// How long it may take to say yes.
     pub(crate) h2_pong_within: Duration,
+    /// Streams reset by the client before they were taken up, or by us for the client's errors, on one HTTP/2 connection.
+    pub(crate) h2_resets_max: usize,
+    /// Bytes of request bodies and replies in memory.
+    pub(crate) buffered_bytes_max: u64,
+    /// Bytes of replies in memory.
+    pub(crate) reply_bytes_max: u64,
+    /// How long a client may read nothing of its reply.
+    pub(crate) stall_for: Duration,
     /// How long requests may go on after shutdown was asked for.
     pub(crate) drain_for: Duration,
 }
 
 impl Default for ServerLimits {
     fn default() -> ServerLimits {
-        ServerLimits {
-            // Each takes a descriptor here and perhaps one towards the upstream: below ten thousand in all.
-            // Under a soft limit of 1024 files accepting will wait long before this bound does.
-            connections_max: 4096,
-            // A head is one or two packets. This leaves time for several lost ones, and a client that only
-            // connects cannot hold its slot for longer.
-            first_head_for: Duration::from_secs(15),
-            // Above the 60 s of the usual load balancers: whoever sends requests should be the one to close,
-            // or a request meets a connection that is just going away.
-            next_head_for: Duration::from_secs(75),
-            // Cookies and tokens fit 8 KiB nearly everywhere; common servers take 16 to 64.
-            head_bytes_max: 64 * 1024,
-            // RFC 9113 advises at least 100. Each stream may hold a buffered body, so not many more.
-            h2_streams_max: 128,
-            // NAT tables forget a silent connection after some minutes; this is well before.
-            h2_ping_every: Duration::from_secs(20),
-            h2_pong_within: Duration::from_secs(20),
-            // Orchestrators kill after 30 s by default; 5 s are left to close the store.
-            drain_for: Duration::from_secs(25),
-        }
+        ServerLimits::of(&Server::default())
     }
 }
 
 impl ServerLimits {
-    fn builder(&self) -> Builder<TokioExecutor> {
-        let mut builder = Builder::new(TokioExecutor::new());
+    /// The limits that `[server]` sets, whose list of keys has the reasons, and those that it doesn't.
+    pub(crate) fn of(server: &Server) -> ServerLimits {
+        ServerLimits {
+            connections_max: server.max_connections as usize,
+            first_head_for: server.header_timeout,
+            next_head_for: server.idle_timeout,
+            // Cookies and tokens fit 8 KiB nearly everywhere; common servers take 16 to 64.
+            head_bytes_max: 64 * 1024,
+            h2_streams_max: server.max_streams,
+            h2_resets_max: server.max_resets as usize,
+            // NAT tables forget a silent connection after some minutes; this is well before.
+            h2_ping_every: Duration::from_secs(20),
+            h2_pong_within: Duration::from_secs(20),
+            buffered_bytes_max: server.max_buffered_bytes,
+            reply_bytes_max: server.max_reply_bytes,
+            stall_for: server.stall_timeout,
+            drain_for: server.drain_for,
+        }
+    }
+
+    fn builder(&self) -> Builder<StreamExecutor> {
+        let mut builder = Builder::new(StreamExecutor);
         builder
             .http1()
             .timer(TokioTimer::new())
@@ -144,73 +192,120 @@ impl ServerLimits {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.h2_streams_max)
+            .max_pending_accept_reset_streams(self.h2_resets_max)
+            .max_local_error_reset_streams(self.h2_resets_max)
+            .initial_stream_window_size(H2_STREAM_WINDOW)
+            .initial_connection_window_size(H2_CONNECTION_WINDOW)
+            .max_send_buf_size(H2_SEND_BUFFER)
             .max_header_list_size(self.head_bytes_max)
             .keep_alive_interval(self.h2_ping_every)
             .keep_alive_timeout(self.h2_pong_within);
         builder
+    }
+
+    fn patience(&self) -> Patience {
+        Patience {
+            first_head_for: self.first_head_for,
+            idle_for: self.next_head_for,
+            stall_for: self.stall_for,
+        }
     }
 }
 
 /// One accepted connection and what it holds while it lasts.
 struct Conversation {
     stream: TcpStream,
-    peer: SocketAddr,
     slot: OwnedSemaphorePermit,
-    watcher: Watcher,
+    registered: Registered,
     /// True once a drain has begun.
     drains: watch::Receiver<bool>,
 }
 
 impl Conversation {
-    async fn run<S, B>(self, builder: Arc<Builder<TokioExecutor>>, service: S, first_head_for: Duration)
-    where
+    async fn run<S, B>(
+        self,
+        builder: Arc<Builder<StreamExecutor>>,
+        service: S,
+        limits: ServerLimits,
+        buffers: Arc<Buffers>,
+    ) where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
             + Clone
             + Send
             + Sync
             + 'static,
         S::Future: Send + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
+        B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let Conversation { stream, peer, slot, watcher, mut drains } = self;
+        let Conversation { stream, slot, registered, mut drains } = self;
+        let (connection, patience) = (Arc::clone(&registered.connection), limits.patience());
+        let peer = connection.peer;
         // Answers are written whole; waiting to fill a packet would only delay them.
         let _ = stream.set_nodelay(true);
-        let heard = Arc::new(AtomicBool::new(false));
-        let hearing = Arc::clone(&heard);
+        let ours = Arc::clone(&connection);
         let tunnel = TunnelSlot::default();
         let tunnelling = tunnel.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
-            hearing.store(true, Ordering::Relaxed);
+            let (busy, buffers) = (ours.begin(), Arc::clone(&buffers));
             request.extensions_mut().insert(PeerAddr(peer));
             request.extensions_mut().insert(tunnelling.clone());
-            service.clone().oneshot(request)
+            request.extensions_mut().insert(Arc::clone(&ours));
+            let answer = service.clone().oneshot(request);
+            async move { answer.await.map(|answer| counted_reply(answer, busy, buffers)) }
         });
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        let mut conversation = pin!(watcher.watch(connection));
-        // hyper's own timer starts once the protocol is known, so a client that sends nothing, or only
-        // the `P` that POST and the HTTP/2 preface share, would hold its slot for ever.
-        let ended = tokio::time::timeout(first_head_for, &mut conversation).await;
-        let ended = match ended {
-            Err(_) if !heard.load(Ordering::Relaxed) => {
-                tracing::debug!(%peer, "no request in time, connection closed");
-                return;
+        let socket = Socket::new(stream, Arc::clone(&connection), slot);
+        let mut conversation = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), service));
+        // hyper has a timer for the heads of HTTP/1.1 only, and that one starts once the protocol is known. So every
+        // connection is looked at from here, too: one that sends nothing, one that only answers PING, one that reads
+        // nothing.
+        let mut look = pin!(tokio::time::sleep(patience.first_head_for));
+        let (mut is_draining, mut is_leaving) = (false, false);
+        let ended = loop {
+            let verdict = tokio::select! {
+                biased;
+                ended = &mut conversation => break ended,
+                _ = drains.changed(), if !is_draining => {
+                    is_draining = true;
+                    conversation.as_mut().graceful_shutdown();
+                    continue;
+                }
+                told = connection.told(is_leaving) => told,
+                () = &mut look => match connection.look(&patience) {
+                    _ if is_leaving && !connection.is_busy() => Verdict::Close("it was asked to leave"),
+                    Verdict::GoAway => {
+                        bounds::reached(Bound::Idle);
+                        Verdict::GoAway
+                    }
+                    verdict => verdict,
+                },
+            };
+            match verdict {
+                Verdict::Close(why) => {
+                    tracing::debug!(%peer, why, "connection closed");
+                    return;
+                }
+                Verdict::GoAway => {
+                    is_leaving = true;
+                    conversation.as_mut().graceful_shutdown();
+                    look.as_mut().reset(Instant::now() + LEAVE_WITHIN);
+                }
+                Verdict::LookAgainIn(time) => look.as_mut().reset(Instant::now() + time),
             }
-            Err(_) => conversation.await,
-            Ok(ended) => ended,
         };
         if let Err(error) = ended {
             // The client's doing in nearly every case: hung up, timed out, spoke no HTTP.
             tracing::debug!(%peer, error, "connection ended early");
         }
         if let Some(tunnel) = tunnel.take() {
+            // Not idle, however quiet it is: it isn't closed to make room.
+            let _busy = connection.begin();
             tokio::select! {
                 () = tunnel.run() => {}
                 // An error means that the server is gone, which is also an end.
                 _ = drains.wait_for(|draining| *draining) => {}
             }
         }
-        drop(slot);
     }
 }
 
@@ -236,13 +331,11 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-async fn drain(graceful: GracefulShutdown, mut connections: JoinSet<()>, drain_for: Duration) -> Drained {
+async fn drain(draining: watch::Sender<bool>, mut connections: JoinSet<()>, drain_for: Duration) -> Drained {
     while connections.try_join_next().is_some() {}
     let open = connections.len();
-    let finishing = async {
-        graceful.shutdown().await;
-        while connections.join_next().await.is_some() {}
-    };
+    draining.send_replace(true);
+    let finishing = async { while connections.join_next().await.is_some() {} };
     let cut = match tokio::time::timeout(drain_for, finishing).await {
         Ok(()) => 0,
         Err(_) => {
@@ -262,3 +355,15 @@ const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// hyper panics below this size of read buffer.
 const H1_BUFFER_MIN: usize = 8192;
+
+/// How much of a request's body an HTTP/2 client may send before it is read: a few round trips of a fast line. The
+/// second is for all streams of a connection, and so the most that one connection holds unread.
+const H2_STREAM_WINDOW: u32 = 256 * 1024;
+const H2_CONNECTION_WINDOW: u32 = 1024 * 1024;
+
+/// How much of a reply h2 takes before it is sent: enough to fill a round trip, and little enough that a hundred slow
+/// streams stay below what one connection may hold unread.
+const H2_SEND_BUFFER: usize = 64 * 1024;
+
+/// How long an idle connection that was asked to leave may take: some round trips, for GOAWAY and its PING.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode, Version};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use ibid_testkit::client::{Client, Request};
 use ibid_testkit::upstream::Upstream;
 use tokio::net::TcpListener;
@@ -18,7 +19,7 @@ use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
 use super::forward::Forwarder;
-use super::server::{Drained, PeerAddr, ServerLimits, serve};
+use super::server::{Door, Drained, PeerAddr, ServerLimits, serve, serve_behind};
 use super::upstream_tls::TlsSettings;
 
 #[tokio::test]
@@ -39,20 +40,22 @@ async fn both_versions_of_http_are_served_on_one_port_and_know_their_peer() {
 }
 
 #[tokio::test]
-async fn a_connection_over_the_bound_waits_for_a_slot() {
+async fn a_connection_over_the_bound_waits_while_all_are_busy() {
     let server = Server::start(ServerLimits { connections_max: 1, ..ServerLimits::default() }).await;
     let mut first = Client::connect(server.addr).await;
-    first.call(&Request::get("/")).await;
+    first.send(&Request::get("/held")).await;
+    server.held.notified().await;
 
-    // The kernel takes it, we do not: it can send and gets nothing.
+    // It can send and gets nothing.
     let mut second = Client::connect(server.addr).await;
     second.send(&Request::get("/")).await;
-    first.call(&Request::get("/")).await;
-    assert_eq!(server.calls.load(Ordering::SeqCst), 2);
+    server.until(|door| door.connections.waits()).await;
+    assert_eq!(server.calls.load(Ordering::SeqCst), 1);
 
-    first.hang_up();
+    server.release.notify_one();
+    assert_eq!(first.read().await.unwrap().status, 200);
     assert_eq!(second.read().await.unwrap().status, 200);
-    assert_eq!(server.calls.load(Ordering::SeqCst), 3);
+    assert_eq!(server.calls.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
@@ -166,18 +169,20 @@ async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
     assert!(client.call(&Request::get("/").fixture("cut=body")).await.cut);
 }
 
-/// A server whose service answers `/peer` with what it knows, holds `/held` and counts everything.
-struct Server {
-    addr: SocketAddr,
-    calls: Arc<AtomicUsize>,
-    held: Arc<Notify>,
-    release: Arc<Notify>,
+/// A server whose service holds `/held`, answers `/endless`, `/quiet` and `/large` with bodies of that kind, anything
+/// else with what it knows of the peer, and counts everything.
+pub(super) struct Server {
+    pub(super) addr: SocketAddr,
+    pub(super) door: Door,
+    pub(super) calls: Arc<AtomicUsize>,
+    pub(super) held: Arc<Notify>,
+    pub(super) release: Arc<Notify>,
     stop: oneshot::Sender<()>,
     ending: JoinHandle<Drained>,
 }
 
 impl Server {
-    async fn start(limits: ServerLimits) -> Server {
+    pub(super) async fn start(limits: ServerLimits) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (calls, held, release) =
@@ -193,20 +198,53 @@ impl Server {
                         held.notify_one();
                         release.notified().await;
                     }
-                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(what_is_known(&request))))
+                    let body = match request.uri().path() {
+                        "/endless" => endless(),
+                        "/quiet" => quiet(release),
+                        "/large" => Full::from(vec![0; LARGE]).boxed_unsync(),
+                        _ => Full::from(what_is_known(&request)).boxed_unsync(),
+                    };
+                    Ok::<_, Infallible>(Response::new(body))
                 }
             }
         });
-        let ending = tokio::spawn(serve(listener, service, limits, async {
+        let door = Door::new(&limits);
+        let ending = tokio::spawn(serve_behind(door.clone(), listener, service, limits, async {
             let _ = stopped.await;
         }));
-        Server { addr, calls, held, release, stop, ending }
+        Server { addr, door, calls, held, release, stop, ending }
+    }
+
+    /// Waits until what the connections hold satisfies `enough`.
+    pub(super) async fn until(&self, mut enough: impl FnMut(&Door) -> bool) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while !enough(&self.door) {
+            assert!(tokio::time::Instant::now() < deadline, "waited in vain");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     fn stop(self) -> JoinHandle<Drained> {
         self.stop.send(()).unwrap();
         self.ending
     }
+}
+
+type TestBody = UnsyncBoxBody<Bytes, Infallible>;
+
+fn endless() -> TestBody {
+    let frames = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[0; 10_000]))));
+    StreamBody::new(frames).boxed_unsync()
+}
+
+/// One frame, and the end only when it is told.
+fn quiet(release: Arc<Notify>) -> TestBody {
+    let first = futures_util::stream::once(async { Ok(Frame::data(Bytes::from_static(b"first"))) });
+    let last = futures_util::stream::once(async move {
+        release.notified().await;
+        Ok(Frame::data(Bytes::from_static(b" last")))
+    });
+    StreamBody::new(futures_util::StreamExt::chain(first, last)).boxed_unsync()
 }
 
 fn what_is_known(request: &http::Request<Incoming>) -> String {
@@ -227,4 +265,10 @@ async fn through_to_upstream() -> (Upstream, Client) {
 
 /// For limits that a test waits to run out: the wait is for the close they cause, never for the time.
 /// Long enough for a request to get through on a busy machine.
-const SHORT: Duration = Duration::from_millis(500);
+pub(super) const SHORT: Duration = Duration::from_millis(500);
+
+/// Longer than a piece that a connection is given at once, and no multiple of it.
+pub(super) const LARGE: usize = 40_000;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(10);

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use h2::client::SendRequest;
+use h2::SendStream;
+use h2::client::{ResponseFuture, SendRequest};
 use http::{Request, StatusCode};
 use ibid_testkit::client::{Fields, Response};
 use tokio::net::TcpStream;
@@ -16,11 +17,34 @@ pub(crate) struct H2Client {
 
 impl H2Client {
     pub(crate) async fn connect(addr: SocketAddr) -> H2Client {
+        H2Client::connect_with_window(addr, WINDOW).await
+    }
+
+    /// A connection that gives each stream this window, which is never given back.
+    pub(crate) async fn connect_with_window(addr: SocketAddr, window: u32) -> H2Client {
         let stream = TcpStream::connect(addr).await.expect("the gateway accepts");
         stream.set_nodelay(true).expect("nodelay on a fresh socket");
-        let (sender, connection) = h2::client::handshake(stream).await.expect("the gateway speaks HTTP/2");
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(window);
+        let (sender, connection) = builder.handshake(stream).await.expect("the gateway speaks HTTP/2");
         tokio::spawn(connection);
         H2Client { sender, addr }
+    }
+
+    /// Opens a stream with a request whose body is not over.
+    pub(crate) async fn open(
+        &self,
+        method: &str,
+        path: &str,
+        lines: &[(&str, &str)],
+    ) -> (ResponseFuture, SendStream<Bytes>) {
+        let mut request = Request::builder().method(method).uri(format!("http://{}{path}", self.addr));
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).expect("a request as the test wrote it");
+        let mut sender = self.sender.clone().ready().await.expect("the connection lives");
+        sender.send_request(request, false).expect("the request is sent")
     }
 
     /// Sends a POST on a stream of its own; what it returns waits for the answer.
@@ -73,3 +97,6 @@ impl H2Client {
 fn fields(headers: &http::HeaderMap) -> Fields {
     headers.iter().map(|(n, v)| (n.as_str().as_bytes().to_vec(), v.as_bytes().to_vec())).collect()
 }
+
+/// What HTTP/2 gives a stream that says nothing.
+const WINDOW: u32 = 65_535;

@@ -52,6 +52,8 @@ pub(crate) struct Setup {
     url: Option<String>,
     variables: Vec<(String, String)>,
     flags: Vec<String>,
+    /// Its limit of open files, if it has one of its own.
+    files: Option<u32>,
 }
 
 impl Setup {
@@ -68,6 +70,7 @@ impl Setup {
             config: String::new(),
             variables: Vec::new(),
             flags: Vec::new(),
+            files: None,
         }
     }
 
@@ -116,6 +119,12 @@ impl Setup {
     /// One more word of its command line; a later `--listen` wins over an earlier one.
     pub(crate) fn flag(mut self, word: &str) -> Setup {
         self.flags.push(word.to_owned());
+        self
+    }
+
+    /// With this limit of open files, soft and hard.
+    pub(crate) fn files(mut self, limit: u32) -> Setup {
+        self.files = Some(limit);
         self
     }
 
@@ -186,7 +195,10 @@ impl Setup {
     fn command(&self) -> Command {
         let file = self.folder().join("ibid.toml");
         std::fs::write(&file, self.patient_config()).expect("the file can be written");
-        let mut command = bare(self.folder());
+        let mut command = match self.files {
+            None => bare(self.folder()),
+            Some(limit) => bare_with_files(self.folder(), limit),
+        };
         command.arg("gateway").arg("--config").arg(file);
         if !self.flags.iter().any(|word| word == "--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
@@ -209,7 +221,17 @@ impl Setup {
 
 /// The binary with no `IBID_…` variable of ours.
 pub(crate) fn bare(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
+    without_variables(Command::new(env!("CARGO_BIN_EXE_ibid")), folder)
+}
+
+/// The same, with a limit of open files that the shell sets before it becomes the binary.
+fn bare_with_files(folder: &Path, limit: u32) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_ibid")]);
+    without_variables(shell, folder)
+}
+
+fn without_variables(mut command: Command, folder: &Path) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("IBID_") {
             command.env_remove(name);

@@ -20,6 +20,15 @@ enum Inner<B> {
 }
 
 impl<B> ReplyBody<B> {
+    /// Bytes of the body that are in memory already.
+    pub(super) fn in_memory(&self) -> u64 {
+        match &self.0 {
+            Inner::Whole { data, .. } => data.len() as u64,
+            Inner::Passed(_) => 0,
+            Inner::Spliced { head, .. } => head.iter().map(|data| data.len() as u64).sum(),
+        }
+    }
+
     pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         ReplyBody(Inner::Whole { data, trailers })
     }

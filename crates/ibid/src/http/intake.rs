@@ -16,6 +16,7 @@ use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse, Policy, Profile}
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
+use super::admission::{Admitted, BodyBytes, Crowded};
 use super::layer::Shared;
 use super::routes::{Begins, Route};
 use super::{NoTenant, TraceContext, prefer, repeatability, resume, sent};
@@ -41,6 +42,8 @@ pub(super) struct Taken {
     pub(super) preferred: bool,
     /// Whether it was first sent so long ago that it must not run under a new key.
     pub(super) too_old: bool,
+    /// What it holds at the door; none where nothing bounds it, or without a client.
+    pub(super) admitted: Option<Admitted>,
 }
 
 /// Takes one request in, to be kept under this operation.
@@ -100,9 +103,10 @@ where
     if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
         return Err(Refusal::BodyTooLarge);
     }
-    asked.body = tokio::time::timeout(shared.body_timeout, read(body, policy.max_request_body))
-        .await
-        .unwrap_or(Err(Refusal::BodyTimeout))?;
+    let admitted = shared.admit(&asked.head).map_err(|Crowded| Refusal::Overloaded)?;
+    let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
+    asked.body =
+        tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
     let key = match in_head {
         HeadSearch::Found(key) => Some(key),
         _ => policy.key_from.find(&asked, form).map_err(Refusal::KeyInvalid)?,
@@ -122,7 +126,7 @@ where
     }
     let key = policy.compared_key(key);
     let too_old = repeatability::is_too_old(policy, first_sent);
-    Ok(Intake::Taken(Box::new(Taken { too_old, ..taken(shared, route, asked, whose, key) })))
+    Ok(Intake::Taken(Box::new(Taken { too_old, admitted, ..taken(shared, route, asked, whose, key) })))
 }
 
 /// Whose request it is, and who within the tenant sent it where the policy asks for that.
@@ -171,11 +175,17 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    Taken { asked, ask, wait, preferred: later && preferred, too_old: false }
+    Taken { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.
-pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: u64) -> Result<Bytes, Refusal> {
+///
+/// Each frame is counted in `room` before it is kept.
+pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
+    mut body: B,
+    limit: u64,
+    room: Option<&dyn BodyBytes>,
+) -> Result<Bytes, Refusal> {
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -184,6 +194,9 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: u64)
         let so_far = first.as_ref().map_or(0, Bytes::len) + rest.len();
         if (so_far + data.len()) as u64 > limit {
             return Err(Refusal::BodyTooLarge);
+        }
+        if let Some(room) = room {
+            room.grow(data.len() as u64).map_err(|Crowded| Refusal::Overloaded)?;
         }
         match first {
             // Most bodies come in one piece, which then need not be copied.

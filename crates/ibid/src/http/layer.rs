@@ -30,6 +30,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
+use super::admission::{Admission, Admitted, Crowded};
 use super::body::ReplyBody;
 use super::capture::{self, Captured};
 use super::cors::{self, Cors};
@@ -71,9 +72,26 @@ pub(super) struct Shared {
     pub(super) body_timeout: Duration,
     pub(super) keys_elsewhere: Arc<KeysElsewhere>,
     pub(super) cors: Cors,
+    pub(super) admission: Option<Arc<dyn Admission>>,
 }
 
 impl Shared {
+    /// Takes a request in, before its body is read.
+    pub(super) fn admit(&self, head: &Parts) -> Result<Option<Admitted>, Crowded> {
+        self.admission.as_ref().map(|admission| admission.admit(head)).transpose()
+    }
+
+    /// The reply, unless it is a replay that there is no room for. Its retry gets it, so nothing is lost.
+    fn within_room<A>(&self, reply: Reply<A>, profile: Profile) -> Reply<A> {
+        let has_room = match &self.admission {
+            Some(admission) if reply::is_replay(&reply) => {
+                admission.has_room_for_replay(reply.body().in_memory())
+            }
+            _ => true,
+        };
+        if has_room { reply } else { reply::refusal(Refusal::Overloaded, profile, None) }
+    }
+
     /// Who within the tenant sent this, if the policy asks for it.
     pub(super) fn principal(&self, policy: &Policy, head: &Parts) -> Result<Option<String>, NoTenant> {
         match policy.bind {
@@ -104,6 +122,7 @@ impl GuardLayer {
                 body_timeout: BODY_TIMEOUT,
                 keys_elsewhere: Arc::default(),
                 cors: Cors::default(),
+                admission: None,
             }),
         }
     }
@@ -133,6 +152,12 @@ impl GuardLayer {
     /// How long a guarded request's body may take to arrive, in all; 30 s unless said otherwise.
     pub fn body_timeout(self, body_timeout: Duration) -> GuardLayer {
         GuardLayer { shared: Arc::new(Shared { body_timeout, ..Shared::clone(&self.shared) }) }
+    }
+
+    /// Asks before a guarded request's body is read whether there is room for it. Without this there always is.
+    pub fn admission(self, admission: Arc<dyn Admission>) -> GuardLayer {
+        let admission = Some(admission);
+        GuardLayer { shared: Arc::new(Shared { admission, ..Shared::clone(&self.shared) }) }
     }
 }
 
@@ -270,7 +295,7 @@ where
     let profile = route.policy.profile;
     let intake = intake::take(&shared, &route, operation, request)
         .instrument(tracing::debug_span!(telemetry::SPAN_INTAKE));
-    let taken = match intake.await {
+    let mut taken = match intake.await {
         Intake::Taken(taken) => taken,
         Intake::Unguarded(mut request) => {
             telemetry::without_key(&route.pattern, 1);
@@ -284,6 +309,8 @@ where
         }
     };
     let (ask, wait, preferred) = (taken.ask.clone(), taken.wait, taken.preferred);
+    // Held until the client has its answer; the run holds the body's part for as long as it goes on.
+    let admitted = taken.admitted.take();
     if taken.too_old {
         match repeatability::is_new(&shared.ibid, &ask).await {
             Ok(false) => {}
@@ -296,10 +323,15 @@ where
     }
     if let Some(begun) = shared.ibid.cached(&ask) {
         shared.ibid.inner().tenants.saw(&ask.identity.tenant, &begun, Instant::now());
-        return answer(&begun, &route, &ask);
+        return shared.within_room(answer(&begun, &route, &ask), profile);
     }
     let (to_client, from_run) = oneshot::channel();
     let run = begin_and_run(shared.ibid.clone(), inner, route.clone(), *taken, to_client);
+    let body = admitted.as_ref().map(|admitted| Arc::clone(&admitted.body));
+    let run = async move {
+        run.await;
+        drop(body);
+    };
     tokio::spawn(run.in_current_span());
     let mut reply = match from_run.await {
         Ok(Outcome::Reply(reply)) => *reply,
@@ -314,7 +346,7 @@ where
     if preferred {
         reply::as_preferred(&mut reply);
     }
-    reply
+    shared.within_room(reply, profile)
 }
 
 /// A request whose key the handler reserves in its own transaction, apart from its client like every other.

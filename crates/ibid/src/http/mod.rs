@@ -3,6 +3,7 @@
 //! Stops of a request: `layer` (is it guarded?) → `intake` (tenant, key, body, fingerprint, or a Refusal) → the
 //! engine → the handler → `capture` (what may be kept) → the engine → `reply`.
 
+mod admission;
 mod body;
 mod capture;
 mod cors;
@@ -26,6 +27,7 @@ mod tenants;
 mod trace;
 mod without_key;
 
+pub use admission::{Admission, Admitted, BodyBytes, Crowded};
 pub use body::ReplyBody;
 pub use capture::executed;
 pub use cors::{Cors, CorsError};

@@ -166,6 +166,11 @@ fn uncached(headers: &mut HeaderMap) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
+/// Whether the reply is a stored answer, again.
+pub(super) fn is_replay<B>(response: &Response<B>) -> bool {
+    response.headers().contains_key(REPLAYED)
+}
+
 /// Marks a first answer with how long it will be repeated.
 pub(super) fn first(headers: &mut HeaderMap, record: &Record, profile: Profile) {
     expires(headers, record);

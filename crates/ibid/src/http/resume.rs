@@ -51,6 +51,7 @@ where
                 wait: Duration::ZERO,
                 preferred: false,
                 too_old: false,
+                admitted: None,
             };
             layer::resume(&shared, service, attempt, taken).await;
         })

@@ -153,7 +153,9 @@ where
     let path = sent(&head.extensions, &head.uri).path().to_owned();
     let refused = |refusal| reply::refusal(refusal, Profile::Ietf, None);
     // Read before anything is looked up: a source that we do not know is refused no sooner than one that we do.
-    let body = match tokio::time::timeout(shared.body_timeout, intake::read(body, BODY_MAX)).await {
+    let Ok(admitted) = shared.admit(&head) else { return refused(Refusal::Overloaded) };
+    let read = intake::read(body, BODY_MAX, admitted.as_ref().map(|admitted| &*admitted.body));
+    let body = match tokio::time::timeout(shared.body_timeout, read).await {
         Ok(Ok(body)) => body,
         Ok(Err(refusal)) => return refused(refusal),
         Err(_) => return refused(Refusal::BodyTimeout),

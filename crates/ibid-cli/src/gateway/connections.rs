@@ -1,0 +1,425 @@
+//! The client connections of one listener: how many there are, which of them are idle or stalled, and how one is ended
+//! from outside of its task.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::bounds::{self, Bound};
+use super::replies::Reply;
+
+/// Every connection of one listener.
+pub(crate) struct Connections {
+    slots: Arc<Semaphore>,
+    connections_max: usize,
+    open: Mutex<HashMap<u64, Arc<Connection>>>,
+    next_id: AtomicU64,
+    clock: Clock,
+    became_idle: Notify,
+    relief: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    #[cfg(test)]
+    waits: AtomicBool,
+}
+
+impl Connections {
+    pub(crate) fn new(connections_max: usize) -> Connections {
+        Connections {
+            slots: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
+            connections_max,
+            open: Mutex::default(),
+            next_id: AtomicU64::new(0),
+            clock: Clock(Instant::now()),
+            became_idle: Notify::new(),
+            relief: OnceLock::new(),
+            #[cfg(test)]
+            waits: AtomicBool::new(false),
+        }
+    }
+
+    /// Sets what is tried when every connection is busy and another one waits for a slot.
+    pub(crate) fn when_all_are_busy(&self, relief: impl Fn() + Send + Sync + 'static) {
+        // Set once, when the gateway starts; a second call has no meaning and is ignored.
+        let _ = self.relief.set(Box::new(relief));
+    }
+
+    /// Waits for a slot. While there is none, closes the connection that has been idle longest.
+    pub(crate) async fn slot(&self) -> OwnedSemaphorePermit {
+        if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+            return slot;
+        }
+        bounds::reached(Bound::Connections);
+        #[cfg(test)]
+        self.waits.store(true, Ordering::Release);
+        loop {
+            if !self.end_longest_idle()
+                && let Some(relief) = self.relief.get()
+            {
+                relief();
+            }
+            let freed = Arc::clone(&self.slots).acquire_owned();
+            tokio::select! {
+                slot = freed => return slot.expect("the semaphore is never closed"),
+                () = self.became_idle.notified() => {}
+                () = tokio::time::sleep(LOOK_AGAIN_AFTER) => {}
+            }
+        }
+    }
+
+    /// Registers an accepted connection until the returned guard is dropped.
+    pub(crate) fn open(self: &Arc<Self>, peer: SocketAddr) -> Registered {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let now = self.clock.now();
+        let connection = Arc::new(Connection {
+            peer,
+            clock: self.clock,
+            all: Arc::downgrade(self),
+            opened: now,
+            busy: AtomicUsize::new(0),
+            idle_since: AtomicU64::new(now),
+            has_request: AtomicBool::new(false),
+            runs: AtomicUsize::new(0),
+            write_blocked_since: AtomicU64::new(NEVER),
+            next_reply: AtomicU64::new(0),
+            replies: Mutex::default(),
+            order: AtomicU8::new(ORDER_NONE),
+            ordered: Notify::new(),
+        });
+        lock(&self.open).insert(id, Arc::clone(&connection));
+        Registered { id, connections: Arc::clone(self), connection }
+    }
+
+    /// Whether a connection has had to wait for a slot.
+    #[cfg(test)]
+    pub(crate) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.connections_max.saturating_sub(self.slots.available_permits())
+    }
+
+    pub(crate) fn max(&self) -> usize {
+        self.connections_max
+    }
+
+    /// Every reply that has bytes in memory.
+    pub(crate) fn replies(&self) -> Vec<Arc<Reply>> {
+        let open: Vec<Arc<Connection>> = lock(&self.open).values().cloned().collect();
+        open.iter().flat_map(|connection| connection.replies()).collect()
+    }
+
+    /// Asks the connection that has been idle longest to close. False if none is idle.
+    fn end_longest_idle(&self) -> bool {
+        let longest = {
+            let open = lock(&self.open);
+            let idle = open.values().filter(|connection| connection.may_make_room());
+            idle.min_by_key(|connection| connection.idle_since.load(Ordering::Relaxed)).cloned()
+        };
+        match longest {
+            Some(connection) => {
+                tracing::debug!(peer = %connection.peer, "idle connection closed to make room");
+                connection.order(ORDER_LEAVE);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// One connection in the list of its listener.
+pub(crate) struct Registered {
+    id: u64,
+    connections: Arc<Connections>,
+    pub(crate) connection: Arc<Connection>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        lock(&self.connections.open).remove(&self.id);
+    }
+}
+
+/// One client connection, as seen from outside of its task.
+pub(crate) struct Connection {
+    pub(crate) peer: SocketAddr,
+    clock: Clock,
+    all: Weak<Connections>,
+    opened: u64,
+    /// Requests whose reply has not been written to its end.
+    busy: AtomicUsize,
+    idle_since: AtomicU64,
+    has_request: AtomicBool,
+    /// Guarded requests that this connection has caused and that still run.
+    runs: AtomicUsize,
+    write_blocked_since: AtomicU64,
+    next_reply: AtomicU64,
+    replies: Mutex<HashMap<u64, Weak<Reply>>>,
+    order: AtomicU8,
+    ordered: Notify,
+}
+
+/// How long a connection may do nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) first_head_for: Duration,
+    pub(crate) idle_for: Duration,
+    pub(crate) stall_for: Duration,
+}
+
+/// What is to be done with a connection now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Drop it.
+    Close(&'static str),
+    /// Let it take no more requests and close.
+    GoAway,
+    /// Look at it again.
+    LookAgainIn(Duration),
+}
+
+impl Connection {
+    /// Counts a request until its reply is written.
+    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
+        self.has_request.store(true, Ordering::Relaxed);
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        Busy(Arc::clone(self))
+    }
+
+    /// Counts a guarded run, unless the connection has `runs_max` of them.
+    pub(crate) fn begin_run(self: &Arc<Self>, runs_max: usize) -> Option<ConnectionRun> {
+        let more = |runs: usize| (runs < runs_max).then_some(runs + 1);
+        self.runs.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(ConnectionRun(Arc::clone(self)))
+    }
+
+    /// Closes the connection at once.
+    pub(crate) fn close(&self) {
+        self.order(ORDER_CLOSE);
+    }
+
+    /// Waits until the connection is told to end, and says how. One that is leaving can only be told to close.
+    pub(crate) async fn told(&self, is_leaving: bool) -> Verdict {
+        loop {
+            let next = self.ordered.notified();
+            match self.order.load(Ordering::Acquire) {
+                ORDER_CLOSE => return Verdict::Close("made room"),
+                ORDER_LEAVE if !is_leaving => return Verdict::GoAway,
+                _ => next.await,
+            }
+        }
+    }
+
+    /// Decides whether the connection has been idle or stalled for too long.
+    pub(crate) fn look(&self, patience: &Patience) -> Verdict {
+        let now = self.clock.now();
+        let since = |then: u64| Duration::from_micros(now.saturating_sub(then));
+        let blocked = self.write_blocked_since.load(Ordering::Relaxed);
+        if blocked != NEVER && since(blocked) >= patience.stall_for {
+            bounds::reached(Bound::Stall);
+            return Verdict::Close("the client does not read");
+        }
+        for reply in self.replies() {
+            if reply.is_stalled_for(patience.stall_for) {
+                bounds::reached(Bound::Stall);
+                if !reply.end() {
+                    return Verdict::Close("the client does not read a reply");
+                }
+            }
+        }
+        let often = (patience.stall_for / 4).max(LOOK_AT_MOST_EVERY);
+        if !self.has_request.load(Ordering::Relaxed) {
+            return match patience.first_head_for.checked_sub(since(self.opened)) {
+                None | Some(Duration::ZERO) => Verdict::Close("no request in time"),
+                Some(left) => Verdict::LookAgainIn(left),
+            };
+        }
+        if self.busy.load(Ordering::Acquire) > 0 {
+            return Verdict::LookAgainIn(often);
+        }
+        match patience.idle_for.checked_sub(since(self.idle_since.load(Ordering::Relaxed))) {
+            None | Some(Duration::ZERO) => Verdict::GoAway,
+            Some(left) => Verdict::LookAgainIn(left.min(often)),
+        }
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Lists a reply until [`Connection::forget_reply`].
+    pub(super) fn list_reply(&self, make: impl FnOnce(u64) -> Reply) -> Arc<Reply> {
+        let id = self.next_reply.fetch_add(1, Ordering::Relaxed);
+        let reply = Arc::new(make(id));
+        lock(&self.replies).insert(id, Arc::downgrade(&reply));
+        reply
+    }
+
+    pub(super) fn forget_reply(&self, id: u64) {
+        lock(&self.replies).remove(&id);
+    }
+
+    fn replies(&self) -> Vec<Arc<Reply>> {
+        // Upgraded into a list first: the last owner of a reply takes this lock when it drops the reply.
+        let replies = lock(&self.replies);
+        let live: Vec<Arc<Reply>> = replies.values().filter_map(Weak::upgrade).collect();
+        drop(replies);
+        live
+    }
+
+    /// Whether it may be closed for another one.
+    fn may_make_room(&self) -> bool {
+        let idle_for = self.clock.now().saturating_sub(self.idle_since.load(Ordering::Relaxed));
+        !self.is_busy()
+            && Duration::from_micros(idle_for) >= IDLE_AT_LEAST
+            && self.order.load(Ordering::Acquire) == ORDER_NONE
+    }
+
+    fn order(&self, order: u8) {
+        self.order.fetch_max(order, Ordering::AcqRel);
+        self.ordered.notify_one();
+    }
+}
+
+/// A request that is being answered on a connection.
+pub(crate) struct Busy(Arc<Connection>);
+
+impl Busy {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let connection = &self.0;
+        // The time first: a connection must not be seen idle with the time of an earlier rest.
+        connection.idle_since.store(connection.clock.now(), Ordering::Relaxed);
+        if connection.busy.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(all) = connection.all.upgrade()
+        {
+            all.became_idle.notify_waiters();
+        }
+    }
+}
+
+/// A guarded run that a connection has caused.
+pub(crate) struct ConnectionRun(Arc<Connection>);
+
+impl Drop for ConnectionRun {
+    fn drop(&mut self) {
+        self.0.runs.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Microseconds since a listener started, in a form that fits an atomic.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn now(self) -> u64 {
+        // Far below `NEVER`: half a million years.
+        self.0.elapsed().as_micros() as u64
+    }
+}
+
+/// The socket of a connection, with the slot that it takes for as long as it is open.
+///
+/// The slot is here and not in the task of the connection, because an upgraded connection leaves that task.
+pub(crate) struct Socket {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Socket {
+    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>, slot: OwnedSemaphorePermit) -> Socket {
+        Socket { stream, connection, _slot: slot }
+    }
+
+    fn noted<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let blocked = &self.connection.write_blocked_since;
+        match written {
+            Poll::Pending if blocked.load(Ordering::Relaxed) == NEVER => {
+                blocked.store(self.connection.clock.now(), Ordering::Relaxed);
+            }
+            Poll::Ready(_) if blocked.load(Ordering::Relaxed) != NEVER => {
+                blocked.store(NEVER, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        written
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, data);
+        self.noted(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.noted(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change under a lock of this file is one call of a map: a panic leaves nothing half-done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// No instant.
+const NEVER: u64 = u64::MAX;
+
+const ORDER_NONE: u8 = 0;
+const ORDER_LEAVE: u8 = 1;
+const ORDER_CLOSE: u8 = 2;
+
+/// How long a connection has been idle at least when it is closed for another one: a client that sends one request after
+/// the other keeps its connection.
+const IDLE_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// How long an accepted connection waits before the next idle one is closed for it, in case the first one lingers.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(250);
+
+/// How often a connection is looked at, however short its time-outs are.
+const LOOK_AT_MOST_EVERY: Duration = Duration::from_millis(10);

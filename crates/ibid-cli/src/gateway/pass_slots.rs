@@ -1,0 +1,137 @@
+//! Slots of requests that pass unguarded. They are apart from everything that guarded requests use.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::bounds::{self, Bound};
+
+/// The slots of unguarded requests.
+pub(crate) struct PassSlots {
+    max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    used: usize,
+    next_id: u64,
+    /// Requests without the head of their answer, the oldest first.
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+struct Waiting {
+    since: Instant,
+    end: oneshot::Sender<()>,
+}
+
+/// The slot of one request, until it is dropped.
+pub(crate) struct PassSlot {
+    slots: Arc<PassSlots>,
+    id: u64,
+    has_head: bool,
+}
+
+impl PassSlots {
+    pub(crate) fn new(max: usize) -> PassSlots {
+        PassSlots { max, state: Mutex::default() }
+    }
+
+    /// Takes a slot. If all are taken, the request that has waited longest for a head is ended and its slot goes to this
+    /// one. None if no request waits for a head.
+    ///
+    /// The receiver is ready when the request has to end.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<(PassSlot, oneshot::Receiver<()>)> {
+        let mut state = self.lock();
+        if state.used >= self.max {
+            bounds::reached(Bound::Passed);
+            state.end_longest_waiting(Duration::ZERO)?;
+        }
+        state.used += 1;
+        let id = state.next_id;
+        state.next_id += 1;
+        let (end, ended) = oneshot::channel();
+        state.waiting.insert(id, Waiting { since: Instant::now(), end });
+        Some((PassSlot { slots: Arc::clone(self), id, has_head: false }, ended))
+    }
+
+    /// Ends the request that has waited longest for a head, if it has waited for `at_least`.
+    pub(crate) fn end_longest_waiting(&self, at_least: Duration) {
+        let _ = self.lock().end_longest_waiting(at_least);
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.lock().used
+    }
+
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No panic is possible between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Ends one request and frees its slot at once: what it holds goes as soon as its task has run.
+    fn end_longest_waiting(&mut self, at_least: Duration) -> Option<()> {
+        let longest = self.waiting.first_entry().filter(|entry| entry.get().since.elapsed() >= at_least)?;
+        // The receiver may be gone with its client; then the slot is being given back right now.
+        let _ = longest.remove().end.send(());
+        self.used -= 1;
+        Some(())
+    }
+}
+
+impl PassSlot {
+    /// The head is there: from now on the request is not ended for another. False if it has been ended already, and then
+    /// its slot is another's.
+    pub(crate) fn has_head(&mut self) -> bool {
+        self.has_head = self.slots.lock().waiting.remove(&self.id).is_some();
+        self.has_head
+    }
+}
+
+impl Drop for PassSlot {
+    fn drop(&mut self) {
+        let mut state = self.slots.lock();
+        let was_waiting = state.waiting.remove(&self.id).is_some();
+        if was_waiting || self.has_head {
+            state.used -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_wait_for_a_head_makes_room_for_the_next() {
+        let slots = Arc::new(PassSlots::new(2));
+        let (mut first, mut first_ends) = slots.enter().unwrap();
+        let (mut second, mut second_ends) = slots.enter().unwrap();
+        let (third, mut third_ends) = slots.enter().unwrap();
+        assert!(first_ends.try_recv().is_ok() && second_ends.try_recv().is_err());
+        assert!(!first.has_head(), "its slot is another's");
+        drop(first);
+        assert_eq!(slots.used(), 2);
+
+        // With its head the second is safe, and the third is the one that waits longest.
+        assert!(second.has_head());
+        let (mut fourth, _ends) = slots.enter().unwrap();
+        assert!(third_ends.try_recv().is_ok());
+        drop(third);
+        assert!(fourth.has_head());
+        assert!(slots.enter().is_none(), "no request waits for a head");
+        drop(second);
+        assert_eq!(slots.used(), 1);
+        assert!(slots.enter().is_some());
+        drop(fourth);
+        assert_eq!(slots.used(), 0);
+    }
+}

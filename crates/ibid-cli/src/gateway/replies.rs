@@ -1,0 +1,338 @@
+//! Replies on their way to clients: how many bytes of them are in memory, and which of them their readers have left.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{AbortHandle, abortable};
+use futures_util::task::AtomicWaker;
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+
+use super::bounds::{self, Bound};
+use super::connections::{Busy, Connection, Connections};
+
+/// The bytes that requests and replies hold in memory, and their bounds.
+pub(crate) struct Buffers {
+    connections: Arc<Connections>,
+    requests: AtomicU64,
+    replies: AtomicU64,
+    max_buffered_bytes: u64,
+    max_reply_bytes: u64,
+    /// A reply without progress for this long may be ended to make room.
+    leave_after: Duration,
+}
+
+impl Buffers {
+    pub(crate) fn new(
+        connections: Arc<Connections>,
+        max_buffered_bytes: u64,
+        max_reply_bytes: u64,
+        stall_for: Duration,
+    ) -> Buffers {
+        Buffers {
+            connections,
+            requests: AtomicU64::new(0),
+            replies: AtomicU64::new(0),
+            max_buffered_bytes,
+            max_reply_bytes,
+            leave_after: LEAVE_AFTER.min(stall_for / 2),
+        }
+    }
+
+    /// Bytes of request bodies and replies, in this order.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.replies.load(Ordering::Relaxed))
+    }
+
+    /// The bound of all bytes and the bound of replies, in this order.
+    pub(crate) fn max(&self) -> (u64, u64) {
+        (self.max_buffered_bytes, self.max_reply_bytes)
+    }
+
+    /// Whether `bytes` more of request bodies fit. Replies that their readers have left are ended if that helps.
+    pub(crate) fn has_room_for_request(&self, bytes: u64) -> bool {
+        let (requests, replies) = self.used();
+        let over = (requests + replies + bytes).saturating_sub(self.max_buffered_bytes);
+        over == 0 || self.end_left_replies(over) >= over || {
+            bounds::reached(Bound::BufferedBytes);
+            false
+        }
+    }
+
+    /// Whether a reply of `bytes` fits. Replies that their readers have left are ended if that helps.
+    pub(crate) fn has_room_for_reply(&self, bytes: u64) -> bool {
+        let (requests, replies) = self.used();
+        let over_replies = (replies + bytes).saturating_sub(self.max_reply_bytes);
+        let over = over_replies.max((requests + replies + bytes).saturating_sub(self.max_buffered_bytes));
+        over == 0 || self.end_left_replies(over) >= over || {
+            bounds::reached(Bound::ReplyBytes);
+            false
+        }
+    }
+
+    pub(crate) fn add_request(&self, bytes: u64) {
+        self.requests.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove_request(&self, bytes: u64) {
+        self.requests.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Ends replies without progress, the longest first, until `wanted` bytes will be free. Returns how many will be.
+    ///
+    /// A reply is gone once its connection's task has run, so those that were ended before count too.
+    fn end_left_replies(&self, wanted: u64) -> u64 {
+        let mut free = 0;
+        let mut left = Vec::new();
+        for reply in self.connections.replies() {
+            match reply.ended.load(Ordering::Acquire) {
+                true => free += reply.held(),
+                false if reply.is_stalled_for(self.leave_after) => left.push(reply),
+                false => {}
+            }
+        }
+        left.sort_by_key(|reply| reply.progress.load(Ordering::Relaxed));
+        for reply in left {
+            if free >= wanted {
+                break;
+            }
+            free += reply.held();
+            bounds::reached(Bound::ReplyBytes);
+            if !reply.end() {
+                reply.busy.connection().close();
+            }
+        }
+        free
+    }
+}
+
+/// One reply, from its head to the last of its bytes in memory.
+pub(crate) struct Reply {
+    id: u64,
+    busy: Busy,
+    buffers: Arc<Buffers>,
+    /// The task of its HTTP/2 stream; none on HTTP/1.1.
+    stream: Option<AbortHandle>,
+    held: AtomicU64,
+    /// When its reader last took something.
+    progress: AtomicU64,
+    ended: AtomicBool,
+    reader: AtomicWaker,
+    /// Kept until the reply is over.
+    _kept: Option<KeptForReply>,
+}
+
+impl Reply {
+    /// Bytes in memory.
+    pub(crate) fn held(&self) -> u64 {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Whether its reader has taken nothing for this long although there was something to take.
+    pub(crate) fn is_stalled_for(&self, time: Duration) -> bool {
+        let since = self.now().saturating_sub(self.progress.load(Ordering::Relaxed));
+        self.held() > 0 && Duration::from_micros(since) >= time
+    }
+
+    /// Resets its stream. False if that is not possible, and the connection has to be closed.
+    pub(crate) fn end(&self) -> bool {
+        let first = !self.ended.swap(true, Ordering::AcqRel);
+        match &self.stream {
+            // A stream that still holds bytes after its reset has handed them to the connection.
+            Some(stream) if first => {
+                stream.abort();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn hold(self: &Arc<Self>, data: Bytes) -> Bytes {
+        let bytes = data.len() as u64;
+        self.held.fetch_add(bytes, Ordering::AcqRel);
+        self.buffers.replies.fetch_add(bytes, Ordering::Relaxed);
+        self.progress.store(self.now(), Ordering::Relaxed);
+        Bytes::from_owner(Held { data, counted: bytes, reply: Arc::clone(self) })
+    }
+
+    fn now(&self) -> u64 {
+        self.busy.connection().clock().now()
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.busy.connection().forget_reply(self.id);
+    }
+}
+
+/// Bytes of a reply that are counted until they are dropped, which is when the connection has written them.
+struct Held {
+    data: Bytes,
+    counted: u64,
+    reply: Arc<Reply>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let reply = &self.reply;
+        reply.progress.store(reply.now(), Ordering::Relaxed);
+        if self.counted > 0 {
+            reply.held.fetch_sub(self.counted, Ordering::AcqRel);
+            reply.buffers.replies.fetch_sub(self.counted, Ordering::Relaxed);
+            reply.reader.wake();
+        }
+    }
+}
+
+/// Put into a response's extensions: kept until the client has read the reply or is gone.
+#[derive(Clone)]
+pub(crate) struct KeptForReply(
+    #[expect(dead_code, reason = "it is there to be dropped")] pub(crate) Arc<dyn Send + Sync>,
+);
+
+/// The body of a reply, given to the connection in pieces and counted until each is written.
+pub(crate) struct CountedBody<B> {
+    body: B,
+    /// What is left of the frame in hand.
+    rest: Bytes,
+    is_over: bool,
+    is_large: bool,
+    reply: Arc<Reply>,
+}
+
+/// Counts the body of a response that answers the request behind `busy`.
+pub(crate) fn counted_reply<B>(
+    response: Response<B>,
+    busy: Busy,
+    buffers: Arc<Buffers>,
+) -> Response<CountedBody<B>> {
+    let (mut head, body) = response.into_parts();
+    let kept = head.extensions.remove::<KeptForReply>();
+    let stream = STREAM.try_with(AbortHandle::clone).ok();
+    let connection: Arc<Connection> = Arc::clone(busy.connection());
+    let reply = connection.list_reply(|id| Reply {
+        id,
+        progress: connection.clock().now().into(),
+        busy,
+        buffers,
+        stream,
+        held: AtomicU64::new(0),
+        ended: AtomicBool::new(false),
+        reader: AtomicWaker::new(),
+        _kept: kept,
+    });
+    let body = CountedBody { body, rest: Bytes::new(), is_over: false, is_large: false, reply };
+    Response::from_parts(head, body)
+}
+
+impl<B> CountedBody<B> {
+    fn next_piece(&mut self) -> Bytes {
+        if self.rest.len() <= PIECE_BYTES {
+            return std::mem::take(&mut self.rest);
+        }
+        let data = self.rest.split_to(PIECE_BYTES);
+        Bytes::from_owner(Held { data, counted: 0, reply: Arc::clone(&self.reply) })
+    }
+
+    /// Whether the end of the stream waits for the reader, so that the stream can be reset until then: once it has
+    /// ended, its bytes are the connection's, and only closing the connection would free them.
+    fn waits_for_reader(&self) -> bool {
+        self.is_large && self.reply.stream.is_some()
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.get_mut();
+        if !this.rest.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(this.next_piece()))));
+        }
+        this.is_over |= this.waits_for_reader() && this.body.is_end_stream();
+        if !this.is_over {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if data.is_empty() => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                    Ok(data) => {
+                        this.is_large |= data.len() > PIECE_BYTES;
+                        this.rest = this.reply.hold(data);
+                        return Poll::Ready(Some(Ok(Frame::data(this.next_piece()))));
+                    }
+                    Err(frame) => return Poll::Ready(Some(Ok(frame))),
+                },
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => {}
+            }
+        }
+        this.is_over = true;
+        if this.waits_for_reader() {
+            this.reply.reader.register(cx.waker());
+            if this.reply.held() > 0 {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+            && self.body.is_end_stream()
+            && !(self.waits_for_reader() && self.reply.held() > 0)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.rest.is_empty() {
+            true => self.body.size_hint(),
+            // Asked for before the first frame only, when nothing is left of one.
+            false => SizeHint::default(),
+        }
+    }
+}
+
+/// Runs the streams of HTTP/2 connections so that each can be ended alone.
+///
+/// hyper asks a body for a frame, and then waits for the peer's window with the frame in hand. It asks the body nothing
+/// while it waits, so a body can't end its own stream. Dropping the task of the stream does: h2 then sends RST_STREAM
+/// and drops what was queued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamExecutor;
+
+impl<F> hyper::rt::Executor<F> for StreamExecutor
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, stream: F) {
+        let (stream, handle) = abortable(stream);
+        tokio::spawn(STREAM.scope(handle, stream));
+    }
+}
+
+tokio::task_local! {
+    /// The HTTP/2 stream that is being polled.
+    static STREAM: AbortHandle;
+}
+
+/// How much is handed to a connection at once: one HTTP/2 frame of the usual size. It is also the least that a reader
+/// has to take within the stall time-out.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// When memory is short, a reader that takes less than a piece in this time is one that has stopped: 16 KiB/s is slower
+/// than any line that clients of an API are on.
+const LEAVE_AFTER: Duration = Duration::from_secs(1);

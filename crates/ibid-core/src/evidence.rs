@@ -178,6 +178,7 @@ pub fn said_from_bytes(id: RecordId, bytes: &[u8]) -> Option<(About, Found)> {
             retry_after: stored.retry_after,
             kept: stored.kept.map(Bytes::from),
             provider_id: stored.provider_id,
+            proof: None,
         }),
         false => Found::NotExecuted,
     };
@@ -210,7 +211,13 @@ mod tests {
 
     #[test]
     fn what_was_said_is_read_as_it_was_written() {
-        let answer = |kept| Answer { status: 402, retry_after: true, kept, provider_id: Some("ch_1".into()) };
+        let answer = |kept| Answer {
+            status: 402,
+            retry_after: true,
+            kept,
+            provider_id: Some("ch_1".into()),
+            proof: None,
+        };
         let found = [
             Found::Executed(answer(Some(Bytes::from_static(b"\x01body")))),
             Found::Executed(answer(None)),

@@ -13,6 +13,7 @@ pub mod key_source;
 pub mod machine;
 pub mod path;
 pub mod policy;
+pub mod proof;
 pub mod reap;
 pub mod record;
 pub mod refusal;

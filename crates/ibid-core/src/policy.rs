@@ -8,6 +8,7 @@ use minicbor::{Decode, Encode};
 use crate::cbor_default::{optional_micros, true_by_default};
 use crate::fingerprint::Recipe;
 use crate::key_source::KeyFrom;
+use crate::proof::{Hop, NotExecutedWhen, Proof};
 use crate::repeatability::REQUEST_ID;
 use crate::scope::ScopeRule;
 
@@ -56,7 +57,8 @@ pub struct Policy {
     /// What becomes of a record whose holder went silent.
     #[n(12)]
     pub on_lapse: OnLapse,
-    /// What becomes of a record whose answer proves nothing (500, 502, 504, other 5xx, a panic).
+    /// What becomes of a record whose answer is 500, or whose handler panicked. It speaks of no other status: 408 and the
+    /// other 5xx may come from a proxy while the first run is still at work.
     #[n(13)]
     pub on_server_error: OnServerError,
     /// After so many runs a lapsing request is not run again: it is poison. Nor is an accepted one that nobody took.
@@ -77,9 +79,20 @@ pub struct Policy {
     /// Largest response body that is kept.
     #[n(19)]
     pub max_response_body: u64,
-    /// Statuses that are not stored and leave the key free. 409 and 423 do so too when they carry `Retry-After`.
+    /// Statuses that release the key, besides those of [`FREE_ON`].
     #[n(20)]
     pub free_on: Vec<u16>,
+    /// Statuses of [`FREE_ON`], or 409 and 423, that are final on this route.
+    #[n(25)]
+    #[cbor(default)]
+    pub store_on: Vec<u16>,
+    /// Fields of a hop that prove that nothing was executed.
+    #[n(27)]
+    #[cbor(default)]
+    pub not_executed_when: Vec<NotExecutedWhen>,
+    /// The proxy that requests are forwarded to: it stands for measured rules.
+    #[n(28)]
+    pub behind: Option<Hop>,
     /// What the fingerprint covers.
     #[n(21)]
     pub recipe: Recipe,
@@ -299,8 +312,14 @@ pub enum Class {
     Ambiguous,
 }
 
-/// Statuses that mean "not done, come again": refused before the work, or asked to wait.
-pub const FREE_ON: [u16; 7] = [401, 403, 408, 425, 429, 501, 503];
+/// The free list: statuses of servers that refused the request before any work. 409 and 423 belong to it when they carry
+/// `Retry-After`.
+///
+/// 503 and 408 are not here: proxies and timeout middleware answer them while the request is executed.
+pub const FREE_ON: [u16; 5] = [401, 403, 425, 429, 501];
+
+/// Statuses that belong to the free list when they carry `Retry-After`.
+const FREE_WITH_RETRY_AFTER: [u16; 2] = [409, 423];
 
 impl Default for Policy {
     fn default() -> Self {
@@ -326,7 +345,10 @@ impl Default for Policy {
             linger: Duration::from_secs(30),
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
-            free_on: FREE_ON.to_vec(),
+            free_on: Vec::new(),
+            store_on: Vec::new(),
+            not_executed_when: Vec::new(),
+            behind: None,
             recipe: Recipe::default(),
             response_version: 1,
             reconcile: None,
@@ -461,6 +483,15 @@ impl Policy {
                 &format!("`{status}` is not an error status: a success is never free"),
             ));
         }
+        if let Some(status) = self.store_on.iter().find(|status| self.free_on.contains(status)) {
+            return Err(PolicyError::new("store_on", &format!("`{status}` is in `free_on`, too")));
+        }
+        let is_of_list = |status: &u16| FREE_ON.contains(status) || FREE_WITH_RETRY_AFTER.contains(status);
+        if let Some(status) = self.store_on.iter().find(|status| !is_of_list(status)) {
+            let problem = format!("`{status}` is not on the free list: 401, 403, 409, 423, 425, 429, 501");
+            return Err(PolicyError::new("store_on", &problem));
+        }
+        self.not_executed_when.iter().try_for_each(NotExecutedWhen::check)?;
         match &self.reconcile {
             Some(reconcile) if reconcile.attempts == 0 => {
                 Err(PolicyError::new("attempts", "must be at least 1"))
@@ -478,18 +509,26 @@ impl Policy {
         self.upstream_timeout + self.linger
     }
 
-    /// What an answer's status says about the work, under this policy.
-    pub fn classify(&self, status: u16, retry_after: bool) -> Class {
-        if self.free_on.contains(&status) {
-            return Class::Free { forget_fingerprint: matches!(status, 401 | 403) };
+    /// What an answer says about the work, under this policy. The first of these decides: proof, `store_on`, `free_on`, the
+    /// free list, `on_server_error`.
+    pub fn classify(&self, status: u16, retry_after: bool, proof: Option<Proof>) -> Class {
+        let free = Class::Free { forget_fingerprint: matches!(status, 401 | 403) };
+        match proof {
+            Some(Proof::Executed) => return Class::Stored,
+            Some(Proof::NotExecuted) => return free,
+            None if self.store_on.contains(&status) => return Class::Stored,
+            None if self.free_on.contains(&status) || FREE_ON.contains(&status) => return free,
+            None => {}
         }
         match status {
-            409 | 423 if retry_after => Class::Free { forget_fingerprint: false },
-            500.. => match self.on_server_error {
+            _ if retry_after && FREE_WITH_RETRY_AFTER.contains(&status) => free,
+            500 => match self.on_server_error {
                 OnServerError::Unknown => Class::Ambiguous,
-                OnServerError::Retry => Class::Free { forget_fingerprint: false },
+                OnServerError::Retry => free,
                 OnServerError::Store => Class::Stored,
             },
+            // A hop or a middleware may answer these while the first run is still at work.
+            408 | 501.. => Class::Ambiguous,
             _ => Class::Stored,
         }
     }
@@ -506,7 +545,7 @@ pub struct PolicyError {
 }
 
 impl PolicyError {
-    fn new(field: &'static str, problem: &str) -> Self {
+    pub(crate) fn new(field: &'static str, problem: &str) -> Self {
         PolicyError { field, problem: problem.to_owned() }
     }
 }
@@ -591,6 +630,19 @@ mod tests {
         assert_eq!(refused(|p| p.max_run = Duration::from_secs(59)), "max_run");
         assert_eq!(refused(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
         assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
+        assert_eq!(refused(|p| p.store_on.push(503)), "store_on");
+        assert_eq!(refused(|p| (p.free_on, p.store_on) = (vec![429], vec![429])), "store_on");
+        for (status, header, value) in [
+            (200, "x-a", "1"),
+            (503, "x a", "1"),
+            (503, "ibid-outcome", "1"),
+            (503, "x-a", " 1"),
+            (503, "x-a", ""),
+        ] {
+            let rule =
+                NotExecutedWhen { status: vec![status], header: header.into(), values: vec![value.into()] };
+            assert_eq!(refused(|p| p.not_executed_when.push(rule)), "not_executed_when");
+        }
         assert_eq!(refused(|p| p.max_attempts = 0), "max_attempts");
         assert_eq!(refused(|p| (p.stream, p.answer) = (true, AnswerRule::Async)), "stream");
         assert_eq!(refused(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
@@ -598,27 +650,66 @@ mod tests {
         assert_eq!(refused(|p| p.reconcile = reconcile(59)), "settle");
     }
 
+    const FREE: Class = Class::Free { forget_fingerprint: false };
+
     #[test]
     fn every_status_has_the_class_that_the_contract_gives_it() {
         let policy = Policy::default();
         for status in [200, 201, 204, 301, 304, 400, 404, 409, 410, 422, 423] {
-            assert_eq!(policy.classify(status, false), Class::Stored, "{status}");
+            assert_eq!(policy.classify(status, false, None), Class::Stored, "{status}");
         }
-        for status in [408, 425, 429, 501, 503] {
-            assert_eq!(policy.classify(status, false), Class::Free { forget_fingerprint: false }, "{status}");
+        for status in [425, 429, 501] {
+            assert_eq!(policy.classify(status, false, None), FREE, "{status}");
         }
         for status in [401, 403] {
-            assert_eq!(policy.classify(status, false), Class::Free { forget_fingerprint: true }, "{status}");
+            let forgotten = Class::Free { forget_fingerprint: true };
+            assert_eq!(policy.classify(status, false, None), forgotten, "{status}");
         }
         for status in [409, 423] {
-            assert_eq!(policy.classify(status, true), Class::Free { forget_fingerprint: false }, "{status}");
+            assert_eq!(policy.classify(status, true, None), FREE, "{status}");
         }
-        for status in [500, 502, 504, 505, 507, 599] {
-            assert_eq!(policy.classify(status, false), Class::Ambiguous, "{status}");
-            assert_eq!(Policy::stripe().classify(status, false), Class::Stored, "{status}");
+        for status in [408, 500, 502, 503, 504, 505, 507, 520, 530, 599] {
+            assert_eq!(policy.classify(status, false, None), Class::Ambiguous, "{status}");
+            assert_eq!(policy.classify(status, true, None), Class::Ambiguous, "{status} with Retry-After");
+        }
+    }
+
+    #[test]
+    fn on_server_error_speaks_of_500_alone() {
+        assert_eq!(Policy::stripe().classify(500, false, None), Class::Stored);
+        assert_eq!(Policy::one_transaction().classify(500, false, None), FREE);
+        for status in [408, 502, 503, 504, 520] {
+            assert_eq!(Policy::stripe().classify(status, false, None), Class::Ambiguous, "{status}");
+            assert_eq!(Policy::one_transaction().classify(status, false, None), Class::Ambiguous, "{status}");
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_speaks_decides() {
+        let policy = Policy {
+            free_on: vec![402, 500, 503],
+            store_on: vec![409, 429],
+            on_server_error: OnServerError::Store,
+            ..Policy::default()
+        };
+        for (status, retry_after, proof, class) in [
+            (503, false, Some(Proof::Executed), Class::Stored),
+            (429, false, Some(Proof::NotExecuted), FREE),
+            (201, false, Some(Proof::NotExecuted), FREE),
+            (401, false, Some(Proof::NotExecuted), Class::Free { forget_fingerprint: true }),
+            (429, false, None, Class::Stored),
+            (409, true, None, Class::Stored),
+            (402, false, None, FREE),
+            (503, false, None, FREE),
+            (500, false, None, FREE),
+            (425, false, None, FREE),
+            (423, true, None, FREE),
+            (502, false, None, Class::Ambiguous),
+        ] {
             assert_eq!(
-                Policy::one_transaction().classify(status, true),
-                Class::Free { forget_fingerprint: false }
+                policy.classify(status, retry_after, proof),
+                class,
+                "{status} {retry_after} {proof:?}"
             );
         }
     }
@@ -645,7 +736,15 @@ mod tests {
         let route = Some("/payments/{id}".to_owned());
         let reconcile = Reconcile { route, question: Some(question), ..Reconcile::new(DAY, 3) };
         let key_from = KeyFrom::parse(["paypal", "body:/k"]).unwrap();
-        let policy = Policy { reconcile: Some(reconcile), key_from, ..Policy::default() };
+        let rule = NotExecutedWhen { status: vec![503], header: "x-a".into(), values: vec!["b".into()] };
+        let policy = Policy {
+            reconcile: Some(reconcile),
+            store_on: vec![429],
+            not_executed_when: vec![rule],
+            behind: Some(Hop::Envoy),
+            key_from,
+            ..Policy::default()
+        };
         assert_eq!(Policy::from_bytes(&policy.to_bytes()), Some(policy));
     }
 

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 use crate::policy::Policy;
+use crate::proof::OUTCOME_FIELD;
 
 /// The answer kept for replay: status, the header lines that may be repeated, body and trailers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +28,8 @@ pub type Line = (String, Bytes);
 /// Whether a field of this name, in lower case, may be given to a retry: it speaks of the answer, and not of the
 /// connection, the moment or the one who asked first. `not_replayed` are the route's own, in lower case.
 pub fn may_be_repeated(name: &str, not_replayed: &[String]) -> bool {
-    !NOT_REPLAYED.contains(&name)
+    name != OUTCOME_FIELD
+        && !NOT_REPLAYED.contains(&name)
         && !NOT_REPLAYED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         && !not_replayed.iter().any(|own| own == name)
 }

@@ -196,7 +196,7 @@ pub fn fresh(name: &Name, lease: Duration) -> Change {
 /// What is written when the Attempt that runs `record` has an answer that is kept, again as the machine says.
 pub fn finished(record: &Record, answer: &'static [u8]) -> Change {
     let kept = Some(Bytes::from_static(answer));
-    let answer = &Answer { status: 201, retry_after: false, kept, provider_id: None };
+    let answer = &Answer { status: 201, retry_after: false, kept, provider_id: None, proof: None };
     let event = Event::Answered { begun: record, nonce: nonce(), answer };
     written(decide(Some(record), &event, record.created_at))
 }

@@ -19,7 +19,8 @@
 //! `charged` ``, `accepted`, `replay 201`, `not retained`, `wait`, `wait, overlong`, `free`, `unknown`, `unknown, dead
 //! letter`, `mismatch`, `expired`. `gave up`: the begin's reply never came and the client got 503.
 //!
-//! **Attempts**: `finishes 201`, and after it `not retained` or `with retry-after`; `proves nothing was sent`, `times
+//! **Attempts**: `finishes 201`, and after it `as executed` or `as not executed` (what its fields prove), `not retained` or
+//! `with retry-after`; `proves nothing was sent`, `times
 //! out`, `breaks off`, `panics`, `calls the outside` (where it can't tell later whether it did), `did not call`, ``commits `charged` ``,
 //! `owes the answer`, `claims`. Outcomes: `stored`, `freed`,
 //! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`. `doubts its call`: it called the
@@ -49,6 +50,7 @@ use ibid_core::fingerprint::{Asked, Secret, Secrets};
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step, Verdict, decide};
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
+use ibid_core::proof::Proof;
 use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint, Version};
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
@@ -200,7 +202,7 @@ pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> Ask {
 /// An answer with this status, its body naming who gave it.
 pub fn answer(status: u16, from: &str) -> Answer {
     let response = Response::plain(status, "text/plain", from.to_owned());
-    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None }
+    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None, proof: None }
 }
 
 struct Payment(String);
@@ -636,11 +638,17 @@ fn set_word(policy: &mut Policy, field: &str, value: &str) -> Result<(), String>
     Ok(())
 }
 
-/// `201`, and after it `not retained` or `with retry-after`.
+/// `201`, and after it `as executed` or `as not executed`, and then `not retained` or `with retry-after`.
 fn given_answer(words: &str, from: &str) -> Result<Answer, String> {
     let (status, how) = words.split_once(' ').unwrap_or((words, ""));
     let status = status.parse().map_err(|_| format!("`{status}` is no status"))?;
-    let answer = answer(status, from);
+    let mut answer = answer(status, from);
+    let mut how = how.trim();
+    for (word, proof) in [("as executed", Proof::Executed), ("as not executed", Proof::NotExecuted)] {
+        if let Some(rest) = how.strip_prefix(word) {
+            (answer.proof, how) = (Some(proof), rest);
+        }
+    }
     match how.trim() {
         "" => Ok(answer),
         "not retained" => Ok(Answer { kept: None, ..answer }),

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use ibid_core::change::Stored;
 use ibid_core::machine::{Answer, Ask, Decision, Event, Step};
 use ibid_core::policy::Class;
+use ibid_core::proof::Proof;
 use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
@@ -36,6 +37,8 @@ pub struct Attempt {
     outcome: Option<Finished>,
     /// Who wants to hear of that.
     hears: Option<Hears>,
+    /// What the fields of its answer prove.
+    proof: Option<Proof>,
     /// How far this run has come in its Phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
@@ -135,6 +138,7 @@ impl Attempt {
             ended: false,
             outcome: None,
             hears: None,
+            proof: None,
             progress: Progress::default(),
         }
     }
@@ -265,17 +269,20 @@ impl Attempt {
     pub(crate) async fn finish_undone(&mut self, response: Response) -> Finished {
         let retry_after = says_when(&response);
         let response = response.repeatable(&self.begun.policy);
-        let class = self.begun.policy.classify(response.status, retry_after);
         // Written by a task of its own from here on, whether or not anybody waits for it.
         self.ended = true;
-        let finished = if class == Class::Ambiguous && !self.exposed {
-            // The rollback is the proof.
-            self.end(End::NotExecuted(ErrorCode::ServerError), None).await
-        } else {
-            let answer = kept_answer(&response, retry_after);
-            self.end(End::Answered(answer), Some(Arc::new(response))).await
-        };
+        let finished = self.end_with(response, retry_after).await;
         self.ended_with(finished)
+    }
+
+    /// Ends with an answer. Where nothing was seen outside, the rollback proves that an ambiguous one executed nothing.
+    async fn end_with(&self, response: Response, retry_after: bool) -> Finished {
+        let class = self.begun.policy.classify(response.status, retry_after, self.proof);
+        if class == Class::Ambiguous && !self.exposed {
+            return self.end(End::NotExecuted(ErrorCode::ServerError), None).await;
+        }
+        let answer = Answer { proof: self.proof, ..kept_answer(&response, retry_after) };
+        self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
     /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
@@ -327,17 +334,23 @@ impl Attempt {
         }
     }
 
+    /// Sets what the fields of its answer prove, for the `finish` that follows. Proof goes before the status.
+    #[must_use]
+    pub fn proven(mut self, proof: Option<Proof>) -> Attempt {
+        self.proof = proof;
+        self
+    }
+
     /// The work has an answer: it is classed by the policy, made durable, and only then returned.
     pub async fn finish(mut self, response: Response, retry_after: bool) -> Finished {
         self.ended = true;
-        let answer = kept_answer(&response, retry_after);
-        self.end(End::Answered(answer), Some(Arc::new(response))).await
+        self.end_with(response, retry_after).await
     }
 
     /// The work has an answer that is too large, a stream or an upgrade: done, and not kept.
     pub async fn finish_unkept(mut self, status: u16, retry_after: bool) -> Finished {
         self.ended = true;
-        self.end(End::Answered(Answer { status, retry_after, kept: None, provider_id: None }), None).await
+        self.end(End::Answered(unkept_answer(status, retry_after, self.proof)), None).await
     }
 
     /// Nothing was executed, and that is certain.
@@ -354,6 +367,7 @@ impl Attempt {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
+            proof: None,
             _living: living,
         };
         (self.end(End::Uncertain(why), None).await, late)
@@ -369,20 +383,28 @@ pub struct Late {
     ibid: Ibid,
     ask: Arc<Ask>,
     begun: Arc<Record>,
+    proof: Option<Proof>,
     /// A handler that is still listened to counts among those that live.
     _living: Living,
 }
 
 impl Late {
+    /// Sets what the fields of its answer prove, for the `finish` that follows. Proof goes before the status.
+    #[must_use]
+    pub fn proven(mut self, proof: Option<Proof>) -> Late {
+        self.proof = proof;
+        self
+    }
+
     /// The answer came after all.
     pub async fn finish(self, response: Response, retry_after: bool) -> Finished {
-        let answer = kept_answer(&response, retry_after);
+        let answer = Answer { proof: self.proof, ..kept_answer(&response, retry_after) };
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
     /// An answer came after all that is not kept.
     pub async fn finish_unkept(self, status: u16, retry_after: bool) -> Finished {
-        self.end(End::Answered(Answer { status, retry_after, kept: None, provider_id: None }), None).await
+        self.end(End::Answered(unkept_answer(status, retry_after, self.proof)), None).await
     }
 
     /// Proof came after all that nothing was executed.
@@ -396,7 +418,17 @@ impl Late {
 }
 
 pub(crate) fn kept_answer(response: &Response, retry_after: bool) -> Answer {
-    Answer { status: response.status, retry_after, kept: Some(response.to_bytes()), provider_id: None }
+    Answer {
+        status: response.status,
+        retry_after,
+        kept: Some(response.to_bytes()),
+        provider_id: None,
+        proof: None,
+    }
+}
+
+fn unkept_answer(status: u16, retry_after: bool, proof: Option<Proof>) -> Answer {
+    Answer { status, retry_after, kept: None, provider_id: None, proof }
 }
 
 /// Whether an answer of the handler's own says when to come again.

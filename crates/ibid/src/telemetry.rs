@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ibid_core::policy::Profile;
+use ibid_core::proof::Ignored;
 use metrics::{Key, Level, Metadata, SharedString, counter, histogram, with_recorder};
 
 /// What a request met, for the counters.
@@ -83,6 +84,12 @@ pub fn ran(route: &Arc<str>, outcome: &'static str, seconds: f64) {
     histogram!(RUN_SECONDS, "route" => route, "outcome" => outcome).record(seconds);
 }
 
+/// Counts an `Ibid-Outcome` that was not believed.
+pub fn outcome_ignored(route: &Arc<str>, why: Ignored) {
+    let route = SharedString::from_shared(route.clone());
+    counter!(OUTCOME_IGNORED, "route" => route, "why" => why.name()).increment(1);
+}
+
 /// Counts a webhook. The source is a configured name, or `-`.
 pub fn heard(source: &str, outcome: &'static str) {
     counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
@@ -153,6 +160,8 @@ pub const RETENTION_PRUNED: &str = "ibid_retention_pruned_total";
 pub const NOT_STORED: &str = "ibid_answers_not_stored_total";
 /// Answers that came after their record had gone on.
 pub const LATE_ANSWERS: &str = "ibid_late_answers_total";
+/// `Ibid-Outcome` fields that were not believed.
+pub const OUTCOME_IGNORED: &str = "ibid_outcome_ignored_total";
 /// Effects put into the outbox.
 pub const EFFECTS_ENQUEUED: &str = "ibid_effects_enqueued_total";
 /// Effects carried out.
@@ -216,6 +225,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
     (NOT_STORED, "counter", "answers given although their record could not be written within finish_wait"),
     (LATE_ANSWERS, "counter", "answers that came after their record had gone on"),
+    (
+        OUTCOME_IGNORED,
+        "counter",
+        "`Ibid-Outcome` fields of the upstream that were not believed, by route and why: unknown_value, repeated, retried, \
+         trailer",
+    ),
     (EFFECTS_ENQUEUED, "counter", "effects put into the outbox"),
     (EFFECTS_DONE, "counter", "effects carried out"),
     (EFFECTS_RETRIED, "counter", "tries of an effect that did not carry it out and are followed by another"),

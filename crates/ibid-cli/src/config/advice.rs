@@ -6,6 +6,7 @@ use ibid_core::policy::Policy;
 
 use crate::gateway::tenant::{TenantFrom, TenantHow};
 
+use super::policy::Overlay;
 use super::read::Reader;
 use super::route::{RouteDraft, placeholders};
 use super::value::show_duration;
@@ -47,7 +48,16 @@ impl<'a> Advice<'a> {
             self.warn(draft.line, text);
         }
         self.rule(&name, draft, policy);
+        self.hop(&name, &draft.rules, policy);
         self.policy(&name, draft.line, policy, horizon);
+    }
+
+    /// What there is to know about the next hop, where these rules name it.
+    pub(super) fn hop(&mut self, name: &str, rules: &Overlay, policy: &Policy) {
+        let warning = policy.behind.and_then(|hop| hop.preset().warning);
+        if let (Some(line), Some(warning)) = (rules.lines.get("behind"), warning) {
+            self.warn(*line, format!("{name}: {warning}"));
+        }
     }
 
     fn rule(&mut self, name: &str, draft: &RouteDraft, policy: &Policy) {

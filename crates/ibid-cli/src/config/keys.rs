@@ -30,6 +30,7 @@ pub(crate) fn is_known(section: &str, key: &str) -> bool {
     let is_table = match section {
         "" => TABLES.contains(&key),
         "route" => key == "reconcile",
+        "not_executed_when" => ["status", "header", "in"].contains(&key),
         _ => false,
     };
     is_table || find(section, key).is_some()
@@ -316,7 +317,7 @@ pub(crate) const KEYS: &[Key] = &[
         "on_server_error",
         "`unknown`, `retry`, `store`",
         "\"unknown\"",
-        "What becomes of a record whose answer proves nothing (500, 502, 504, other 5xx). `retry` is your word that the upstream rolled back; `store` makes the error the answer.",
+        "What becomes of a record whose response is 500. `retry` is your word that the upstream rolled back; `store` makes the error the final response. It speaks of 500 alone: 408 and the other 5xx but 501 may come from a proxy while the first run is still at work, so they are `unknown` without proof or `free_on`.",
     ),
     key(
         "defaults",
@@ -378,8 +379,29 @@ pub(crate) const KEYS: &[Key] = &[
         "defaults",
         "free_on",
         "array of statuses",
-        "[401, 403, 408, 425, 429, 501, 503]",
-        "Statuses that are not stored and leave the key free: refused before the work, or asked to come again. 409 and 423 do so too when they carry `Retry-After`.",
+        "[]",
+        "Error statuses that release the key, besides the free list: 401, 403, 425, 429, 501, and 409 and 423 when they carry `Retry-After`. Your word that the upstream, and every proxy before it, answers such a status only before any work. 503 and 408 are not on the list, because proxies and timeout middleware answer them while the request is executed.",
+    ),
+    key(
+        "defaults",
+        "store_on",
+        "array of statuses",
+        "[]",
+        "Statuses of the free list that are final here: stored and replayed. Useful where 403 or 409 is a decision, not a request to come again. A status in `free_on`, too, is an error.",
+    ),
+    key(
+        "defaults",
+        "not_executed_when",
+        "table or array of tables",
+        "[]",
+        "Proof by a field of the next hop: `{ status = [503], header = \"x-response-flags\", in = [\"UF\", \"UH\"] }`. A response with one of these statuses and exactly one line of the field, whose whole value is in the list, releases the key. Name only a field that the hop sets on its own errors and removes from the upstream's responses.",
+    ),
+    key(
+        "defaults",
+        "behind",
+        "`nginx`, `haproxy`, `envoy`, `apache`, `varnish`",
+        "",
+        "The proxy that the gateway forwards to. It stands for measured rules like those of `not_executed_when`, and needs lines in that proxy's configuration; see *Outcomes*. The fields that these lines add are removed from every response. `varnish` proves nothing and warns: it sends requests without a body again by itself.",
     ),
     key(
         "defaults",

@@ -34,6 +34,7 @@ mod hook_target;
 mod key_from;
 pub(crate) mod keys;
 pub(crate) mod policy;
+mod proof;
 mod read;
 mod recipe;
 #[cfg(test)]
@@ -586,6 +587,7 @@ fn read_routes(
 
     let mut advice = Advice::new(reader, warnings);
     advice.policy(EVERY_OTHER, line, &defaults, base.retry_horizon);
+    advice.hop("`[defaults]`", &base, &defaults);
     let routes = drafts.into_iter().map(|draft| build_route(draft, &base, &mut advice)).collect();
     advice.finish();
     (defaults, pass_timeout, routes)

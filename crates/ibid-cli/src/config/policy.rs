@@ -11,11 +11,13 @@ use ibid_core::policy::{
     AfterExpiry, AnswerRule, BindRule, InFlight, KeyRule, OnLapse, OnServerError, PathRule, Policy,
     PolicyError, Profile,
 };
+use ibid_core::proof::{Hop, NotExecutedWhen};
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
 
 use super::header_names;
 use super::key_from;
+use super::proof;
 use super::read::{Reader, Section};
 use super::recipe::{self, RecipeKeys};
 use super::value::{show_duration, show_size, word_of};
@@ -75,6 +77,9 @@ overlay! {
     max_request_body: u64,
     max_response_body: u64,
     free_on: Vec<u16>,
+    store_on: Vec<u16>,
+    not_executed_when: Vec<NotExecutedWhen>,
+    behind: Option<Hop>,
     response_version: u32,
     key_from: KeyFrom,
     max_request_age: Option<Duration>,
@@ -111,6 +116,9 @@ impl Overlay {
             max_request_body: section.size("max_request_body"),
             max_response_body: section.size("max_response_body"),
             free_on: section.statuses("free_on"),
+            store_on: section.statuses("store_on"),
+            not_executed_when: proof::read_rules(section, reader),
+            behind: section.choice("behind", &proof::HOPS, &[]),
             response_version: section.count("response_version"),
             key_from: key_from::read(section, reader),
             max_request_age: section.positive("max_request_age").map(Some),
@@ -167,6 +175,7 @@ pub(super) fn line_of(error: &PolicyError, layers: &[&Overlay]) -> Option<usize>
         "retention" | "max_run" => "lease",
         "max_request_age" => "retention",
         "after_expiry" => "tombstone",
+        "store_on" => "free_on",
         "settle" => "upstream_timeout",
         "stream" => "answer",
         _ => "",
@@ -205,6 +214,9 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("max_response_body", json!(show_size(policy.max_response_body))),
         ("free_on", json!(policy.free_on)),
         ("stream", json!(policy.stream)),
+        ("store_on", json!(policy.store_on)),
+        ("not_executed_when", proof::show_rules(&policy.not_executed_when)),
+        ("behind", json!(policy.behind.map(|hop| hop.preset().name))),
         ("response_version", json!(policy.response_version)),
         ("key_from", json!(policy.key_from.sources().iter().map(ToString::to_string).collect::<Vec<_>>())),
         ("max_request_age", policy.request_age_max().map_or(Value::Null, duration)),

@@ -123,6 +123,23 @@ impl<'r, 'd> Section<'r, 'd> {
         sections
     }
 
+    /// The table under `key`, or the tables of the array there; none if the key is not in the file.
+    pub(super) fn one_or_more(
+        &mut self,
+        key: &'static str,
+        name: &'static str,
+    ) -> Option<Vec<Section<'r, 'd>>> {
+        let field = self.take(key)?;
+        if let DeValue::Table(table) = field.value {
+            return Some(vec![Section::new(self.reader, name, Some(table), field.line)]);
+        }
+        if !matches!(field.value, DeValue::Array(_)) {
+            self.mistyped(&field, "must be a table or an array of tables", field.value);
+            return None;
+        }
+        Some(self.sections(key, name))
+    }
+
     pub(super) fn is_there(&self) -> bool {
         self.table.is_some()
     }

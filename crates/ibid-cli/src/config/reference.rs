@@ -90,6 +90,7 @@ fn example(section: &str, key: &str, default: &str) -> String {
         ("fingerprint", "secrets") => "[\"0123456789abcdef\"]",
         ("defaults", "max_request_age" | "retry_horizon") => "\"24h\"",
         ("defaults", "pass_timeout") => "\"60s\"",
+        ("defaults", "behind") => "\"envoy\"",
         ("route", "match") => "\"POST /payments/{id}\"",
         ("route", "preset") => "\"payments\"",
         ("route.reconcile", "request") => "\"GET /payments/{id}?key={key}&for={tenant}\"",

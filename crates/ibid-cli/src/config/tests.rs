@@ -5,6 +5,7 @@ use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
 use ibid_core::policy::{
     AfterExpiry, InFlight, KeyRule, OnLapse, OnServerError, Profile, Question, Reconcile,
 };
+use ibid_core::proof::{Hop, NotExecutedWhen};
 use ibid_core::scope::ScopeRule;
 
 mod answers;
@@ -60,7 +61,10 @@ linger = "0s"
 max_request_body = "512KiB"
 max_response_body = 2048
 response_version = 7
-free_on = [429]
+free_on = [503]
+store_on = [429]
+behind = "haproxy"
+not_executed_when = { status = [502], header = "X-Sent", in = ["no"] }
 strict_key = true
 fingerprint_headers = ["X-Amount"]
 include = ["/amount", "/to"]
@@ -105,8 +109,11 @@ secrets = ["0123456789abcdef0123456789abcdef"]
     assert_eq!((policy.max_request_body, policy.max_response_body), (512 << 10, 2048));
     assert_eq!(
         (policy.free_on.as_slice(), policy.response_version, policy.strict_key),
-        (&[429][..], 7, true)
+        (&[503][..], 7, true)
     );
+    assert_eq!((policy.store_on.as_slice(), policy.behind), (&[429][..], Some(Hop::Haproxy)));
+    let rule = NotExecutedWhen { status: vec![502], header: "x-sent".into(), values: vec!["no".into()] };
+    assert_eq!(policy.not_executed_when, [rule]);
     assert_eq!(policy.linger, Duration::ZERO);
     let pointer = |text: &str| Pointer::parse(text).unwrap();
     let rest = Recipe::default().with_header("x-amount").with_exclude(pointer("/sent_at"));
@@ -213,6 +220,43 @@ fn every_error_names_file_line_and_key() {
         (
             "[defaults]\nfree_on = [42]",
             "ibid.toml:5: `free_on` must hold HTTP statuses only, from 100 to 599",
+        ),
+        (
+            "[defaults]\nfree_on = [429]\nstore_on = [429]",
+            "ibid.toml:6: `store_on` `429` is in `free_on`, too",
+        ),
+        (
+            "[defaults]\nfree_on = [429]\n[[route]]\nmatch = \"POST /x\"\nstore_on = [429]",
+            "ibid.toml:8: `store_on` `429` is in `free_on`, too",
+        ),
+        (
+            "[defaults]\nstore_on = [503]",
+            "ibid.toml:5: `store_on` `503` is not on the free list: 401, 403, 409, 423, 425, 429, 501",
+        ),
+        (
+            "[defaults]\nbehind = \"enovy\"",
+            "ibid.toml:5: `behind` must be \"nginx\" or \"haproxy\" or \"envoy\" or \"apache\" or \"varnish\", not \"enovy\"",
+        ),
+        ("[defaults]\nnot_executed_when = [503]", "ibid.toml:5: `not_executed_when` must hold tables only"),
+        (
+            "[defaults]\nnot_executed_when = \"UF\"",
+            "ibid.toml:5: `not_executed_when` must be a table or an array of tables",
+        ),
+        (
+            "[defaults]\nnot_executed_when = { status = [503], header = \"x-a\" }",
+            "ibid.toml:5: `not_executed_when` needs `in`",
+        ),
+        (
+            "[defaults]\nnot_executed_when = { status = [503], header = \"x-a\", in = [\"a\"], not = 1 }",
+            "ibid.toml:5: `not` is not a key of `[not_executed_when]`",
+        ),
+        (
+            "[defaults]\nnot_executed_when = { status = [201], header = \"x-a\", in = [\"a\"] }",
+            "ibid.toml:5: `not_executed_when` names `201`, which is not an error status",
+        ),
+        (
+            "[defaults]\nnot_executed_when = { status = [503], header = \"x a\", in = [\"a\"] }",
+            "ibid.toml:5: `not_executed_when` names `x a`, which is not a header name",
         ),
         (
             "[defaults]\nafter_expiry = \"refuse\"",
@@ -331,6 +375,34 @@ fn every_error_names_file_line_and_key() {
     ] {
         assert_eq!(refusal(text), message, "{text}");
     }
+}
+
+#[test]
+fn several_rules_of_proof_may_stand_in_an_array() {
+    let rules = "[[defaults.not_executed_when]]\nstatus = [503]\nheader = \"x-a\"\nin = [\"1\"]\n\
+                 [[defaults.not_executed_when]]\nstatus = [502, 504]\nheader = \"x-b\"\nin = [\"2\", \"3\"]\n\
+                 [[route]]\nmatch = \"POST /x\"\nnot_executed_when = []\n";
+    let config = more(rules);
+    let headers: Vec<_> = config.defaults.not_executed_when.iter().map(|rule| rule.header.as_str()).collect();
+    assert_eq!(headers, ["x-a", "x-b"]);
+    assert!(
+        config.routes[0].policy.not_executed_when.is_empty(),
+        "a route's own list replaces the one above"
+    );
+}
+
+#[test]
+fn varnish_as_next_hop_is_warned_of_where_it_is_named() {
+    let warned = |text: &str| {
+        let warnings = more(text).warnings;
+        warnings.into_iter().filter(|warning| warning.contains("Varnish")).collect::<Vec<_>>()
+    };
+    let defaults = warned("[defaults]\nbehind = \"varnish\"\n[[route]]\nmatch = \"POST /x\"\n");
+    assert_eq!(defaults.len(), 1, "{defaults:?}");
+    assert!(defaults[0].starts_with("ibid.toml:5: `[defaults]`: Varnish sends"), "{defaults:?}");
+    let route = warned("[[route]]\nmatch = \"POST /x\"\nbehind = \"varnish\"\n");
+    assert!(route[0].starts_with("ibid.toml:6: `POST /x`: Varnish sends"), "{route:?}");
+    assert!(warned("[defaults]\nbehind = \"envoy\"\n").is_empty());
 }
 
 #[test]

@@ -138,9 +138,10 @@ impl Forwarder {
                         tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
                     }
                 }
-                match fate {
-                    Fate::NotExecuted => Problem::UPSTREAM_UNAVAILABLE.answer(fate),
-                    Fate::Uncertain => Problem::OUTCOME_UNKNOWN.answer(fate),
+                if fate == Fate::NotExecuted {
+                    Problem::UPSTREAM_UNAVAILABLE.answer(fate)
+                } else {
+                    Problem::OUTCOME_UNKNOWN.answer(fate)
                 }
             }
         }

@@ -235,7 +235,7 @@ impl Load {
                 Some(Fate::Stored { status: answer.status, body: answer.text() })
             }
             // The upstream's own words, or an answer whose record could not be written in time.
-            (200 | 201 | 404 | 422 | 409 | 429 | 500 | 503, "") => None,
+            (200 | 201 | 404 | 422 | 409 | 425 | 429 | 500 | 503, "") => None,
             (status, code) => {
                 self.breach(format!("`{key}` was answered {status} `{code}`"));
                 Some(Fate::Unknown)
@@ -317,7 +317,7 @@ fn judge(upstream: &Upstream, told: &BTreeMap<String, Fate>) -> Figures {
                     wrong("not the answer of the one delivery");
                 }
             }
-            Fate::Unknown if last.is_none_or(|status| ![500, CUT].contains(status)) => {
+            Fate::Unknown if last.is_none_or(|status| ![500, 503, CUT].contains(status)) => {
                 figures.unknown_by_crash += 1;
             }
             Fate::Unknown => {}
@@ -430,16 +430,17 @@ impl Dice {
 }
 
 /// What the deliveries of a key are answered with, by its class; the last stands for all that follow.
-const CLASSES: [(&str, &[u16]); 10] = [
+const CLASSES: [(&str, &[u16]); 11] = [
     ("created", &[201]),
     ("ok", &[200]),
     ("missing", &[404]),
     ("invalid", &[422]),
     ("error", &[500]),
-    ("down", &[503, 201]),
+    ("down", &[503]),
+    ("early", &[425, 201]),
     ("often", &[429, 429, 200]),
     ("locked", &[409, 201]),
-    ("mixed", &[503, 429, 409, 422]),
+    ("mixed", &[425, 429, 409, 422]),
     ("cut", &[CUT]),
 ];
 
@@ -447,7 +448,7 @@ const CLASSES: [(&str, &[u16]); 10] = [
 const CUT: u16 = 0;
 
 /// Answers after which a key may be delivered again.
-const FREE: [u16; 3] = [409, 429, 503];
+const FREE: [u16; 3] = [409, 425, 429];
 
 const CLIENTS: usize = 16;
 

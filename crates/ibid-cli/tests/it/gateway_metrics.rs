@@ -87,7 +87,7 @@ async fn metrics_equal_what_happened(on: On) {
     assert_eq!(first.read().await.expect("an answer").status, 201);
     assert!(is_replay(&patient.read().await.expect("an answer")));
     // A free answer, and the retry that runs again.
-    assert_eq!(gateway.call(&pay("free").fixture("status=503")).await.status, 503);
+    assert_eq!(gateway.call(&pay("free").fixture("status=429")).await.status, 429);
     assert_eq!(gateway.call(&pay("free").fixture("status=201")).await.status, 201);
     // An answer that broke off: unknown, and so is its retry.
     assert_problem(&gateway.call(&pay("cut").fixture("cut=read")).await, 502, "outcome-unknown");

@@ -172,6 +172,12 @@ mod tests {
     }
 
     fn paid(id: &str) -> Found {
-        Found::Executed(Answer { status: 201, retry_after: false, kept: None, provider_id: Some(id.into()) })
+        Found::Executed(Answer {
+            status: 201,
+            retry_after: false,
+            kept: None,
+            provider_id: Some(id.into()),
+            proof: None,
+        })
     }
 }

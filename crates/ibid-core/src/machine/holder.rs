@@ -10,6 +10,7 @@ use super::{
 };
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
 use crate::policy::Class;
+use crate::proof::Proof;
 use crate::record::{ErrorCode, Nonce, Record, RecoveryPoint, State};
 use crate::time::Timestamp;
 
@@ -186,12 +187,14 @@ fn state_to_its_attempt(record: &Record) -> State {
     }
 }
 
-/// What the answer says about the work. A 5xx counts only when it was read to its end, and what is not kept was not.
+/// What the answer says about the work. A 5xx and a proof count only when the answer was read to its end, and what is not
+/// kept was not.
 fn class_of(begun: &Record, answer: &Answer) -> Class {
-    match answer.kept {
-        None if answer.status >= 500 => Class::Ambiguous,
-        _ => begun.policy.classify(answer.status, answer.retry_after),
+    let proof = answer.proof.filter(|_| answer.kept.is_some());
+    if answer.kept.is_none() && (answer.status >= 500 || answer.proof == Some(Proof::NotExecuted)) {
+        return Class::Ambiguous;
     }
+    begun.policy.classify(answer.status, answer.retry_after, proof)
 }
 
 /// What the answer makes of a record that is still this Attempt's.

@@ -27,6 +27,7 @@ use crate::effect::KEY_WINDOW;
 use crate::evidence::Kept;
 use crate::fingerprint::{Asked, Fingerprint, Secrets};
 use crate::policy::{OnLapse, Policy};
+use crate::proof::Proof;
 use crate::record::{ErrorCode, Flags, Nonce, Record, RecoveryPoint, State};
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
@@ -338,6 +339,8 @@ pub struct Answer {
     pub kept: Option<Bytes>,
     /// The provider's own id of what was done.
     pub provider_id: Option<String>,
+    /// What its fields prove about the work; it goes before the status.
+    pub proof: Option<Proof>,
 }
 
 /// Who looked.

@@ -342,5 +342,11 @@ fn was_absent(record: &Record, as_of: Timestamp) -> bool {
 fn own_answer(refusal: Refusal, profile: Profile) -> Answer {
     let rendered = refusal.render(profile);
     let response = Response::plain(rendered.status, rendered.content_type, rendered.body);
-    Answer { status: rendered.status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None }
+    Answer {
+        status: rendered.status,
+        retry_after: false,
+        kept: Some(response.to_bytes()),
+        provider_id: None,
+        proof: None,
+    }
 }

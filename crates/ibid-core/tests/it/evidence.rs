@@ -194,8 +194,8 @@ fn a_stored_answer_and_a_free_key_stay_as_they_are_and_contradictions_are_told()
         (201, Found::NotExecuted, Bearing::Contradicts),
         (402, Found::NotExecuted, Bearing::Known),
         (402, paid(), Bearing::Contradicts),
-        (503, Found::NotExecuted, Bearing::Known),
-        (503, paid(), Bearing::Contradicts),
+        (429, Found::NotExecuted, Bearing::Known),
+        (429, paid(), Bearing::Contradicts),
     ] {
         let mut play = Play::new();
         let begun = play.begins();

@@ -309,7 +309,7 @@ impl World {
             if does {
                 self.execute(birth, 201, None);
             }
-            self.upstream.answers.insert(owner, if does { 201 } else { 503 });
+            self.upstream.answers.insert(owner, if does { 201 } else { 429 });
         }
     }
 
@@ -654,7 +654,7 @@ impl World {
                 self.execute(begun.birth, 402, Some(&begun.policy));
                 Delivery::Answered(402)
             }
-            3 => Delivery::Answered(503),
+            3 => Delivery::Answered(429),
             4 => Delivery::Answered(401),
             // It proves nothing, and may have been done.
             5 => {

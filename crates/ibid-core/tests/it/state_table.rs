@@ -295,12 +295,13 @@ fn events() -> Vec<Happening> {
 }
 
 /// What an Attempt may say, each with its word in the diagram.
-const SAYINGS: [(&str, &str); 11] = [
+const SAYINGS: [(&str, &str); 12] = [
     ("answers 201", "answer"),
     ("answers 402", "answer"),
-    ("answers 503", "answer"),
+    ("answers 429", "answer"),
     ("answers 401", "answer"),
     ("answers 500", "answer"),
+    ("answers 503", "answer"),
     ("proves that nothing was executed", "not executed"),
     ("can't know", "uncertain"),
     ("owes the answer", "answer owed"),
@@ -312,16 +313,16 @@ const SAYINGS: [(&str, &str); 11] = [
 /// What comes of the saying at `index`.
 fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
     let begun = if own { scene.begun.as_ref()? } else { scene.earlier.as_ref()? };
-    let answers = [201, 402, 503, 401, 500].map(|status| answer(status, "attempt"));
+    let answers = [201, 402, 429, 401, 500, 503].map(|status| answer(status, "attempt"));
     let result = Bytes::from_static(b"result");
     let next = scene.record.as_ref().map_or(0, |record| record.point) + 1;
-    let (nonce, point) = (WRITE, if index == 9 { next + 1 } else { next });
+    let (nonce, point) = (WRITE, if index == 10 { next + 1 } else { next });
     let event = match index {
-        0..5 => Event::Answered { begun, nonce, answer: &answers[index] },
-        5 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
-        6 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
-        7 => Event::Owes { begun, nonce },
-        8 | 9 => Event::Phase { begun, nonce, step: Step { point, phases: 1 }, result: &result },
+        0..6 => Event::Answered { begun, nonce, answer: &answers[index] },
+        6 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
+        7 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
+        8 => Event::Owes { begun, nonce },
+        9 | 10 => Event::Phase { begun, nonce, step: Step { point, phases: 1 }, result: &result },
         _ => Event::Calling { begun, nonce, point: Some(point) },
     };
     Some(decide(scene.record.as_ref(), &event, scene.now))

@@ -187,7 +187,7 @@ fn what_was_proven_not_executed_may_be_run_again_by_one_request() {
 
 #[test]
 fn an_answer_of_the_free_list_leaves_the_key_free() {
-    for status in ["408", "425", "429", "501", "503", "409 with retry-after", "423 with retry-after"] {
+    for status in ["425", "429", "501", "409 with retry-after", "423 with retry-after"] {
         story(&format!(
             "
             ann     begins              -> run
@@ -336,7 +336,7 @@ fn an_async_record_that_was_not_executed_waits_for_its_next_run() {
         policy  answer=async
         ann     begins async  -> accepted
         wim     claims        -> run
-        wim     finishes 503  -> freed
+        wim     finishes 429  -> freed
         record  is pending
         record  is due in 2s
         record  never expires
@@ -361,7 +361,7 @@ fn what_no_worker_gets_executed_is_given_back_to_its_client_and_a_person_is_told
         record  is pending
         +2s
         wim     claims                   -> run attempt 2
-        wim     finishes 503             -> freed
+        wim     finishes 429             -> freed
         record  is retryable, dead letter
         record  has history settled
         record  keeps no request
@@ -387,7 +387,7 @@ fn what_is_given_back_after_a_phase_goes_on_after_it() {
         ann     begins async             -> accepted
         wim     claims                   -> run
         wim     commits `charged`        -> advanced
-        wim     finishes 503             -> freed
+        wim     finishes 429             -> freed
         record  is retryable, dead letter
         record  keeps no request
         ann     begins                   -> resume after `charged`
@@ -400,7 +400,7 @@ fn what_was_run_at_once_and_freed_may_be_asked_for_later() {
     story(
         "
         ann     begins         -> run
-        ann     finishes 503   -> freed
+        ann     finishes 429   -> freed
         bob     begins async as waiter  -> free
         ann     begins async   -> accepted
         record  is pending
@@ -504,6 +504,91 @@ fn a_server_error_is_freed_or_stored_where_the_policy_says_so() {
         ann     begins        -> run
         ann     finishes 500  -> stored
         ann     begins        -> replay 500
+        ",
+    );
+}
+
+#[test]
+fn a_status_that_proves_nothing_frees_nothing() {
+    for status in ["408", "502", "503", "503 with retry-after", "504", "520"] {
+        for rules in ["on_server_error=unknown", "on_server_error=retry", "on_server_error=store"] {
+            story(&format!(
+                "
+                policy  {rules}
+                ann     begins             -> run
+                ann     finishes {status}  -> unsettled
+                record  is unknown, dead letter
+                ann     begins             -> unknown, dead letter
+                "
+            ));
+        }
+    }
+}
+
+#[test]
+fn a_late_503_or_408_does_not_free_an_unknown_record() {
+    for status in [408, 500, 503] {
+        story(&format!(
+            "
+            ann     begins             -> run
+            ann     times out          -> unsettled
+            ann     finishes {status}  -> unsettled
+            record  is unknown, dead letter
+            "
+        ));
+        story(&format!(
+            "
+            policy  answer=async
+            ann     begins async       -> accepted
+            wim     claims             -> run
+            wim     finishes {status}  -> unsettled
+            record  is unknown, dead letter
+            ann     begins async       -> unknown, dead letter
+            "
+        ));
+    }
+}
+
+#[test]
+fn proof_goes_before_the_status() {
+    story(
+        "
+        ann  begins                    -> run
+        ann  finishes 503 as executed  -> stored
+        ann  begins                    -> replay 503
+        ",
+    );
+    story(
+        "
+        ann  begins                        -> run
+        ann  finishes 503 as not executed  -> freed
+        ann  begins                        -> run attempt 2
+        ann  finishes 201 as not executed  -> freed
+        ann  begins                        -> run attempt 3
+        ann  times out                     -> unsettled
+        ann  finishes 503 as not executed  -> freed
+        ",
+    );
+}
+
+#[test]
+fn proof_on_an_answer_that_was_not_read_to_its_end_is_none() {
+    story(
+        "
+        ann  begins                                     -> run
+        ann  finishes 201 as not executed not retained  -> unsettled
+        ",
+    );
+    story(
+        "
+        ann  begins                                 -> run
+        ann  finishes 503 as executed not retained  -> unsettled
+        ",
+    );
+    story(
+        "
+        ann  begins                                 -> run
+        ann  finishes 201 as executed not retained  -> stored
         ",
     );
 }
@@ -741,9 +826,9 @@ fn runs_that_did_not_lapse_are_no_poison() {
         "
         policy   on_lapse=retry max_attempts=2
         ann      begins        -> run
-        ann      finishes 503  -> freed
+        ann      finishes 429  -> freed
         ann      begins        -> run attempt 2
-        ann      finishes 503  -> freed
+        ann      finishes 429  -> freed
         ann      begins        -> run attempt 3
         +30s
         bob      begins        -> run attempt 4
@@ -802,7 +887,7 @@ fn a_late_proof_of_non_execution_frees_an_unknown_record() {
         "
         ann      begins        -> run
         ann      times out     -> unsettled
-        ann      finishes 503  -> freed
+        ann      finishes 429  -> freed
         bob      begins        -> run attempt 2
         ",
     );
@@ -817,7 +902,7 @@ fn a_late_proof_of_non_execution_has_nothing_to_add_to_a_retryable_record() {
         +30s
         sweeper  sweeps                   -> settled
         ann      proves nothing was sent  -> freed
-        ann      finishes 503             -> freed
+        ann      finishes 429             -> freed
         ann      times out                -> freed
         record   is retryable
         ",
@@ -916,7 +1001,7 @@ fn a_late_answer_of_a_worker_completes_the_record_that_waits_for_its_next_run() 
         record   is pending
         wim      proves nothing was sent  -> freed
         wim      times out                -> freed
-        wim      finishes 503             -> freed
+        wim      finishes 429             -> freed
         wim      finishes 201             -> stored
         wat      claims                   -> ignored
         ann      begins async             -> replay 201
@@ -1339,7 +1424,7 @@ fn evidence_settles_only_what_is_unknown() {
             ann     begins          -> run
             {finder}  executed 201  -> ignored
             {finder}  not executed  -> ignored
-            ann     finishes 503    -> freed
+            ann     finishes 429    -> freed
             {finder}  executed 201  -> ignored
             ann     begins          -> run attempt 2
             ann     finishes 201    -> stored
@@ -1391,7 +1476,7 @@ fn an_expired_record_is_as_absent_before_anything_is_compared() {
         "
         policy  retention=1h
         ann     begins              -> run
-        ann     finishes 503        -> freed
+        ann     finishes 429        -> freed
         +1h
         bob     begins with body B  -> run
         record  has generation 2
@@ -1423,10 +1508,10 @@ fn a_retryable_record_counts_from_its_own_write() {
         "
         policy  retention=1h
         ann     begins              -> run
-        ann     finishes 503        -> freed
+        ann     finishes 429        -> freed
         +50m
         ann     begins              -> run attempt 2
-        ann     finishes 503        -> freed
+        ann     finishes 429        -> freed
         record  expires in 1h
         +50m
         ann     begins              -> run attempt 3
@@ -1623,7 +1708,7 @@ fn another_request_under_the_same_key_is_a_mismatch_in_every_state() {
         bob       begins with body B             -> mismatch
         bob       begins with body B carefully   -> mismatch
         record    is in_progress
-        ann       finishes 503                   -> freed
+        ann       finishes 429                   -> freed
         bob       begins with body B             -> mismatch
         ann       begins                         -> run attempt 2
         ann       times out                      -> unsettled
@@ -1657,7 +1742,7 @@ fn only_what_is_completed_or_expired_can_be_forgotten() {
         operator  forgets       -> ignored
         ann       times out     -> unsettled
         operator  forgets       -> ignored
-        ann       finishes 503  -> freed
+        ann       finishes 429  -> freed
         operator  forgets       -> ignored
         ann       begins        -> run attempt 2
         ann       finishes 201  -> stored
@@ -1678,7 +1763,7 @@ fn only_what_is_completed_or_expired_can_be_forgotten() {
         "
         policy    retention=1h tombstone=1h after_expiry=refuse
         ann       begins        -> run
-        ann       finishes 503  -> freed
+        ann       finishes 429  -> freed
         +1h
         ann       begins        -> expired
         operator  forgets       -> forgotten
@@ -1714,7 +1799,7 @@ fn a_later_configuration_governs_later_records_only() {
         "
         policy  on_server_error=store
         ann     begins        -> run
-        ann     finishes 503  -> freed
+        ann     finishes 429  -> freed
         policy  on_server_error=retry
         ann     begins        -> run attempt 2
         ann     finishes 500  -> stored
@@ -1774,7 +1859,7 @@ fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
         "
         policy  retention=1h tombstone=1h after_expiry=refuse
         ann     begins        -> run
-        ann     finishes 503  -> freed
+        ann     finishes 429  -> freed
         +1h
         ann     begins        -> expired
         ann     gave up       -> freed
@@ -1826,7 +1911,7 @@ fn a_second_attempt_that_was_given_up_loses_too() {
     story(
         "
         ann      begins                   -> run
-        ann      finishes 503             -> freed
+        ann      finishes 429             -> freed
         bob      decides: begins          -> run attempt 2
         bob      gave up                  -> freed
         bob      commits what it decided  -> refused
@@ -1958,7 +2043,7 @@ fn a_waiter_never_starts_an_attempt() {
         wes      begins as waiter  -> free
         ann      begins            -> run
         wes      begins as waiter  -> wait
-        ann      finishes 503      -> freed
+        ann      finishes 429      -> freed
         wes      begins as waiter  -> free
         record   is retryable
         ann      begins            -> run attempt 2
@@ -2049,7 +2134,7 @@ fn a_request_that_is_freed_goes_on_after_what_it_committed() {
         "
         ann     begins              -> run
         ann     commits `charged`   -> advanced
-        ann     finishes 503        -> freed
+        ann     finishes 429        -> freed
         ann     begins              -> resume after `charged`
         ",
     );
@@ -2118,7 +2203,7 @@ fn a_careful_request_runs_what_is_absent_or_retryable() {
     story(
         "
         ann     begins carefully  -> run
-        ann     finishes 503      -> freed
+        ann     finishes 429      -> freed
         ann     begins carefully  -> run attempt 2
         ",
     );
@@ -2308,7 +2393,7 @@ fn a_refusal_in_a_later_run_does_not_give_the_key_to_another_request() {
 
 #[test]
 fn a_call_in_doubt_outlives_its_retention_and_is_run_again_under_its_key() {
-    for end in ["finishes 503", "finishes 401", "proves nothing was sent"] {
+    for end in ["finishes 429", "finishes 401", "proves nothing was sent"] {
         for policy in ["on_lapse=resume", "on_lapse=retry", "on_lapse=unknown"] {
             story(&format!(
                 "
@@ -2326,7 +2411,7 @@ fn a_call_in_doubt_outlives_its_retention_and_is_run_again_under_its_key() {
                 bob      begins             -> resume after `ride`
                 record   has generation 1
                 bob      commits `charged`  -> advanced
-                bob      finishes 503       -> freed
+                bob      finishes 429       -> freed
                 record   expires in 1h      (what is recorded is in doubt no longer)
             "
             ));
@@ -2346,11 +2431,11 @@ fn a_call_in_doubt_is_unknown_once_its_key_may_be_forgotten() {
             policy   on_lapse=resume retention=1h
             ann      begins           -> run
             ann      doubts its call
-            ann      finishes 503     -> freed
+            ann      finishes 429     -> freed
             +23h
             eve      sweeps           -> ignored
             bob      begins           -> run attempt 2
-            bob      finishes 503     -> freed
+            bob      finishes 429     -> freed
             +1h                          (it counts from the first request)
             eve      sweeps carefully -> ignored
             {first}
@@ -2372,7 +2457,7 @@ fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
         policy   on_lapse=resume on_server_error=retry retention=1h
         ann      begins                  -> run
         ann      doubts its call
-        ann      finishes 503            -> freed
+        ann      finishes 429            -> freed
         bob      begins                  -> run attempt 2
         bob      finishes 403            -> freed
         record   never expires
@@ -2386,7 +2471,7 @@ fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
         record   never expires
         eva      begins                  -> run attempt 5
         eva      times out               -> unsettled
-        eva      finishes 503            -> freed
+        eva      finishes 429            -> freed
         record   never expires
         +24h
         fay      begins                  -> unknown, dead letter
@@ -2397,7 +2482,7 @@ fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
 
 #[test]
 fn a_doubt_whose_record_is_lost_is_unknown() {
-    for end in ["finishes 503", "proves nothing was sent"] {
+    for end in ["finishes 429", "proves nothing was sent"] {
         story(&format!(
             "
             policy   on_lapse=resume
@@ -2418,7 +2503,7 @@ fn an_answer_ends_every_doubt() {
         policy   on_lapse=resume retention=1h
         ann      begins          -> run
         ann      doubts its call
-        ann      finishes 503    -> freed
+        ann      finishes 429    -> freed
         ann      finishes 201    -> stored
         record   expires in 1h
         bob      begins          -> replay 201
@@ -2434,11 +2519,11 @@ fn an_accepted_request_keeps_its_doubt_until_nobody_tries_any_longer() {
         ann      begins async    -> accepted
         eve      claims          -> run
         eve      doubts its call
-        eve      finishes 503    -> freed
+        eve      finishes 429    -> freed
         record   is pending
         +10s
         eve      claims          -> run attempt 2
-        eve      finishes 503    -> freed
+        eve      finishes 429    -> freed
         record   is retryable, dead letter
         record   never expires
         +24h
@@ -2455,7 +2540,7 @@ fn the_sweeper_runs_what_has_a_call_in_doubt_with_growing_pauses() {
         ann      begins           -> run
         ann      commits `ride`   -> advanced
         ann      doubts its call
-        ann      finishes 503     -> freed
+        ann      finishes 429     -> freed
         record   is due in 2s
         eve      resumes          -> ignored
         +2s
@@ -2466,7 +2551,7 @@ fn the_sweeper_runs_what_has_a_call_in_doubt_with_growing_pauses() {
         eve      commits what it decided -> refused
         record   has history resumed
         ann      begins           -> wait
-        dan      finishes 503     -> freed
+        dan      finishes 429     -> freed
         record   is due in 4s
         +4s
         eve      resumes          -> resume after `ride`
@@ -2486,7 +2571,7 @@ fn the_sweeper_runs_nothing_whose_key_may_be_forgotten_or_that_its_rule_does_not
         policy   on_lapse=resume
         ann      begins          -> run
         ann      doubts its call
-        ann      finishes 503    -> freed
+        ann      finishes 429    -> freed
         +24h
         eve      resumes         -> ignored
         eve      sweeps          -> settled
@@ -2499,7 +2584,7 @@ fn the_sweeper_runs_nothing_whose_key_may_be_forgotten_or_that_its_rule_does_not
             policy   {policy}
             ann      begins          -> run
             ann      doubts its call
-            ann      finishes 503    -> freed
+            ann      finishes 429    -> freed
             record   is due in 24h
             +24h
             eve      resumes         -> ignored

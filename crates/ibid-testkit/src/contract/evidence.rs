@@ -152,7 +152,13 @@ pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn Subject) {
 
 fn executed() -> Found {
     let kept = Some(Bytes::from_static(b"\x01an answer"));
-    Found::Executed(Answer { status: 402, retry_after: false, kept, provider_id: Some("ch_1".to_owned()) })
+    Found::Executed(Answer {
+        status: 402,
+        retry_after: false,
+        kept,
+        provider_id: Some("ch_1".to_owned()),
+        proof: None,
+    })
 }
 
 fn said(name: &Name, what: Found) -> Evidence {

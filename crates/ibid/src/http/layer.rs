@@ -21,6 +21,7 @@ use http::{Request, Response, response};
 use http_body::Body;
 use ibid_core::machine::Ask;
 use ibid_core::policy::{BindRule, InFlight, Policy, Profile};
+use ibid_core::proof::Proof;
 use ibid_core::record::ErrorCode;
 use ibid_core::refusal::Refusal;
 use ibid_core::response::Response as KeptResponse;
@@ -41,7 +42,8 @@ use super::resume::Resumer;
 use super::routes::{Begins, Route, Routes, Ruling, upper_case};
 use super::without_key::{self, KeysElsewhere};
 use super::{
-    Fate, Guarded, NoTenant, Principals, Tenants, method_override, repeatability, reply, sent, status, trace,
+    Fate, Guarded, NoTenant, Principals, Tenants, method_override, outcome, repeatability, reply, sent,
+    status, trace,
 };
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
@@ -255,7 +257,7 @@ where
         match ruling {
             Ruling::Passes => {
                 let call = inner.call(request);
-                Box::pin(async move { Ok(call.await?.map(ReplyBody::passed)) })
+                Box::pin(async move { Ok(passed(call.await?)) })
             }
             Ruling::Refused { route, refusal } => {
                 let mut reply = reply::refusal(refusal, route.policy.profile, None);
@@ -301,7 +303,7 @@ where
             telemetry::without_key(&route.pattern, 1);
             without_key::notice(&shared.keys_elsewhere, &route, &mut request);
             let Ok(answer) = inner.call(request).await;
-            return answer.map(ReplyBody::passed);
+            return passed(answer);
         }
         Intake::Refused(refusal) => {
             let _replies = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
@@ -505,9 +507,12 @@ struct Run<'a, A> {
     reason = "one per run and short-lived: a box would cost more than the move"
 )]
 enum Ran<A> {
-    Captured(Captured<A>),
-    /// It says itself what became of the work.
-    Told(Fate),
+    /// Its answer, and what that proves.
+    Captured(Captured<A>, Option<Proof>),
+    /// It says itself that nothing was executed.
+    NotExecuted,
+    /// It says itself that the work may have been done.
+    Uncertain,
     Panicked,
 }
 
@@ -522,15 +527,21 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             let finished = attempt.release(ErrorCode::NotSent).await;
             return self.send_refusal(finished, reply::unavailable());
         }
-        let renewal = attempt.keep_alive();
+        let (renewal, rules, pattern) =
+            (attempt.keep_alive(), attempt.begun().policy.clone(), self.route.pattern.clone());
         let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
         let (request, slot) = for_handler(attempt, self.ask, taken);
         let (limit, stream) = (self.policy.max_response_body, self.policy.stream);
         let handler = async move {
             let Ok(answer) = inner.call(request).await;
             match answer.extensions().get::<Fate>() {
-                Some(fate) => Ran::Told(*fate),
-                None => Ran::Captured(capture::read(answer, limit, stream).await),
+                Some(Fate::NotExecuted) => Ran::NotExecuted,
+                Some(Fate::Uncertain) => Ran::Uncertain,
+                Some(Fate::Executed) | None => {
+                    let mut captured = capture::read(answer, limit, stream).await;
+                    let proof = outcome::take_proof(&mut captured, &rules, &pattern);
+                    Ran::Captured(captured, proof)
+                }
             }
         };
         let mut handler = Box::pin(AssertUnwindSafe(handler).catch_unwind().instrument(span));
@@ -616,7 +627,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         let profile = self.policy.profile;
         if let Some(finished) = attempt.take_outcome() {
             let said = match ran {
-                Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
+                Ran::Captured(Captured::Whole { mut head, body, trailers }, _) => {
                     repeatability::mark(&mut head.headers, profile, !matches!(finished, Finished::Freed));
                     Some(Response::from_parts(head, ReplyBody::whole(body, trailers)))
                 }
@@ -625,29 +636,30 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             return self.send_ended(finished, said);
         }
         match ran {
-            Ran::Told(Fate::NotExecuted) => {
+            Ran::NotExecuted => {
                 let finished = attempt.release(ErrorCode::NotSent).await;
                 self.send_refusal(finished, Refusal::UpstreamUnavailable);
             }
-            Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken) => {
+            Ran::Uncertain | Ran::Captured(Captured::Broken, _) => {
                 let (finished, _) = attempt.unknown(ErrorCode::Broken).await;
                 self.send_refusal(finished, Refusal::UpstreamUncertain { timed_out: false });
             }
-            Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
+            Ran::Captured(Captured::Whole { mut head, body, trailers }, proof) => {
                 if profile == Profile::Stripe {
                     reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
                 }
                 let kept = capture::kept(&head, &body, trailers.as_ref(), self.policy);
-                let finished = attempt.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
+                let finished =
+                    attempt.proven(proof).finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
                 self.send_first(finished, head, ReplyBody::whole(body, trailers));
             }
-            Ran::Captured(Captured::Unkept { mut head, read, rest }) => {
+            Ran::Captured(Captured::Unkept { mut head, read, rest }, proof) => {
                 if profile == Profile::Stripe {
                     reply::stripe(&mut head.headers, self.ask.identity.key.as_str());
                 }
                 // Durable before the first byte leaves: after that the client may act on it.
                 let retry_after = head.headers.contains_key(RETRY_AFTER);
-                let finished = attempt.finish_unkept(head.status.as_u16(), retry_after).await;
+                let finished = attempt.proven(proof).finish_unkept(head.status.as_u16(), retry_after).await;
                 self.send_first(finished, head, ReplyBody::spliced(read, rest));
             }
             Ran::Panicked => {
@@ -704,12 +716,18 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
 /// How a run ended, for its histogram.
 fn how_ended<A, P, T>(ran: &Result<Result<Ran<A>, P>, T>) -> &'static str {
     match ran {
-        Ok(Ok(Ran::Captured(Captured::Whole { .. } | Captured::Unkept { .. }))) => "answered",
-        Ok(Ok(Ran::Told(Fate::NotExecuted))) => "not_executed",
-        Ok(Ok(Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken))) => "broken",
+        Ok(Ok(Ran::Captured(Captured::Whole { .. } | Captured::Unkept { .. }, _))) => "answered",
+        Ok(Ok(Ran::NotExecuted)) => "not_executed",
+        Ok(Ok(Ran::Uncertain | Ran::Captured(Captured::Broken, _))) => "broken",
         Ok(Err(_)) | Ok(Ok(Ran::Panicked)) => "panicked",
         Err(_) => "timed_out",
     }
+}
+
+/// An answer to a request that is not guarded.
+fn passed<A>(mut answer: Response<A>) -> Reply<A> {
+    outcome::hide_outcome(answer.headers_mut());
+    answer.map(ReplyBody::passed)
 }
 
 /// The request as the handler sees it.
@@ -739,20 +757,22 @@ fn as_sent<Q: From<Bytes>>(taken: &Taken) -> Request<Q> {
 /// An answer that came after its time-out settles the record, if nobody else has.
 async fn settle_late<A>(late: Late, ran: Ran<A>, policy: &Policy, key: &str) {
     match ran {
-        Ran::Captured(Captured::Whole { mut head, body, trailers }) => {
+        Ran::Captured(Captured::Whole { mut head, body, trailers }, proof) => {
             if policy.profile == Profile::Stripe {
                 reply::stripe(&mut head.headers, key);
             }
             let kept = capture::kept(&head, &body, trailers.as_ref(), policy);
-            late.finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
+            late.proven(proof).finish(kept, head.headers.contains_key(RETRY_AFTER)).await;
         }
-        Ran::Captured(Captured::Unkept { head, .. }) => {
-            late.finish_unkept(head.status.as_u16(), head.headers.contains_key(RETRY_AFTER)).await;
+        Ran::Captured(Captured::Unkept { head, .. }, proof) => {
+            late.proven(proof)
+                .finish_unkept(head.status.as_u16(), head.headers.contains_key(RETRY_AFTER))
+                .await;
         }
-        Ran::Told(Fate::NotExecuted) => {
+        Ran::NotExecuted => {
             late.release(ErrorCode::NotSent).await;
         }
-        Ran::Told(Fate::Uncertain) | Ran::Captured(Captured::Broken) | Ran::Panicked => {}
+        Ran::Uncertain | Ran::Captured(Captured::Broken, _) | Ran::Panicked => {}
     }
 }
 

@@ -17,6 +17,7 @@ mod otel;
 #[cfg(not(feature = "opentelemetry"))]
 #[path = "otel_off.rs"]
 mod otel;
+mod outcome;
 mod prefer;
 mod repeatability;
 mod reply;
@@ -61,6 +62,8 @@ pub struct Guarded {
 /// What an answer says about the work when its status does not: put it into a response's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
+    /// The work was done: this response is final, whatever its status.
+    Executed,
     /// Proven: nothing was executed. The key is left free.
     NotExecuted,
     /// The work may have been done; the answer is lost.

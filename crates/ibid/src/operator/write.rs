@@ -73,7 +73,7 @@ pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer
     let content_type = ("content-type".to_owned(), Bytes::copy_from_slice(content_type.as_bytes()));
     let response =
         Response { status, headers: vec![content_type], body: body.into(), trailers: Vec::new(), version: 0 };
-    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None }
+    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None, proof: None }
 }
 
 impl Operator {

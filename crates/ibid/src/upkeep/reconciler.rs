@@ -233,7 +233,7 @@ async fn ask(finder: &dyn Find, record: &Record, policy: &Policy) -> Found {
         }
         Err(_) => Finding::Nothing,
     };
-    let executed = |status, kept| Answer { status, retry_after: false, kept, provider_id: None };
+    let executed = |status, kept| Answer { status, retry_after: false, kept, provider_id: None, proof: None };
     match finding {
         Finding::Executed(response) if response.body.len() as u64 > policy.max_response_body => {
             Found::Executed(executed(response.status, None))

@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower::{Layer, ServiceExt};
 
-/// Answers 503 until it has been asked `busy` times, and once it has a permit.
+/// Answers 429 until it has been asked `busy` times, and once it has a permit.
 #[derive(Clone)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -43,7 +43,7 @@ async fn handle(
 ) -> (StatusCode, String) {
     api.gate.acquire().await.expect("a gate").forget();
     if api.runs.fetch_add(1, Ordering::SeqCst) < api.busy {
-        return (StatusCode::SERVICE_UNAVAILABLE, String::new());
+        return (StatusCode::TOO_MANY_REQUESTS, String::new());
     }
     let who = headers["authorization"].to_str().unwrap();
     let text = String::from_utf8_lossy(&body).into_owned();

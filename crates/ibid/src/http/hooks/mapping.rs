@@ -158,7 +158,7 @@ impl Mapping {
         if provider_id.as_ref().is_some_and(|id| !is_name(id)) {
             return Err(Lacks("provider_id"));
         }
-        Ok(Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id })
+        Ok(Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id, proof: None })
     }
 }
 

@@ -332,7 +332,13 @@ pub(super) fn settled_at_once() -> NewEffect {
 pub(super) fn executed(status: u16, id: &str) -> Found {
     let response = Response::plain(status, "application/json", format!("{{\"charge\":\"{id}\"}}"));
     let kept = Some(response.to_bytes());
-    Found::Executed(Answer { status, retry_after: false, kept, provider_id: Some(id.to_owned()) })
+    Found::Executed(Answer {
+        status,
+        retry_after: false,
+        kept,
+        provider_id: Some(id.to_owned()),
+        proof: None,
+    })
 }
 
 pub(super) fn name(event: &str) -> EventName {

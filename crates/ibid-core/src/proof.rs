@@ -1,0 +1,410 @@
+//! Proof of what became of a request, from the fields of an answer: the upstream's own word (`Ibid-Outcome`), and fields
+//! that a proxy between ibid and the upstream sets on errors of its own.
+//!
+//! A status alone proves little. Envoy, Varnish and Apache's FastCGI proxy answer 503 when the upstream dies after it
+//! took the request, and timeout middleware answers 503 or 408 while the handler is at work. The table of proxies is
+//! [`PRESETS`]; `scripts/chains` measures it against the real programs.
+
+use minicbor::{Decode, Encode};
+
+use crate::policy::{Policy, PolicyError};
+
+/// The field in which an upstream says what became of a request, in lower case.
+///
+/// `not-executed` releases the key and `executed` makes the response final, whatever the status. It is never passed to the
+/// client, never stored, and never read from a trailer.
+pub const OUTCOME_FIELD: &str = "ibid-outcome";
+
+/// Proof of what became of one delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// The request was executed: the response is final, whatever its status.
+    Executed,
+    /// Nothing was executed: the key is released.
+    NotExecuted,
+}
+
+/// An operator's rule: a field that a hop sets on its own errors, and removes from the upstream's answers.
+///
+/// It holds for an answer with one of these statuses that has exactly one line of the field, whose whole value is one of
+/// these. `UF,URX` is not `UF`.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct NotExecutedWhen {
+    /// Statuses of such an answer.
+    #[n(0)]
+    pub status: Vec<u16>,
+    /// The field's name, in lower case.
+    #[n(1)]
+    pub header: String,
+    /// The values that prove that nothing was sent on.
+    #[n(2)]
+    pub values: Vec<String>,
+}
+
+impl NotExecutedWhen {
+    /// Checks that the rule can ever hold, and only for errors.
+    pub(crate) fn check(&self) -> Result<(), PolicyError> {
+        let refuse = |problem: &str| Err(PolicyError::new("not_executed_when", problem));
+        if self.status.is_empty() || self.values.is_empty() {
+            return refuse("needs at least one status and one value");
+        }
+        if let Some(status) = self.status.iter().find(|status| !(400..600).contains(*status)) {
+            return refuse(&format!("names `{status}`, which is not an error status"));
+        }
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        if self.header.is_empty() || !self.header.bytes().all(is_name) {
+            return refuse(&format!("names `{}`, which is not a header name", self.header));
+        }
+        if self.header.eq_ignore_ascii_case(OUTCOME_FIELD) {
+            return refuse("names `Ibid-Outcome`, which is believed without a rule");
+        }
+        if self.values.iter().any(|value| value.trim() != value || value.is_empty()) {
+            return refuse("has a value that no field line can have: empty, or with spaces around it");
+        }
+        Ok(())
+    }
+}
+
+/// The program that ibid forwards to, where that is a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Hop {
+    /// nginx with `proxy_pass`.
+    #[n(0)]
+    Nginx,
+    /// HAProxy.
+    #[n(1)]
+    Haproxy,
+    /// Envoy.
+    #[n(2)]
+    Envoy,
+    /// Apache httpd with `proxy_http`; never `proxy_fcgi`.
+    #[n(3)]
+    Apache,
+    /// Varnish. It sends requests without a body again by itself, and proves nothing.
+    #[n(4)]
+    Varnish,
+}
+
+/// The measured rules of one [`Hop`], and what its operator has to add for them.
+#[derive(Debug)]
+pub struct HopPreset {
+    /// Which program.
+    pub hop: Hop,
+    /// Its name in a configuration.
+    pub name: &'static str,
+    /// Its own answers that prove that nothing was sent on.
+    pub rules: &'static [HopRule],
+    /// How it shows how often it sent a request on; none if it can't.
+    pub tries: Option<Tries>,
+    /// The lines that its operator adds to its configuration; empty if there are none that help.
+    pub lines: &'static str,
+    /// What the operator must know before relying on it; printed at start and by `ibid config check`.
+    pub warning: Option<&'static str>,
+}
+
+/// [`NotExecutedWhen`], built in.
+#[derive(Debug)]
+pub struct HopRule {
+    /// Statuses of such an answer.
+    pub status: &'static [u16],
+    /// The field's name, in lower case.
+    pub header: &'static str,
+    /// The values that prove that nothing was sent on.
+    pub values: &'static [&'static str],
+}
+
+/// The field by which a hop shows how often it sent a request on.
+#[derive(Debug)]
+pub struct Tries {
+    /// The field's name, in lower case.
+    pub header: &'static str,
+    /// Whether a value of it means at most one try.
+    pub is_once: fn(&str) -> bool,
+    /// Whether a rule of the preset believes only answers that have exactly one line of this field.
+    pub is_required: bool,
+}
+
+impl Hop {
+    /// The row of this hop in [`PRESETS`].
+    pub fn preset(self) -> &'static HopPreset {
+        match self {
+            Hop::Nginx => &PRESETS[0],
+            Hop::Haproxy => &PRESETS[1],
+            Hop::Envoy => &PRESETS[2],
+            Hop::Apache => &PRESETS[3],
+            Hop::Varnish => &PRESETS[4],
+        }
+    }
+
+    /// The fields that this hop adds for ibid, in lower case. They are for ibid alone, so no client gets them, and none is
+    /// stored.
+    pub fn fields(self) -> impl Iterator<Item = &'static str> {
+        let preset = self.preset();
+        let rules = preset.rules.iter().map(|rule| rule.header);
+        rules.chain(preset.tries.iter().map(|tries| tries.header))
+    }
+}
+
+/// Every hop with measured rules, in the order of the documentation.
+///
+/// A row may claim only what was measured: each of its values was seen on answers to requests that reached no upstream,
+/// and never on an answer to one that did.
+pub static PRESETS: [HopPreset; 5] = [
+    HopPreset {
+        hop: Hop::Nginx,
+        name: "nginx",
+        // The time to connect is `-` where no connection came about. Several tries are separated by `, `, and several
+        // server groups by ` : `, so a value that is `-` as a whole means one try that sent nothing.
+        rules: &[HopRule { status: &[502, 503, 504], header: "x-connect", values: &["-"] }],
+        tries: Some(Tries {
+            header: "x-connect",
+            is_once: |value| !value.contains([',', ':']),
+            is_required: false,
+        }),
+        lines: "proxy_hide_header X-Connect;\nadd_header X-Connect \"$upstream_connect_time\" always;",
+        warning: None,
+    },
+    HopPreset {
+        hop: Hop::Haproxy,
+        name: "haproxy",
+        // Its own 503 means that no server took the connection, or that the queue was full.
+        rules: &[HopRule { status: &[503], header: "x-haproxy-own", values: &["503"] }],
+        tries: None,
+        lines: "http-response del-header X-Haproxy-Own\n\
+                http-error status 503 content-type text/plain hdr X-Haproxy-Own 503 string \"Service Unavailable\"",
+        warning: None,
+    },
+    HopPreset {
+        hop: Hop::Envoy,
+        name: "envoy",
+        // UF: connection failed. UH: no healthy host. UO: circuit breaker. A second try after a reset can end in UF too,
+        // so the number of tries must be there and be 1.
+        rules: &[HopRule { status: &[503], header: "x-response-flags", values: &["UF", "UH", "UO"] }],
+        tries: Some(Tries {
+            header: "x-envoy-attempt-count",
+            is_once: |value| matches!(value, "0" | "1"),
+            is_required: true,
+        }),
+        lines: "response_headers_to_add:\n\
+                - header: { key: x-response-flags, value: \"%RESPONSE_FLAGS%\" }\n  \
+                append_action: OVERWRITE_IF_EXISTS_OR_ADD\n\
+                include_attempt_count_in_response: true",
+        warning: None,
+    },
+    HopPreset { hop: Hop::Apache, name: "apache", rules: &[], tries: None, lines: "", warning: None },
+    HopPreset {
+        hop: Hop::Varnish,
+        name: "varnish",
+        rules: &[],
+        tries: None,
+        lines: "",
+        warning: Some(
+            "Varnish sends a request without a body again by itself when a reused connection is closed under it, so such a \
+             request may be executed twice before ibid can know; pass these requests to the upstream without Varnish",
+        ),
+    },
+];
+
+/// What the fields of one answer say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// What is proven, if anything is.
+    pub proof: Option<Proof>,
+    /// Why `Ibid-Outcome` was there and was not believed.
+    pub ignored: Option<Ignored>,
+}
+
+/// Why an `Ibid-Outcome` is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ignored {
+    /// The value is neither `executed` nor `not-executed`.
+    UnknownValue,
+    /// There is more than one field line.
+    Repeated,
+    /// `not-executed` speaks of one delivery, and the hop made several.
+    Retried,
+    /// It came after the body.
+    Trailer,
+}
+
+impl Ignored {
+    /// The word for it in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ignored::UnknownValue => "unknown_value",
+            Ignored::Repeated => "repeated",
+            Ignored::Retried => "retried",
+            Ignored::Trailer => "trailer",
+        }
+    }
+}
+
+/// Reads what an answer with this status proves under `policy`. `lines` gives the values of all field lines of one name,
+/// which it gets in lower case.
+pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u8]>) -> Reading {
+    let preset = policy.behind.map(Hop::preset);
+    let tries = preset.and_then(|preset| preset.tries.as_ref());
+    let counted = tries.map(|tries| (tries, lines(tries.header)));
+    let was_retried = counted.as_ref().is_some_and(|(tries, lines)| {
+        lines.iter().any(|line| !str::from_utf8(line).is_ok_and(|value| (tries.is_once)(value)))
+    });
+    let said = lines(OUTCOME_FIELD);
+    let (proof, ignored) = match said[..] {
+        [] => (None, None),
+        [b"executed"] => (Some(Proof::Executed), None),
+        [b"not-executed"] if was_retried => (None, Some(Ignored::Retried)),
+        [b"not-executed"] => (Some(Proof::NotExecuted), None),
+        [_] => (None, Some(Ignored::UnknownValue)),
+        [..] => (None, Some(Ignored::Repeated)),
+    };
+    if proof.is_some() || was_retried {
+        return Reading { proof, ignored };
+    }
+    let holds = |statuses: &[u16], header: &str, is_value: &dyn Fn(&[u8]) -> bool| {
+        statuses.contains(&status) && matches!(lines(header)[..], [line] if is_value(line))
+    };
+    let by_rule = policy.not_executed_when.iter().any(|rule| {
+        holds(&rule.status, &rule.header, &|line| rule.values.iter().any(|value| value.as_bytes() == line))
+    });
+    let is_counted = counted.is_none_or(|(tries, lines)| !tries.is_required || lines.len() == 1);
+    let by_preset = is_counted
+        && preset.is_some_and(|preset| {
+            preset.rules.iter().any(|rule| {
+                holds(rule.status, rule.header, &|line| {
+                    rule.values.iter().any(|value| value.as_bytes() == line)
+                })
+            })
+        });
+    Reading { proof: (by_rule || by_preset).then_some(Proof::NotExecuted), ignored }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads an answer with these field lines.
+    fn says(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> Reading {
+        read(policy, status, |name| {
+            fields.iter().filter(|(field, _)| *field == name).map(|(_, value)| value.as_bytes()).collect()
+        })
+    }
+
+    fn proof(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> Option<Proof> {
+        says(policy, status, fields).proof
+    }
+
+    fn behind(hop: Hop) -> Policy {
+        Policy { behind: Some(hop), ..Policy::default() }
+    }
+
+    #[test]
+    fn the_upstreams_word_counts_once_and_whole() {
+        let policy = Policy::default();
+        for (lines, expected, ignored) in [
+            (&["executed"][..], Some(Proof::Executed), None),
+            (&["not-executed"], Some(Proof::NotExecuted), None),
+            (&["Not-Executed"], None, Some(Ignored::UnknownValue)),
+            (&["not-executed, not-executed"], None, Some(Ignored::UnknownValue)),
+            (&[""], None, Some(Ignored::UnknownValue)),
+            (&["not-executed", "not-executed"], None, Some(Ignored::Repeated)),
+            (&["executed", "not-executed"], None, Some(Ignored::Repeated)),
+            (&[], None, None),
+        ] {
+            let fields: Vec<_> = lines.iter().map(|line| (OUTCOME_FIELD, *line)).collect();
+            for status in [200, 404, 500, 503] {
+                let read = says(&policy, status, &fields);
+                assert_eq!((read.proof, read.ignored), (expected, ignored), "{status} {lines:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rule_believes_one_line_compared_whole() {
+        let rule = NotExecutedWhen {
+            status: vec![503],
+            header: "x-flags".into(),
+            values: vec!["UF".into(), "UH".into()],
+        };
+        let policy = Policy { not_executed_when: vec![rule], ..Policy::default() };
+        assert_eq!(proof(&policy, 503, &[("x-flags", "UF")]), Some(Proof::NotExecuted));
+        assert_eq!(proof(&policy, 503, &[("x-flags", "UH")]), Some(Proof::NotExecuted));
+        for (status, fields) in [
+            (503, &[("x-flags", "UF,URX")][..]),
+            (503, &[("x-flags", "uf")]),
+            (503, &[("x-flags", "UF"), ("x-flags", "UF")]),
+            (503, &[("x-flags", "UC"), ("x-flags", "UF")]),
+            (503, &[("x-other", "UF")]),
+            (502, &[("x-flags", "UF")]),
+            (503, &[]),
+        ] {
+            assert_eq!(proof(&policy, status, fields), None, "{status} {fields:?}");
+        }
+    }
+
+    #[test]
+    fn the_upstreams_word_goes_before_a_rule() {
+        let fields = [(OUTCOME_FIELD, "executed"), ("x-connect", "-")];
+        assert_eq!(proof(&behind(Hop::Nginx), 502, &fields), Some(Proof::Executed));
+        let fields = [(OUTCOME_FIELD, "perhaps"), ("x-connect", "-")];
+        let read = says(&behind(Hop::Nginx), 502, &fields);
+        assert_eq!((read.proof, read.ignored), (Some(Proof::NotExecuted), Some(Ignored::UnknownValue)));
+    }
+
+    #[test]
+    fn nginx_proves_only_a_single_try_that_never_connected() {
+        let nginx = behind(Hop::Nginx);
+        assert_eq!(proof(&nginx, 502, &[("x-connect", "-")]), Some(Proof::NotExecuted));
+        assert_eq!(proof(&nginx, 504, &[("x-connect", "-")]), Some(Proof::NotExecuted));
+        for (status, value) in
+            [(502, "0.000"), (504, "0.001"), (502, "-, -"), (502, "0.000, -"), (502, "- : -"), (201, "-")]
+        {
+            assert_eq!(proof(&nginx, status, &[("x-connect", value)]), None, "{status} {value}");
+        }
+        let forged = [("x-connect", "-"), ("x-connect", "0.000")];
+        assert_eq!(proof(&nginx, 502, &forged), None, "the upstream sent the field, too");
+    }
+
+    #[test]
+    fn haproxy_proves_its_own_503_and_nothing_else() {
+        let haproxy = behind(Hop::Haproxy);
+        assert_eq!(proof(&haproxy, 503, &[("x-haproxy-own", "503")]), Some(Proof::NotExecuted));
+        assert_eq!(proof(&haproxy, 502, &[("x-haproxy-own", "503")]), None);
+        assert_eq!(proof(&haproxy, 503, &[]), None, "the upstream's own 503");
+    }
+
+    #[test]
+    fn envoy_proves_only_with_the_number_of_tries() {
+        let envoy = behind(Hop::Envoy);
+        let with = |flags, count| [("x-response-flags", flags), ("x-envoy-attempt-count", count)];
+        for flags in ["UF", "UH", "UO"] {
+            assert_eq!(proof(&envoy, 503, &with(flags, "1")), Some(Proof::NotExecuted), "{flags}");
+            assert_eq!(proof(&envoy, 503, &with(flags, "2")), None, "{flags}");
+            assert_eq!(proof(&envoy, 503, &[("x-response-flags", flags)]), None, "{flags}");
+        }
+        for flags in ["UC", "UT", "UF,URX", "-"] {
+            assert_eq!(proof(&envoy, 503, &with(flags, "1")), None, "{flags}");
+        }
+    }
+
+    #[test]
+    fn not_executed_is_ignored_where_the_hop_tried_twice() {
+        let said = (OUTCOME_FIELD, "not-executed");
+        let read = says(&behind(Hop::Envoy), 503, &[said, ("x-envoy-attempt-count", "2")]);
+        assert_eq!((read.proof, read.ignored), (None, Some(Ignored::Retried)));
+        let read = says(&behind(Hop::Nginx), 503, &[said, ("x-connect", "0.000, 0.001")]);
+        assert_eq!((read.proof, read.ignored), (None, Some(Ignored::Retried)));
+        let once = says(&behind(Hop::Envoy), 503, &[said, ("x-envoy-attempt-count", "1")]);
+        assert_eq!(once.proof, Some(Proof::NotExecuted));
+        let executed = [(OUTCOME_FIELD, "executed"), ("x-envoy-attempt-count", "2")];
+        assert_eq!(proof(&behind(Hop::Envoy), 503, &executed), Some(Proof::Executed));
+    }
+
+    #[test]
+    fn each_hop_has_the_row_of_its_name() {
+        for preset in &PRESETS {
+            assert_eq!(preset.hop.preset().name, preset.name);
+            assert!(preset.rules.iter().all(|rule| rule.header == rule.header.to_ascii_lowercase()));
+        }
+    }
+}

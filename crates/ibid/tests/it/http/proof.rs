@@ -1,0 +1,68 @@
+//! What a handler's answer proves besides its status.
+
+use ibid_core::proof::{Hop, NotExecutedWhen};
+
+use super::*;
+
+/// Sends a first request that the handler answers like this, and a retry that it would answer with 201. Gives both
+/// answers.
+async fn retried(world: &World, what: &str) -> (Answer, Answer) {
+    let key = format!("\"{what}\"");
+    let first = world.send(pay(&key).does(what)).await;
+    let retry = world.send(pay(&key)).await;
+    (first, retry)
+}
+
+#[tokio::test]
+async fn the_upstreams_word_frees_or_stores_and_is_not_passed_on() {
+    let world = world(Policy::default()).await;
+    let (first, retry) = retried(&world, "503; ibid-outcome: not-executed; x-mine: 1").await;
+    assert_eq!((first.status, retry.status, retry.is_replay()), (503, 201, false));
+    assert_eq!((first.text("ibid-outcome"), first.text("x-mine")), (None, Some("1")));
+    for executed in ["503; ibid-outcome: executed", "executed"] {
+        let (first, retry) = retried(&world, executed).await;
+        assert_eq!((first.status, retry.status, retry.is_replay()), (503, 503, true), "{executed}");
+        assert_eq!((first.text("ibid-outcome"), retry.text("ibid-outcome")), (None, None));
+        assert_eq!(first.body, retry.body);
+    }
+}
+
+#[tokio::test]
+async fn a_word_that_does_not_count_leaves_the_outcome_unknown() {
+    let policy = Policy { max_response_body: 2000, behind: Some(Hop::Envoy), ..Policy::default() };
+    let world = world(policy).await;
+    for what in [
+        "503; ibid-outcome: perhaps",
+        "503; ibid-outcome: not-executed; ibid-outcome: not-executed",
+        "503; ibid-outcome: not-executed; x-envoy-attempt-count: 2",
+        "trailer",
+        "large-not-executed",
+    ] {
+        let (first, retry) = retried(&world, what).await;
+        assert_eq!((retry.status, retry.problem().as_str()), (409, "outcome-unknown"), "{what}");
+        assert_eq!(first.text("ibid-outcome"), None, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_rule_and_a_preset_prove_that_nothing_was_executed() {
+    let rule = NotExecutedWhen { status: vec![503], header: "x-sent".into(), values: vec!["no".into()] };
+    let policy = Policy { not_executed_when: vec![rule], behind: Some(Hop::Nginx), ..Policy::default() };
+    let world = world(policy).await;
+    for proven in ["503; x-sent: no", "502; x-connect: -"] {
+        let (first, retry) = retried(&world, proven).await;
+        assert_eq!((retry.status, retry.is_replay()), (201, false), "{proven}");
+        assert_eq!(first.text("x-connect"), None, "the preset's field is for ibid alone");
+    }
+    for unproven in
+        ["503; x-sent: yes", "502; x-sent: no", "502; x-connect: 0.001", "503; x-sent: no; x-sent: no"]
+    {
+        let (_, retry) = retried(&world, unproven).await;
+        assert_eq!(retry.problem(), "outcome-unknown", "{unproven}");
+    }
+    let (first, retry) = retried(&world, "201; x-connect: 0.001; x-sent: yes").await;
+    assert!(retry.is_replay());
+    for answer in [first, retry] {
+        assert_eq!((answer.text("x-connect"), answer.text("x-sent")), (None, Some("yes")));
+    }
+}

@@ -43,8 +43,14 @@ impl Policy {
     }
 
     /// The key as it is compared under this policy: OASIS compares UUIDs without regard to case.
+    ///
+    /// It goes by `key_from`, not by the profile, because the key is part of a record's id: what makes up an id is kept
+    /// in the store, and `key_from` is in there.
     pub fn compared_key(&self, key: Key) -> Key {
-        if self.profile == Profile::Repeatability { key.with_uuid_case_folded() } else { key }
+        match self.key_from.header_names().any(|name| name == REQUEST_ID) {
+            true => key.with_uuid_case_folded(),
+            false => key,
+        }
     }
 }
 
@@ -112,12 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn uuids_have_no_case_in_this_profile_only() {
+    fn uuids_have_no_case_where_the_field_of_oasis_carries_them() {
         let key = |text: &str| Key::stored(text).unwrap();
         let upper = "0C9AE5EA-980F-4EBD-A027-04529942B95E";
         let policy = Policy::repeatability();
         assert_eq!(policy.compared_key(key(upper)), key(&upper.to_lowercase()));
         assert_eq!(Policy::default().compared_key(key(upper)), key(upper));
+        let ietf = Policy { profile: Profile::Ietf, ..Policy::repeatability() };
+        assert_eq!(ietf.compared_key(key(upper)), key(&upper.to_lowercase()), "whatever the profile");
         for other in ["0C9AE5EA980F4EBDA02704529942B95E", "0C9AE5EA-980F-4EBD-A027-04529942B95G", "Order-7"] {
             assert_eq!(policy.compared_key(key(other)), key(other));
         }

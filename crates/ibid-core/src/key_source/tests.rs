@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 /// A request: field lines and a body.
@@ -253,4 +255,44 @@ fn a_key_in_another_known_place_is_noticed() {
         assert_eq!(elsewhere(&json, body), None, "{body}");
     }
     assert_eq!(elsewhere(&[("idempotency-key", "a")], ""), None, "there it is looked for");
+}
+
+proptest! {
+    #[test]
+    fn no_body_makes_a_search_panic(body: Vec<u8>, kind in 0..3usize) {
+        let media = [JSON, FORM, "multipart/form-data; boundary=b"][kind];
+        let found = key_from(&["body:/k", "body:/0/k"]).find(&Sent(&[("content-type", media)], &body), KeyForm::QuotedOrBare);
+        if let Ok(Some(key)) = found {
+            prop_assert_eq!(Key::stored(key.as_str()), Ok(key));
+        }
+    }
+
+    #[test]
+    fn a_json_body_is_searched_as_serde_json_reads_it(
+        members in proptest::collection::vec(("[a-c]", "[ -~é]{0,3}", any::<bool>()), 0..5),
+    ) {
+        let texts: Vec<String> = members
+            .iter()
+            .map(|(name, value, is_nested)| {
+                let value = serde_json::to_string(value).unwrap();
+                let value = if *is_nested { format!("{{\"a\":{value}}}") } else { value };
+                format!("{}:{value}", serde_json::to_string(name).unwrap())
+            })
+            .collect();
+        let body = format!("{{{}}}", texts.join(" , "));
+        let named = members.iter().filter(|(name, ..)| name == "a").count();
+        let parsed: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let expected = match &parsed["a"] {
+            _ if named > 1 => None,
+            serde_json::Value::String(text) => Some(Key::stored(text).map(|key| Some(key.as_str().to_owned()))),
+            serde_json::Value::Null => Some(Ok(None)),
+            _ => Some(Err(KeyError::NotText)),
+        };
+        let found = in_body("/a", JSON, &body);
+        match expected {
+            Some(expected) => prop_assert_eq!(found, expected, "{}", body),
+            // A value before the second one may be no string, which is noticed first.
+            None => prop_assert!(matches!(found, Err(KeyError::Repeated | KeyError::NotText)), "{}", body),
+        }
+    }
 }

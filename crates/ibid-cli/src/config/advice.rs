@@ -30,6 +30,11 @@ impl<'a> Advice<'a> {
 
     pub(super) fn route(&mut self, draft: &RouteDraft, policy: &Policy, horizon: Option<Duration>) {
         let name = format!("`{}`", draft.name());
+        if policy.is_exempt() && draft.guard {
+            let why = "`repeatable = false` outside of profile `repeatability`";
+            self.warn(draft.line, format!("{name} is not guarded ({why}): its retries run again"));
+            return;
+        }
         if !draft.guard {
             self.warn(
                 draft.line,
@@ -85,6 +90,13 @@ impl<'a> Advice<'a> {
     }
 
     pub(super) fn policy(&mut self, name: &str, line: usize, policy: &Policy, horizon: Option<Duration>) {
+        if let Some(age) = policy.max_request_age.filter(|age| *age < REQUEST_AGE_MIN) {
+            let age = show_duration(age);
+            self.warn(
+                line,
+                format!("{name}: max_request_age is {age}, and Azure's guidelines promise clients 5m"),
+            );
+        }
         let retention = show_duration(policy.retention);
         if policy.retention < DAY {
             self.warn(line, format!("{name}: retention is {retention}, and clients expect 24h or more"));
@@ -130,3 +142,6 @@ pub(super) fn tenants(how: Option<&TenantHow>, routes: &[Route], warnings: &mut 
         );
     }
 }
+
+/// The shortest time for which Azure's guidelines let a client rely on a repeatable request.
+const REQUEST_AGE_MIN: Duration = Duration::from_secs(5 * 60);

@@ -637,6 +637,8 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
     warns("[defaults]\nretry_horizon = \"3d\"", "clients retry for 3d, and retention is only 24h");
     warns("[[route]]\nmatch = \"POST /x\"\nretention = \"1h\"", "ibid.toml:5: `POST /x`: retention is 1h");
     warns("[[route]]\nmatch = \"POST /x\"\nguard = \"off\"", "ibid.toml:5: `POST /x` is not guarded");
+    warns("[[route]]\nmatch = \"POST /x\"\nrepeatable = false", "ibid.toml:5: `POST /x` is not guarded");
+    warns("[defaults]\nmax_request_age = \"299s\"", "max_request_age is 299s");
     warns("[[route]]\nmatch = \"POST /x\"\nguard = \"off\"\nwait = \"1s\"", "other keys have no effect");
     warns("[[route]]\nmatch = \"POST /x\"", "no reconcile rule for every other guarded request, `POST /x`");
     warns("[[route]]\nmatch = \"POST /x\"\npreset = \"one-transaction\"", "does not fit a gateway");

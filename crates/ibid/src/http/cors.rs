@@ -251,7 +251,7 @@ fn parse_origin(text: &str) -> Option<HeaderValue> {
 }
 
 /// What scripts may read besides the fields that browsers always show.
-const EXPOSED: &str = "Idempotent-Replayed, Idempotency-Expires, Idempotency-Outcome, Idempotency-Stored, Retry-After, Location, Link";
+const EXPOSED: &str = "Idempotent-Replayed, Idempotency-Expires, Idempotency-Outcome, Idempotency-Stored, Repeatability-Result, Retry-After, Location, Link";
 
 /// A change of the configuration reaches browsers within minutes, and a page that polls asks once.
 const MAX_AGE: Duration = Duration::from_secs(10 * 60);

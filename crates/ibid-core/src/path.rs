@@ -61,6 +61,17 @@ pub fn is_reachable(pattern: &str, is_exempt: bool) -> bool {
     if is_exempt { is_harmless(&sample) } else { !is_ambiguous(&sample) }
 }
 
+/// Returns a normalized path without the parameters of its segments (`;x=1`), which servlet containers drop before they
+/// choose a handler. None if it has none.
+pub fn without_parameters(path: &str) -> Option<String> {
+    let cut = |segment: &str| -> usize {
+        [";", "%3B"].iter().filter_map(|mark| segment.find(mark)).min().unwrap_or(segment.len())
+    };
+    let segments: Vec<&str> = path.split('/').map(|segment| &segment[..cut(segment)]).collect();
+    let stripped = segments.join("/");
+    (stripped.len() < path.len()).then_some(stripped)
+}
+
 /// Whether servers read this path differently: empty segments before the last one, dot segments in any encoding or
 /// with parameters, control characters, escapes that are malformed or no UTF-8, raw bytes outside ASCII, and escapes
 /// nested deeper than [`DECODE_ROUNDS_MAX`].
@@ -70,12 +81,8 @@ pub fn is_ambiguous(path: &str) -> bool {
     }
     let mut segments = path.strip_prefix('/').unwrap_or(path).split('/').peekable();
     while let Some(segment) = segments.next() {
-        // Servlet containers drop the parameters of a segment, and `;x` is empty without them.
-        let is_empty = without_parameters(segment).is_empty();
-        if is_empty && segments.peek().is_some() {
-            return true;
-        }
-        if is_ambiguous_segment(segment) {
+        let is_last = segments.peek().is_none();
+        if (segment.is_empty() && !is_last) || is_ambiguous_segment(segment, is_last) {
             return true;
         }
     }
@@ -123,8 +130,8 @@ pub fn other_trailing_slash(path: &str) -> Option<String> {
     }
 }
 
-fn is_ambiguous_segment(segment: &str) -> bool {
-    if !segment.contains(['%', '.']) {
+fn is_ambiguous_segment(segment: &str, is_last: bool) -> bool {
+    if !segment.contains(['%', '.', ';']) {
         return false;
     }
     let Some(once) = decoded_strictly(segment) else { return true };
@@ -134,7 +141,9 @@ fn is_ambiguous_segment(segment: &str) -> bool {
     }
     for_each_decoding(segment, |text| {
         let text = String::from_utf8_lossy(text);
-        text.split(['/', '\\']).any(|part| matches!(without_parameters(part).trim(), "." | ".."))
+        // Without its parameters `;x` is empty, and empty segments are merged.
+        let is_empty = text.starts_with(';') && !is_last;
+        is_empty || text.split(['/', '\\']).any(|part| matches!(cut_parameters(part).trim(), "." | ".."))
     })
 }
 
@@ -210,7 +219,7 @@ fn escape(digits: &[u8]) -> Option<u8> {
     u8::try_from(digit(0)? * 16 + digit(1)?).ok()
 }
 
-fn without_parameters(segment: &str) -> &str {
+fn cut_parameters(segment: &str) -> &str {
     segment.split(';').next().unwrap_or_default()
 }
 
@@ -325,6 +334,99 @@ mod tests {
     }
 
     #[test]
+    fn parameters_are_cut_off_every_segment() {
+        for (path, without) in [
+            ("/orders;x=1/1", Some("/orders/1")),
+            ("/orders/1;a;b", Some("/orders/1")),
+            ("/orders%3Bx/1%3B;", Some("/orders/1")),
+            ("/orders/1", None),
+        ] {
+            assert_eq!(without_parameters(path).as_deref(), without, "{path}");
+        }
+    }
+
+    /// The readings of servers that stand in for all others: whether escapes are decoded once or twice, before or after
+    /// parameters are cut off, and whether a backslash is a slash. Each then merges slashes and resolves dot segments.
+    fn readings(path: &str) -> Vec<String> {
+        let decoded = |path: &str| {
+            let bytes = decoded_leniently(path.as_bytes());
+            bytes.map_or(path.to_owned(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let cut = |path: &str| path.split('/').map(cut_parameters).collect::<Vec<_>>().join("/");
+        let once = decoded(path);
+        let twice = decoded(&once);
+        let slashed = twice.replace('\\', "/");
+        vec![
+            cut(path),
+            decoded(&cut(path)),
+            cut(&once),
+            cut(&twice),
+            cut(&slashed),
+            path.to_owned(),
+            once,
+            twice,
+            slashed,
+        ]
+    }
+
+    fn merged_and_resolved(path: &str) -> String {
+        let mut out: Vec<&str> = Vec::new();
+        for segment in path.split('/') {
+            match segment {
+                "" | "." => {}
+                ".." => drop(out.pop()),
+                segment => out.push(segment),
+            }
+        }
+        let slash = if path.ends_with('/') && !out.is_empty() { "/" } else { "" };
+        format!("/{}{slash}", out.join("/"))
+    }
+
+    /// Every path of up to four of these pieces: one that passes keeps its segments in every reading, and in one that is
+    /// guarded no segment leaves its place.
+    #[test]
+    fn no_server_reads_another_path_into_one_that_passes() {
+        let pieces = ["/", ".", ";", "a", "\\", "%2e", "%2F", "%25", "%5c", "2e", "%3b"];
+        let mut paths = vec!["/".to_owned(), "/a/".to_owned()];
+        let mut from = 0;
+        for _ in 0..4 {
+            let to = paths.len();
+            for at in from..to {
+                paths.extend(pieces.iter().map(|piece| format!("{}{piece}", paths[at])).collect::<Vec<_>>());
+            }
+            from = to;
+        }
+        let (mut passing, mut harmless) = (0, 0);
+        for path in &paths {
+            if is_ambiguous(path) {
+                assert!(!is_harmless(path), "{path}");
+                continue;
+            }
+            if is_harmless(path) {
+                harmless += 1;
+                let plain = decoded_strictly(path).unwrap();
+                assert!(
+                    readings(path).iter().all(|reading| reading.as_bytes() == &*plain || reading == path),
+                    "{path}"
+                );
+            }
+            if !hides_separator(path) {
+                passing += 1;
+                for reading in readings(path) {
+                    // The last segment may be empty without its parameters: a trailing slash.
+                    assert_eq!(merged_and_resolved(&reading), reading, "{path} read as {reading}");
+                    assert_eq!(
+                        reading.matches('/').count(),
+                        path.matches('/').count(),
+                        "{path} read as {reading}"
+                    );
+                }
+            }
+        }
+        assert!(harmless > 500 && passing > harmless, "{harmless} of {passing}");
+    }
+
+    #[test]
     fn a_trailing_slash_is_added_or_taken_off() {
         for (path, other) in [
             ("/a", Some("/a/")),
@@ -384,13 +486,14 @@ mod tests {
         "/%EF%BC%8E%EF%BC%8E/x",
     ];
 
-    const AMBIGUOUS: [&str; 44] = [
+    const AMBIGUOUS: [&str; 45] = [
         // Empty segments before the last one.
         "//payments",
         "/orders//1",
         "/payments//",
         "//",
         "/;x/payments",
+        "/%3b/payments",
         // Dot segments.
         "/.",
         "/..",

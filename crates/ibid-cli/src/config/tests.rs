@@ -561,6 +561,37 @@ fn routes_that_take_the_same_requests_are_named_with_both_lines() {
 }
 
 #[test]
+fn how_a_path_is_read_is_set_for_all_and_for_a_route() {
+    let route = |keys: &str| format!("[[route]]\nmatch = \"POST /a\"\n{keys}");
+    for (text, defaults, on_route) in [
+        (route(""), PathRule::Strict, PathRule::Strict),
+        (route("path = \"as-sent\""), PathRule::Strict, PathRule::AsSent),
+        (format!("[defaults]\npath = \"as-sent\"\n{}", route("")), PathRule::AsSent, PathRule::AsSent),
+        (
+            format!("[defaults]\npath = \"as-sent\"\n{}", route("path = \"strict\"")),
+            PathRule::AsSent,
+            PathRule::Strict,
+        ),
+    ] {
+        let config = more(&text);
+        assert_eq!((config.defaults.path, config.routes[0].policy.path), (defaults, on_route), "{text}");
+    }
+    for (text, message) in [
+        ("[defaults]\npath = \"loose\"", "ibid.toml:5: `path`"),
+        ("[[route]]\nmatch = \"POST /a//b\"", "ibid.toml:5: `match` has the path `/a//b`, which is refused"),
+        (
+            "[[route]]\nmatch = \"PUT /a/../b\"",
+            "ibid.toml:5: `match` has the path `/a/../b`, which is refused",
+        ),
+        ("[[route]]\nmatch = \"POST /a;b\"\nguard = \"off\"", "ibid.toml:5: `match` has the path `/a;b`"),
+    ] {
+        assert!(refusal(text).starts_with(message), "{text}: {}", refusal(text));
+    }
+    assert_eq!(more("[[route]]\nmatch = \"POST /a//b\"\npath = \"as-sent\"").routes.len(), 1);
+    assert_eq!(more("[[route]]\nmatch = \"POST /a;b\"").routes.len(), 1, "guarded");
+}
+
+#[test]
 fn a_reconcile_rule_must_carry_the_tenant_unless_there_is_one() {
     let rule = "[[route]]\nmatch = \"POST /p/{id}\"\n[route.reconcile]\nrequest = \"GET /p/{id}/{key}\"\n";
     assert!(

@@ -148,6 +148,22 @@ async fn an_ambiguous_path_is_refused_and_never_delivered() {
 }
 
 #[tokio::test]
+async fn what_passes_is_listed_at_start_and_in_the_policy() {
+    let (_upstream, gateway) = world(ROUTES).await;
+    gateway.until_said("ibid: not guarded: POST /open/{*rest}").await;
+    gateway.until_said("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;
+    let policy = gateway.call(&Request::get("/.ibid/policy")).await;
+    let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
+    assert_eq!(
+        (&policy["routes"][1]["path"], &policy["routes"][1]["guard"]),
+        (&"/open/{*rest}".into(), &"off".into())
+    );
+    assert_eq!(policy["unguarded_methods"], serde_json::json!(["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"]));
+    assert_eq!(policy["unguarded_without_a_route"], serde_json::json!(["PUT", "DELETE"]));
+    assert_eq!(policy["defaults"]["path_rule"], "strict");
+}
+
+#[tokio::test]
 async fn a_path_has_one_scope_and_goes_out_as_it_was_sent() {
     let (upstream, gateway) = world(ROUTES).await;
     let pay = |path: &str| Request::post(path).key("k").body("five");

@@ -57,8 +57,7 @@ pub(crate) fn answer() -> Response {
 
 /// An engine that agrees with a gateway of default settings, so that either may use what the other wrote.
 pub(crate) async fn engine(store: Arc<dyn Store>) -> Result<Ibid, Failed> {
-    let identity = "tenant=none scope=operation path=as-sent".to_owned();
-    Ok(Ibid::start(store, Settings { identity, ..Settings::default() }).await?)
+    Ok(Ibid::start(store, Settings::default()).await?)
 }
 
 /// Carries out one payment, from begin to finish.

@@ -2,6 +2,7 @@
 //!
 //! Every flag of the gateway is optional here, for its value may stand in a variable or in the file.
 
+pub(crate) mod identity;
 pub(crate) mod operator;
 
 use std::path::PathBuf;
@@ -68,6 +69,9 @@ pub(crate) enum Command {
     /// Look at effects, the calls to the outside, and settle them
     #[command(subcommand)]
     Effects(EffectsCommand),
+    /// Look at what makes up the ids of records, and change it
+    #[command(subcommand)]
+    Identity(identity::IdentityCommand),
     /// Look at the configuration
     #[command(subcommand)]
     Config(ConfigCommand),

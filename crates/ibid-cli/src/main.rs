@@ -23,6 +23,7 @@ use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use args::identity::IdentityCommand;
 use args::operator::EffectsCommand;
 use args::{
     Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileArgs, ReconcileCommand, StoreArgs,
@@ -127,6 +128,20 @@ fn run(command: Command) -> Result<(), Failures> {
         Command::Effects(EffectsCommand::Discard(args)) => at_store(&args.act.place, async |operator| {
             commands::effects::discard(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
+        Command::Identity(IdentityCommand::Show(args)) => {
+            let url = config::store_of(&args.place)?;
+            wait_for(async {
+                let store = open_store(&url, false).await?;
+                commands::identity::show(&*store, &args, &mut stdout()).await
+            })
+        }
+        Command::Identity(IdentityCommand::Change(args)) => {
+            let url = config::store_of(&args.place)?;
+            wait_for(async {
+                let store = open_store(&url, false).await?;
+                commands::identity::change(&*store, &args, &mut stdout(), &mut stderr()).await
+            })
+        }
         Command::Keys(KeysCommand::Show(args)) => {
             let url = config::store_of(&args.place)?;
             wait_for(async {

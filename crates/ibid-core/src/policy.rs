@@ -1,6 +1,8 @@
 //! The rules of one route. A Record keeps the Policy it was begun with, so a later configuration governs
 //! later records only.
 
+mod identity;
+
 use std::time::Duration;
 
 use minicbor::{Decode, Encode};
@@ -11,6 +13,8 @@ use crate::key_source::KeyFrom;
 use crate::proof::{Hop, NotExecutedWhen, Proof};
 use crate::repeatability::REQUEST_ID;
 use crate::scope::ScopeRule;
+
+pub use identity::{IdentityFieldError, IdentityRules};
 
 /// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

@@ -147,6 +147,18 @@ pub trait SqlStore: Send + Sync {
     /// so, for it may roll back.
     fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>>;
 
+    /// A mark of this moment: every transaction that has written by now is before it.
+    fn transaction_mark(&self) -> Pending<'_, Result<i64, StoreError>> {
+        // One writer at a time: what has written by now has ended when the next write begins.
+        Box::pin(std::future::ready(Ok(0)))
+    }
+
+    /// Whether every transaction before the mark has ended.
+    fn is_settled_before(&self, mark: i64) -> Pending<'_, Result<bool, StoreError>> {
+        let _ = mark;
+        Box::pin(std::future::ready(Ok(true)))
+    }
+
     /// Does a piece of work in a transaction of the store's own, and commits it unless the work fails. The work may
     /// wait for nothing but the transaction that it is given.
     fn work(&self, work: Work) -> Pending<'_, Result<(), StoreError>>;

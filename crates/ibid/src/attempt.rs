@@ -1,6 +1,7 @@
 //! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -32,6 +33,9 @@ pub struct Attempt {
     began_at: Instant,
     /// Whether the outside may have seen a byte.
     exposed: bool,
+    /// Whether the identity that its record's id was made under still has to be confirmed, before the first outside byte or
+    /// business statement. After that its record is found by every process, whatever the identity is then.
+    checks_identity: AtomicBool,
     ended: bool,
     /// What came of an end that was written in the caller's own transaction.
     outcome: Option<Finished>,
@@ -89,7 +93,7 @@ pub(crate) struct Progress {
     pub(crate) in_doubt: Option<Step>,
 }
 
-/// The lease ran out before the first outside byte: nothing may be sent.
+/// The lease ran out before the first outside byte, or the identity of the store was retired: nothing may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the lease is gone")]
 pub struct LeaseGone;
@@ -134,6 +138,7 @@ impl Attempt {
             after,
             leased_at: LeasedAt::new(leased_at),
             began_at: leased_at,
+            checks_identity: AtomicBool::new(true),
             exposed: false,
             ended: false,
             outcome: None,
@@ -286,7 +291,7 @@ impl Attempt {
     }
 
     /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
-    /// all of it, it says no.
+    /// all of it, it says no. So it does if the store's identity is no longer the one that this process started with.
     pub async fn ready(&mut self) -> Result<(), LeaseGone> {
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
@@ -297,8 +302,28 @@ impl Attempt {
                 _ => return Err(LeaseGone),
             }
         }
+        if !self.confirms_identity().await {
+            return Err(LeaseGone);
+        }
         self.exposed = true;
         Ok(())
+    }
+
+    /// Whether it may do its first work. T1 (new identity) finds nothing under a key's old id and runs under the new one; this
+    /// Attempt's reservation under the old id, sent before a long pause, arrives after that. It must not run as well.
+    pub(crate) async fn confirms_identity(&self) -> bool {
+        let is_confirmed =
+            !self.checks_identity.load(Ordering::SeqCst) || self.ibid.inner().confirm_identity().await;
+        if is_confirmed {
+            self.checks_identity.store(false, Ordering::SeqCst);
+        }
+        is_confirmed
+    }
+
+    /// An Attempt that upkeep takes on: its record is stored and every process finds it, whatever its own identity is.
+    pub(crate) fn of_upkeep(self) -> Attempt {
+        self.checks_identity.store(false, Ordering::SeqCst);
+        self
     }
 
     /// Renews the lease at every third of it, until `max_run` or until the record is somebody else's. Never returns

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::Router;
 use futures_util::FutureExt as _;
+use ibid::identity::StoreIdentity;
 use ibid::outbox::Worker;
 use ibid::transaction::sqlx_postgres::SqlxPostgres;
 use ibid::transaction::sqlx_sqlite::SqlxSqlite;
@@ -30,7 +31,7 @@ pub async fn start(
     let store = store::open(&args.store).await?;
     let db = Db::connect(&args.store).await?;
     db.make_tables().await?;
-    let identity = "the account of the bearer token".to_owned();
+    let identity = StoreIdentity::new("the account of the bearer token");
     let ibid = Ibid::start(store, Settings { identity, ..Settings::default() }).await?;
     tracing::info!(store = ?args.store, provider = %args.provider.uri(), lease = ?args.lease, "ready");
     // An application with one database has one of these lines.

@@ -105,6 +105,7 @@ fn as_json(config: &Config) -> Value {
             "finish_wait": show_duration(config.store_options.finish_wait),
             "cache_bytes": show_size(config.store_options.cache_bytes),
             "cache_ttl": show_duration(config.store_options.cache_ttl),
+            "identity_valid_for": show_duration(config.store_options.identity_valid_for),
         },
         "tenant": {
             "from": config.tenant.word(),

@@ -15,6 +15,7 @@ use crate::config::{StoreUrl, UpstreamSettings};
 use crate::open::{cannot_open_postgres, cannot_open_sqlite};
 use crate::output::{Failure, print_json, print_table};
 
+mod identity;
 mod lease;
 mod meaning;
 mod upstream;

@@ -7,6 +7,7 @@ pub(crate) mod config_check;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod effects;
+pub(crate) mod identity;
 pub(crate) mod keys;
 pub(crate) mod ledger;
 pub(crate) mod migrate;

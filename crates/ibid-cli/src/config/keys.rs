@@ -159,6 +159,13 @@ pub(crate) const KEYS: &[Key] = &[
         "How long one is kept there. Most retries come within a minute, and forgetting a record is final everywhere after this time.",
     ),
     key(
+        "store",
+        "identity_valid_for",
+        "duration",
+        "\"15s\"",
+        "How long a node acts on its last look at the store's identity, at least 1 s. It looks three times as often, and `ibid identity change` waits twice as long. The value that the identity was stored with counts for every node. Long enough that a look lost to a failover refuses nothing, short enough that a change ends within a minute.",
+    ),
+    key(
         "tenant",
         "from",
         "`header:NAME`, `authorization`, `none`",

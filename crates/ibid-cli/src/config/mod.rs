@@ -117,6 +117,7 @@ pub(crate) struct StoreOptions {
     pub(crate) finish_wait: Duration,
     pub(crate) cache_bytes: u64,
     pub(crate) cache_ttl: Duration,
+    pub(crate) identity_valid_for: Duration,
 }
 
 /// How often chores run.
@@ -463,6 +464,7 @@ fn read_store_section(
         finish_wait: section.positive("finish_wait").unwrap_or(Duration::from_secs(10)),
         cache_bytes: section.size("cache_bytes").unwrap_or(32 << 20),
         cache_ttl: section.positive("cache_ttl").unwrap_or(Duration::from_secs(60)),
+        identity_valid_for: section.seconds("identity_valid_for").unwrap_or(Duration::from_secs(15)),
     };
     section.finish();
     (url, options)

@@ -177,6 +177,14 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
+    /// A duration of a second or more.
+    pub(super) fn seconds(&mut self, key: &'static str) -> Option<Duration> {
+        self.read(key, DURATION_FORM, |value| match parse_duration(value.as_str()?) {
+            Ok(length) if length < Duration::from_secs(1) => Some(Err("must be at least 1s")),
+            read => Some(read),
+        })
+    }
+
     pub(super) fn size(&mut self, key: &'static str) -> Option<u64> {
         self.read(key, SIZE_FORM, |value| match value {
             DeValue::Integer(number) => Some(integer(number).ok_or(SIZE_FORM)),

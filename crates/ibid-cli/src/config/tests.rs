@@ -199,6 +199,7 @@ fn every_error_names_file_line_and_key() {
     for (text, message) in [
         ("[defaults]\nretenton = \"1d\"", "ibid.toml:5: `retenton` is not a key of `[defaults]`"),
         ("[defaults]\nlease = \"0s\"", "ibid.toml:5: `lease` must be longer than zero"),
+        ("[store]\nidentity_valid_for = \"999ms\"", "ibid.toml:5: `identity_valid_for` must be at least 1s"),
         ("[defaults]\nlease = \"-1s\"", "ibid.toml:5: `lease` must not be negative"),
         ("[defaults]\nretention = \"30s\"", "ibid.toml:5: `retention` must not be shorter than the lease"),
         (
@@ -736,4 +737,11 @@ fn pass_timeout_and_stream_are_read_where_they_belong() {
         let said: Vec<String> = refused(text).into_iter().map(|failure| failure.message).collect();
         assert!(said.iter().any(|said| said.starts_with(message)), "{text}: {said:?}");
     }
+}
+
+#[test]
+fn the_identity_is_valid_for_a_second_or_more() {
+    let valid_for = |text: &str| more(text).store_options.identity_valid_for;
+    assert_eq!(valid_for(""), Duration::from_secs(15));
+    assert_eq!(valid_for("[store]\nidentity_valid_for = \"1s\""), Duration::from_secs(1));
 }

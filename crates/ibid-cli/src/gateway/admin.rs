@@ -106,6 +106,9 @@ impl Pages {
         if *self.draining.borrow() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
+        if !self.ibid.is_identity_active() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "the identity of the store was retired\n");
+        }
         // An id that no record has: the question is only whether the store answers.
         let asked = self.ibid.store().load(vec![RecordId::from_bytes([0; RecordId::LEN])]);
         match tokio::time::timeout(READY_WITHIN, asked).await {

@@ -9,6 +9,7 @@ mod connections;
 mod descriptors;
 mod fields;
 pub(crate) mod forward;
+mod identity;
 mod pass_slots;
 mod pass_timeout;
 pub(crate) mod reconcile;
@@ -95,7 +96,7 @@ impl Gateway {
         let (public, admin) =
             (bind(config.listen, "--listen").await?, bind(config.admin_listen, "--admin-listen").await?);
         let mut metrics = admin::Metrics::install()?;
-        let ibid = Ibid::start(store, settings(config)?).await.map_err(|error| refused(config, &error))?;
+        let (ibid, secret) = identity::start(config, &routes, store).await?;
         let sockets = fitted_sockets(&config.server);
         let limits = ServerLimits {
             connections_max: sockets.connections as usize,
@@ -118,8 +119,8 @@ impl Gateway {
             pass_timeout: config.pass_timeout,
             stall_for: config.server.stall_timeout,
         };
-        let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant), routes)
-            .principals(principals())
+        let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant, &secret), routes)
+            .principals(principals(&secret))
             .body_timeout(config.server.body_timeout)
             .admission(Arc::clone(&bounds.guarded) as Arc<dyn ibid::http::Admission>)
             .cors(config.cors.clone())
@@ -368,21 +369,22 @@ fn fitted_sockets(server: &crate::config::Server) -> Sockets {
     fitted
 }
 
-fn tenants(how: &TenantHow) -> Tenants {
-    let how = how.clone();
+fn tenants(how: &TenantHow, secret: &Secret) -> Tenants {
+    let (how, secret) = (how.clone(), secret.clone());
     Tenants::by(move |head| {
         // A request without a peer did not come through our listener.
         let PeerAddr(peer) = head.extensions.get().copied().ok_or(NoTenant)?;
-        how.tenant_of(head, peer.ip()).map_err(|refusal| {
+        how.tenant_of(head, peer.ip(), &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "a guarded request without a tenant");
             NoTenant
         })
     })
 }
 
-fn principals() -> Principals {
-    Principals::by(|head| {
-        let principal = TenantHow::principal_of(head).map_err(|refusal| {
+fn principals(secret: &Secret) -> Principals {
+    let secret = secret.clone();
+    Principals::by(move |head| {
+        let principal = TenantHow::principal_of(head, &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "a guarded request without a principal");
             NoTenant
         })?;
@@ -406,7 +408,7 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
     Ok(Settings {
         secrets: secrets
             .map_err(|error| Failure::usage("a fingerprint secret can't be used").because(error))?,
-        identity: identity(config),
+        identity_valid_for: config.store_options.identity_valid_for,
         begin_timeout: config.store_options.begin_timeout,
         finish_wait: config.store_options.finish_wait,
         cache_bytes: config.store_options.cache_bytes,
@@ -414,20 +416,13 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
         // A connection has one run at a time over HTTP/1.1; as many again may have lost their client.
         attempts_max: 2 * config.server.max_connections.max(config.server.max_guarded) as usize,
         duplicate_rate: f64::from(config.upkeep.duplicate_percent) / 100.0,
+        ..Settings::default()
     })
-}
-
-/// What decides under which id a request finds its record.
-fn identity(config: &Config) -> String {
-    let (scope, path) = (config.defaults.scope, config.defaults.path);
-    format!("tenant={} scope={scope:?} path={path:?}", config.tenant.word()).to_lowercase()
 }
 
 fn refused(config: &Config, error: &StartError) -> Failure {
     match error {
-        StartError::Identity { .. } => Failure::usage("this store was used with other identity settings")
-            .because(error)
-            .hint("start with the settings the store was made with, or give this gateway a store of its own"),
+        StartError::Identity(error) => identity::refused(error),
         StartError::Store(_) => Failure::world(format!("cannot use the store at `{}`", config.store))
             .because_of(error)
             .hint("see that its disk has room and that no other program holds its lock, and start again"),

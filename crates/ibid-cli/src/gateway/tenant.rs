@@ -7,9 +7,9 @@ use std::net::IpAddr;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, request};
+use ibid_core::fingerprint::Secret;
 use ibid_core::scope::Tenant;
 use ipnet::IpNet;
-use sha2::{Digest, Sha256};
 
 /// How the tenant is found, and which hops are believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +92,13 @@ impl TenantHow {
     }
 
     /// Whose request this is.
-    pub(crate) fn tenant_of(&self, head: &request::Parts, peer: IpAddr) -> Result<Tenant, TenantRefusal> {
+    /// `secret` is the store's tenant secret.
+    pub(crate) fn tenant_of(
+        &self,
+        head: &request::Parts,
+        peer: IpAddr,
+        secret: &Secret,
+    ) -> Result<Tenant, TenantRefusal> {
         match &self.from {
             TenantFrom::None => Ok(Tenant::only()),
             TenantFrom::Header(_) if !self.trusts(peer) => Err(TenantRefusal::Missing),
@@ -100,13 +106,13 @@ impl TenantHow {
                 let name = std::str::from_utf8(only_line(&head.headers, name)?);
                 Tenant::new(name.map_err(|_| TenantRefusal::Invalid)?).map_err(|_| TenantRefusal::Invalid)
             }
-            TenantFrom::Authorization => tenant_of_credential(only_line(&head.headers, &AUTHORIZATION)?),
+            TenantFrom::Authorization => TenantHow::principal_of(head, secret),
         }
     }
 
     /// Which credential sent this request, for policies with `bind = "principal"`.
-    pub(crate) fn principal_of(head: &request::Parts) -> Result<Tenant, TenantRefusal> {
-        tenant_of_credential(only_line(&head.headers, &AUTHORIZATION)?)
+    pub(crate) fn principal_of(head: &request::Parts, secret: &Secret) -> Result<Tenant, TenantRefusal> {
+        tenant_of_credential(only_line(&head.headers, &AUTHORIZATION)?, secret)
     }
 
     /// Takes the tenant's header off a request that came from a hop which may not set it, before it is forwarded:
@@ -181,8 +187,8 @@ fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h [u8], 
     }
 }
 
-/// `cred-` and a digest: the credential itself stands nowhere.
-fn tenant_of_credential(line: &[u8]) -> Result<Tenant, TenantRefusal> {
+/// `cred-` and a digest under the store's tenant secret: the credential itself stands nowhere.
+fn tenant_of_credential(line: &[u8], secret: &Secret) -> Result<Tenant, TenantRefusal> {
     let line = line.trim_ascii();
     // A scheme has no case: a client library that writes it otherwise after an update stays the same tenant.
     let (scheme, credential) = match line.iter().position(|byte| matches!(byte, b' ' | b'\t')) {
@@ -197,13 +203,10 @@ fn tenant_of_credential(line: &[u8]) -> Result<Tenant, TenantRefusal> {
     if is_jwt_shaped(credential) {
         return Err(TenantRefusal::Jwt);
     }
-    let mut digest = Sha256::new();
-    for part in [b"ibid tenant of credential 1".as_slice(), &scheme, credential] {
-        digest.update((part.len() as u64).to_be_bytes());
-        digest.update(part);
-    }
+    // Keyed: the name can be read in every record, and without the secret a weak password can't be guessed from it.
+    let digest = secret.digest(&[b"ibid tenant of credential 2", &scheme, credential]);
     // 128 bits of it: nobody finds a second credential with the same, and the name stays short in tables.
-    let hex: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     Tenant::new(&format!("cred-{hex}")).map_err(|_| TenantRefusal::Invalid)
 }
 
@@ -255,6 +258,10 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
+    fn secret() -> Secret {
+        Secret::new([7; 32]).unwrap()
+    }
+
     fn head(lines: &[(&str, &str)]) -> request::Parts {
         let mut parts = http::Request::new(()).into_parts().0;
         for (name, value) in lines {
@@ -266,12 +273,13 @@ mod tests {
 
     fn by_header(lines: &[(&str, &str)], peer: &str) -> Result<String, TenantRefusal> {
         let how = TenantHow::parse("header:X-Tenant-Id").unwrap();
-        how.tenant_of(&head(lines), peer.parse().unwrap()).map(|tenant| tenant.as_str().to_owned())
+        how.tenant_of(&head(lines), peer.parse().unwrap(), &secret()).map(|tenant| tenant.as_str().to_owned())
     }
 
     fn by_credential(credential: &str) -> Result<String, TenantRefusal> {
         let how = TenantHow::parse("authorization").unwrap();
-        how.tenant_of(&head(&[("authorization", credential)]), LOOPBACK).map(|t| t.as_str().to_owned())
+        how.tenant_of(&head(&[("authorization", credential)]), LOOPBACK, &secret())
+            .map(|t| t.as_str().to_owned())
     }
 
     #[test]
@@ -290,7 +298,9 @@ mod tests {
         let mut how = TenantHow::parse("header:x-tenant-id").unwrap();
         how.trusted =
             ["10.1.0.0/16", "fd00::/8", "192.0.2.7"].iter().filter_map(|net| parse_net(net)).collect();
-        let ask = |peer: &str| how.tenant_of(&head(&[("x-tenant-id", "a")]), peer.parse().unwrap()).is_ok();
+        let ask = |peer: &str| {
+            how.tenant_of(&head(&[("x-tenant-id", "a")]), peer.parse().unwrap(), &secret()).is_ok()
+        };
         assert!(ask("10.1.2.3") && ask("::ffff:10.1.2.3") && ask("fd12::1") && ask("192.0.2.7"));
         assert!(!ask("127.0.0.1") && !ask("10.2.0.1") && !ask("fe80::1") && !ask("192.0.2.8"));
     }
@@ -314,7 +324,7 @@ mod tests {
         let mut latin = head(&[]);
         latin.headers.insert("x-tenant-id", HeaderValue::from_bytes(b"caf\xe9").unwrap());
         let how = TenantHow::parse("header:x-tenant-id").unwrap();
-        assert_eq!(how.tenant_of(&latin, LOOPBACK), Err(TenantRefusal::Invalid));
+        assert_eq!(how.tenant_of(&latin, LOOPBACK, &secret()), Err(TenantRefusal::Invalid));
     }
 
     #[test]
@@ -350,7 +360,14 @@ mod tests {
     #[test]
     fn the_digest_of_a_credential_stays_what_it_is() {
         // Another digest would give every tenant another name, and every retry across an update would run again.
-        assert_eq!(by_credential("Bearer token"), Ok("cred-466536642f793a32c133d394fd008f1b".into()));
+        assert_eq!(by_credential("Bearer token"), Ok("cred-ed8b4aca11307401f4d895d2f9bd8d5f".into()));
+    }
+
+    #[test]
+    fn without_the_secret_a_credential_can_not_be_guessed() {
+        let head = head(&[("authorization", "Basic dXNlcjpwYXNz")]);
+        let other = Secret::new([8; 32]).unwrap();
+        assert_ne!(TenantHow::principal_of(&head, &secret()), TenantHow::principal_of(&head, &other));
     }
 
     #[test]
@@ -397,9 +414,9 @@ mod tests {
     #[test]
     fn a_missing_or_repeated_credential_and_a_scheme_alone_are_refused() {
         let how = TenantHow::parse("authorization").unwrap();
-        assert_eq!(how.tenant_of(&head(&[]), LOOPBACK), Err(TenantRefusal::Missing));
+        assert_eq!(how.tenant_of(&head(&[]), LOOPBACK, &secret()), Err(TenantRefusal::Missing));
         let twice = head(&[("authorization", "Bearer a"), ("authorization", "Bearer a")]);
-        assert_eq!(how.tenant_of(&twice, LOOPBACK), Err(TenantRefusal::Repeated));
+        assert_eq!(how.tenant_of(&twice, LOOPBACK, &secret()), Err(TenantRefusal::Repeated));
         for line in ["", "Bearer", "basic ", "Digest", "TOKEN"] {
             assert_eq!(by_credential(line), Err(TenantRefusal::Invalid), "{line:?}");
         }
@@ -409,7 +426,7 @@ mod tests {
     fn with_one_tenant_nothing_is_asked() {
         let how = TenantHow::parse("none").unwrap();
         let anyone = "203.0.113.1".parse().unwrap();
-        assert_eq!(how.tenant_of(&head(&[("x-tenant-id", "a")]), anyone), Ok(Tenant::only()));
+        assert_eq!(how.tenant_of(&head(&[("x-tenant-id", "a")]), anyone, &secret()), Ok(Tenant::only()));
         assert!(how.is_none());
     }
 

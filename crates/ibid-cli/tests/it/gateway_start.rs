@@ -121,15 +121,3 @@ fn an_unknown_key_of_the_file_is_refused_with_its_line() {
     let unheard = Setup::before(UPSTREAM).config("[unheard]\nof = 1\n").refused();
     unheard.says(2, "ibid.toml:1: `unheard` is not a key", "ignored", "lists every key");
 }
-
-on_every_store!(a_store_that_was_used_with_another_tenant_source_or_scope_is_refused);
-async fn a_store_that_was_used_with_another_tenant_source_or_scope_is_refused(on: On) {
-    let setup = Setup::before(UPSTREAM).on(on);
-    setup.start().kill();
-    let other = setup.clone().tenant("authorization").refused();
-    other.says(2, "other identity settings", "tenant=none", "a store of its own");
-    let wider = setup.clone().config("[defaults]\nscope = \"tenant\"\n").refused();
-    wider.says(2, "other identity settings", "scope=operation", "a store of its own");
-    // And the settings that it was made with still do.
-    setup.start().kill();
-}

@@ -37,6 +37,7 @@ mod gateway_tenant;
 mod gateway_tls;
 mod gateway_trace;
 mod gateway_upstream;
+mod identity;
 mod ledger;
 mod progress;
 mod reap;

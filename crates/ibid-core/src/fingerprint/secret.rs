@@ -57,6 +57,14 @@ impl Secret {
         self.id
     }
 
+    /// Returns a digest of these parts, keyed with it. Each part is framed, so that other cuts of the same bytes differ.
+    pub fn digest(&self, parts: &[&[u8]]) -> [u8; 32] {
+        let framed = parts.iter().fold(self.mac(), |mac, part| {
+            mac.chain_update((part.len() as u64).to_be_bytes()).chain_update(part)
+        });
+        framed.finalize().into_bytes().into()
+    }
+
     /// A digest keyed with it, with the key's own blocks already hashed.
     pub(super) fn mac(&self) -> Hmac<Sha256> {
         self.keyed.clone()

@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
 pub use effect_evidence::bearing_on_effect;
 pub use evidence::{Bearing, bearing};
+pub use request::holds_key;
 
 use crate::act::Act;
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
@@ -40,6 +41,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
     match event {
         Event::Request { ask, role } => request::decide(record, ask, *role, now),
         Event::GaveUp { ask, nonce } => request::gave_up(record, ask, *nonce, now),
+        Event::Seal { nonce } => request::seal(record, *nonce, now),
 
         Event::Answered { begun, nonce, answer } => holder::answered(record, begun, *nonce, answer, now),
         Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),
@@ -77,6 +79,12 @@ pub enum Event<'a> {
     GaveUp {
         /// What was asked for.
         ask: &'a Ask,
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// A request found that the record no longer holds its key, and is about to reserve the key under another id, because
+    /// the store's identity has changed: writes that were decided before must lose.
+    Seal {
         /// Of this write.
         nonce: Nonce,
     },
@@ -261,8 +269,27 @@ pub struct Ask {
     pub later: Option<Bytes>,
     /// The request, kept so that it can be resumed without its client.
     pub request: Option<Bytes>,
+    /// The names that its record would have under previous identities of the store, newest first.
+    pub previous: Vec<PreviousName>,
     secrets: Arc<Secrets>,
     asked: Arc<dyn Asked>,
+}
+
+/// The name of a request's record under a previous identity of the store.
+#[derive(Clone)]
+pub struct PreviousName {
+    /// The record's id.
+    pub id: RecordId,
+    /// Tenant, operation and key, as they were read under that identity.
+    pub identity: Arc<Identity>,
+    /// The request as it was fingerprinted under that identity.
+    pub asked: Arc<dyn Asked>,
+}
+
+impl std::fmt::Debug for PreviousName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PreviousName").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl Ask {
@@ -285,6 +312,7 @@ impl Ask {
             trace: None,
             later: None,
             request: None,
+            previous: Vec::new(),
             secrets,
             asked,
         }
@@ -294,6 +322,19 @@ impl Ask {
     pub fn bound_to(mut self, principal: &str) -> Ask {
         self.id = RecordId::bound(&self.identity, self.policy.scope, Some(principal));
         self
+    }
+
+    /// The same request under the name of a previous identity.
+    #[must_use]
+    pub fn under(&self, name: &PreviousName) -> Ask {
+        Ask {
+            id: name.id,
+            identity: name.identity.clone(),
+            fingerprint: self.secrets.fingerprint(&self.policy.recipe, self.policy.profile, &*name.asked),
+            asked: name.asked.clone(),
+            previous: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// Whether this is the request that `record` was begun for, judged by the rules that the record carries.

@@ -113,6 +113,28 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
     }
 }
 
+/// The record holds its key no longer, and the next request reserves the key under another id. A write at the Version that
+/// was read when it still held the key would run the request a second time, so the record gets a new one.
+pub(super) fn seal(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+    match record {
+        None => Verdict::Keep(Decision::Freed),
+        Some(record) if holds_key(record, now) => Verdict::Keep(Decision::Ignored),
+        Some(record) => {
+            let expect = Expect::Version(record.version);
+            Verdict::Write(change(record.id, expect, nonce, as_it_is(record, now)), Decision::Freed)
+        }
+    }
+}
+
+/// Whether a request with the record's key is decided on this record. If not, it begins a new generation: the record's time
+/// is over, or nothing was done and no request holds the key.
+pub fn holds_key(record: &Record, now: Timestamp) -> bool {
+    let is_unclaimed = record.state == State::Retryable
+        && record.fingerprint.is_none()
+        && !settle::is_past_key_window(record, now);
+    !is_as_absent(record, now) && !is_unclaimed
+}
+
 /// Whether the record's time is over and a new request may begin: an expired record is as absent, whether or not the
 /// reaper has come, unless its tombstone stands to refuse by.
 fn is_as_absent(record: &Record, now: Timestamp) -> bool {

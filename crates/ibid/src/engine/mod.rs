@@ -10,7 +10,9 @@ mod cache;
 mod clock_watch;
 mod deadlines;
 mod evidence;
+mod identity_watch;
 mod nonces;
+mod previous;
 mod tenants;
 mod waiters;
 #[cfg(feature = "http")]
@@ -37,6 +39,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::attempt::Attempt;
 use crate::failpoint;
+use crate::identity::{self, IdentityError, PreviousIdentity, StoreIdentity};
 use crate::outbox::told::Desks;
 use crate::telemetry;
 use crate::transaction::flights::Flights;
@@ -47,7 +50,9 @@ use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
 use deadlines::Deadlines;
+use identity_watch::IdentityWatch;
 use nonces::Nonces;
+pub(crate) use previous::Named;
 use tenants::Tenants;
 use waiters::{Place, Waiters};
 
@@ -71,9 +76,13 @@ pub struct Ibid {
 pub struct Settings {
     /// Fingerprint secrets, the newest first. None: one is made once and kept in the store.
     pub secrets: Vec<Secret>,
-    /// How records are identified (tenant source, path handling). A store keeps the first it was used with and refuses
-    /// others: under another identity a retry would not find its record.
-    pub identity: String,
+    /// What makes up the ids of the store's records. The store keeps the first identity it was used with, and a start with
+    /// another one is refused: a retry would not find its record. `Routes::identity` makes it from the routes and a name for
+    /// the tenant source; `ibid identity change` changes it.
+    pub identity: StoreIdentity,
+    /// How long this process acts on its last read of the store's identity; it reads three times as often, and
+    /// `ibid identity change` waits twice as long. The value that the identity was stored with counts for all processes.
+    pub identity_valid_for: Duration,
     /// How long a begin may take. Clients of a slow store are better served by a quick 503.
     pub begin_timeout: Duration,
     /// How long an answer is held back for its record to become durable.
@@ -94,7 +103,9 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             secrets: Vec::new(),
-            identity: String::new(),
+            identity: StoreIdentity::default(),
+            // A read lost to a failover or a full pool refuses nothing, and a change of identity ends within a minute.
+            identity_valid_for: Duration::from_secs(15),
             begin_timeout: Duration::from_secs(2),
             finish_wait: Duration::from_secs(10),
             cache_bytes: 32 << 20,
@@ -114,16 +125,9 @@ pub enum StartError {
     /// The store did not answer.
     #[error("the store does not answer")]
     Store(#[from] StoreError),
-    /// The store was used with another identity.
-    #[error(
-        "this store was used with `{kept}`, and this node would use `{ours}`: retries would not find their records"
-    )]
-    Identity {
-        /// The store's.
-        kept: String,
-        /// This node's.
-        ours: String,
-    },
+    /// The store may not be used under this process's identity.
+    #[error(transparent)]
+    Identity(IdentityError),
     /// Some record's fingerprint was made with a secret that is not among those given.
     #[error(
         "records were made with the secret `{0}`, which is not among those given: their retries would be refused"
@@ -179,11 +183,6 @@ impl Ibid {
     /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
     pub async fn start(store: Arc<dyn Store>, mut settings: Settings) -> Result<Ibid, StartError> {
         failpoint::announce();
-        let ours = settings.identity.clone();
-        let kept = store.keep("identity", Bytes::from(ours.clone())).await?;
-        if kept != ours.as_bytes() {
-            return Err(StartError::Identity { kept: String::from_utf8_lossy(&kept).into_owned(), ours });
-        }
         let mut secrets = std::mem::take(&mut settings.secrets);
         if secrets.is_empty() {
             // Every node of this store must draw the same fingerprints, so the first one's secret counts.
@@ -196,7 +195,13 @@ impl Ibid {
             return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
-        Ok(Ibid::on(store, secrets, settings))
+        // Last: what is refused for its secrets must not have written its identity.
+        let agreement = identity::agree(&*store, &settings.identity, settings.identity_valid_for).await;
+        let agreement = agreement.map_err(|error| match error {
+            IdentityError::Store(error) => StartError::Store(error),
+            other => StartError::Identity(other),
+        })?;
+        Ok(Ibid::on(store, secrets, IdentityWatch::holding(agreement), settings))
     }
 
     /// For chores alone, by an operator's hand: it begins nothing, and so need not agree with the store on identity and
@@ -204,16 +209,18 @@ impl Ibid {
     pub fn for_upkeep(store: Arc<dyn Store>) -> Ibid {
         let secret = Secret::new(random::<32>()).expect("32 bytes are long enough");
         let secrets = Secrets::new(vec![secret]).expect("one secret is there once");
-        Ibid::on(store, secrets, Settings { attempts_max: 0, cache_bytes: 0, ..Settings::default() })
+        let settings = Settings { attempts_max: 0, cache_bytes: 0, ..Settings::default() };
+        Ibid::on(store, secrets, IdentityWatch::default(), settings)
     }
 
-    fn on(store: Arc<dyn Store>, secrets: Secrets, settings: Settings) -> Ibid {
+    fn on(store: Arc<dyn Store>, secrets: Secrets, identity: IdentityWatch, settings: Settings) -> Ibid {
         let (doubts, doubted) = mpsc::channel(evidence::DOUBTS_MAX);
         let inner = Inner {
             runtime: Handle::current(),
             batcher: Batcher::start(store.clone()),
             store,
             secrets: Arc::new(secrets),
+            identity,
             cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
             waiters: Waiters::default(),
             breaker: Breaker::default(),
@@ -239,7 +246,13 @@ impl Ibid {
         inner.breaker.tell();
         let inner = Arc::new(inner);
         tokio::spawn(evidence::settle_doubts(Arc::downgrade(&inner), doubted));
+        tokio::spawn(identity_watch::keep_reading(Arc::downgrade(&inner)));
         Ibid { inner }
+    }
+
+    /// The identities before this one whose ids are still looked up, newest first.
+    pub(crate) fn previous_identities(&self) -> &[PreviousIdentity] {
+        self.inner.identity.previous()
     }
 
     /// The store underneath.
@@ -291,9 +304,16 @@ impl Ibid {
             // One of them ends every moment; nobody knows which.
             return Err(Unavailable::unasked(AGAIN_MIN));
         }
+        if !self.is_identity_active() {
+            // Whether the last look is recent is asked once the key is reserved: until then nothing is done.
+            return Err(self.inner.without_identity());
+        }
         let breaker = &self.inner.breaker;
         let pass = breaker.enter(started).map_err(Unavailable::unasked)?;
-        let begun = self.decide(ask, Role::Caller, None, started).await;
+        let begun = match ask.previous.is_empty() {
+            true => self.decide(ask, Role::Caller, None, started).await,
+            false => self.decide_previous(ask, Role::Caller, started).await,
+        };
         match &begun {
             Ok(_) => pass.answered(),
             Err(refused) if refused.asked => pass.failed(Instant::now()),
@@ -319,7 +339,15 @@ impl Ibid {
         ask.nonce = self.inner.nonces.draw();
         let ask = Arc::new(ask);
         let started = Instant::now();
-        let Some(place) = self.inner.waiters.enter(ask.id, &ask.identity.tenant) else {
+        // Whoever runs it tells those who wait under the id that it runs under.
+        let running = match ask.previous.is_empty() {
+            true => ask.id,
+            false => match self.named_to_look(&ask).await? {
+                Named::Current(_) => ask.id,
+                Named::Previous(under, _) => under.id,
+            },
+        };
+        let Some(place) = self.inner.waiters.enter(running, &ask.identity.tenant) else {
             // As if it had been held: those who are make the same wait.
             return Ok(Begun::InFlight { retry_in: up_to.max(AGAIN_MIN) });
         };
@@ -392,8 +420,14 @@ impl Ibid {
             return Ok(begun);
         }
         let asked_at = Instant::now();
-        let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable::unanswered())?;
-        self.decide(ask, Role::Waiter, loaded, asked_at).await
+        if ask.previous.is_empty() {
+            let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable::unanswered())?;
+            return self.decide(ask, Role::Waiter, loaded, asked_at).await;
+        }
+        match self.named_to_look(ask).await? {
+            Named::Current(loaded) => self.decide(ask, Role::Waiter, loaded, asked_at).await,
+            Named::Previous(under, stored) => self.decide(&under, Role::Waiter, Some(stored), asked_at).await,
+        }
     }
 
     /// The loop of a begin: decide on what is known, commit, and decide again with the newer record on a lost race. `at`
@@ -408,36 +442,11 @@ impl Ibid {
     ) -> Result<Begun, Unavailable> {
         let deadline = at + self.inner.begin_timeout;
         let mut ask = ask.clone();
-        for tried in 0..COMMIT_TRIES_MAX {
-            let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
-            let role = match role {
-                Role::Caller if self.inner.clock.is_unsure(at, lease) => Role::Careful,
-                role => role,
-            };
-            let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
-            let event = Event::Request { ask: &ask, role };
-            let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
-                Verdict::Keep(decision) => return Ok(self.begun(&ask, decision, known, at)),
-                Verdict::Write(change, decision) => (change, decision),
-            };
-            if tried > 0 || known.is_some() {
-                at = Instant::now();
-            }
-            match self.inner.commit_begin(&ask, &change, at, deadline).await? {
-                Commit::Done(stamp) => {
-                    writes::noticed(&change);
-                    let stored =
-                        writes::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
-                    self.inner.waiters.tell(&ask.id);
-                    self.inner.wrote(Some(&stored));
-                    return Ok(self.begun(&ask, decision, Some(stored), at));
-                }
-                Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
-                    writes::noticed(&change);
-                    return Ok(self.begun(&ask, decision, Some(*stored), at));
-                }
-                Commit::Conflict(newer) => {
-                    known = newer.map(|stored| *stored);
+        for _ in 0..COMMIT_TRIES_MAX {
+            match self.step(&ask, role, known, at, deadline).await? {
+                Step::Begun(begun) => return Ok(begun),
+                Step::Lost(newer, sent_at) => {
+                    (known, at) = (newer, sent_at);
                     // Another write needs another nonce: one names one write, and is kept only to repeat it.
                     Arc::make_mut(&mut ask).nonce = self.inner.nonces.draw();
                 }
@@ -445,6 +454,48 @@ impl Ibid {
         }
         // It is moving fast: the client's own retry is cheaper than ours.
         Ok(Begun::InFlight { retry_in: AGAIN_MIN })
+    }
+
+    /// Decides on what is known and commits that once. `at` is from before that was read.
+    async fn step(
+        &self,
+        ask: &Arc<Ask>,
+        role: Role,
+        known: Option<Stored>,
+        at: Instant,
+        deadline: Instant,
+    ) -> Result<Step, Unavailable> {
+        let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
+        let role = match role {
+            Role::Caller if self.inner.clock.is_unsure(at, lease) => Role::Careful,
+            role => role,
+        };
+        let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+        let event = Event::Request { ask, role };
+        let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
+            Verdict::Keep(decision) => return Ok(Step::Begun(self.begun(ask, decision, known, at))),
+            Verdict::Write(change, decision) => (change, decision),
+        };
+        // The lease counts from just before the write that gives it.
+        let at = if known.is_some() { Instant::now() } else { at };
+        let stored = match self.inner.commit_begin(ask, &change, at, deadline).await? {
+            Commit::Done(stamp) => {
+                let stored =
+                    writes::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
+                self.inner.waiters.tell(&ask.id);
+                self.inner.wrote(Some(&stored));
+                stored
+            }
+            Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => *stored,
+            Commit::Conflict(newer) => return Ok(Step::Lost(newer.map(|stored| *stored), at)),
+        };
+        writes::noticed(&change);
+        if decision == Decision::Accepted && !self.inner.confirm_identity().await {
+            // It was written late, perhaps after a pause, and is delivered by whoever finds it: taken back before that.
+            self.inner.give_up(ask.clone());
+            return Err(self.inner.without_identity());
+        }
+        Ok(Step::Begun(self.begun(ask, decision, Some(stored), at)))
     }
 
     /// A decision as the caller sees it. `at` is from before `stored` was read or written.
@@ -501,6 +552,13 @@ impl Ibid {
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
     }
+}
+
+/// What came of one decision and its commit.
+enum Step {
+    Begun(Begun),
+    /// Another write came first; this is stored now, as an answer to what was sent then.
+    Lost(Option<Stored>, Instant),
 }
 
 impl std::fmt::Debug for Ibid {

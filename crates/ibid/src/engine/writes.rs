@@ -27,6 +27,7 @@ use super::breaker::Breaker;
 use super::cache::Cache;
 use super::clock_watch::ClockWatch;
 use super::deadlines::Deadlines;
+use super::identity_watch::IdentityWatch;
 use super::nonces::Nonces;
 use super::tenants::Tenants;
 use super::waiters::Waiters;
@@ -42,6 +43,7 @@ pub(crate) struct Inner {
     pub(crate) runtime: Handle,
     pub(crate) store: Arc<dyn Store>,
     pub(super) secrets: Arc<Secrets>,
+    pub(super) identity: IdentityWatch,
     pub(super) batcher: Batcher,
     pub(super) cache: Cache,
     pub(super) waiters: Waiters,
@@ -162,7 +164,7 @@ impl Inner {
     }
 
     /// Puts something in the place of a begin whose fate is unknown, so that it loses if it arrives late.
-    fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
+    pub(super) fn give_up(self: &Arc<Self>, ask: Arc<Ask>) {
         let inner = self.clone();
         self.loosely(async move {
             // If it can't be read for good, the begin stays as it is, and lapses.
@@ -292,10 +294,14 @@ impl Inner {
     }
 
     pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
+        Ok(self.load_all(vec![id]).await?.pop().flatten())
+    }
+
+    /// Loads several records, each at the place of its id.
+    pub(crate) async fn load_all(&self, ids: Vec<RecordId>) -> Result<Vec<Option<Stored>>, StoreError> {
         let at = Instant::now();
-        let loaded =
-            self.store.load(vec![id]).await.inspect_err(|error| self.count_error(error))?.pop().flatten();
-        if let Some(stored) = &loaded {
+        let loaded = self.store.load(ids).await.inspect_err(|error| self.count_error(error))?;
+        if let Some(stored) = loaded.iter().flatten().next() {
             self.clock.observe(at, stored.now);
         }
         Ok(loaded)

@@ -88,7 +88,9 @@ where
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
     // Half of a repeatable request is none, also where keys are optional.
     let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
-    if in_head == HeadSearch::Absent {
+    // A key in the place where a previous identity had it is no reason to run the request unguarded.
+    let may_be_previous = is_optional && shared.previous.may_find_key(&asked);
+    if in_head == HeadSearch::Absent && !may_be_previous {
         return match is_optional {
             true => Ok(Intake::Unguarded(Request::from_parts(asked.head, body))),
             false => Err(Refusal::KeyMissing),
@@ -97,7 +99,7 @@ where
     // Before the body is read: a caller without a tenant must not fill the memory. Only where a request without a key
     // may pass does the key in the body decide first whether a tenant is needed.
     let whose = match in_head {
-        HeadSearch::NeedsBody if is_optional => None,
+        HeadSearch::NeedsBody | HeadSearch::Absent if is_optional => None,
         _ => Some(Whose::find(shared, policy, &asked.head)?),
     };
     if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
@@ -113,6 +115,7 @@ where
     };
     let Some(key) = key else {
         return match is_optional {
+            true if may_be_previous && shared.previous.finds_key(&asked) => Err(Refusal::KeyMissing),
             true => Ok(Intake::Unguarded(asked.into_request())),
             false => Err(Refusal::KeyMissing),
         };
@@ -155,6 +158,7 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
     if let Some(principal) = principal {
         ask = ask.bound_to(&principal);
     }
+    ask.previous = shared.previous.names(shared, &asked, &ask);
     ask.trace = asked.head.extensions.get::<TraceContext>().map(TraceContext::to_string);
     let preferred = prefer::respond_async(headers);
     let later = match policy.answer {

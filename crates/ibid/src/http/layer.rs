@@ -38,6 +38,7 @@ use super::cors::{self, Cors};
 use super::held::{Slot, Told, Unbegun};
 use super::hooks::{self, Hook, HookError, Hooks};
 use super::intake::{self, Intake, Taken};
+use super::previous::PreviousRoutes;
 use super::resume::Resumer;
 use super::routes::{Begins, Route, Routes, Ruling, upper_case};
 use super::without_key::{self, KeysElsewhere};
@@ -47,6 +48,7 @@ use super::{
 };
 use crate::attempt::{Attempt, Finished, Late};
 use crate::engine::{Begun, Ibid, Unavailable};
+use crate::identity::IdentitySetting;
 use crate::telemetry::{self, Met};
 
 /// Puts a [`Guard`] around a service.
@@ -70,6 +72,8 @@ pub(super) struct Shared {
     pub(super) tenants: Tenants,
     pub(super) principals: Principals,
     pub(super) routes: Routes,
+    /// Those of the store's previous identities.
+    pub(super) previous: PreviousRoutes,
     pub(super) hooks: Hooks,
     pub(super) body_timeout: Duration,
     pub(super) keys_elsewhere: Arc<KeysElsewhere>,
@@ -110,8 +114,14 @@ impl GuardLayer {
     }
 
     /// Guards what the routes say.
+    ///
+    /// # Panics
+    ///
+    /// If `ibid` was started with an identity that is not the routes' own: give [`Routes::identity`] to `Ibid::start`.
     pub fn with_routes(ibid: Ibid, tenants: Tenants, routes: Routes) -> GuardLayer {
         let principals = Principals::none();
+        let previous = PreviousRoutes::new(ibid.previous_identities());
+        assert_identity(&ibid, &routes);
         telemetry::none_yet(routes.named());
         routes.with_optional_keys().for_each(|route| telemetry::without_key(route, 0));
         GuardLayer {
@@ -120,6 +130,7 @@ impl GuardLayer {
                 tenants,
                 principals,
                 routes,
+                previous,
                 hooks: Hooks::default(),
                 body_timeout: BODY_TIMEOUT,
                 keys_elsewhere: Arc::default(),
@@ -178,6 +189,19 @@ impl GuardLayer {
         self.shared.ibid.resume_with(Arc::new(resumer));
         self
     }
+}
+
+/// Under other rules than the store agreed on, a retry would not find its record.
+fn assert_identity(ibid: &Ibid, routes: &Routes) {
+    let Some(IdentitySetting { current, .. }) = ibid.identity() else { return };
+    let ours = routes.identity(current.tenant());
+    let ours = current.tenant_secret().map_or(ours.clone(), |id| ours.with_tenant_secret(id));
+    let differences: Vec<_> = current.differences(&ours).iter().map(ToString::to_string).collect();
+    assert!(
+        differences.is_empty(),
+        "the routes are not those that `Ibid::start` was given the identity of: {}",
+        differences.join("; ")
+    );
 }
 
 /// Runs a request whose record was taken over, with nobody to answer to.

@@ -19,6 +19,7 @@ mod otel;
 mod otel;
 mod outcome;
 mod prefer;
+mod previous;
 mod repeatability;
 mod reply;
 mod resume;

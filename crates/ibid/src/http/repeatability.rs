@@ -43,8 +43,9 @@ pub(super) fn is_too_old(policy: &Policy, first_sent: Option<Timestamp>) -> bool
 
 /// Whether no record remembers this request, so that it would run as new.
 pub(super) async fn is_new(ibid: &Ibid, ask: &Ask) -> Result<bool, StoreError> {
-    let stored = ibid.inner().load(ask.id).await?;
-    Ok(stored.is_none_or(|stored| {
+    let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id));
+    let stored = ibid.inner().load_all(ids.collect()).await?;
+    Ok(stored.into_iter().flatten().all(|stored| {
         stored.record.is_expired(stored.now) && stored.record.policy.after_expiry == AfterExpiry::Execute
     }))
 }

@@ -76,10 +76,15 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
         return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
     };
     let id = RecordId::bound(&identity, route.policy.scope, principal.as_deref());
+    let previous = shared.previous.ids(&identity, principal_of(shared, &head));
     let profile = route.policy.profile;
     let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
-    match shared.ibid.watch(id, &identity.tenant, up_to).await {
+    let found = match shared.ibid.id_of_any(id, &previous).await {
+        Ok(id) => shared.ibid.watch(id, &identity.tenant, up_to).await,
+        Err(error) => Err(error),
+    };
+    match found {
         Err(_) => reply::refusal(reply::unavailable(), profile, None),
         Ok(None) => not_found(),
         // A tombstone no longer says whose it was; its id does, and that was made from this tenant.
@@ -97,6 +102,11 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
             response
         }
     }
+}
+
+/// Who within the tenant asks, for names that were bound to a principal.
+fn principal_of(shared: &Shared, head: &http::request::Parts) -> Option<String> {
+    shared.principals.find(head).ok()
 }
 
 fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<ReplyBody<B>> {

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::runs::Runs;
 
 /// What a store was found to be.
@@ -29,6 +31,8 @@ pub struct Checkup {
     pub pooler: Option<Pooler>,
     /// Whether a fingerprint secret was made and is kept in the store.
     pub has_secret: bool,
+    /// The text of the store's identity ([`IdentitySetting`](crate::identity::IdentitySetting)); none if there is none yet.
+    pub identity: Option<Bytes>,
     /// What waits for a person; none if the tables can't be read or counting took too long.
     pub open_cases: Option<OpenCases>,
     /// How long runs took lately, by policy; none if the tables can't be read or looking took too long.

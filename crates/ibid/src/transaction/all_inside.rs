@@ -18,7 +18,7 @@ use super::flights::PAUSE_MIN;
 use super::inside::{Inside, TxError, sql};
 use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
-use crate::engine::{Begun, Ibid, Unavailable, after, nonce};
+use crate::engine::{Begun, Ibid, Named, Unavailable, after, nonce};
 use crate::failpoint::{self, Hit};
 
 /// What became of a request that is begun in the caller's transaction.
@@ -61,6 +61,9 @@ impl Ibid {
         wait: Duration,
     ) -> Result<BegunInside<D::Tx>, TxError> {
         let store = sql(self)?;
+        if !self.is_identity_active() {
+            return Err(self.inner().without_identity().into());
+        }
         let until = Instant::now() + wait;
         let mut ask = ask;
         let flights = &self.inner().flights;
@@ -83,8 +86,12 @@ impl Ibid {
             // One nonce names one write.
             ask.nonce = nonce();
             let left = until.saturating_duration_since(Instant::now());
-            let tried = Arc::new(ask.clone());
-            let reserved = self.reserve(&tried, database, policy, left.min(LOCK_WAIT_MAX)).await;
+            let Some((tried, is_current)) = self.named_inside(&ask).await? else {
+                moved += 1;
+                continue;
+            };
+            let wait = left.min(LOCK_WAIT_MAX);
+            let reserved = self.reserve(&tried, is_current, database, policy, wait).await;
             if let Some(pass) = gate.take() {
                 match &reserved {
                     Err(TxError::Sql(error)) if error.fault() == Fault::Lost => pass.failed(Instant::now()),
@@ -118,17 +125,32 @@ impl Ibid {
         Ok(BegunInside::Already(in_flight(wait)))
     }
 
-    /// One transaction's try.
+    /// The request under the name that counts, and whether that is its current one; none if that changed meanwhile.
+    async fn named_inside(&self, ask: &Ask) -> Result<Option<(Arc<Ask>, bool)>, TxError> {
+        let ask = Arc::new(ask.clone());
+        if ask.previous.is_empty() {
+            return Ok(Some((ask, true)));
+        }
+        let deadline = Instant::now() + self.inner().begin_timeout;
+        let named = self.named_to_begin(&ask, deadline).await?;
+        Ok(named.map(|named| match named {
+            Named::Current(_) => (ask, true),
+            Named::Previous(under, _) => (under, false),
+        }))
+    }
+
+    /// One transaction's try. Under a previous id a record goes on and none is inserted.
     async fn reserve<D: Database>(
         &self,
         ask: &Arc<Ask>,
+        is_current: bool,
         database: &D,
         policy: i64,
         wait: Duration,
     ) -> Result<Reserved<D::Tx>, TxError> {
         let mut tx = database.begin().await?;
         let at = Instant::now();
-        let why = match self.write(ask, &mut tx, policy, wait).await {
+        let why = match self.write(ask, is_current, &mut tx, policy, wait).await {
             Ok(Wrote::New(decision, held)) => return self.entered(ask, decision, held, tx, at).await,
             Ok(Wrote::Nothing(decision, stored)) => {
                 Ok(Reserved::Already(self.begun(ask, decision, Some(*stored), at)))
@@ -147,6 +169,7 @@ impl Ibid {
     async fn write(
         &self,
         ask: &Arc<Ask>,
+        is_current: bool,
         tx: &mut dyn SqlTx,
         policy: i64,
         wait: Duration,
@@ -163,7 +186,7 @@ impl Ibid {
         // Zero would mean to wait for ever.
         let wait_ms = wait.as_millis().max(1).to_string();
         let was = wait_for_locks(tx, &wait_ms, ask.policy.lease).await?;
-        if let Some(stamp) = statements::apply(tx, &change, None, policy, terms).await? {
+        if is_current && let Some(stamp) = statements::apply(tx, &change, None, policy, terms).await? {
             wait_for_locks(tx, &was, ask.policy.lease).await?;
             let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
             return Ok(Wrote::New(decision, Locked { stored, policy }));
@@ -172,6 +195,9 @@ impl Ibid {
         let Some(Locked { stored, policy: kept }) = statements::read(tx, &ask.id, terms.now).await? else {
             return Ok(Wrote::Late);
         };
+        if !is_current && !machine::holds_key(&stored.record, stored.now) {
+            return Ok(Wrote::Late);
+        }
         let (change, decision) = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) => return Ok(Wrote::Nothing(decision, Box::new(stored))),
             Verdict::Write(change, decision) => (change, decision),
@@ -200,6 +226,11 @@ impl Ibid {
         }
         if failpoint::at("reserve.after").await == Hit::Error {
             return Err(SqlError::new(Fault::Again, "a failpoint").into());
+        }
+        if !self.inner().confirm_identity().await {
+            // Undone with the connection if this fails.
+            let _ = tx.rollback().await;
+            return Err(self.inner().without_identity().into());
         }
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
         let attempt = Attempt::unwritten(self.clone(), ask.clone(), held.stored.record.clone(), at);

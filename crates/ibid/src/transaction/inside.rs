@@ -124,6 +124,9 @@ impl Attempt {
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
+        if !self.confirms_identity().await {
+            return Err(self.ibid().inner().without_identity().into());
+        }
         let begun = self.begun();
         let held = statements::lock(tx, &begun.id, store.now(), begun.policy.lease).await?;
         held.filter(|held| still_owns(&held.stored, begun)).ok_or(TxError::LeaseLost)
@@ -298,6 +301,14 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             if goes_on { ("phase.before", "phase.after") } else { ("finish.before", "finish.after") };
         if failpoint::at(before).await == Hit::Error {
             return Err(SqlError::new(Fault::Again, "a failpoint").into());
+        }
+        if self.reserves && !self.attempt.ibid().inner().confirm_identity().await {
+            // Nobody else sees the reservation before this commit. T1 (new identity) looks up the key's old id, finds
+            // nothing, reserves the new id and runs; this commit, held up until then, would be the second execution.
+            // `ibid identity change` waits for commits that were sent in time (`change::retire`), not for this one.
+            self.roll_back().await;
+            self.attempt.ended_with(Finished::NotStored);
+            return Err(self.attempt.ibid().inner().without_identity().into());
         }
         let tx = self.tx.take().ok_or(TxError::Ended)?;
         match tx.commit().await {

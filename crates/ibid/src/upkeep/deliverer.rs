@@ -105,7 +105,7 @@ async fn deliver(
     match (ask, request) {
         (Some(ask), Some(request)) if is_same => {
             let ask = Arc::new(ask);
-            let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);
+            let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at).of_upkeep();
             drop(begins);
             runner.run(attempt, ask, request).await;
         }

@@ -120,7 +120,7 @@ async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Opti
         ibid.inner().settle_stubbornly(Some(stored), event).await;
         return Some(1);
     }
-    let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at);
+    let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at).of_upkeep();
     let run = resumer.run(attempt, ask, request);
     tokio::spawn(async move {
         run.await;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid::attempt::{Attempt, Finished};
 use ibid::engine::{Begun, StartError};
+use ibid::identity::StoreIdentity;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::Keep;
@@ -368,9 +369,9 @@ async fn a_shutdown_waits_for_begins_under_way() {
 #[tokio::test]
 async fn a_store_used_with_another_identity_is_refused() {
     let world = world(Policy::default()).await;
-    let other = Settings { identity: "tenant=header:x".into(), ..Settings::default() };
+    let other = Settings { identity: StoreIdentity::new("header:x"), ..Settings::default() };
     let refused = Ibid::start(world.store.clone(), other).await.err();
-    assert!(matches!(refused, Some(StartError::Identity { .. })));
+    assert!(matches!(refused, Some(StartError::Identity(_))));
 }
 
 #[tokio::test]

@@ -388,9 +388,15 @@ async fn a_stored_answer_never_changes_and_a_contradiction_is_told() {
 #[tokio::test]
 async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     let world = world().await;
+    let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
+    let routes = Routes::new(bound.clone(), vec![]).expect("good routes");
+    let settings = Settings { identity: routes.identity("one"), ..Settings::default() };
+    let store = Arc::new(MemoryStore::new(Clock::system()));
+    let by_principal = Ibid::start(store, settings).await.expect("it starts");
     let layer = |policy: Policy| {
+        let ibid = if policy.bind == BindRule::Principal { &by_principal } else { &world.ibid };
         let routes = Routes::new(policy, vec![]).expect("good routes");
-        GuardLayer::with_routes(world.ibid.clone(), Tenants::only(), routes)
+        GuardLayer::with_routes(ibid.clone(), Tenants::only(), routes)
     };
     let refused = |policy: Policy, change: fn(&mut Hook)| {
         let mut hook = hook();
@@ -421,7 +427,6 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
         hook.mapping.target = Target::ProviderId(ProviderIdAt { kind: String::new(), id });
     };
     assert!(refused(plain(), of_no_kind).contains("must name their kind"));
-    let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
     assert!(refused(bound, |_| {}).contains("names no principal"));
     assert!(layer(plain()).hooks(vec![hook(), hook()]).is_err(), "one name, one source");
 }

@@ -15,6 +15,7 @@ use axum::routing::{get, post, put};
 use axum::{Router, response::IntoResponse};
 use http_body_util::BodyExt;
 use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, Principals, Routes, Rule, Tenants};
+use ibid::identity::StoreIdentity;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
@@ -51,6 +52,8 @@ async fn world(policy: Policy) -> World {
 async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> World {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+    let routes = Routes::new(policy, rules).expect("good routes");
+    let settings = Settings { identity: routes.identity("a header"), ..settings };
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
     let api = Api { gate: Some(Arc::new(Semaphore::new(0))), ..Api::default() };
     let router = Router::new()
@@ -64,7 +67,6 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
         Some(name) => Tenant::new(name.to_str().map_err(|_| NoTenant)?).map_err(|_| NoTenant),
         None => Err(NoTenant),
     });
-    let routes = Routes::new(policy, rules).expect("good routes");
     let app = GuardLayer::with_routes(ibid.clone(), tenants, routes).layer(router);
     World { api, app, ibid, store, hands }
 }
@@ -703,7 +705,8 @@ async fn after_retention_a_key_is_new_and_with_a_tombstone_it_is_refused() {
 
 /// A second guard on the same store, with nothing in its cache.
 async fn fresh_node(world: &World) -> Guard<Router> {
-    let ibid = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+    let settings = Settings { identity: StoreIdentity::new("a header"), ..Settings::default() };
+    let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let router =
         Router::new().route("/pay", post(handle)).route("/other", post(handle)).with_state(world.api.clone());
     let tenants = Tenants::by(|_| Tenant::new("acme").map_err(|_| NoTenant));
@@ -846,8 +849,8 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
 
 #[tokio::test]
 async fn bound_to_the_principal_another_ones_same_key_is_a_record_of_its_own() {
-    let world = world(Policy::default()).await;
     let policy = Policy { bind: BindRule::Principal, ..Policy::default() };
+    let world = world(policy.clone()).await;
     let routes = Routes::new(policy, vec![]).expect("good routes");
     let principals = Principals::by(|head| match head.headers.get("x-user") {
         Some(user) => Ok(user.to_str().map_err(|_| NoTenant)?.to_owned()),

@@ -30,7 +30,9 @@ impl Api {
 
     async fn with_rules(policy: Policy, rules: Vec<Rule>) -> Api {
         let store = Arc::new(MemoryStore::new(Clock::system()));
-        let ibid = Ibid::start(store, Settings::default()).await.expect("it starts");
+        let routes = Routes::new(policy, rules).expect("good routes");
+        let settings = Settings { identity: routes.identity("one"), ..Settings::default() };
+        let ibid = Ibid::start(store, settings).await.expect("it starts");
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
         let handle = any(move |headers: HeaderMap, body: Bytes| {
@@ -46,7 +48,6 @@ impl Api {
             true => Err(NoTenant),
             false => Ok(Tenant::only()),
         });
-        let routes = Routes::new(policy, rules).expect("good routes");
         Api { runs, app: GuardLayer::with_routes(ibid, tenants, routes).layer(router) }
     }
 

@@ -15,6 +15,7 @@ mod hooks;
 mod http;
 mod http_async;
 mod http_key;
+mod identity;
 mod ledger;
 mod lossy;
 mod operator;

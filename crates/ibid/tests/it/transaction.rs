@@ -7,6 +7,7 @@ mod counted;
 mod durable;
 mod failover;
 mod guarded;
+mod identity;
 mod inside;
 #[cfg(feature = "failpoints")]
 mod killed;

@@ -65,6 +65,7 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
     }
     findings.extend(checkup.pooler.map(pooler));
     findings.push(secret(secrets, checkup.has_secret));
+    findings.push(super::identity::of(checkup.identity.as_deref()));
     findings.push(super::lease::of(checkup.runs.as_deref()));
     findings.push(open_cases(checkup.open_cases));
     findings

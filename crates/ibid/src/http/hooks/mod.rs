@@ -185,7 +185,17 @@ where
         }
     };
     let about = match said.named {
-        Named::Record(identity) => About::Record(RecordId::of(&identity, known.policy.scope)),
+        Named::Record(identity) => {
+            let id = RecordId::of(&identity, known.policy.scope);
+            match shared.ibid.id_of_any(id, &shared.previous.ids(&identity, None)).await {
+                Ok(id) => About::Record(id),
+                // Whether it is kept is not known, so it must come again.
+                Err(_) => {
+                    telemetry::heard(&hook.name, "failed");
+                    return refused(reply::unavailable());
+                }
+            }
+        }
         Named::Effect(at) => About::Effect(at),
     };
     let heard = Heard { name: said.name, about, what: said.what, age: said.age };

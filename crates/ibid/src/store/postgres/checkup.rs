@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use bytes::Bytes;
 use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State};
 use tokio_postgres::types::{FromSqlOwned, Type};
@@ -36,7 +37,11 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
         _ => Some(Standbys { awaited, connected: standbys(&connection).await.map_err(failed)? }),
     };
     let pooler = pooler(place, &connection).await.map_err(failed)?;
-    let has_secret = is_current && has_secret(&connection).await.map_err(failed)?;
+    let has_secret = is_current && setting(&connection, "secret").await.map_err(failed)?.is_some();
+    let identity = match is_current {
+        true => setting(&connection, "identity").await.map_err(failed)?,
+        false => None,
+    };
     let runs = if is_current { Some(runs(&connection).await.map_err(failed)?) } else { None };
     // Last, for it may spoil the connection.
     let open_cases = if is_current { open_cases(&connection).await.ok() } else { None };
@@ -51,6 +56,7 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
         standbys,
         pooler: Some(pooler),
         has_secret,
+        identity,
         open_cases,
         runs,
     })
@@ -113,9 +119,9 @@ async fn pooler(place: &Place, connection: &Connection) -> Result<Pooler, Error>
     Ok(if mixed { Pooler::MixesStatements } else { Pooler::Seen })
 }
 
-async fn has_secret(connection: &Connection) -> Result<bool, Error> {
-    let kept = connection.query_once(include_str!("sql/setting.sql"), &[(&"secret", Type::TEXT)]).await?;
-    Ok(!kept.is_empty())
+async fn setting(connection: &Connection, name: &str) -> Result<Option<Bytes>, Error> {
+    let rows = connection.query_once(include_str!("sql/setting.sql"), &[(&name, Type::TEXT)]).await?;
+    rows.first().map(|row| row.try_get::<_, &[u8]>(0).map(Bytes::copy_from_slice)).transpose()
 }
 
 /// Reads whole tables, so it is given little time.

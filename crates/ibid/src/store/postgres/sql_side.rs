@@ -43,6 +43,23 @@ impl SqlStore for PostgresStore {
         })
     }
 
+    fn transaction_mark(&self) -> Pending<'_, Result<i64, StoreError>> {
+        Box::pin(async move {
+            let rows = self.ask(OP_MARK, include_str!("sql/transaction_mark.sql"), &[]).await?;
+            let row = rows.first().ok_or_else(|| StoreError::transient(KIND, OP_MARK, "no answer"))?;
+            super::ask::get(OP_MARK, row, 0)
+        })
+    }
+
+    fn is_settled_before(&self, mark: i64) -> Pending<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let params: [connect::Param<'_>; 1] = [(&mark, Type::INT8)];
+            let rows = self.ask(OP_MARK, include_str!("sql/transactions_before.sql"), &params).await?;
+            let row = rows.first().ok_or_else(|| StoreError::transient(KIND, OP_MARK, "no answer"))?;
+            super::ask::get(OP_MARK, row, 0)
+        })
+    }
+
     fn work(&self, work: Work) -> Pending<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let connection = self.pools.any(OP_WORK).await?;
@@ -125,6 +142,7 @@ impl SqlTx for Joined<'_> {
     }
 }
 
+const OP_MARK: &str = "look at open transactions";
 const OP_POLICY: &str = "keep a policy";
 /// Whatever the database's default is: our statements look again at what they waited for.
 const BEGIN: &str = "begin isolation level read committed";

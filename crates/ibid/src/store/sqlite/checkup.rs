@@ -2,11 +2,11 @@
 
 use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State};
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
-use super::Place;
 use super::open::{self, OpenError, named};
 use super::schema::{self, Layout};
+use super::{Place, reader};
 use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
 use crate::store::runs::{POLICIES_MAX, Row, Runs, SAMPLE_MAX, Sampling};
 
@@ -23,6 +23,10 @@ pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
     open::settings(place, &connection).map_err(failed)?;
     let read_only = connection.is_readonly("main").map_err(failed)?;
     let (needed, needs) = open::SQLITE_MIN;
+    let kept = |name| match is_current {
+        true => reader::setting(&connection, name).map_err(failed),
+        false => Ok(None),
+    };
     Ok(Checkup {
         software: format!("SQLite {}", rusqlite::version()),
         needs: (rusqlite::version_number() < needed).then(|| needs.to_owned()),
@@ -33,7 +37,8 @@ pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
         role: if read_only { Role::ReadOnly } else { Role::Primary },
         standbys: None,
         pooler: None,
-        has_secret: is_current && has_secret(&connection).map_err(failed)?,
+        has_secret: kept("secret")?.is_some(),
+        identity: kept("identity")?,
         open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
         runs: is_current.then(|| runs(place, &connection)).transpose().map_err(failed)?,
     })
@@ -63,11 +68,6 @@ fn durability(connection: &Connection) -> rusqlite::Result<Vec<Setting>> {
         // The store turns to `wal` when it opens the file; the others that last in a file are as durable.
         Setting { name: "journal_mode", value: journal, is_weak: false },
     ])
-}
-
-fn has_secret(connection: &Connection) -> rusqlite::Result<bool> {
-    let kept = connection.query_row(include_str!("sql/setting.sql"), ["secret"], |_| Ok(()));
-    Ok(kept.optional()?.is_some())
 }
 
 fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {

@@ -21,6 +21,7 @@ fn healthy() -> Checkup {
         standbys: Some(Standbys::default()),
         pooler: Some(Pooler::NotSeen),
         has_secret: true,
+        identity: None,
         open_cases: Some(OpenCases::default()),
         runs: Some(vec![Runs {
             example: "POST /payments".to_owned(),

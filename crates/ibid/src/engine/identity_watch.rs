@@ -1,0 +1,169 @@
+//! Holds the store's identity like a lease, by reading: a process acts only while its last read of the setting is recent
+//! and showed the identity that the process started with as active.
+//!
+//! T1 (new identity) looks up a key's old id, finds nothing, reserves the new id and runs; T2 (old identity) reserves the
+//! old id and runs. So T2 must stop before T1 starts. `ibid identity change` retires the identity and waits twice
+//! `valid_for`; T2 acts no later than `valid_for` after its last good read, which was before that. A list of nodes would
+//! have to know the paused ones as well; this needs none.
+
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use ibid_core::store::Store;
+use tokio::time::Instant;
+
+use super::Ibid;
+use super::again::{AGAIN_MIN, Unavailable};
+use super::writes::Inner;
+use crate::identity::{Agreement, IdentityPhase, IdentitySetting, PreviousIdentity, SETTING};
+
+/// The identity that a process holds; a process that begins nothing holds none and may do all it does.
+#[derive(Debug, Default)]
+pub(crate) struct IdentityWatch(Option<HeldIdentity>);
+
+#[derive(Debug)]
+struct HeldIdentity {
+    started_with: IdentitySetting,
+    seen: Mutex<Seen>,
+    /// One read at a time: a crowd of requests after a pause needs one answer.
+    reading: tokio::sync::Mutex<()>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// From before the last read that was answered was sent.
+    at: Instant,
+    /// Whether that read showed the identity as active.
+    is_active: bool,
+    /// Reads so far, answered or not.
+    reads: u64,
+}
+
+impl IdentityWatch {
+    pub(super) fn holding(agreement: Agreement) -> IdentityWatch {
+        let seen = Seen { at: agreement.read_at, is_active: true, reads: 0 };
+        IdentityWatch(Some(HeldIdentity {
+            started_with: agreement.setting,
+            seen: Mutex::new(seen),
+            reading: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// Whether this process may act on its identity now. Where the last read is too old it reads once more, within
+    /// `patience`; the read is no older than this call.
+    pub(crate) async fn confirm(&self, store: &dyn Store, patience: Duration) -> bool {
+        let Some(held) = &self.0 else { return true };
+        let seen = held.seen();
+        if !seen.is_active || held.is_fresh(seen) {
+            // What was retired is read again by the task alone: every request would be one more read of it.
+            return seen.is_active;
+        }
+        let _reading = held.reading.lock().await;
+        // Another caller may have read meanwhile.
+        if held.seen().reads == seen.reads {
+            held.read(store, patience).await;
+        }
+        let seen = held.seen();
+        seen.is_active && held.is_fresh(seen)
+    }
+
+    /// Whether the last read showed the identity as active, however old it is.
+    pub(super) fn is_active(&self) -> bool {
+        self.0.as_ref().is_none_or(|held| held.seen().is_active)
+    }
+
+    /// How long a client should wait before it asks again: the next read may show the identity as active.
+    pub(crate) fn retry_in(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, HeldIdentity::read_every)
+    }
+
+    pub(super) fn previous(&self) -> &[PreviousIdentity] {
+        self.0.as_ref().map_or(&[], |held| &held.started_with.previous)
+    }
+
+    pub(super) fn setting(&self) -> Option<&IdentitySetting> {
+        self.0.as_ref().map(|held| &held.started_with)
+    }
+}
+
+impl HeldIdentity {
+    fn seen(&self) -> Seen {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_fresh(&self, seen: Seen) -> bool {
+        seen.at.elapsed() < self.started_with.valid_for
+    }
+
+    /// Three reads fit into the time that one is good for, so one lost read refuses nothing.
+    fn read_every(&self) -> Duration {
+        self.started_with.valid_for / 3
+    }
+
+    async fn read(&self, store: &dyn Store, patience: Duration) {
+        let sent_at = Instant::now();
+        let read = tokio::time::timeout(patience, store.setting(SETTING)).await;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.reads += 1;
+        // Without an answer the last one counts, until it is too old.
+        let Ok(Ok(text)) = read else { return };
+        let is_active = text.is_some_and(|text| self.is_ours(&text));
+        match (seen.is_active, is_active) {
+            (true, false) => tracing::warn!(
+                "the identity of the store was retired: no more keys are reserved here; restart with the new configuration"
+            ),
+            (false, true) => tracing::info!("the identity of the store is active again"),
+            _ => {}
+        }
+        (seen.at, seen.is_active) = (sent_at, is_active);
+    }
+
+    /// Whether the text shows the identity that this process started with as active. The generation says so, not the rules:
+    /// after a change there and back the rules are the same, but records of the time between are under ids that this
+    /// process would not look up.
+    fn is_ours(&self, text: &[u8]) -> bool {
+        IdentitySetting::parse(text).is_ok_and(|setting| {
+            setting.phase == IdentityPhase::Active && setting.generation == self.started_with.generation
+        })
+    }
+}
+
+impl Inner {
+    /// Whether this process may act on its identity now.
+    pub(crate) async fn confirm_identity(&self) -> bool {
+        self.identity.confirm(&*self.store, self.begin_timeout).await
+    }
+
+    /// Turns a request away because this process may not act on its identity.
+    pub(crate) fn without_identity(&self) -> Unavailable {
+        Unavailable::unasked(self.identity.retry_in().max(AGAIN_MIN))
+    }
+}
+
+impl Ibid {
+    /// Whether the identity that this process started with was active when it was last read. If not, begins are refused
+    /// until the process is restarted with the store's new identity.
+    pub fn is_identity_active(&self) -> bool {
+        self.inner.identity.is_active()
+    }
+
+    /// The identity that this process agreed on with its store; none for upkeep alone.
+    pub fn identity(&self) -> Option<&IdentitySetting> {
+        self.inner.identity.setting()
+    }
+}
+
+/// Reads the identity again and again, for as long as the engine lives.
+pub(super) async fn keep_reading(inner: Weak<Inner>) {
+    loop {
+        let Some(held) = inner.upgrade() else { return };
+        let Some(pause) = held.identity.0.as_ref().map(HeldIdentity::read_every) else { return };
+        drop(held);
+        tokio::time::sleep(pause).await;
+        let Some(inner) = inner.upgrade() else { return };
+        if let Some(held) = &inner.identity.0 {
+            let _reading = held.reading.lock().await;
+            held.read(&*inner.store, pause).await;
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The identity of a store whose records the routes make, and the names that a request's record would have under previous
+//! identities.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use http::Method;
+use ibid_core::key::KeyForm;
+use ibid_core::key_source::HeadSearch;
+use ibid_core::machine::{Ask, PreviousName};
+use ibid_core::policy::{BindRule, IdentityRules, Policy};
+use ibid_core::scope::{Identity, Operation, RecordId};
+
+use super::intake::HttpAsked;
+use super::layer::Shared;
+use super::routes::{Begins, Routes, Rule};
+use super::sent;
+use crate::identity::{PreviousIdentity, StoreIdentity};
+
+impl Routes {
+    /// The identity of a store whose records these routes make: what goes into the ids of its records. `tenant` names the
+    /// source of the tenant, such as `header:x-tenant-id` or `access token`: change the name when the source changes.
+    pub fn identity(&self, tenant: &str) -> StoreIdentity {
+        let routes = self.rules().filter_map(|rule| Some((rule, rule.policy.as_ref()?.identity())));
+        let routes = routes.flat_map(|(rule, rules)| {
+            let named =
+                |method: &Method| format!("{} {}", method.as_str().to_ascii_uppercase(), rule.pattern);
+            rule.methods.iter().map(move |method| (named(method), rules.clone()))
+        });
+        StoreIdentity::of(tenant, self.defaults().identity(), routes)
+    }
+}
+
+/// The routes of previous identities, newest first, as far as they go into a record's id.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PreviousRoutes(Vec<(Routes, StoreIdentity)>);
+
+impl PreviousRoutes {
+    /// Reads stored identities.
+    ///
+    /// # Panics
+    ///
+    /// If a stored pattern can't be used: without it records would not be found, and their requests executed again.
+    pub(super) fn new(previous: &[PreviousIdentity]) -> PreviousRoutes {
+        let known =
+            previous.iter().map(|previous| (routes_of(&previous.identity), previous.identity.clone()));
+        PreviousRoutes(known.collect())
+    }
+
+    /// Returns the names of a request's record that are not its current one.
+    pub(super) fn names(&self, shared: &Shared, asked: &Arc<HttpAsked>, ask: &Ask) -> Vec<PreviousName> {
+        let mut names: Vec<PreviousName> = Vec::new();
+        for (rules, path) in self.rules_of(asked) {
+            // A request that was refused under these rules, without a key or a principal, has no record.
+            let Ok(Some(key)) = rules.key_from.find(&**asked, KeyForm::QuotedOrBare) else { continue };
+            let principal = match rules.bind {
+                BindRule::Tenant => None,
+                BindRule::Principal => match shared.principals.find(&asked.head) {
+                    Ok(principal) => Some(principal),
+                    Err(_) => continue,
+                },
+            };
+            // The fingerprint covers the path as the scope names it, so it has to be made as it was then.
+            let asked = match path == *asked.operation.path {
+                true => asked.clone(),
+                false => Arc::new(HttpAsked {
+                    head: asked.head.clone(),
+                    body: asked.body.clone(),
+                    operation: Operation { path: path.into(), ..asked.operation.clone() },
+                }),
+            };
+            let tenant = ask.identity.tenant.clone();
+            let key = rules.compared_key(key);
+            let identity = Identity { tenant, operation: asked.operation.clone(), key };
+            let id = RecordId::bound(&identity, rules.scope, principal.as_deref());
+            if id != ask.id && names.iter().all(|name| name.id != id) {
+                names.push(PreviousName { id, identity: Arc::new(identity), asked });
+            }
+        }
+        names
+    }
+
+    /// Returns the ids of a record that is spoken of without its request.
+    pub(super) fn ids(&self, current: &Identity, principal: Option<String>) -> Vec<RecordId> {
+        let operation = &current.operation;
+        let ids = self.rules_over(&operation.method, &operation.path).map(|rules| {
+            let principal = principal.as_deref().filter(|_| rules.bind == BindRule::Principal);
+            RecordId::bound(current, rules.scope, principal)
+        });
+        ids.collect()
+    }
+
+    /// Whether a request may carry its key where a previous identity had it, as far as its head tells.
+    pub(super) fn may_find_key(&self, asked: &HttpAsked) -> bool {
+        let mut rules = self.rules_of(asked);
+        rules.any(|(rules, _)| {
+            rules.key_from.find_in_head(asked, KeyForm::QuotedOrBare) != Ok(HeadSearch::Absent)
+        })
+    }
+
+    /// Whether a request carries its key where a previous identity had it.
+    pub(super) fn finds_key(&self, asked: &HttpAsked) -> bool {
+        let mut rules = self.rules_of(asked);
+        rules.any(|(rules, _)| rules.key_from.find(asked, KeyForm::QuotedOrBare) != Ok(None))
+    }
+
+    /// The rules of each previous identity for a request, and the path that these read in it.
+    fn rules_of<'a>(
+        &'a self,
+        asked: &'a HttpAsked,
+    ) -> impl Iterator<Item = (&'a IdentityRules, Cow<'a, str>)> {
+        let path = sent(&asked.head.extensions, &asked.head.uri).path();
+        self.rules_over(&asked.operation.method, path).map(move |rules| (rules, rules.path_of_scope(path)))
+    }
+
+    /// The rules of each previous identity for this operation.
+    fn rules_over<'a>(&'a self, method: &'a str, path: &'a str) -> impl Iterator<Item = &'a IdentityRules> {
+        let parsed = Method::from_bytes(method.as_bytes()).ok();
+        self.0.iter().map(move |(routes, identity)| {
+            let route = parsed.as_ref().and_then(|method| routes.find(method, path));
+            let pattern = route.map_or("*", |route| &*route.pattern);
+            identity.rules_of(&format!("{method} {pattern}"))
+        })
+    }
+}
+
+/// What is needed to find the route of a request; its rules are in the identity.
+fn routes_of(identity: &StoreIdentity) -> Routes {
+    let policy = |rules: &IdentityRules| Policy { path: rules.path, ..Policy::default() };
+    let rules = identity.routes().filter_map(|(route, rules)| {
+        let (method, pattern) = route.split_once(' ')?;
+        Some(Rule {
+            methods: vec![Method::from_bytes(method.as_bytes()).ok()?],
+            pattern: pattern.to_owned(),
+            policy: Some(policy(rules)),
+            begins: Begins::Guard,
+        })
+    });
+    Routes::new(policy(identity.defaults()), rules.collect())
+        .expect("a stored identity has patterns that were used before")
+}

@@ -1,0 +1,75 @@
+//! A process that starts agrees with its store on the identity, or is refused.
+
+use std::time::Duration;
+
+use ibid_core::store::{SetOutcome, Store};
+use tokio::time::Instant;
+
+use super::change::holds_live_records;
+use super::setting::SETTING;
+use super::{IdentityError, IdentityPhase, IdentitySetting, StoreIdentity};
+
+/// The identity that a process started with.
+#[derive(Clone, Debug)]
+pub(crate) struct Agreement {
+    /// The setting as it was read or written.
+    pub(crate) setting: IdentitySetting,
+    /// From before that read or write was sent.
+    pub(crate) read_at: Instant,
+}
+
+/// Compares `ours` with the stored identity. Writes it where none is stored or the stored one is retired; `valid_for`
+/// counts only then.
+pub(crate) async fn agree(
+    store: &dyn Store,
+    ours: &StoreIdentity,
+    valid_for: Duration,
+) -> Result<Agreement, IdentityError> {
+    loop {
+        let read_at = Instant::now();
+        let stored = store.setting(SETTING).await?;
+        let next = match &stored {
+            None => IdentitySetting::first(ours, valid_for),
+            Some(text) => {
+                let setting = IdentitySetting::parse(text)?;
+                let differences = setting.current.differences(ours);
+                match setting.phase {
+                    IdentityPhase::Active if differences.is_empty() => {
+                        return Ok(Agreement { setting, read_at });
+                    }
+                    IdentityPhase::Active => return Err(IdentityError::Differs(differences)),
+                    IdentityPhase::Retiring => return Err(IdentityError::Changing),
+                    IdentityPhase::Retired if differences.is_empty() => setting.reactivated(),
+                    IdentityPhase::Retired => {
+                        may_take_tenants_from(store, &setting, ours).await?;
+                        setting.succeeded_by(ours, valid_for)
+                    }
+                }
+            }
+        };
+        let read_at = Instant::now();
+        // Lost: another process wrote first. Each turn ends here or follows a write by another process, of which a start
+        // sees a few at most.
+        if store.compare_and_set(SETTING, stored, next.to_bytes()).await? == SetOutcome::Won {
+            return Ok(Agreement { setting: next, read_at });
+        }
+    }
+}
+
+/// Refuses another tenant source while records of the old one could be asked for: their new ids can't be told from the old
+/// ones, so each of their retries would run again.
+async fn may_take_tenants_from(
+    store: &dyn Store,
+    stored: &IdentitySetting,
+    ours: &StoreIdentity,
+) -> Result<(), IdentityError> {
+    let is_same = stored.current.has_tenant_source_of(ours);
+    if is_same || stored.is_abandoned || !holds_live_records(store).await? {
+        return Ok(());
+    }
+    let source = |identity: &StoreIdentity| match identity.tenant_secret() {
+        Some(secret) => format!("{} under the secret {secret}", identity.tenant()),
+        None => identity.tenant().to_owned(),
+    };
+    Err(IdentityError::OtherTenant { stored: source(&stored.current), ours: source(ours) })
+}

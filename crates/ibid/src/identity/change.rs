@@ -1,0 +1,227 @@
+//! An operator changes the identity of a store: retires the stored one, waits until no process can still act on it, and
+//! later ends the look-up of previous ids.
+//!
+//! There is no list of running processes. Each one reads the setting again and again and acts only on a recent read
+//! (`Settings::identity_valid_for`), so waiting twice that long is enough, whoever is running and whoever is paused.
+
+use std::time::Duration;
+
+use ibid_core::change::Stored;
+use ibid_core::machine;
+use ibid_core::store::{Filter, SetOutcome, Store, StoreError};
+use ibid_core::time::Timestamp;
+
+use super::setting::SETTING;
+use super::{IdentityError, IdentityPhase, IdentitySetting, PREVIOUS_MAX};
+
+/// Why an identity was not changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChangeError {
+    /// No process has started on this store yet.
+    #[error("the store has no identity yet: the first start writes its own")]
+    NotSet,
+    /// As many previous identities are looked up as there may be.
+    #[error("the ids of {PREVIOUS_MAX} previous identities are looked up already")]
+    TooManyPrevious,
+    /// The identity is being changed or waits for its successor.
+    #[error("the identity is {0}: start a process with the new identity first")]
+    NotActive(&'static str),
+    /// The stored identity can't be read.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The store did not answer.
+    #[error("the store does not answer")]
+    Store(#[from] StoreError),
+}
+
+/// What [`retire`] is waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Processes that have not read that the identity is retired, for so long.
+    ForReaders(Duration),
+    /// Transactions that were open in the database when the readers' time was over.
+    ForTransactions,
+}
+
+/// What is left of previous identities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remainder {
+    /// Previous identities that were forgotten.
+    pub forgotten: usize,
+    /// Previous identities that are still looked up.
+    pub kept: usize,
+    /// Records from before the last change.
+    pub records: u64,
+    /// When the last of these will have gone, if none is used again; none if one of them stays until it is settled.
+    pub gone_by: Option<Timestamp>,
+}
+
+/// Reads the stored identity; none if no process has started on this store yet.
+pub async fn stored(store: &dyn Store) -> Result<Option<IdentitySetting>, IdentityError> {
+    store.setting(SETTING).await?.map(|text| IdentitySetting::parse(&text)).transpose()
+}
+
+/// Retires the stored identity and returns once no process can act on it any more. The next start writes its own.
+///
+/// `abandon` lets that one take the tenant from another source, under which no present record can be found. `told` hears
+/// what it waits for.
+///
+/// # Cancel safety
+///
+/// Dropped midway it leaves the identity retiring: no process starts on the store until it is called again.
+pub async fn retire(
+    store: &dyn Store,
+    abandon: bool,
+    mut told: impl FnMut(Waiting),
+) -> Result<IdentitySetting, ChangeError> {
+    let retiring = update(store, |setting| {
+        if setting.phase == IdentityPhase::Active && setting.previous.len() >= PREVIOUS_MAX {
+            return Err(ChangeError::TooManyPrevious);
+        }
+        let phase = match setting.phase {
+            IdentityPhase::Active => IdentityPhase::Retiring,
+            phase => phase,
+        };
+        Ok(IdentitySetting { phase, is_abandoned: setting.is_abandoned || abandon, ..setting })
+    })
+    .await?;
+    if retiring.phase == IdentityPhase::Retired {
+        return Ok(retiring);
+    }
+    // A process may have read the setting just before the write above. It acts on that read for `valid_for`, counted from
+    // before it asked; as much again is for what it sent last to arrive.
+    let wait = retiring.valid_for * 2;
+    told(Waiting::ForReaders(wait));
+    tokio::time::sleep(wait).await;
+    wait_for_transactions(store, told).await?;
+    let retired_at = latest_creation(store).await?;
+    update(store, |setting| match setting.phase {
+        // Another operator's call may have come to its end first.
+        IdentityPhase::Retiring => {
+            Ok(IdentitySetting { phase: IdentityPhase::Retired, retired_at, ..setting })
+        }
+        IdentityPhase::Active | IdentityPhase::Retired => Ok(setting),
+    })
+    .await
+}
+
+/// Ends the look-up of previous ids, of each previous identity for which no record is left that was created under it.
+pub async fn forget_previous(store: &dyn Store) -> Result<Remainder, ChangeError> {
+    let setting = stored(store).await?.ok_or(ChangeError::NotSet)?;
+    if setting.phase != IdentityPhase::Active {
+        return Err(ChangeError::NotActive(setting.phase.name()));
+    }
+    let last = setting.previous.iter().filter_map(|previous| previous.until).max();
+    let mut remainder = Remainder { forgotten: 0, kept: 0, records: 0, gone_by: last };
+    let mut oldest: Option<Timestamp> = None;
+    if let Some(last) = last {
+        // Records created at that very instant belong to it.
+        let until = last.after(Duration::from_micros(1));
+        each_record(store, Some(until), |stored| {
+            let record = &stored.record;
+            remainder.records += 1;
+            remainder.gone_by = remainder.gone_by.zip(record.purge_at).map(|(one, other)| one.max(other));
+            oldest = Some(oldest.map_or(record.created_at, |at| at.min(record.created_at)));
+            true
+        })
+        .await?;
+    }
+    let is_needed =
+        |until: Option<Timestamp>| oldest.zip(until).is_some_and(|(oldest, until)| oldest <= until);
+    let before = setting.previous.len();
+    let changed = update(store, |mut setting| {
+        setting.previous.retain(|previous| is_needed(previous.until));
+        Ok(setting)
+    })
+    .await?;
+    remainder.kept = changed.previous.len();
+    remainder.forgotten = before.saturating_sub(remainder.kept);
+    Ok(remainder)
+}
+
+/// Counts the records whose keys are in use: under another tenant source each of these keys could run again.
+pub async fn live_records(store: &dyn Store) -> Result<u64, StoreError> {
+    let mut count = 0;
+    let counts = |stored: &Stored| {
+        count += u64::from(machine::holds_key(&stored.record, stored.now));
+        true
+    };
+    each_record(store, None, counts).await?;
+    Ok(count)
+}
+
+/// Whether the key of some record is in use.
+pub(super) async fn holds_live_records(store: &dyn Store) -> Result<bool, StoreError> {
+    let mut found = false;
+    let look = |stored: &Stored| {
+        found = machine::holds_key(&stored.record, stored.now);
+        !found
+    };
+    each_record(store, None, look).await?;
+    Ok(found)
+}
+
+/// Walks through records, those created before an instant or all, until `each` says no.
+async fn each_record(
+    store: &dyn Store,
+    created_before: Option<Timestamp>,
+    mut each: impl FnMut(&Stored) -> bool,
+) -> Result<(), StoreError> {
+    let mut after = None;
+    loop {
+        let page = store.list(Filter { created_before, after, limit: PAGE, ..Filter::default() }).await?;
+        if !page.iter().all(&mut each) {
+            return Ok(());
+        }
+        after = page.last().map(|stored| stored.record.id);
+        if page.len() < PAGE as usize {
+            return Ok(());
+        }
+    }
+}
+
+/// An instant of the store's clock that is not before any record's creation; none if there is no record.
+async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreError> {
+    let some = store.list(Filter { limit: 1, ..Filter::default() }).await?;
+    Ok(some.first().map(|stored| stored.now))
+}
+
+/// Waits for transactions in which a process may have reserved a key that no one else sees yet.
+///
+/// T2 (old identity) reserves K inside its transaction and is about to commit; T1 (new identity) looks up K's old id, sees
+/// nothing, reserves the new id and runs. Then T2's commit would be the second execution. T2 sends no commit once its last
+/// read of the identity is `valid_for` old, and one that it sent before is over when this returns.
+async fn wait_for_transactions(store: &dyn Store, mut told: impl FnMut(Waiting)) -> Result<(), StoreError> {
+    let Some(sql) = store.sql() else { return Ok(()) };
+    let mark = sql.transaction_mark().await?;
+    let mut is_told = false;
+    while !sql.is_settled_before(mark).await? {
+        if !std::mem::replace(&mut is_told, true) {
+            told(Waiting::ForTransactions);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// Changes the setting by compare-and-set, deciding again after each lost race.
+async fn update(
+    store: &dyn Store,
+    change: impl Fn(IdentitySetting) -> Result<IdentitySetting, ChangeError>,
+) -> Result<IdentitySetting, ChangeError> {
+    // Each turn but the last follows another operator's write or a start, of which there are a few at most.
+    loop {
+        let text = store.setting(SETTING).await?.ok_or(ChangeError::NotSet)?;
+        let next = change(IdentitySetting::parse(&text)?)?;
+        if store.compare_and_set(SETTING, Some(text), next.to_bytes()).await? == SetOutcome::Won {
+            return Ok(next);
+        }
+    }
+}
+
+/// Records read at once.
+const PAGE: u32 = 1000;
+
+/// How often open transactions are looked at: an operator waits for them.
+const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -1,0 +1,275 @@
+//! How a store's records are identified: what goes into a record's id, kept in the store, compared at every start, and
+//! changed by an operator.
+//!
+//! Under another identity a retry finds no record and is executed again, so a process whose identity differs from the
+//! stored one does not start. [`change`] holds the way out.
+//!
+//! ```
+//! use ibid::identity::StoreIdentity;
+//! # #[cfg(feature = "http")] {
+//! use ibid::core::policy::Policy;
+//! use ibid::http::Routes;
+//!
+//! let plain = StoreIdentity::new("access token");
+//! let stripe = Routes::new(Policy::stripe(), vec![])?.identity("access token");
+//! let differences = plain.differences(&stripe);
+//! assert_eq!(differences[0].to_string(), "the defaults: scope `operation` → `tenant`");
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod agree;
+pub mod change;
+mod overlap;
+mod setting;
+mod tenant_secret;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use ibid_core::policy::IdentityRules;
+use ibid_core::store::StoreError;
+
+pub(crate) use agree::{Agreement, agree};
+pub(crate) use setting::SETTING;
+pub use setting::{IdentityPhase, IdentitySetting, PreviousIdentity};
+pub use tenant_secret::tenant_secret;
+
+use overlap::{covers, overlaps};
+
+/// What makes up the ids of a store's records.
+///
+/// Services whose identities differ use separate stores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreIdentity {
+    tenant: String,
+    tenant_secret: Option<String>,
+    defaults: IdentityRules,
+    /// By method and pattern (`POST /payments`): routes whose rules differ from the defaults, and routes with the
+    /// defaults' rules that take paths away from one of those.
+    routes: BTreeMap<String, IdentityRules>,
+}
+
+impl StoreIdentity {
+    /// The identity of a service whose routes leave scope and bind at their defaults. `tenant` names the source of the
+    /// tenant, such as `header:x-tenant-id` or `access token`: change the name when the source changes.
+    ///
+    /// For other routes there is `Routes::identity`.
+    pub fn new(tenant: &str) -> StoreIdentity {
+        StoreIdentity::of(tenant, IdentityRules::default(), std::iter::empty())
+    }
+
+    /// The identity of a service with these rules by default and by route: each guarded route's `METHOD /pattern`.
+    pub fn of(
+        tenant: &str,
+        defaults: IdentityRules,
+        routes: impl Iterator<Item = (String, IdentityRules)>,
+    ) -> StoreIdentity {
+        let all: BTreeMap<String, IdentityRules> = routes.collect();
+        let differs = |route: &str| all.get(route).is_some_and(|rules| *rules != defaults);
+        // Without it `POST /a/b` (the defaults' rules) beside `POST /a/{id}` (others) would look as if it were not
+        // there, and adding it would move its paths to other ids in silence.
+        let shadows = |route: &str| all.keys().any(|other| differs(other) && overlaps(route, other));
+        let routes = all.iter().filter(|(route, _)| differs(route) || shadows(route));
+        let routes = routes.map(|(route, rules)| (route.clone(), rules.clone())).collect();
+        StoreIdentity { tenant: tenant.to_owned(), tenant_secret: None, defaults, routes }
+    }
+
+    /// Names the secret that the tenant's name is made with, by its id.
+    #[must_use]
+    pub fn with_tenant_secret(self, id: impl fmt::Display) -> StoreIdentity {
+        StoreIdentity { tenant_secret: Some(id.to_string()), ..self }
+    }
+
+    /// The name of the tenant source.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// The id of the secret that the tenant's name is made with.
+    pub fn tenant_secret(&self) -> Option<&str> {
+        self.tenant_secret.as_deref()
+    }
+
+    /// The rules of every path that no route of [`StoreIdentity::routes`] covers.
+    pub fn defaults(&self) -> &IdentityRules {
+        &self.defaults
+    }
+
+    /// Routes with rules that differ from the defaults, by `METHOD /pattern`, and those that take paths away from them.
+    pub fn routes(&self) -> impl Iterator<Item = (&str, &IdentityRules)> {
+        self.routes.iter().map(|(route, rules)| (route.as_str(), rules))
+    }
+
+    /// The rules of a route by its `METHOD /pattern`: its own if they are listed, else the defaults'.
+    pub fn rules_of(&self, route: &str) -> &IdentityRules {
+        self.routes.get(route).unwrap_or(&self.defaults)
+    }
+
+    /// Whether both take the tenant from the same source.
+    pub fn has_tenant_source_of(&self, other: &StoreIdentity) -> bool {
+        (&self.tenant, &self.tenant_secret) == (&other.tenant, &other.tenant_secret)
+    }
+
+    /// Lists what `ours` would change. Empty: every request finds its record under the same id.
+    pub fn differences(&self, ours: &StoreIdentity) -> Vec<Difference> {
+        let mut all = Vec::new();
+        let secret = |identity: &StoreIdentity| identity.tenant_secret.clone().unwrap_or("none".to_owned());
+        all.extend(Difference::between("the tenant", "source", &self.tenant, &ours.tenant));
+        all.extend(Difference::between("the tenant", "secret", &secret(self), &secret(ours)));
+        all.extend(differing("the defaults", &self.defaults, &ours.defaults));
+        let mut routes: Vec<&String> = self.routes.keys().chain(ours.routes.keys()).collect();
+        routes.sort_unstable();
+        routes.dedup();
+        for route in routes {
+            let (before, after) = (self.rules_over(route), ours.rules_over(route));
+            let pairs = before.iter().flat_map(|old| after.iter().map(move |new| (*old, *new)));
+            let differs = pairs.map(|(old, new)| differing(&format!("`{route}`"), old, new));
+            all.extend(differs.max_by_key(Vec::len).unwrap_or_default());
+        }
+        all
+    }
+
+    /// Every rule that may govern a path of `route`: its own, or those of the routes and defaults that have its paths.
+    fn rules_over(&self, route: &str) -> Vec<&IdentityRules> {
+        if let Some(rules) = self.routes.get(route) {
+            return vec![rules];
+        }
+        let over = self.routes.iter().filter(|(other, _)| overlaps(route, other));
+        let mut rules: Vec<&IdentityRules> = over.map(|(_, rules)| rules).collect();
+        if !self.routes.keys().any(|other| covers(other, route)) {
+            rules.push(&self.defaults);
+        }
+        rules
+    }
+}
+
+/// An unnamed tenant source, and every rule at its default.
+impl Default for StoreIdentity {
+    fn default() -> StoreIdentity {
+        StoreIdentity::new("unnamed")
+    }
+}
+
+/// One difference between a stored identity and a process's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The tenant, the defaults, or a route.
+    pub place: String,
+    /// The field that differs there.
+    pub field: String,
+    /// Its stored value.
+    pub stored: String,
+    /// This process's value.
+    pub ours: String,
+}
+
+impl Difference {
+    fn between(place: &str, field: &str, stored: &str, ours: &str) -> Option<Difference> {
+        let [place, field, stored, ours] = [place, field, stored, ours].map(str::to_owned);
+        (stored != ours).then_some(Difference { place, field, stored, ours })
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} `{}` → `{}`", self.place, self.field, self.stored, self.ours)
+    }
+}
+
+fn differing(place: &str, stored: &IdentityRules, ours: &IdentityRules) -> Vec<Difference> {
+    let fields = stored.fields().into_iter().zip(ours.fields());
+    fields
+        .filter_map(|((field, stored), (_, ours))| Difference::between(place, field, &stored, &ours))
+        .collect()
+}
+
+/// Why a process may not use a store under its identity.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IdentityError {
+    /// The store has another identity.
+    #[error("retries would not find their records: {}", joined(.0))]
+    Differs(Vec<Difference>),
+    /// The identity is being changed.
+    #[error("the identity of this store is being changed, and other processes may still act on the old one")]
+    Changing,
+    /// The identity was retired for another one, but not for another tenant source.
+    #[error(
+        "the tenant source would change from `{stored}` to `{ours}`, and no live record could be found under it"
+    )]
+    OtherTenant {
+        /// The stored source.
+        stored: String,
+        /// This process's source.
+        ours: String,
+    },
+    /// The stored text is not from this version.
+    #[error("the stored identity can't be read: {0}")]
+    Unreadable(String),
+    /// The store did not answer.
+    #[error("the store does not answer")]
+    Store(#[from] StoreError),
+}
+
+fn joined(differences: &[Difference]) -> String {
+    differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Most previous identities whose ids are looked up: each costs every begin one more row to read.
+pub const PREVIOUS_MAX: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ibid_core::policy::Policy;
+
+    fn rules(policy: Policy) -> IdentityRules {
+        policy.identity()
+    }
+
+    fn identity(routes: &[(&str, Policy)]) -> StoreIdentity {
+        let routes = routes.iter().map(|(route, policy)| ((*route).to_owned(), rules(policy.clone())));
+        StoreIdentity::of("t", IdentityRules::default(), routes)
+    }
+
+    fn said(stored: &StoreIdentity, ours: &StoreIdentity) -> Vec<String> {
+        stored.differences(ours).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_route_with_the_defaults_rules_is_free() {
+        let stored = identity(&[]);
+        let ours = identity(&[("POST /payments", Policy::payments())]);
+        assert_eq!(said(&stored, &ours), [""; 0]);
+        assert_eq!(said(&ours, &stored), [""; 0]);
+    }
+
+    #[test]
+    fn a_route_with_other_rules_is_a_difference_both_ways() {
+        let (stored, ours) = (identity(&[]), identity(&[("POST /payments", Policy::stripe())]));
+        assert_eq!(said(&stored, &ours), ["`POST /payments`: scope `operation` → `tenant`"]);
+        assert_eq!(said(&ours, &stored), ["`POST /payments`: scope `tenant` → `operation`"]);
+    }
+
+    #[test]
+    fn a_plain_route_that_takes_paths_from_another_is_a_difference() {
+        let stored = identity(&[("POST /a/{id}", Policy::stripe())]);
+        let ours = identity(&[("POST /a/{id}", Policy::stripe()), ("POST /a/b", Policy::default())]);
+        assert_eq!(said(&stored, &ours), ["`POST /a/b`: scope `tenant` → `operation`"]);
+        let same = identity(&[("POST /a/{id}", Policy::stripe()), ("POST /a/b", Policy::stripe())]);
+        assert_eq!(said(&stored, &same), [""; 0], "its paths had these rules before");
+        let patch = identity(&[("POST /a/{id}", Policy::stripe()), ("PATCH /a/b", Policy::default())]);
+        assert_eq!(said(&stored, &patch), [""; 0], "another method");
+    }
+
+    #[test]
+    fn tenant_source_and_secret_are_differences() {
+        let stored = StoreIdentity::new("header:x").with_tenant_secret("0a");
+        assert_eq!(
+            said(&stored, &StoreIdentity::new("none")),
+            ["the tenant: source `header:x` → `none`", "the tenant: secret `0a` → `none`"]
+        );
+        assert!(!stored.has_tenant_source_of(&StoreIdentity::new("header:x")));
+    }
+}

@@ -1,0 +1,298 @@
+//! The identity as a store keeps it: JSON text under one setting, changed by compare-and-set.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::policy::IdentityRules;
+use ibid_core::time::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{IdentityError, StoreIdentity};
+
+/// The identity of a store's records, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentitySetting {
+    /// Counts the identities that were active. A process acts only on the one that it started with: after a change there
+    /// and back the rules are the same, but not the previous ids that have to be looked up.
+    pub generation: u64,
+    /// Whether processes may act on it.
+    pub phase: IdentityPhase,
+    /// How long a process may act on its last read of this setting. A change waits twice as long.
+    pub valid_for: Duration,
+    /// Whether the next identity may have another tenant source, whatever becomes of the records of this one.
+    pub is_abandoned: bool,
+    /// When it was retired, by the store's clock; none if no record was there then.
+    pub retired_at: Option<Timestamp>,
+    /// The identity.
+    pub current: StoreIdentity,
+    /// Those before it whose ids are still looked up, newest first.
+    pub previous: Vec<PreviousIdentity>,
+}
+
+/// Whether processes may act on an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdentityPhase {
+    /// Processes with this identity begin attempts.
+    Active,
+    /// No process may begin anything, but one that has not read this yet may still do so.
+    Retiring,
+    /// No process acts on it any more; the next start writes its own.
+    Retired,
+}
+
+impl IdentityPhase {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            IdentityPhase::Active => "active",
+            IdentityPhase::Retiring => "retiring",
+            IdentityPhase::Retired => "retired",
+        }
+    }
+}
+
+/// An identity that was active before, whose ids are still looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreviousIdentity {
+    /// The identity.
+    pub identity: StoreIdentity,
+    /// No record was created under it after this instant of the store's clock; none if there was no record at all.
+    pub until: Option<Timestamp>,
+}
+
+impl IdentitySetting {
+    /// The first identity of a store.
+    pub(super) fn first(current: &StoreIdentity, valid_for: Duration) -> IdentitySetting {
+        IdentitySetting {
+            generation: 1,
+            phase: IdentityPhase::Active,
+            valid_for: valid_for.clamp(VALID_FOR_MIN, VALID_FOR_MAX),
+            is_abandoned: false,
+            retired_at: None,
+            current: current.clone(),
+            previous: Vec::new(),
+        }
+    }
+
+    /// The setting after this one was retired and a process with identity `next` started. The caller has checked the
+    /// tenant source: ids of another one can't be computed, so there are no previous ones then.
+    pub(super) fn succeeded_by(&self, next: &StoreIdentity, valid_for: Duration) -> IdentitySetting {
+        let retired = PreviousIdentity { identity: self.current.clone(), until: self.retired_at };
+        let all = std::iter::once(retired).chain(self.previous.iter().cloned());
+        let may_be_found = |previous: &PreviousIdentity| {
+            previous.identity.has_tenant_source_of(next)
+                && !previous.identity.differences(next).is_empty()
+                && previous.until.is_some()
+        };
+        IdentitySetting {
+            generation: self.generation + 1,
+            previous: all.filter(may_be_found).collect(),
+            ..IdentitySetting::first(next, valid_for)
+        }
+    }
+
+    /// The same identity, active again: no other one was in between.
+    pub(super) fn reactivated(&self) -> IdentitySetting {
+        IdentitySetting {
+            phase: IdentityPhase::Active,
+            is_abandoned: false,
+            retired_at: None,
+            ..self.clone()
+        }
+    }
+
+    /// The text that a store keeps.
+    pub fn to_bytes(&self) -> Bytes {
+        let text = Text {
+            format: FORMAT,
+            generation: self.generation,
+            phase: self.phase,
+            valid_for_ms: u64::try_from(self.valid_for.as_millis()).unwrap_or(u64::MAX),
+            abandoned: self.is_abandoned,
+            retired_at_us: self.retired_at.map(Timestamp::as_micros),
+            current: IdentityText::of(&self.current),
+            previous: self.previous.iter().map(PreviousText::of).collect(),
+        };
+        // Maps with text keys, texts and numbers: nothing here can fail.
+        Bytes::from(serde_json::to_vec(&text).expect("the identity can be written as JSON"))
+    }
+
+    /// Reads what [`IdentitySetting::to_bytes`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// A text of another format, or with rules that this version doesn't know.
+    pub fn parse(bytes: &[u8]) -> Result<IdentitySetting, IdentityError> {
+        let unreadable = |why: String| IdentityError::Unreadable(why);
+        let format: Format = serde_json::from_slice(bytes).map_err(|error| unreadable(error.to_string()))?;
+        if format.format != FORMAT {
+            return Err(unreadable(format!("format {} is not known here", format.format)));
+        }
+        let text: Text = serde_json::from_slice(bytes).map_err(|error| unreadable(error.to_string()))?;
+        let previous = text.previous.into_iter().map(PreviousText::identity).collect::<Result<_, _>>();
+        Ok(IdentitySetting {
+            generation: text.generation,
+            phase: text.phase,
+            valid_for: Duration::from_millis(text.valid_for_ms).clamp(VALID_FOR_MIN, VALID_FOR_MAX),
+            is_abandoned: text.abandoned,
+            retired_at: text.retired_at_us.map(Timestamp::from_micros),
+            current: text.current.identity()?,
+            previous: previous?,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Text {
+    format: u32,
+    generation: u64,
+    phase: IdentityPhase,
+    valid_for_ms: u64,
+    abandoned: bool,
+    retired_at_us: Option<i64>,
+    current: IdentityText,
+    previous: Vec<PreviousText>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct IdentityText {
+    tenant: String,
+    tenant_secret: Option<String>,
+    defaults: BTreeMap<String, String>,
+    routes: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PreviousText {
+    until_us: Option<i64>,
+    #[serde(flatten)]
+    identity: IdentityText,
+}
+
+impl IdentityText {
+    fn of(identity: &StoreIdentity) -> IdentityText {
+        let routes = identity.routes.iter().map(|(route, rules)| (route.clone(), fields_of(rules)));
+        IdentityText {
+            tenant: identity.tenant.clone(),
+            tenant_secret: identity.tenant_secret.clone(),
+            defaults: fields_of(&identity.defaults),
+            routes: routes.collect(),
+        }
+    }
+
+    fn identity(self) -> Result<StoreIdentity, IdentityError> {
+        let routes = self.routes.into_iter().map(|(route, fields)| Ok((route, rules_of(&fields)?)));
+        Ok(StoreIdentity {
+            tenant: self.tenant,
+            tenant_secret: self.tenant_secret,
+            defaults: rules_of(&self.defaults)?,
+            routes: routes.collect::<Result<_, IdentityError>>()?,
+        })
+    }
+}
+
+impl PreviousText {
+    fn of(previous: &PreviousIdentity) -> PreviousText {
+        PreviousText {
+            until_us: previous.until.map(Timestamp::as_micros),
+            identity: IdentityText::of(&previous.identity),
+        }
+    }
+
+    fn identity(self) -> Result<PreviousIdentity, IdentityError> {
+        let until = self.until_us.map(Timestamp::from_micros);
+        Ok(PreviousIdentity { identity: self.identity.identity()?, until })
+    }
+}
+
+fn fields_of(rules: &IdentityRules) -> BTreeMap<String, String> {
+    rules.fields().into_iter().map(|(field, value)| (field.to_owned(), value)).collect()
+}
+
+fn rules_of(fields: &BTreeMap<String, String>) -> Result<IdentityRules, IdentityError> {
+    let texts = fields.iter().map(|(field, value)| (field.as_str(), value.as_str()));
+    IdentityRules::parse(texts).map_err(|error| IdentityError::Unreadable(error.to_string()))
+}
+
+/// The name of the setting.
+pub(crate) const SETTING: &str = "identity";
+
+/// Shorter, and a process would do little but read the setting.
+const VALID_FOR_MIN: Duration = Duration::from_millis(100);
+
+/// Longer, and no operator would wait for a change.
+const VALID_FOR_MAX: Duration = Duration::from_secs(3600);
+
+/// The format of the text. A version that doesn't know it refuses to start.
+const FORMAT: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ibid_core::policy::Policy;
+
+    fn retired(identity: &StoreIdentity, at: i64) -> IdentitySetting {
+        IdentitySetting {
+            phase: IdentityPhase::Retired,
+            retired_at: Some(Timestamp::from_micros(at)),
+            ..IdentitySetting::first(identity, VALID_FOR)
+        }
+    }
+
+    fn stripe() -> StoreIdentity {
+        let route = ("POST /payments".to_owned(), Policy::stripe().identity());
+        StoreIdentity::of("t", IdentityRules::default(), [route].into_iter())
+    }
+
+    const VALID_FOR: Duration = Duration::from_secs(15);
+
+    #[test]
+    fn the_stored_text_reads_back_and_can_be_read_by_people() {
+        let setting = retired(&StoreIdentity::new("t"), 7).succeeded_by(&stripe(), VALID_FOR);
+        let text = setting.to_bytes();
+        assert_eq!(IdentitySetting::parse(&text).unwrap(), setting);
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        for part in [r#""phase":"active""#, r#""POST /payments":{"#, r#""scope":"tenant""#, r#""until_us":7"#]
+        {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_text_of_another_format_is_refused() {
+        for text in ["", "tenant=none", "{}", r#"{"format":2}"#] {
+            let refused = IdentitySetting::parse(text.as_bytes());
+            assert!(matches!(refused, Err(IdentityError::Unreadable(_))), "{text}");
+        }
+        let text = String::from_utf8(retired(&stripe(), 7).to_bytes().to_vec()).unwrap();
+        let moon = text.replace(r#""scope":"tenant""#, r#""moon":"full""#);
+        assert!(matches!(IdentitySetting::parse(moon.as_bytes()), Err(IdentityError::Unreadable(_))));
+    }
+
+    #[test]
+    fn a_change_there_and_back_leaves_the_one_in_between() {
+        let plain = StoreIdentity::new("t");
+        let there = retired(&plain, 7).succeeded_by(&stripe(), VALID_FOR);
+        let back = IdentitySetting {
+            phase: IdentityPhase::Retired,
+            retired_at: Some(Timestamp::from_micros(9)),
+            ..there
+        };
+        let back = back.succeeded_by(&plain, VALID_FOR);
+        let previous: Vec<_> = back.previous.iter().map(|previous| &previous.identity).collect();
+        assert_eq!((back.generation, previous), (3, vec![&stripe()]));
+    }
+
+    #[test]
+    fn a_new_tenant_source_leaves_no_previous_ids() {
+        let next = retired(&stripe(), 7).succeeded_by(&StoreIdentity::new("u"), VALID_FOR);
+        assert_eq!(next.previous, []);
+    }
+}

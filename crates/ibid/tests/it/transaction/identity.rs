@@ -1,0 +1,71 @@
+//! A transaction that reserves its key is open while the identity of the store is changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::identity::change::{self, Waiting};
+use ibid::identity::{IdentityPhase, StoreIdentity};
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::transaction::{BegunInside, TxError};
+use ibid::{Ibid, Settings};
+use tokio::sync::mpsc;
+
+use super::world::{World, answer, is_stored, pay};
+use crate::adapters::PATIENT;
+use crate::adapters::place::{Place, TokioPostgresPools};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_transaction_never_commits_under_the_old_identity() {
+    let place = Place::postgres();
+    // The first one's word on how long a read is good for counts for all.
+    node(&place, StoreIdentity::default()).await;
+    let world = World::<TokioPostgresPools>::new(place).await;
+    let held = open(&world, &world.ibid, "held").await;
+
+    let store = world.ibid.store().clone();
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let changing =
+        tokio::spawn(
+            async move { change::retire(&*store, true, |waiting| told.send(waiting).unwrap()).await },
+        );
+    // By now no process may act on the old identity, and the change waits for this transaction alone.
+    while heard.recv().await.expect("it waits for the transaction") != Waiting::ForTransactions {}
+    let refused = held.finish(answer(201)).await;
+    assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
+    let retired = changing.await.expect("no panic").expect("it is retired");
+    assert_eq!(retired.phase, IdentityPhase::Retired);
+    world.nothing_of("held").await;
+
+    let refused = world.ibid.begin_inside(world.ask("late"), &world.db, PATIENT).await;
+    assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
+    let new = node(&world.place, StoreIdentity::new("new")).await;
+    assert!(is_stored(&open(&world, &new, "held").await.finish(answer(201)).await.unwrap(), 201));
+    assert_eq!(world.payments("held").await, 1);
+}
+
+type Held = Box<
+    ibid::transaction::Inside<
+        'static,
+        <<TokioPostgresPools as crate::adapters::Adapter>::Db as ibid::transaction::Database>::Tx,
+    >,
+>;
+
+/// Reserves a key and does the work, in a transaction that is left open.
+async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Held {
+    let begun = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
+    let BegunInside::Run(mut inside) = begun else { panic!("`{key}` is not to be run: {begun:?}") };
+    pay(&mut **inside, key, "app").await.unwrap();
+    inside
+}
+
+/// A process whose reads of the identity are good for a second, so that a change takes two.
+async fn node(place: &Place, identity: StoreIdentity) -> Ibid {
+    let store = PostgresStore::open(&place.at, PostgresOptions::default()).await.unwrap();
+    let settings = Settings {
+        identity,
+        identity_valid_for: Duration::from_secs(1),
+        begin_timeout: PATIENT,
+        ..Settings::default()
+    };
+    Ibid::start(Arc::new(store), settings).await.unwrap()
+}

@@ -3,6 +3,16 @@
 //! The first source that is present decides. A source that is present and unreadable is an error, never a reason to
 //! try the next one: the client meant to send a key, and running the request without it, or under another key, would
 //! make its retry a second execution.
+//!
+//! ```
+//! use ibid_core::key_source::KeyFrom;
+//! use ibid_core::policy::Policy;
+//!
+//! let key_from = KeyFrom::parse(["header:Idempotency-Key", "square"])?;
+//! let policy = Policy { key_from, ..Policy::default() };
+//! assert_eq!(policy.key_from.sources()[1].to_string(), "body:/idempotency_key");
+//! # Ok::<(), ibid_core::key_source::KeySourceError>(())
+//! ```
 
 use std::fmt;
 

@@ -153,6 +153,14 @@ async fn a_body_that_can_not_be_searched_is_refused_also_where_keys_are_optional
 }
 
 #[tokio::test]
+async fn a_caller_without_a_tenant_is_refused_before_its_body_is_read() {
+    let api = Api::under(keyed_by(&["body:/k"], KeyRule::Required)).await;
+    let endless = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+    assert_eq!(api.post(&[JSON, ("x-nobody", "1")], endless).await.problem(), "401 tenant-missing");
+    assert_eq!(api.runs(), 0);
+}
+
+#[tokio::test]
 async fn a_request_without_a_key_passes_whole_where_keys_are_optional() {
     let api = Api::under(keyed_by(&["body:/k", "header:x-key"], KeyRule::Optional)).await;
     // It has no tenant either, and needs none.

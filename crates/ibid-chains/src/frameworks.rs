@@ -52,7 +52,7 @@ const CASES: [Case; 5] = [
             let bind = format!("127.0.0.1:{port}");
             let words =
                 ["-m", "gunicorn", "--bind", &bind, "--timeout", "1", "--chdir", &apps(), "django_app"];
-            python("django-5.2.19", words)
+            python("gunicorn-27.0.1", words)
         },
         path: "/payments",
     },

@@ -121,8 +121,6 @@ pub struct Tries {
     pub header: &'static str,
     /// Whether a value of it means at most one try.
     pub is_once: fn(&str) -> bool,
-    /// Whether a rule of the preset believes only answers that have exactly one line of this field.
-    pub is_required: bool,
 }
 
 impl Hop {
@@ -146,6 +144,9 @@ impl Hop {
     }
 }
 
+/// The field by which a hop says what became of a try, in lower case. The operator's lines set it on every answer.
+pub const HOP_FIELD: &str = "x-ibid-hop";
+
 /// Every hop with measured rules, in the order of the documentation.
 ///
 /// A row may claim only what was measured: each of its values was seen on answers to requests that reached no upstream,
@@ -154,45 +155,52 @@ pub static PRESETS: [HopPreset; 5] = [
     HopPreset {
         hop: Hop::Nginx,
         name: "nginx",
-        // The time to connect is `-` where no connection came about. Several tries are separated by `, `, and several
-        // server groups by ` : `, so a value that is `-` as a whole means one try that sent nothing.
-        rules: &[HopRule { status: &[502, 503, 504], header: "x-connect", values: &["-"] }],
-        tries: Some(Tries {
-            header: "x-connect",
-            is_once: |value| !value.contains([',', ':']),
-            is_required: false,
-        }),
-        lines: "proxy_hide_header X-Connect;\nadd_header X-Connect \"$upstream_connect_time\" always;",
+        // The time to connect, in brackets: `-` where no connection came about, nothing where none was tried (`limit_conn`).
+        // Several tries are separated by `, `, and several server groups by ` : `.
+        rules: &[HopRule { status: &[502, 503, 504], header: HOP_FIELD, values: &["[-]", "[]"] }],
+        tries: Some(Tries { header: HOP_FIELD, is_once: |value| !value.contains([',', ':']) }),
+        lines: "proxy_hide_header X-Ibid-Hop;\nadd_header X-Ibid-Hop \"[$upstream_connect_time]\" always;",
         warning: None,
     },
     HopPreset {
         hop: Hop::Haproxy,
         name: "haproxy",
-        // Its own 503 means that no server took the connection, or that the queue was full.
-        rules: &[HopRule { status: &[503], header: "x-haproxy-own", values: &["503"] }],
-        tries: None,
-        lines: "http-response del-header X-Haproxy-Own\n\
-                http-error status 503 content-type text/plain hdr X-Haproxy-Own 503 string \"Service Unavailable\"",
+        // Its own 503 means that no server took the connection, or that the queue was full. With `retry-on` a try before
+        // the last may have been sent, so the number of retries must be 0; `+1` went to another server.
+        rules: &[HopRule { status: &[503], header: HOP_FIELD, values: &["own/0"] }],
+        tries: Some(Tries { header: HOP_FIELD, is_once: |value| value.ends_with("/0") }),
+        lines: "retries 0\n\
+                http-response set-header X-Ibid-Hop \"passed/%rc\"\n\
+                http-error status 503 content-type text/plain hdr X-Ibid-Hop \"own/%rc\" string \"unavailable\"",
         warning: None,
     },
     HopPreset {
         hop: Hop::Envoy,
         name: "envoy",
         // UF: connection failed. UH: no healthy host. UO: circuit breaker. A second try after a reset can end in UF too,
-        // so the number of tries must be there and be 1.
-        rules: &[HopRule { status: &[503], header: "x-response-flags", values: &["UF", "UH", "UO"] }],
+        // so the number of tries is part of the value.
+        rules: &[HopRule { status: &[503], header: HOP_FIELD, values: &["UF/1", "UH/1", "UO/1"] }],
         tries: Some(Tries {
-            header: "x-envoy-attempt-count",
-            is_once: |value| matches!(value, "0" | "1"),
-            is_required: true,
+            header: HOP_FIELD,
+            is_once: |value| value.ends_with("/1") || value.ends_with("/0"),
         }),
         lines: "response_headers_to_add:\n\
-                - header: { key: x-response-flags, value: \"%RESPONSE_FLAGS%\" }\n  \
-                append_action: OVERWRITE_IF_EXISTS_OR_ADD\n\
-                include_attempt_count_in_response: true",
+                - header: { key: x-ibid-hop, value: \"%RESPONSE_FLAGS%/%UPSTREAM_REQUEST_ATTEMPT_COUNT%\" }\n  \
+                append_action: OVERWRITE_IF_EXISTS_OR_ADD",
         warning: None,
     },
-    HopPreset { hop: Hop::Apache, name: "apache", rules: &[], tries: None, lines: "", warning: None },
+    HopPreset {
+        hop: Hop::Apache,
+        name: "apache",
+        // proxy_http notes the port that it sent from before it reads an answer, so a 503 without that note reached
+        // nobody. proxy_fcgi makes no such note, and its 503 may follow the work: the file name leaves it out.
+        rules: &[HopRule { status: &[503], header: HOP_FIELD, values: &["own"] }],
+        tries: None,
+        lines: "Header unset X-Ibid-Hop\n\
+                Header always set X-Ibid-Hop own \"expr=%{REQUEST_STATUS} -eq 503 && %{REQUEST_FILENAME} =~ \
+                m|^proxy:https?://| && -z note('proxy-source-port')\"",
+        warning: None,
+    },
     HopPreset {
         hop: Hop::Varnish,
         name: "varnish",
@@ -267,15 +275,11 @@ pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u
     let by_rule = policy.not_executed_when.iter().any(|rule| {
         holds(&rule.status, &rule.header, &|line| rule.values.iter().any(|value| value.as_bytes() == line))
     });
-    let is_counted = counted.is_none_or(|(tries, lines)| !tries.is_required || lines.len() == 1);
-    let by_preset = is_counted
-        && preset.is_some_and(|preset| {
-            preset.rules.iter().any(|rule| {
-                holds(rule.status, rule.header, &|line| {
-                    rule.values.iter().any(|value| value.as_bytes() == line)
-                })
-            })
-        });
+    let by_preset = preset.is_some_and(|preset| {
+        preset.rules.iter().any(|rule| {
+            holds(rule.status, rule.header, &|line| rule.values.iter().any(|value| value.as_bytes() == line))
+        })
+    });
     Reading { proof: (by_rule || by_preset).then_some(Proof::NotExecuted), ignored }
 }
 
@@ -344,60 +348,83 @@ mod tests {
 
     #[test]
     fn the_upstreams_word_goes_before_a_rule() {
-        let fields = [(OUTCOME_FIELD, "executed"), ("x-connect", "-")];
+        let fields = [(OUTCOME_FIELD, "executed"), (HOP_FIELD, "[-]")];
         assert_eq!(proof(&behind(Hop::Nginx), 502, &fields), Some(Proof::Executed));
-        let fields = [(OUTCOME_FIELD, "perhaps"), ("x-connect", "-")];
+        let fields = [(OUTCOME_FIELD, "perhaps"), (HOP_FIELD, "[-]")];
         let read = says(&behind(Hop::Nginx), 502, &fields);
         assert_eq!((read.proof, read.ignored), (Some(Proof::NotExecuted), Some(Ignored::UnknownValue)));
     }
 
     #[test]
-    fn nginx_proves_only_a_single_try_that_never_connected() {
-        let nginx = behind(Hop::Nginx);
-        assert_eq!(proof(&nginx, 502, &[("x-connect", "-")]), Some(Proof::NotExecuted));
-        assert_eq!(proof(&nginx, 504, &[("x-connect", "-")]), Some(Proof::NotExecuted));
-        for (status, value) in
-            [(502, "0.000"), (504, "0.001"), (502, "-, -"), (502, "0.000, -"), (502, "- : -"), (201, "-")]
-        {
-            assert_eq!(proof(&nginx, status, &[("x-connect", value)]), None, "{status} {value}");
+    fn a_preset_proves_a_single_try_that_sent_nothing() {
+        for (hop, status, value) in [
+            (Hop::Nginx, 502, "[-]"),
+            (Hop::Nginx, 504, "[-]"),
+            (Hop::Nginx, 503, "[]"),
+            (Hop::Haproxy, 503, "own/0"),
+            (Hop::Envoy, 503, "UF/1"),
+            (Hop::Envoy, 503, "UH/1"),
+            (Hop::Envoy, 503, "UO/1"),
+            (Hop::Apache, 503, "own"),
+        ] {
+            assert_eq!(
+                proof(&behind(hop), status, &[(HOP_FIELD, value)]),
+                Some(Proof::NotExecuted),
+                "{hop:?} {value}"
+            );
+            let twice = [(HOP_FIELD, value), (HOP_FIELD, value)];
+            assert_eq!(
+                proof(&behind(hop), status, &twice),
+                None,
+                "{hop:?}: the upstream sent the field, too"
+            );
+            assert_eq!(proof(&Policy::default(), status, &[(HOP_FIELD, value)]), None, "without a preset");
         }
-        let forged = [("x-connect", "-"), ("x-connect", "0.000")];
-        assert_eq!(proof(&nginx, 502, &forged), None, "the upstream sent the field, too");
     }
 
     #[test]
-    fn haproxy_proves_its_own_503_and_nothing_else() {
-        let haproxy = behind(Hop::Haproxy);
-        assert_eq!(proof(&haproxy, 503, &[("x-haproxy-own", "503")]), Some(Proof::NotExecuted));
-        assert_eq!(proof(&haproxy, 502, &[("x-haproxy-own", "503")]), None);
-        assert_eq!(proof(&haproxy, 503, &[]), None, "the upstream's own 503");
-    }
-
-    #[test]
-    fn envoy_proves_only_with_the_number_of_tries() {
-        let envoy = behind(Hop::Envoy);
-        let with = |flags, count| [("x-response-flags", flags), ("x-envoy-attempt-count", count)];
-        for flags in ["UF", "UH", "UO"] {
-            assert_eq!(proof(&envoy, 503, &with(flags, "1")), Some(Proof::NotExecuted), "{flags}");
-            assert_eq!(proof(&envoy, 503, &with(flags, "2")), None, "{flags}");
-            assert_eq!(proof(&envoy, 503, &[("x-response-flags", flags)]), None, "{flags}");
-        }
-        for flags in ["UC", "UT", "UF,URX", "-"] {
-            assert_eq!(proof(&envoy, 503, &with(flags, "1")), None, "{flags}");
+    fn a_preset_believes_nothing_else() {
+        for (hop, status, value) in [
+            (Hop::Nginx, 502, "[0.000]"),
+            (Hop::Nginx, 504, "[0.001]"),
+            (Hop::Nginx, 502, "[-, -]"),
+            (Hop::Nginx, 502, "[0.000, -]"),
+            (Hop::Nginx, 502, "[- : -]"),
+            (Hop::Nginx, 201, "[]"),
+            (Hop::Nginx, 502, "-"),
+            (Hop::Haproxy, 503, "own/2"),
+            (Hop::Haproxy, 503, "passed/0"),
+            (Hop::Haproxy, 502, "own/0"),
+            (Hop::Envoy, 503, "UC/1"),
+            (Hop::Envoy, 503, "UF/2"),
+            (Hop::Envoy, 503, "URX,UF/2"),
+            (Hop::Envoy, 503, "UF,URX/1"),
+            (Hop::Envoy, 504, "UT/1"),
+            (Hop::Apache, 502, "own"),
+            (Hop::Varnish, 503, "own"),
+        ] {
+            assert_eq!(proof(&behind(hop), status, &[(HOP_FIELD, value)]), None, "{hop:?} {status} {value}");
         }
     }
 
     #[test]
     fn not_executed_is_ignored_where_the_hop_tried_twice() {
         let said = (OUTCOME_FIELD, "not-executed");
-        let read = says(&behind(Hop::Envoy), 503, &[said, ("x-envoy-attempt-count", "2")]);
-        assert_eq!((read.proof, read.ignored), (None, Some(Ignored::Retried)));
-        let read = says(&behind(Hop::Nginx), 503, &[said, ("x-connect", "0.000, 0.001")]);
-        assert_eq!((read.proof, read.ignored), (None, Some(Ignored::Retried)));
-        let once = says(&behind(Hop::Envoy), 503, &[said, ("x-envoy-attempt-count", "1")]);
-        assert_eq!(once.proof, Some(Proof::NotExecuted));
-        let executed = [(OUTCOME_FIELD, "executed"), ("x-envoy-attempt-count", "2")];
-        assert_eq!(proof(&behind(Hop::Envoy), 503, &executed), Some(Proof::Executed));
+        for (hop, once, twice) in [
+            (Hop::Nginx, "[0.000]", "[0.000, 0.001]"),
+            (Hop::Haproxy, "passed/0", "passed/+1"),
+            (Hop::Envoy, "-/1", "-/2"),
+        ] {
+            let read = says(&behind(hop), 503, &[said, (HOP_FIELD, twice)]);
+            assert_eq!((read.proof, read.ignored), (None, Some(Ignored::Retried)), "{hop:?}");
+            assert_eq!(
+                proof(&behind(hop), 503, &[said, (HOP_FIELD, once)]),
+                Some(Proof::NotExecuted),
+                "{hop:?}"
+            );
+            let executed = [(OUTCOME_FIELD, "executed"), (HOP_FIELD, twice)];
+            assert_eq!(proof(&behind(hop), 503, &executed), Some(Proof::Executed), "{hop:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use ibid_core::proof::{HopPreset, PRESETS};
+
 use crate::program::{Launch, Program, tools};
 
 /// Which proxy.
@@ -48,24 +50,17 @@ impl Proxy {
 
     /// A value of `X-Ibid-Hop` that proves that nothing was sent; empty where there is no preset.
     pub fn proof(self) -> &'static str {
-        match self {
-            Proxy::Nginx => "[-]",
-            Proxy::Haproxy => "own/0",
-            Proxy::Envoy => "UF/1",
-            Proxy::Apache => "own",
-            Proxy::Caddy | Proxy::Varnish => "",
-        }
+        let rule = self.preset().and_then(|preset| preset.rules.first());
+        rule.map_or("", |rule| rule.values[0])
     }
 
-    /// The lines that an operator adds to the proxy's configuration for `behind`; empty where there is no preset.
+    /// The lines that an operator adds to the proxy's configuration for `behind`; empty where there are none.
     pub fn operator_lines(self) -> &'static str {
-        match self {
-            Proxy::Nginx => NGINX_LINES,
-            Proxy::Haproxy => HAPROXY_LINES,
-            Proxy::Envoy => ENVOY_LINES,
-            Proxy::Apache => APACHE_LINES,
-            Proxy::Caddy | Proxy::Varnish => "",
-        }
+        self.preset().map_or("", |preset| preset.lines)
+    }
+
+    fn preset(self) -> Option<&'static HopPreset> {
+        PRESETS.iter().find(|preset| preset.name == self.name())
     }
 }
 
@@ -169,9 +164,9 @@ impl Config<'_> {
         let text = format!(
             "defaults\n  mode http\n  timeout connect 1s\n  timeout client 60s\n  timeout server {wait}s\n  \
              timeout queue 300ms\nfrontend in\n  bind 127.0.0.1:{port}\n  default_backend app\n\
-             backend app\n  http-reuse always\n{lines}\n{retries}\n  server app {upstream} {limit}\n",
+             backend app\n  http-reuse always\n  {lines}\n{retries}\n  server app {upstream} {limit}\n",
             wait = self.wait(),
-            lines = self.lines(Proxy::Haproxy),
+            lines = self.lines(Proxy::Haproxy).replace('\n', "\n  "),
         );
         Launch::new("haproxy", ["-db".into(), "-f".into(), self.file("haproxy.cfg", &text)])
     }
@@ -307,24 +302,6 @@ impl Config<'_> {
         if self.options.one_at_a_time { 60 } else { 1 }
     }
 }
-
-/// In `http`, `server` or `location`. `[-]`: one try, not connected. `[]`: nginx answered without a try.
-const NGINX_LINES: &str = r#"proxy_hide_header X-Ibid-Hop;
-add_header X-Ibid-Hop "[$upstream_connect_time]" always;"#;
-
-/// In `backend`.
-const HAPROXY_LINES: &str = r#"  retries 0
-  http-response set-header X-Ibid-Hop "passed/%rc"
-  http-error status 503 content-type text/plain hdr X-Ibid-Hop "own/%rc" string "unavailable""#;
-
-/// In `route_config`, a virtual host or a route.
-const ENVOY_LINES: &str = r#"response_headers_to_add:
-- header: { key: x-ibid-hop, value: "%RESPONSE_FLAGS%/%UPSTREAM_REQUEST_ATTEMPT_COUNT%" }
-  append_action: OVERWRITE_IF_EXISTS_OR_ADD"#;
-
-/// Beside `ProxyPass`. `proxy_http` notes the port it sent from before it reads an answer.
-const APACHE_LINES: &str = r#"Header unset X-Ibid-Hop
-Header always set X-Ibid-Hop own "expr=%{REQUEST_STATUS} -eq 503 && %{REQUEST_FILENAME} =~ m|^proxy:https?://| && -z note('proxy-source-port')""#;
 
 const APACHE_MODULES: [&str; 5] = ["mpm_event", "authz_core", "headers", "proxy", "proxy_http"];
 

@@ -1,5 +1,5 @@
-//! `ibid doctor`: looks at a store without opening it, and at the upstream without sending a request, and says what is
-//! not as it should be. It changes nothing.
+//! `ibid doctor`: looks at a store without opening it, and at the upstream with a `HEAD /`, and says what is not as it
+//! should be. It changes nothing.
 //!
 //! The facts come from the store (`checkup`), their meaning from `meaning`; here they are asked for and printed.
 
@@ -18,6 +18,7 @@ use crate::output::{Failure, print_json, print_table};
 mod identity;
 mod lease;
 mod meaning;
+mod next_hop;
 mod upstream;
 
 /// Prints one line a check. `secrets` is how many fingerprint secrets are configured.
@@ -38,6 +39,9 @@ pub(crate) async fn run(
         let seen = upstream::look_at(settings).await;
         findings.extend(seen.findings);
         no_upstream = seen.failure;
+        if no_upstream.is_none() {
+            findings.extend(next_hop::look_at(settings).await);
+        }
     }
     let amiss = findings.iter().filter(|finding| finding.grade.is_amiss()).count();
     if as_json {

@@ -34,6 +34,7 @@ use ibid::http::{Fate, TraceContext};
 
 use super::connect::Connector;
 use super::fields;
+use super::next_hop::HopNotice;
 use super::tls_failure::TlsFailure;
 use super::upgrade::UpgradeTo;
 use super::upstream_connections::{BoundedConnector, UpstreamConnections};
@@ -47,6 +48,8 @@ pub(crate) struct Forwarder {
     /// For upgrades, which only HTTP/1.1 has; none where every connection is HTTP/1.1, or none is.
     http1_client: Option<Arc<UpstreamClient>>,
     base: Arc<Base>,
+    /// Who is told of the proxies that answers come through.
+    notice: Option<Arc<HopNotice>>,
 }
 
 type UpstreamClient = Client<BoundedConnector<Connector>, UnsyncBoxBody<Bytes, BoxError>>;
@@ -102,7 +105,12 @@ impl Forwarder {
             Arc::new(client(Protocol::Http1, Some(tls.offering(Offer::Http1Only)), connections.clone()))
         });
         let client = Arc::new(client(protocol, tls, connections));
-        Ok(Forwarder { client, http1_client, base: Arc::new(base) })
+        Ok(Forwarder { client, http1_client, base: Arc::new(base), notice: None })
+    }
+
+    /// Lets every answer be looked at for the proxies that it came through.
+    pub(crate) fn naming_hops(self, notice: Arc<HopNotice>) -> Forwarder {
+        Forwarder { notice: Some(notice), ..self }
     }
 
     async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {
@@ -122,7 +130,12 @@ impl Forwarder {
             Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 Problem::OUTCOME_UNKNOWN.answer(Fate::Uncertain)
             }
-            Ok(answer) => incoming(answer),
+            Ok(answer) => {
+                if let Some(notice) = &self.notice {
+                    notice.look_at(answer.headers());
+                }
+                incoming(answer)
+            }
             Err(error) => {
                 let fate = fate_of(&error);
                 match tls_failure(&error) {

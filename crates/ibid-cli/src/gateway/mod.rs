@@ -10,6 +10,7 @@ mod descriptors;
 mod fields;
 pub(crate) mod forward;
 mod identity;
+pub(crate) mod next_hop;
 mod pass_slots;
 mod pass_timeout;
 pub(crate) mod reconcile;
@@ -50,6 +51,7 @@ use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::Profile;
+use ibid_core::proof::Hop;
 use ibid_core::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -65,6 +67,7 @@ use bounds::Bound;
 use descriptors::Sockets;
 use fields::RequestFields;
 use forward::{ForwardBody, Forwarder};
+use next_hop::HopNotice;
 use pass_slots::PassSlots;
 use pass_timeout::{Progress, TellingBody};
 use replies::KeptForReply;
@@ -104,10 +107,12 @@ impl Gateway {
         };
         let door = Door::new(&limits);
         let bounds = Bounds::new(config, &sockets, &door);
+        let notice = Arc::new(HopNotice::besides(hops(config)));
         let forwarder = |connections: &UpstreamConnections| {
             let upstream = config.upstream.clone();
             let tls = &config.upstream_tls;
             Forwarder::with_connections(upstream, config.upstream_http2, tls, connections.clone())
+                .map(|forwarder| forwarder.naming_hops(Arc::clone(&notice)))
                 .map_err(|error| Failure::usage("the upstream can't be used").because(error))
         };
         let guarded = forwarder(&bounds.upstream_guarded)?;
@@ -401,6 +406,16 @@ fn routes(config: &Config) -> Result<Routes, Failure> {
     };
     Routes::new(config.defaults.clone(), config.routes.iter().map(rule).collect())
         .map_err(|error| Failure::usage("the routes can't be used").because(error))
+}
+
+/// The next hops that the configuration names.
+fn hops(config: &Config) -> impl Iterator<Item = Hop> {
+    config
+        .routes
+        .iter()
+        .map(|route| &route.policy)
+        .chain([&config.defaults])
+        .filter_map(|policy| policy.behind)
 }
 
 fn settings(config: &Config) -> Result<Settings, Failure> {

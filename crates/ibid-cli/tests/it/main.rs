@@ -1,10 +1,12 @@
 //! The binary as a shell, a client and an operator see it.
 
 mod admin;
+mod chains;
 mod config;
 
 mod h2_client;
 mod harness;
+mod middleware;
 mod mount;
 
 #[cfg(feature = "demo")]

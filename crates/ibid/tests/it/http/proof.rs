@@ -34,7 +34,7 @@ async fn a_word_that_does_not_count_leaves_the_outcome_unknown() {
     for what in [
         "503; ibid-outcome: perhaps",
         "503; ibid-outcome: not-executed; ibid-outcome: not-executed",
-        "503; ibid-outcome: not-executed; x-envoy-attempt-count: 2",
+        "503; ibid-outcome: not-executed; x-ibid-hop: -/2",
         "trailer",
         "large-not-executed",
     ] {
@@ -49,20 +49,20 @@ async fn a_rule_and_a_preset_prove_that_nothing_was_executed() {
     let rule = NotExecutedWhen { status: vec![503], header: "x-sent".into(), values: vec!["no".into()] };
     let policy = Policy { not_executed_when: vec![rule], behind: Some(Hop::Nginx), ..Policy::default() };
     let world = world(policy).await;
-    for proven in ["503; x-sent: no", "502; x-connect: -"] {
+    for proven in ["503; x-sent: no", "502; x-ibid-hop: [-]"] {
         let (first, retry) = retried(&world, proven).await;
         assert_eq!((retry.status, retry.is_replay()), (201, false), "{proven}");
-        assert_eq!(first.text("x-connect"), None, "the preset's field is for ibid alone");
+        assert_eq!(first.text("x-ibid-hop"), None, "the preset's field is for ibid alone");
     }
     for unproven in
-        ["503; x-sent: yes", "502; x-sent: no", "502; x-connect: 0.001", "503; x-sent: no; x-sent: no"]
+        ["503; x-sent: yes", "502; x-sent: no", "502; x-ibid-hop: [0.001]", "503; x-sent: no; x-sent: no"]
     {
         let (_, retry) = retried(&world, unproven).await;
         assert_eq!(retry.problem(), "outcome-unknown", "{unproven}");
     }
-    let (first, retry) = retried(&world, "201; x-connect: 0.001; x-sent: yes").await;
+    let (first, retry) = retried(&world, "201; x-ibid-hop: [0.001]; x-sent: yes").await;
     assert!(retry.is_replay());
     for answer in [first, retry] {
-        assert_eq!((answer.text("x-connect"), answer.text("x-sent")), (None, Some("yes")));
+        assert_eq!((answer.text("x-ibid-hop"), answer.text("x-sent")), (None, Some("yes")));
     }
 }

@@ -1,0 +1,46 @@
+//! The proxies between here and the upstream, as far as an answer names them. One `HEAD /` is sent.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request};
+use http_body_util::Empty;
+use tower_service::Service;
+
+use super::meaning::{Finding, Grade, line};
+use crate::config::UpstreamSettings;
+use crate::gateway::forward::Forwarder;
+use crate::gateway::next_hop::NamedProxy;
+
+/// Asks the upstream for its root and names the proxies that the answer came through.
+pub(super) async fn look_at(settings: &UpstreamSettings) -> Vec<Finding> {
+    let Some(fields) = answer_fields(settings).await else {
+        let meaning = "`HEAD /` got no answer, so it can't be told what is between";
+        return vec![line("next hop", Grade::Unseen, "no answer", meaning)];
+    };
+    let found: Vec<_> = NamedProxy::in_answer(&fields).map(finding).collect();
+    match found.is_empty() {
+        true => vec![line(
+            "next hop",
+            Grade::Unseen,
+            "no proxy is named",
+            "HAProxy, for one, doesn't name itself",
+        )],
+        false => found,
+    }
+}
+
+fn finding(proxy: NamedProxy) -> Finding {
+    let grade = if proxy.has_warning() { Grade::Warning } else { Grade::Ok };
+    line("next hop", grade, proxy.name(), proxy.advice())
+}
+
+async fn answer_fields(settings: &UpstreamSettings) -> Option<HeaderMap> {
+    let mut forwarder = Forwarder::new(settings.url.clone(), settings.http2, &settings.tls).ok()?;
+    let head = Request::builder().method(Method::HEAD).uri("/").body(Empty::<Bytes>::new()).ok()?;
+    let answer = tokio::time::timeout(ANSWER_WITHIN, forwarder.call(head)).await.ok()?;
+    answer.ok().map(|answer| answer.into_parts().0.headers)
+}
+
+/// Enough for any root page; an upstream that is slower has other things to be asked about.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);

@@ -100,8 +100,7 @@ impl Failure {
 }
 
 /// Where the hop sends a request again by itself, before the gateway can know.
-const RESENDS: [(Proxy, Failure); 2] =
-    [(Proxy::Caddy, Failure::ReusedWithoutBody), (Proxy::Varnish, Failure::ReusedWithoutBody)];
+const RESENDS: [(Proxy, Failure); 1] = [(Proxy::Varnish, Failure::ReusedWithoutBody)];
 
 pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {
     let columns = &[

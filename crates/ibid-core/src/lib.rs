@@ -8,6 +8,7 @@ pub mod change;
 pub mod effect;
 pub mod evidence;
 pub mod fingerprint;
+pub mod forward_key;
 pub mod key;
 pub mod key_source;
 pub mod machine;

@@ -9,6 +9,7 @@ use minicbor::{Decode, Encode};
 
 use crate::cbor_default::{optional_micros, true_by_default};
 use crate::fingerprint::Recipe;
+use crate::forward_key::ForwardKey;
 use crate::key_source::KeyFrom;
 use crate::proof::{Hop, NotExecutedWhen, Proof};
 use crate::repeatability::REQUEST_ID;
@@ -120,6 +121,9 @@ pub struct Policy {
     /// The field that says when a request was first sent, in lower case. None: `repeatability-first-sent`.
     #[n(37)]
     pub first_sent: Option<String>,
+    /// How a gateway passes the key on to the upstream.
+    #[cbor(n(33), default)]
+    pub forward_key: ForwardKey,
     /// Response fields that no retry gets, in lower case, besides those that never do.
     #[cbor(n(31), default)]
     pub not_replayed: Vec<String>,
@@ -360,6 +364,7 @@ impl Default for Policy {
             max_request_age: None,
             repeatable: true,
             first_sent: None,
+            forward_key: ForwardKey::default(),
             not_replayed: Vec::new(),
             path: PathRule::Strict,
             stream: false,

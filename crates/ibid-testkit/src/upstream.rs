@@ -219,9 +219,11 @@ impl Seen {
         lines_named(&self.headers, name).map(|v| String::from_utf8_lossy(v).into_owned()).collect()
     }
 
-    /// The key it carried, quoted or bare.
+    /// The key it carried, quoted or bare; without a body it comes in another field.
     pub fn key(&self) -> Option<String> {
-        self.header("idempotency-key").map(|value| value.trim_matches('"').to_owned())
+        self.header("idempotency-key")
+            .or_else(|| self.header("ibid-key"))
+            .map(|value| value.trim_matches('"').to_owned())
     }
 
     fn to_json(&self) -> Vec<u8> {

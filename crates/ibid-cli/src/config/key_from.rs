@@ -42,11 +42,14 @@ pub(super) fn check_tenant(
 ) {
     let Some(TenantFrom::Header(name)) = tenant.map(|how| &how.from) else { return };
     let policies = routes.iter().map(|route| (&route.policy, route.line)).chain([(defaults, 0)]);
-    let mut taken =
-        policies.filter(|(policy, _)| policy.key_from.header_names().any(|other| other == name.as_str()));
-    if let Some((_, line)) = taken.next() {
+    let carries_key = |policy: &Policy| {
+        let mut names = policy.key_from.header_names().chain(policy.forward_key.header());
+        names.any(|other| other == name.as_str())
+    };
+    if let Some((_, line)) = policies.into_iter().find(|(policy, _)| carries_key(policy)) {
         let problem = format!("`{name}` can't carry both the tenant and the key");
-        reader.keep(line, crate::output::Failure::usage(problem).hint("give `key_from` another header"));
+        let hint = "give `key_from` or `forward_key` another header";
+        reader.keep(line, crate::output::Failure::usage(problem).hint(hint));
     }
 }
 

@@ -426,6 +426,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "defaults",
+        "forward_key",
+        "`auto`, `as-sent`, `off` or `header:NAME`",
+        "\"auto\"",
+        "How the upstream gets the key. `auto`: as sent, but in `Ibid-Key` if the request has no body, because Go's HTTP client (Caddy, Traefik) takes `Idempotency-Key` as leave to send such a request twice. `as-sent`: always as sent, for an upstream that demands the field, with no such hop before it. `off`: not in a header. `header:NAME`: in that field alone, also if the key came in the body.",
+    ),
+    key(
+        "defaults",
         "fingerprint_headers",
         "array of header names",
         "[]",

@@ -28,6 +28,7 @@ use route::RouteDraft;
 
 mod advice;
 mod cors;
+mod forward_key;
 mod header_names;
 mod hook;
 mod hook_target;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ibid_core::forward_key::ForwardKey;
 use ibid_core::key_source::KeyFrom;
 use ibid_core::policy::{
     AfterExpiry, AnswerRule, BindRule, InFlight, KeyRule, OnLapse, OnServerError, PathRule, Policy,
@@ -15,6 +16,7 @@ use ibid_core::proof::{Hop, NotExecutedWhen};
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
 
+use super::forward_key;
 use super::header_names;
 use super::key_from;
 use super::proof;
@@ -87,6 +89,7 @@ overlay! {
     first_sent: Option<String>,
     not_replayed: Vec<String>,
     stream: bool,
+    forward_key: ForwardKey,
 }
 
 impl Overlay {
@@ -126,6 +129,7 @@ impl Overlay {
             first_sent: key_from::read_first_sent(section, reader),
             not_replayed: header_names::read("not_replayed", section, reader),
             stream: section.boolean("stream"),
+            forward_key: forward_key::read(section, reader),
             recipe: RecipeKeys::read(section, reader),
             retry_horizon: section.positive("retry_horizon"),
             lines: section.lines().clone(),
@@ -223,6 +227,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("first_sent", json!(policy.first_sent_field())),
         ("repeatable", json!(policy.repeatable)),
         ("not_replayed", json!(policy.not_replayed)),
+        ("forward_key", json!(policy.forward_key.to_string())),
     ];
     fields.extend(recipe::fields(&policy.recipe));
     fields

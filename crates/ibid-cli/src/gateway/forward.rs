@@ -32,6 +32,8 @@ use tower_service::Service;
 
 use ibid::http::{Fate, TraceContext};
 
+use super::forward_key::KeyChange;
+
 use super::connect::Connector;
 use super::fields;
 use super::next_hop::HopNotice;
@@ -119,9 +121,13 @@ impl Forwarder {
             return Problem::CONNECT_REFUSED.answer(Fate::NotExecuted);
         }
         let upgrades = request.extensions().get::<UpgradeTo>().is_some();
-        let Some(request) = self.base.outgoing(request) else {
+        let key_change = KeyChange::of(&request);
+        let Some(mut request) = self.base.outgoing(request) else {
             return Problem::TARGET_TOO_LONG.answer(Fate::NotExecuted);
         };
+        if let Some(key_change) = key_change {
+            key_change.apply(request.headers_mut());
+        }
         let client = self.http1_client.as_ref().filter(|_| upgrades).unwrap_or(&self.client);
         match client.request(request).await {
             Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => upgraded(answer),

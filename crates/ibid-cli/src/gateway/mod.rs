@@ -9,6 +9,7 @@ mod connections;
 mod descriptors;
 mod fields;
 pub(crate) mod forward;
+mod forward_key;
 mod identity;
 pub(crate) mod next_hop;
 mod pass_slots;

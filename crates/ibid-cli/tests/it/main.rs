@@ -21,6 +21,7 @@ mod gateway_browser;
 mod gateway_crash;
 mod gateway_drain;
 mod gateway_floods;
+mod gateway_forward_key;
 mod gateway_guarded;
 mod gateway_hooks;
 mod gateway_http;

@@ -762,6 +762,7 @@ fn for_handler<Q: From<Bytes>>(attempt: Attempt, ask: &Ask, taken: Taken) -> (Re
         key: ask.identity.key.clone(),
         attempt: attempt.number(),
         after: attempt.after(),
+        policy: ask.policy.clone(),
     });
     let slot = Slot::new(attempt);
     request.extensions_mut().insert(slot.clone());

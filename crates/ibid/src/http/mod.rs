@@ -43,7 +43,10 @@ pub use trace::TraceContext;
 pub(crate) use trace::go_on;
 pub use without_key::WithoutKey;
 
+use std::sync::Arc;
+
 use ibid_core::key::Key;
+use ibid_core::policy::Policy;
 use ibid_core::record::RecoveryPoint;
 use ibid_core::scope::Tenant;
 
@@ -58,6 +61,8 @@ pub struct Guarded {
     pub attempt: u32,
     /// The last Phase that an earlier run committed; zero if none.
     pub after: RecoveryPoint,
+    /// The rules that it runs under.
+    pub policy: Arc<Policy>,
 }
 
 /// What an answer says about the work when its status does not: put it into a response's extensions.

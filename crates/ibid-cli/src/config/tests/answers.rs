@@ -53,3 +53,29 @@ fn cors_is_off_unless_origins_are_named() {
         assert_eq!(refusal(text), message, "{text}");
     }
 }
+
+#[test]
+fn forward_key_takes_a_word_or_a_header_name() {
+    for (text, shown) in [
+        ("", "auto"),
+        ("forward_key = \"auto\"", "auto"),
+        ("forward_key = \"as-sent\"", "as-sent"),
+        ("forward_key = \"off\"", "off"),
+        ("forward_key = \"header:Ibid-Key\"", "header:ibid-key"),
+        ("forward_key = \"header:Idempotency-Key\"", "header:idempotency-key"),
+    ] {
+        assert_eq!(more(&format!("[defaults]\n{text}")).defaults.forward_key.to_string(), shown, "{text}");
+    }
+    for (value, message) in [
+        ("as_sent", "ibid.toml:5: `forward_key` is \"as_sent\", which is no way to forward a key"),
+        ("body:/key", "ibid.toml:5: `forward_key` is \"body:/key\", which is no way to forward a key"),
+        ("header:x y", "ibid.toml:5: `forward_key`: `x y` is not a header name"),
+        (
+            "header:Content-Length",
+            "ibid.toml:5: `forward_key`: `content-length` can't carry the key: the field means something else",
+        ),
+        ("header:X-Tenant-Id", "`x-tenant-id` can't carry both the tenant and the key"),
+    ] {
+        assert_eq!(refusal(&format!("[defaults]\nforward_key = \"{value}\"")), message, "{value}");
+    }
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::key::Key;
+use crate::key_source::KeyFrom;
 use crate::policy::{AfterExpiry, Policy, Profile};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
@@ -47,7 +48,14 @@ impl Policy {
     /// It goes by `key_from`, not by the profile, because the key is part of a record's id: what makes up an id is kept
     /// in the store, and `key_from` is in there.
     pub fn compared_key(&self, key: Key) -> Key {
-        match self.key_from.header_names().any(|name| name == REQUEST_ID) {
+        self.key_from.compared(key)
+    }
+}
+
+impl KeyFrom {
+    /// The key as it is compared where it was found: OASIS compares the UUIDs of its field without regard to case.
+    pub fn compared(&self, key: Key) -> Key {
+        match self.header_names().any(|name| name == REQUEST_ID) {
             true => key.with_uuid_case_folded(),
             false => key,
         }

@@ -54,12 +54,13 @@ fn a_healthy_file_is_well() {
     says(&table, 0, "durability", "ok", "synchronous = full, journal_mode = wal");
     says(&table, 0, "role", "ok", "takes writes");
     says(&table, 0, "fingerprint secret", "ok", "none made yet");
+    says(&table, 0, "identity", "ok", "the first start writes it");
     says(&table, 0, "open cases", "ok", "nothing waits for a person");
     assert!(table.stderr.is_empty(), "{table:?}");
 
     let (json, results) = results(&setup.ibid(&["doctor", "--json", "--store", &url]));
     assert_eq!((&json["store"], &json["well"]), (&Value::from(url), &Value::from(true)));
-    assert_eq!(results.len(), 9);
+    assert_eq!(results.len(), 10);
     let seen = |(check, result): &(String, String)| result == if check == "lease" { "unseen" } else { "ok" };
     assert!(results.iter().all(seen), "{results:?}");
 }

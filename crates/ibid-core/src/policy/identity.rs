@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use super::{BindRule, PathRule, Policy, Profile};
+use super::{BindRule, PathRule, Policy};
 use crate::key::Key;
 use crate::key_source::KeyFrom;
 use crate::path;
@@ -21,8 +21,6 @@ pub struct IdentityRules {
     pub path: PathRule,
     /// Where the key is.
     pub key_from: KeyFrom,
-    /// Whether keys that are UUIDs are compared without regard to case, as profile `repeatability` does.
-    pub folds_uuid_case: bool,
 }
 
 /// A stored field of an identity that this program can't use.
@@ -38,13 +36,7 @@ pub struct IdentityFieldError {
 impl Policy {
     /// Returns the fields of this policy that go into a record's id.
     pub fn identity(&self) -> IdentityRules {
-        IdentityRules {
-            scope: self.scope,
-            bind: self.bind,
-            path: self.path,
-            key_from: self.key_from.clone(),
-            folds_uuid_case: self.profile == Profile::Repeatability,
-        }
+        IdentityRules { scope: self.scope, bind: self.bind, path: self.path, key_from: self.key_from.clone() }
     }
 }
 
@@ -63,14 +55,12 @@ impl IdentityRules {
             PathRule::Strict => "strict",
             PathRule::AsSent => "as-sent",
         };
-        let uuid_keys = if self.folds_uuid_case { "any-case" } else { "as-sent" };
         let key_from: Vec<String> = self.key_from.sources().iter().map(ToString::to_string).collect();
         vec![
             ("scope", scope.to_owned()),
             ("bind", bind.to_owned()),
             ("path", path.to_owned()),
             ("key_from", key_from.join(BETWEEN_SOURCES)),
-            ("uuid_keys", uuid_keys.to_owned()),
         ]
     }
 
@@ -84,7 +74,7 @@ impl IdentityRules {
 
     /// The key as it goes into the id ([`Policy::compared_key`]).
     pub fn compared_key(&self, key: Key) -> Key {
-        if self.folds_uuid_case { key.with_uuid_case_folded() } else { key }
+        self.key_from.compared(key)
     }
 
     /// Reads what [`IdentityRules::fields`] wrote. A field that is not there has its default.
@@ -104,8 +94,6 @@ impl IdentityRules {
                 ("bind", "principal") => rules.bind = BindRule::Principal,
                 ("path", "strict") => rules.path = PathRule::Strict,
                 ("path", "as-sent") => rules.path = PathRule::AsSent,
-                ("uuid_keys", "as-sent") => rules.folds_uuid_case = false,
-                ("uuid_keys", "any-case") => rules.folds_uuid_case = true,
                 ("key_from", sources) => {
                     let parsed = KeyFrom::parse(sources.split(BETWEEN_SOURCES));
                     rules.key_from = parsed.map_err(|_| unknown(field, value))?;
@@ -141,7 +129,6 @@ mod tests {
             scope: ScopeRule::Tenant,
             bind: BindRule::Principal,
             path: PathRule::AsSent,
-            profile: Profile::Repeatability,
             key_from: KeyFrom::parse(["header:PayPal-Request-Id", "body:/key"]).unwrap(),
             ..Policy::default()
         };

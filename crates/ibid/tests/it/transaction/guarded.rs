@@ -140,6 +140,7 @@ async fn the_stored_answer_goes_out_and_is_repeated<A: Adapter>(api: &Api<A>, mo
     assert!(!first.headers.contains_key("idempotent-replayed"));
     let mut again = send(app, &path, &key, false).await;
     assert_eq!(again.headers.remove("idempotent-replayed").unwrap(), "true");
+    assert_eq!(again.headers.remove("cache-control").unwrap(), "no-store");
     assert_eq!((again.status, again.headers, again.body), (first.status, first.headers, first.body));
     assert_eq!(api.world.payments(&key).await, 1);
 }

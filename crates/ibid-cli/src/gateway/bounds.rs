@@ -13,12 +13,13 @@ pub(crate) enum Bound {
     UpstreamConnections,
     BufferedBytes,
     ReplyBytes,
+    Resets,
     Stall,
     Idle,
 }
 
 impl Bound {
-    pub(crate) const ALL: [Bound; 9] = [
+    pub(crate) const ALL: [Bound; 10] = [
         Bound::Connections,
         Bound::Guarded,
         Bound::GuardedPerConnection,
@@ -26,6 +27,7 @@ impl Bound {
         Bound::UpstreamConnections,
         Bound::BufferedBytes,
         Bound::ReplyBytes,
+        Bound::Resets,
         Bound::Stall,
         Bound::Idle,
     ];
@@ -40,6 +42,7 @@ impl Bound {
             Bound::UpstreamConnections => "max_upstream_connections",
             Bound::BufferedBytes => "max_buffered_bytes",
             Bound::ReplyBytes => "max_reply_bytes",
+            Bound::Resets => "max_resets",
             Bound::Stall => "stall_timeout",
             Bound::Idle => "idle_timeout",
         }

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::bounds::{self, Bound};
-use super::replies::Reply;
+use super::replies::{KeptForReply, Reply};
 
 /// Every connection of one listener.
 pub(crate) struct Connections {
@@ -92,6 +92,7 @@ impl Connections {
             replies: Mutex::default(),
             order: AtomicU8::new(ORDER_NONE),
             ordered: Notify::new(),
+            kept_for_tunnel: OnceLock::new(),
         });
         lock(&self.open).insert(id, Arc::clone(&connection));
         Registered { id, connections: Arc::clone(self), connection }
@@ -165,6 +166,7 @@ pub(crate) struct Connection {
     replies: Mutex<HashMap<u64, Weak<Reply>>>,
     order: AtomicU8,
     ordered: Notify,
+    kept_for_tunnel: OnceLock<KeptForReply>,
 }
 
 /// How long a connection may do nothing.
@@ -173,6 +175,18 @@ pub(crate) struct Patience {
     pub(crate) first_head_for: Duration,
     pub(crate) idle_for: Duration,
     pub(crate) stall_for: Duration,
+}
+
+impl Patience {
+    /// How often a connection is looked at, so that none is kept for much longer than it may be.
+    fn often(&self) -> Duration {
+        (self.stall_for / 4).max(LOOK_AT_MOST_EVERY)
+    }
+
+    /// When a new connection is looked at for the first time.
+    pub(crate) fn shortest(&self) -> Duration {
+        self.often().min(self.first_head_for).min(self.idle_for)
+    }
 }
 
 /// What is to be done with a connection now.
@@ -235,11 +249,11 @@ impl Connection {
                 }
             }
         }
-        let often = (patience.stall_for / 4).max(LOOK_AT_MOST_EVERY);
+        let often = patience.often();
         if !self.has_request.load(Ordering::Relaxed) {
             return match patience.first_head_for.checked_sub(since(self.opened)) {
                 None | Some(Duration::ZERO) => Verdict::Close("no request in time"),
-                Some(left) => Verdict::LookAgainIn(left),
+                Some(left) => Verdict::LookAgainIn(left.min(often)),
             };
         }
         if self.busy.load(Ordering::Acquire) > 0 {
@@ -257,6 +271,12 @@ impl Connection {
 
     pub(crate) fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// Keeps what an upgraded request holds for as long as the connection lasts.
+    pub(super) fn keep_for_tunnel(&self, kept: KeptForReply) {
+        // A connection is upgraded once.
+        let _ = self.kept_for_tunnel.set(kept);
     }
 
     /// Lists a reply until [`Connection::forget_reply`].

@@ -1,6 +1,7 @@
 //! What idle clients and clients that do not read can hold, over real connections of both protocols.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -113,6 +114,47 @@ async fn a_reader_that_stopped_makes_room_when_memory_is_short() {
     server.until(|door| door.connections.used() == 0).await;
 }
 
+#[tokio::test]
+async fn a_reader_that_stopped_is_cut_off_while_others_are_answered() {
+    let limits = ServerLimits {
+        reply_bytes_max: 64 * 1024,
+        stall_for: Duration::from_secs(600),
+        ..ServerLimits::default()
+    };
+    let server = Server::start(limits).await;
+    let mut stopped = Client::connect(server.addr).await;
+    stopped.send(&Request::get("/endless")).await;
+    server.until(|door| door.buffers.used().1 >= 60_000).await;
+    let mut honest = Client::connect(server.addr).await;
+    assert_eq!(honest.call(&Request::get("/")).await.status, 200);
+    while server.door.connections.used() > 1 {
+        assert_eq!(honest.call(&Request::get("/large")).await.body.len(), LARGE);
+    }
+    assert_eq!(honest.call(&Request::get("/large")).await.body.len(), LARGE);
+}
+
+#[tokio::test]
+async fn a_client_that_resets_in_bulk_loses_its_connection() {
+    let limits = ServerLimits { h2_resets_max: 8, ..ServerLimits::default() };
+    let server = Server::start(limits).await;
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    let mut flood = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    flood.extend(frame(SETTINGS, 0, 0, &[]));
+    for stream in (1..400).step_by(2) {
+        // `GET`, `http` and `/`, as HPACK's static table has them.
+        flood.extend(frame(HEADERS, END_STREAM | END_HEADERS, stream, &[0x82, 0x86, 0x84]));
+        flood.extend(frame(RST_STREAM, 0, stream, &CANCEL));
+    }
+    let mut client = Client::connect(server.addr).await;
+    client.send_bytes(&flood).await;
+    server.until(|door| door.connections.used() == 0).await;
+    assert!(server.calls.load(Ordering::SeqCst) < 200, "not each of them was taken up");
+    assert_eq!(Client::connect(server.addr).await.call(&Request::get("/")).await.status, 200);
+}
+
 /// An HTTP/2 client that gives each stream a window and answers every PING.
 struct Streams {
     sender: SendRequest<Bytes>,
@@ -164,3 +206,11 @@ async fn reset(mut body: RecvStream) -> Option<h2::Reason> {
 }
 
 const WINDOW: u32 = 65_535;
+
+// Frames of HTTP/2 (RFC 9113, 6 and 7).
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const CANCEL: [u8; 4] = [0, 0, 0, 8];

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{AbortHandle, abortable};
 use futures_util::task::AtomicWaker;
-use http::Response;
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use super::bounds::{self, Bound};
@@ -24,6 +24,7 @@ pub(crate) struct Buffers {
     max_reply_bytes: u64,
     /// A reply without progress for this long may be ended to make room.
     leave_after: Duration,
+    last_eased: AtomicU64,
 }
 
 impl Buffers {
@@ -40,6 +41,7 @@ impl Buffers {
             max_buffered_bytes,
             max_reply_bytes,
             leave_after: LEAVE_AFTER.min(stall_for / 2),
+            last_eased: AtomicU64::new(0),
         }
     }
 
@@ -80,6 +82,21 @@ impl Buffers {
 
     pub(crate) fn remove_request(&self, bytes: u64) {
         self.requests.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Ends replies that their readers have left if there are too many bytes. Called for each piece of a reply, so it looks
+    /// at all of them only now and then.
+    fn ease(&self, now: u64) {
+        let (requests, replies) = self.used();
+        let over = replies.saturating_sub(self.max_reply_bytes);
+        let over = over.max((requests + replies).saturating_sub(self.max_buffered_bytes));
+        let last = self.last_eased.load(Ordering::Relaxed);
+        if over > 0
+            && Duration::from_micros(now.saturating_sub(last)) >= EASE_EVERY
+            && self.last_eased.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.end_left_replies(over);
+        }
     }
 
     /// Ends replies without progress, the longest first, until `wanted` bytes will be free. Returns how many will be.
@@ -155,7 +172,9 @@ impl Reply {
         let bytes = data.len() as u64;
         self.held.fetch_add(bytes, Ordering::AcqRel);
         self.buffers.replies.fetch_add(bytes, Ordering::Relaxed);
-        self.progress.store(self.now(), Ordering::Relaxed);
+        let now = self.now();
+        self.progress.store(now, Ordering::Relaxed);
+        self.buffers.ease(now);
         Bytes::from_owner(Held { data, counted: bytes, reply: Arc::clone(self) })
     }
 
@@ -218,9 +237,14 @@ pub(crate) fn counted_reply<B>(
     buffers: Arc<Buffers>,
 ) -> Response<CountedBody<B>> {
     let (mut head, body) = response.into_parts();
-    let kept = head.extensions.remove::<KeptForReply>();
+    let mut kept = head.extensions.remove::<KeptForReply>();
     let stream = STREAM.try_with(AbortHandle::clone).ok();
     let connection: Arc<Connection> = Arc::clone(busy.connection());
+    if head.status == StatusCode::SWITCHING_PROTOCOLS
+        && let Some(kept) = kept.take()
+    {
+        connection.keep_for_tunnel(kept);
+    }
     let reply = connection.list_reply(|id| Reply {
         id,
         progress: connection.clock().now().into(),
@@ -336,3 +360,6 @@ const PIECE_BYTES: usize = 16 * 1024;
 /// When memory is short, a reader that takes less than a piece in this time is one that has stopped: 16 KiB/s is slower
 /// than any line that clients of an API are on.
 const LEAVE_AFTER: Duration = Duration::from_secs(1);
+
+/// How often all replies are looked at while memory is short.
+const EASE_EVERY: Duration = Duration::from_millis(100);

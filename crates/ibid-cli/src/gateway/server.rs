@@ -259,7 +259,7 @@ impl Conversation {
         // hyper has a timer for the heads of HTTP/1.1 only, and that one starts once the protocol is known. So every
         // connection is looked at from here, too: one that sends nothing, one that only answers PING, one that reads
         // nothing.
-        let mut look = pin!(tokio::time::sleep(patience.first_head_for));
+        let mut look = pin!(tokio::time::sleep(patience.shortest()));
         let (mut is_draining, mut is_leaving) = (false, false);
         let ended = loop {
             let verdict = tokio::select! {
@@ -294,6 +294,9 @@ impl Conversation {
             }
         };
         if let Err(error) = ended {
+            if is_calmed(&*error) {
+                bounds::reached(Bound::Resets);
+            }
             // The client's doing in nearly every case: hung up, timed out, spoke no HTTP.
             tracing::debug!(%peer, error, "connection ended early");
         }
@@ -324,6 +327,18 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             }
         }
     }
+}
+
+/// Whether h2 has closed the connection because its client reset too many streams, or had them reset.
+fn is_calmed(error: &(dyn StdError + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            return error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn is_of_one_connection(error: &io::Error) -> bool {

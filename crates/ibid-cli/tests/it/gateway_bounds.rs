@@ -86,6 +86,23 @@ async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
 }
 
 #[tokio::test]
+async fn a_tunnel_keeps_its_slot_among_what_passes() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).config("[server]\nmax_passed = 1\n").start();
+    let mut tunnel = gateway.client().await;
+    let upgrade =
+        Request::get("/").header("connection", "upgrade").header("upgrade", "echo").fixture("upgrade");
+    tunnel.send(&upgrade).await;
+    assert_eq!(tunnel.read_head().await.unwrap().status, 101);
+    assert_problem(&gateway.call(&Request::get("/")).await, 503, "overloaded");
+    assert_eq!(gateway.call(&Request::post("/pay").key("a")).await.status, 200);
+
+    tunnel.hang_up();
+    let passes = async || (gateway.call(&Request::get("/")).await.status == 200).then_some(());
+    until_async("the slot is free again", passes).await;
+}
+
+#[tokio::test]
 async fn an_unguarded_body_that_stops_before_the_head_is_ended() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nstall_timeout = \"500ms\"\n").start();

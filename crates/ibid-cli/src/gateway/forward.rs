@@ -15,6 +15,7 @@ use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -47,11 +48,19 @@ use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
 pub(crate) struct Forwarder {
     // Every request clones it some times, and a client is a dozen of parts.
     client: Arc<UpstreamClient>,
-    /// For upgrades, which only HTTP/1.1 has; none where every connection is HTTP/1.1, or none is.
-    http1_client: Option<Arc<UpstreamClient>>,
+    /// Where the version is negotiated: a client that offers HTTP/1.1 only.
+    http1: Option<Http1Client>,
     base: Arc<Base>,
     /// Who is told of the proxies that answers come through.
     notice: Option<Arc<HopNotice>>,
+}
+
+/// A client for upgrades, which only HTTP/1.1 has, and for every request once the upstream has declined HTTP/2: its
+/// connections need no [`OneAtATime`]. An upstream that learns HTTP/2 later is spoken to in it after a restart.
+#[derive(Clone, Debug)]
+struct Http1Client {
+    client: Arc<UpstreamClient>,
+    declined_http2: Arc<AtomicBool>,
 }
 
 type UpstreamClient = Client<BoundedConnector<Connector>, UnsyncBoxBody<Bytes, BoxError>>;
@@ -103,11 +112,16 @@ impl Forwarder {
             true => Some(UpstreamTls::new(base.authority.host(), tls, offer)?),
             false => None,
         };
-        let http1_client = tls.as_ref().filter(|_| protocol == Protocol::Negotiated).map(|tls| {
-            Arc::new(client(Protocol::Http1, Some(tls.offering(Offer::Http1Only)), connections.clone()))
+        let http1 = tls.as_ref().filter(|_| protocol == Protocol::Negotiated).map(|tls| Http1Client {
+            client: Arc::new(client(
+                Protocol::Http1,
+                Some(tls.offering(Offer::Http1Only)),
+                connections.clone(),
+            )),
+            declined_http2: tls.declined_http2(),
         });
         let client = Arc::new(client(protocol, tls, connections));
-        Ok(Forwarder { client, http1_client, base: Arc::new(base), notice: None })
+        Ok(Forwarder { client, http1, base: Arc::new(base), notice: None })
     }
 
     /// Lets every answer be looked at for the proxies that it came through.
@@ -128,7 +142,10 @@ impl Forwarder {
         if let Some(key_change) = key_change {
             key_change.apply(request.headers_mut());
         }
-        let client = self.http1_client.as_ref().filter(|_| upgrades).unwrap_or(&self.client);
+        let client = match &self.http1 {
+            Some(http1) if upgrades || http1.declined_http2.load(Ordering::Relaxed) => &http1.client,
+            _ => &self.client,
+        };
         match client.request(request).await {
             Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => upgraded(answer),
             // Nobody asked for an upgrade, so this upstream speaks something that is no HTTP. It has read

@@ -296,11 +296,12 @@ impl Service<Request<ClientBody>> for Upstream {
             if watch.has_stalled() {
                 return Ok(forward::body_stalled());
             }
-            if let Some(wish) = wish {
-                wish.fulfil(&mut answer);
-            }
             if slot.has_head() {
-                answer.extensions_mut().insert(KeptForReply(Arc::new(slot)));
+                let slot = Arc::new(slot);
+                if let Some(wish) = wish {
+                    wish.fulfil(&mut answer, Arc::clone(&slot));
+                }
+                answer.extensions_mut().insert(KeptForReply(slot));
             }
             Ok(answer)
         })

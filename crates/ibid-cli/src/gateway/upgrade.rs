@@ -1,7 +1,7 @@
 //! Upgrades of unguarded requests (WebSocket and others): once the upstream agrees, client and upstream talk to each
 //! other, and the gateway only carries bytes.
 //!
-//! The tunnel belongs to the client's connection: it keeps that connection's slot, and it is cut when a drain begins,
+//! The tunnel belongs to the client's connection: it keeps the slots of that connection and of its request, and it is cut when a drain begins,
 //! because it has no end that a drain could wait for. It has no time-out: a quiet WebSocket is not stalled.
 //!
 //! Guarded requests are never upgraded, and an upgrade to another version of HTTP is never passed on. The tunnel would
@@ -13,13 +13,15 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, heade
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
+use super::pass_slots::PassSlot;
+
 /// The protocols that a request may be upgraded to, as an extension of that request: an order to the forwarder to pass
 /// the wish on.
 #[derive(Clone, Debug)]
 pub(crate) struct UpgradeTo(pub(crate) HeaderValue);
 
 /// Where a request leaves the tunnel that its connection is to become, as an extension of that request.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct TunnelSlot(Arc<Mutex<Option<Tunnel>>>);
 
 impl TunnelSlot {
@@ -34,10 +36,11 @@ impl TunnelSlot {
 }
 
 /// Two connections that are about to become one.
-#[derive(Debug)]
 pub(crate) struct Tunnel {
     client: OnUpgrade,
     upstream: OnUpgrade,
+    /// The slot of the request, which the tunnel keeps.
+    _slot: Arc<PassSlot>,
 }
 
 impl Tunnel {
@@ -74,9 +77,10 @@ impl Wish {
     }
 
     /// Joins the two sides if the upstream has agreed.
-    pub(crate) fn fulfil<B>(self, answer: &mut Response<B>) {
+    pub(crate) fn fulfil<B>(self, answer: &mut Response<B>, slot: Arc<PassSlot>) {
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            self.slot.put(Tunnel { client: self.client, upstream: hyper::upgrade::on(answer) });
+            let upstream = hyper::upgrade::on(answer);
+            self.slot.put(Tunnel { client: self.client, upstream, _slot: slot });
         }
     }
 }

@@ -8,6 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustls::client::ResolvesClientCert;
@@ -52,6 +53,7 @@ pub(crate) struct UpstreamTls {
     config: Arc<ClientConfig>,
     server_name: ServerName<'static>,
     offer: Offer,
+    declined_http2: Arc<AtomicBool>,
 }
 
 impl UpstreamTls {
@@ -84,14 +86,19 @@ impl UpstreamTls {
             .with_custom_certificate_verifier(verifier)
             .with_client_cert_resolver(Arc::new(ClientIdentity(settings.identity.clone())));
         config.alpn_protocols = offer.protocols();
-        Ok(UpstreamTls { config: Arc::new(config), server_name, offer })
+        Ok(UpstreamTls { config: Arc::new(config), server_name, offer, declined_http2: Arc::default() })
     }
 
     /// The same client with another offer.
     pub(crate) fn offering(&self, offer: Offer) -> UpstreamTls {
         let mut config = ClientConfig::clone(&self.config);
         config.alpn_protocols = offer.protocols();
-        UpstreamTls { config: Arc::new(config), server_name: self.server_name.clone(), offer }
+        UpstreamTls { config: Arc::new(config), offer, ..self.clone() }
+    }
+
+    /// Becomes true once the upstream was offered HTTP/2 and did not take it.
+    pub(crate) fn declined_http2(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.declined_http2)
     }
 
     /// The name that the upstream's certificate must be for.
@@ -123,6 +130,9 @@ impl UpstreamTls {
         };
         if self.offer == Offer::Http2Only && !speaks_http2(&tls) {
             return Err(TlsFailure::no_http2());
+        }
+        if self.offer == Offer::Either && !speaks_http2(&tls) {
+            self.declined_http2.store(true, Ordering::Relaxed);
         }
         Ok(tls)
     }

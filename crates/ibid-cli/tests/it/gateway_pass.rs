@@ -1,12 +1,15 @@
 //! Requests that are not guarded pass untouched: upgrades, long polls, streams both ways. And guarded streams.
 
+use std::process::Command;
+
 use ibid_testkit::client::{Client, Request};
+use ibid_testkit::program::{Launch, Program, tools};
 use ibid_testkit::tls::{Authority, TlsFront, TlsOptions};
 use ibid_testkit::upstream::Upstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::harness::{Gateway, Setup, assert_problem, connections_to};
+use crate::harness::{Gateway, Setup, assert_problem, connections_to, until_async};
 
 async fn world(config: &str) -> (Upstream, Gateway) {
     let upstream = Upstream::start().await;
@@ -72,6 +75,61 @@ async fn a_websocket_passes_and_holds_its_connection() {
     assert_eq!(second.read().await.expect("its turn has come").status, 200);
     upstream.until(|tally| tally.closed >= 1).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_takes_a_slot_of_what_passes_and_no_other() {
+    let (upstream, gateway) = world("[server]\nmax_passed = 1\n").await;
+    let client = tunnel(&gateway).await;
+    assert_problem(&gateway.call(&Request::get("/")).await, 503, "overloaded");
+    let guarded = Request::post("/payments").key("k").body("five").fixture("status=201");
+    assert_eq!(gateway.call(&guarded).await.status, 201);
+    client.hang_up();
+    upstream.until(|tally| tally.closed >= 1).await;
+    until_async("the slot is free", async || {
+        (gateway.call(&Request::get("/")).await.status == 200).then_some(())
+    })
+    .await;
+}
+
+/// A real client and a real server of WebSocket, with compression, a large frame and a closing handshake.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_websocket_of_pythons_library_is_echoed() {
+    let packages = tools().join("websockets-16.1.1");
+    let server = Program::start(|_, port| {
+        Launch::new("python3", ["-c", ECHO_SERVER, &port.to_string()]).env("PYTHONPATH", &packages)
+    });
+    let gateway = Setup::before(&server.url()).start();
+    let url = format!("ws://{}/socket", gateway.addr());
+    let ran = Command::new("python3").args(["-c", ECHO_CLIENT, &url]).env("PYTHONPATH", &packages).output();
+    let ran = ran.expect("`python3` is missing: run scripts/setup");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "echoed, closed with 1000", "{ran:?}");
+}
+
+const ECHO_SERVER: &str = "
+import asyncio, sys
+from websockets.asyncio.server import serve
+
+async def echo(socket):
+    async for message in socket:
+        await socket.send(message)
+
+async def main():
+    async with serve(echo, '127.0.0.1', int(sys.argv[1])) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+";
+
+const ECHO_CLIENT: &str = "
+import sys
+from websockets.sync.client import connect
+
+with connect(sys.argv[1]) as socket:
+    for message in ['hello', bytes(range(256)) * 300]:
+        socket.send(message)
+        assert socket.recv(timeout=30) == message
+print('echoed, closed with', socket.close_code)
+";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_goes_by_http1_where_tls_would_choose_http2() {

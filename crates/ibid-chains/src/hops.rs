@@ -99,7 +99,8 @@ impl Failure {
     }
 }
 
-/// Where the hop sends a request again by itself, before the gateway can know.
+/// Where the hop sends a request again by itself, before the gateway can know. Go's HTTP client does so too, if the request
+/// carries `Idempotency-Key`; the gateway renames that field for requests without a body.
 const RESENDS: [(Proxy, Failure); 1] = [(Proxy::Varnish, Failure::ReusedWithoutBody)];
 
 pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {

@@ -98,6 +98,13 @@ pub struct Policy {
     /// The proxy that requests are forwarded to: it stands for measured rules.
     #[n(28)]
     pub behind: Option<Hop>,
+    /// How long an unknown outcome that nothing can settle is kept, from when it became a dead letter. None: for ever.
+    #[cbor(n(26), with = "maybe_micros")]
+    #[cbor(default)]
+    pub unknown_retention: Option<Duration>,
+    /// The pattern of the route, as metrics name it. None: `*`.
+    #[n(29)]
+    pub route: Option<String>,
     /// What the fingerprint covers.
     #[n(21)]
     pub recipe: Recipe,
@@ -357,6 +364,8 @@ impl Default for Policy {
             store_on: Vec::new(),
             not_executed_when: Vec::new(),
             behind: None,
+            unknown_retention: None,
+            route: None,
             recipe: Recipe::default(),
             response_version: 1,
             reconcile: None,
@@ -501,6 +510,14 @@ impl Policy {
             return Err(PolicyError::new("store_on", &problem));
         }
         self.not_executed_when.iter().try_for_each(NotExecutedWhen::check)?;
+        if self.unknown_retention.is_some_and(|length| length > DURATION_MAX) {
+            return Err(PolicyError::new("unknown_retention", "must be at most 100 years"));
+        }
+        if self.unknown_retention.is_some_and(|length| length <= self.settled_in_max()) {
+            let problem = "must be longer than any run and its reconciliation can take: max_run, lease, upstream_timeout and \
+                           linger, and attempts × settle";
+            return Err(PolicyError::new("unknown_retention", problem));
+        }
         match &self.reconcile {
             Some(reconcile) if reconcile.attempts == 0 => {
                 Err(PolicyError::new("attempts", "must be at least 1"))
@@ -511,6 +528,16 @@ impl Policy {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// How long a run and the questions about it may take in all.
+    fn settled_in_max(&self) -> Duration {
+        let run = (self.max_run + self.lease).max(self.over_in());
+        let asked = self.reconcile.as_ref().map_or(Duration::ZERO, |rule| {
+            // A pause may be spread by a quarter, and is never longer than five minutes where nobody answers.
+            rule.settle.max(QUESTION_PAUSE_MAX).saturating_mul(rule.attempts).mul_f64(1.25)
+        });
+        run.saturating_add(asked)
     }
 
     /// How long after its begin an Attempt is over: nobody delivers or reads for it any more.
@@ -578,6 +605,31 @@ const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Shortest lease: a renewal must fit into a third of it, and a disk may take tens of milliseconds.
 const LEASE_MIN: Duration = Duration::from_millis(100);
 
+/// Longest pause between two questions of a reconciler where nobody answers.
+const QUESTION_PAUSE_MAX: Duration = Duration::from_secs(300);
+
+/// A duration that may be absent, as microseconds.
+mod maybe_micros {
+    use super::Duration;
+    use minicbor::encode::Write;
+    use minicbor::{Decode, Decoder, Encode, Encoder};
+
+    pub(super) fn encode<C, W: Write>(
+        length: &Option<Duration>,
+        e: &mut Encoder<W>,
+        ctx: &mut C,
+    ) -> Result<(), minicbor::encode::Error<W::Error>> {
+        length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX)).encode(e, ctx)
+    }
+
+    pub(super) fn decode<C>(
+        d: &mut Decoder<'_>,
+        ctx: &mut C,
+    ) -> Result<Option<Duration>, minicbor::decode::Error> {
+        Ok(Option::<u64>::decode(d, ctx)?.map(Duration::from_micros))
+    }
+}
+
 /// Durations as microseconds, the unit of every stored instant.
 mod micros {
     use super::Duration;
@@ -640,6 +692,13 @@ mod tests {
         assert_eq!(refused(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
         assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
         assert_eq!(refused(|p| p.store_on.push(503)), "store_on");
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(Policy { unknown_retention: hour, ..Policy::default() }.check(), Ok(()));
+        assert_eq!(refused(|p| p.unknown_retention = Some(p.max_run + p.lease)), "unknown_retention");
+        assert_eq!(
+            refused(|p| (p.unknown_retention, p.reconcile) = (hour, Some(Reconcile::new(DAY, 2)))),
+            "unknown_retention"
+        );
         assert_eq!(refused(|p| (p.free_on, p.store_on) = (vec![429], vec![429])), "store_on");
         for (status, header, value) in [
             (200, "x-a", "1"),
@@ -751,6 +810,8 @@ mod tests {
             store_on: vec![429],
             not_executed_when: vec![rule],
             behind: Some(Hop::Envoy),
+            unknown_retention: Some(90 * DAY),
+            route: Some("/payments/{id}".into()),
             key_from,
             ..Policy::default()
         };

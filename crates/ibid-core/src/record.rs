@@ -76,7 +76,8 @@ impl State {
 /// What a Record carries besides its State.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// A person must look at it.
+    /// An operator must look at it. Of an unknown outcome this is true only once its last Attempt's time is over:
+    /// [`Record::is_dead_letter`].
     pub dead_letter: bool,
     /// `pending` because an Effect owes the answer.
     pub owed: bool,
@@ -149,6 +150,9 @@ pub struct Note {
     /// A digest of the names of the Phases up to that one: another call in its place would hide it.
     #[n(10)]
     pub doubted: Option<u64>,
+    /// The status of the answer that proved nothing, while the outcome is unknown because of it.
+    #[n(11)]
+    pub unproven: Option<u16>,
 }
 
 impl Note {
@@ -282,6 +286,24 @@ impl Record {
     /// Whether its due instant has passed. No due instant: held, never abandoned.
     pub fn is_due(&self, now: Timestamp) -> bool {
         self.due_at.is_some_and(|at| at <= now)
+    }
+
+    /// When the time of the last Attempt is over: until then its late answer may settle an unknown outcome.
+    pub fn over_at(&self) -> Timestamp {
+        self.ran_at.unwrap_or(self.created_at).after(self.policy.over_in())
+    }
+
+    /// Until when an unknown outcome may settle by itself: by a late answer, or at the next look of a reconciler. None: only
+    /// an operator can settle it.
+    pub fn settles_by(&self, now: Timestamp) -> Option<Timestamp> {
+        let next_look = self.due_at.filter(|_| !self.flags.dead_letter);
+        next_look.or_else(|| Some(self.over_at()).filter(|over_at| *over_at > now))
+    }
+
+    /// Whether only an operator can settle it. The flag is set when the outcome becomes unknown and counts once the last
+    /// Attempt's time is over.
+    pub fn is_dead_letter(&self, now: Timestamp) -> bool {
+        self.flags.dead_letter && (self.state != State::Unknown || self.over_at() <= now)
     }
 
     /// `success` or `error`, once completed and kept.

@@ -26,7 +26,7 @@
 //! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`. `doubts its call`: it called the
 //! outside under a key, does not know what came of it, and tells with its end.
 //!
-//! **The others**: `sweeps`, `resumes` (a sweeper that can run the handler), `finds it never claimed`, `purges`; `effect  is done 201` or `is dead`; `finds`
+//! **The others**: `sweeps`, `resumes` (a sweeper that can run the handler), `finds it never claimed`, `finds it outlived`, `purges`; `effect  is done 201` or `is dead`; `finds`
 //! (reconciler), `hears` (webhook), `resolves` (operator), each with `executed 201`, `not executed` or `nothing`, and
 //! `as of 10s ago` for old evidence; `forgets`. Outcomes: `settled`, `unsettled`, `later`, `forgotten`, `ignored`,
 //! `purged`.
@@ -419,6 +419,7 @@ impl Stage {
             }
             ("did", "not call") => Event::Calling { begun: begun()?, nonce, point: None },
             ("finds", "it never claimed") => Event::NeverClaimed { nonce },
+            ("finds", "it outlived") => Event::Outlived { nonce },
             ("is", "dead") => Event::EffectDead { nonce },
             ("is", done) if done.starts_with("done ") => {
                 given = given_answer(&done[5..], name)?;
@@ -580,6 +581,7 @@ impl Stage {
                 "max_run" => policy.max_run = duration(value)?,
                 "retention" => policy.retention = duration(value)?,
                 "tombstone" => policy.tombstone = duration(value)?,
+                "unknown_retention" => policy.unknown_retention = Some(duration(value)?),
                 "upstream_timeout" => policy.upstream_timeout = duration(value)?,
                 "linger" => policy.linger = duration(value)?,
                 "pending_deadline" => policy.pending_deadline = duration(value)?,

@@ -539,7 +539,7 @@ async fn write_end(
 }
 
 fn settled_in(stored: Stored) -> Option<Duration> {
-    stored.record.due_at.filter(|_| !stored.record.flags.dead_letter).map(|due| due.since(stored.now))
+    stored.record.settles_by(stored.now).map(|at| at.since(stored.now))
 }
 
 impl Drop for Attempt {

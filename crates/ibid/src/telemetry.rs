@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use ibid_core::change::Draft;
 use ibid_core::policy::Profile;
 use ibid_core::proof::Ignored;
+use ibid_core::record::ErrorCode;
+use ibid_core::scope::RecordId;
 use metrics::{Key, Level, Metadata, SharedString, counter, histogram, with_recorder};
 
 /// What a request met, for the counters.
@@ -84,6 +87,28 @@ pub fn ran(route: &Arc<str>, outcome: &'static str, seconds: f64) {
     histogram!(RUN_SECONDS, "route" => route, "outcome" => outcome).record(seconds);
 }
 
+/// Counts and logs an outcome that became unknown. The log names the record and its trace, and never a key, a tenant or a
+/// path.
+pub(crate) fn became_unknown(id: &RecordId, draft: &Draft) {
+    let route = draft.policy.route.clone().unwrap_or_else(|| "*".to_owned());
+    let cause = match (draft.note.last_error, draft.note.unproven) {
+        (_, Some(status)) => SharedString::from(format!("status_{status}")),
+        (Some(ErrorCode::Broken), None) => "reset".into(),
+        (Some(error), None) => error.name().into(),
+        (None, None) => "lapsed".into(),
+    };
+    tracing::warn!(
+        record = %id.short(),
+        %route,
+        method = %draft.identity.operation.method,
+        %cause,
+        dead_letter = draft.flags.dead_letter,
+        trace = draft.note.trace_id(),
+        "an outcome is unknown"
+    );
+    counter!(UNKNOWN, "route" => route, "cause" => cause).increment(1);
+}
+
 /// Counts an `Ibid-Outcome` that was not believed.
 pub fn outcome_ignored(route: &Arc<str>, why: Ignored) {
     let route = SharedString::from_shared(route.clone());
@@ -160,6 +185,10 @@ pub const RETENTION_PRUNED: &str = "ibid_retention_pruned_total";
 pub const NOT_STORED: &str = "ibid_answers_not_stored_total";
 /// Answers that came after their record had gone on.
 pub const LATE_ANSWERS: &str = "ibid_late_answers_total";
+/// Outcomes that became unknown.
+pub const UNKNOWN: &str = "ibid_unknown_total";
+/// Unknown outcomes that expired after `unknown_retention`.
+pub const UNKNOWN_EXPIRED: &str = "ibid_unknown_expired_total";
 /// `Ibid-Outcome` fields that were not believed.
 pub const OUTCOME_IGNORED: &str = "ibid_outcome_ignored_total";
 /// Effects put into the outbox.
@@ -225,6 +254,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
     (NOT_STORED, "counter", "answers given although their record could not be written within finish_wait"),
     (LATE_ANSWERS, "counter", "answers that came after their record had gone on"),
+    (
+        UNKNOWN,
+        "counter",
+        "outcomes that became unknown, by route and cause: timed_out, reset, status_500 and so on, lapsed, effect_dead",
+    ),
+    (UNKNOWN_EXPIRED, "counter", "unknown outcomes that expired after unknown_retention, by route"),
     (
         OUTCOME_IGNORED,
         "counter",

@@ -35,14 +35,19 @@ pub(crate) async fn list(
     let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
     let more = found.len() > limit;
     found.truncate(limit);
+    let last = found.last().map(|stored| stored.record.id);
+    if args.which.dead_letters {
+        // What a late answer may still settle is nobody's to look at yet.
+        found.retain(|stored| stored.record.is_dead_letter(stored.now));
+    }
     if args.json {
         print_json(out, &found.iter().map(|stored| record_json(&stored.record)).collect())?;
     } else {
         print_records(&found, out)?;
     }
-    match found.last() {
-        Some(last) if more => print_line(talk, format_args!("there are more: `--after {}`", last.record.id)),
-        None => print_line(talk, "no record fits"),
+    match last {
+        Some(last) if more => print_line(talk, format_args!("there are more: `--after {last}`")),
+        _ if found.is_empty() => print_line(talk, "no record fits"),
         _ => Ok(()),
     }
 }

@@ -328,6 +328,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "defaults",
+        "unknown_retention",
+        "duration, or `never`",
+        "\"never\"",
+        "How long an unknown outcome that nothing can settle is kept, from when it became a dead letter. After that its key is like that of an expired record, and the history and `ibid_unknown_expired_total` say so. Never, because a client that retries then would run it again. It must be longer than any run and its reconciliation can take.",
+    ),
+    key(
+        "defaults",
         "max_attempts",
         "number",
         "10",

@@ -185,6 +185,17 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
+    /// A duration longer than zero, or the word that stands for none.
+    pub(super) fn positive_or(&mut self, key: &'static str, word: &str) -> Option<Option<Duration>> {
+        self.read(key, DURATION_FORM, |value| match value.as_str()? {
+            text if text == word => Some(Ok(None)),
+            text => match parse_duration(text) {
+                Ok(Duration::ZERO) => Some(Err("must be longer than zero")),
+                read => Some(read.map(Some)),
+            },
+        })
+    }
+
     pub(super) fn size(&mut self, key: &'static str) -> Option<u64> {
         self.read(key, SIZE_FORM, |value| match value {
             DeValue::Integer(number) => Some(integer(number).ok_or(SIZE_FORM)),

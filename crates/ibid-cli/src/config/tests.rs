@@ -63,6 +63,7 @@ max_response_body = 2048
 response_version = 7
 free_on = [503]
 store_on = [429]
+unknown_retention = "400d"
 behind = "haproxy"
 not_executed_when = { status = [502], header = "X-Sent", in = ["no"] }
 strict_key = true
@@ -114,6 +115,7 @@ secrets = ["0123456789abcdef0123456789abcdef"]
     assert_eq!((policy.store_on.as_slice(), policy.behind), (&[429][..], Some(Hop::Haproxy)));
     let rule = NotExecutedWhen { status: vec![502], header: "x-sent".into(), values: vec!["no".into()] };
     assert_eq!(policy.not_executed_when, [rule]);
+    assert_eq!(policy.unknown_retention, Some(400 * DAY));
     assert_eq!(policy.linger, Duration::ZERO);
     let pointer = |text: &str| Pointer::parse(text).unwrap();
     let rest = Recipe::default().with_header("x-amount").with_exclude(pointer("/sent_at"));
@@ -233,6 +235,14 @@ fn every_error_names_file_line_and_key() {
         (
             "[defaults]\nstore_on = [503]",
             "ibid.toml:5: `store_on` `503` is not on the free list: 401, 403, 409, 423, 425, 429, 501",
+        ),
+        (
+            "[defaults]\nunknown_retention = \"0s\"",
+            "ibid.toml:5: `unknown_retention` must be longer than zero",
+        ),
+        (
+            "[defaults]\nunknown_retention = \"10m\"",
+            "ibid.toml:5: `unknown_retention` must be longer than any run and its reconciliation can take: max_run, lease, upstream_timeout and linger, and attempts × settle",
         ),
         (
             "[defaults]\nbehind = \"enovy\"",

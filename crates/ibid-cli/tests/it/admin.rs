@@ -6,7 +6,7 @@ use ibid_testkit::upstream::Upstream;
 use serde_json::{Value, json};
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
-use crate::settle::{FAILS, dead_effect};
+use crate::settle::{FAILS, HASTY, dead_effect};
 
 const TOKEN: &str = "an-admin-token-of-the-tests";
 
@@ -355,12 +355,15 @@ async fn lists_are_narrowed_and_paged_and_what_is_not_understood_is_refused() {
 #[tokio::test]
 async fn effects_and_dead_letters_are_shown_and_settled() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()));
+    let setup = with_token(Setup::before(&upstream.url()).config(HASTY));
     let gateway = setup.start();
     let record = id(&unknown(&gateway, "k").await);
     let (first, second) = (dead_effect(&setup, &record, "charge"), dead_effect(&setup, &record, "mail"));
-    let letters = json_of(&get(&gateway, "/v1/dead-letters").await);
-    assert_eq!(letters["records"].as_array().map(Vec::len), Some(1));
+    let letters = until_async("its attempt's time is over", async || {
+        let letters = json_of(&get(&gateway, "/v1/dead-letters").await);
+        (letters["records"].as_array().map(Vec::len) == Some(1)).then_some(letters)
+    })
+    .await;
     assert_eq!(letters["effects"].as_array().map(Vec::len), Some(2), "{letters}");
     let act = json!({ "who": "ann", "reason": "their outage is over" });
     let retried = json_of(&post(&gateway, &format!("/v1/effects/{first}/retry"), &act).await);

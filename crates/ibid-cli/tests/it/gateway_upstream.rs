@@ -13,13 +13,13 @@ fn pay(key: &str, fixture: &str) -> Request {
     Request::post("/payments").key(key).body("five").fixture(fixture)
 }
 
-/// What every retry of an unknown record gets: 409, no date to come again, for a person must look.
+/// What every retry of an unknown record gets: 409, and a date to come again while a late answer may settle it.
 async fn stays_unknown(gateway: &Gateway, request: &Request) {
     for _ in 0..3 {
         let retry = gateway.call(request).await;
         assert_problem(&retry, 409, "outcome-unknown");
-        assert!(retry.text().contains("\"retry\":\"never\""), "{retry:?}");
-        assert_eq!(retry.header("retry-after"), None);
+        assert!(retry.text().contains("\"retry\":\"same-key\""), "{retry:?}");
+        assert!(retry.header("retry-after").is_some(), "{retry:?}");
     }
 }
 
@@ -52,6 +52,7 @@ async fn a_server_error_is_passed_on_and_then_unknown_for_ever(on: On) {
         let request = pay(&format!("s{status}"), &format!("status={status};body=oops"));
         let first = gateway.call(&request).await;
         assert_eq!((first.status, first.text().as_str()), (status, "oops"), "{first:?}");
+        assert_eq!(first.header("idempotency-outcome"), Some("unknown".to_owned()), "{first:?}");
         stays_unknown(&gateway, &request).await;
         assert_eq!(upstream.executions(&format!("s{status}")), 1);
     }
@@ -204,6 +205,41 @@ async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_o
     for n in 0..50 {
         assert!(is_replay(&gateway.call(&pay(&format!("idle-{n}"), "")).await));
     }
+}
+
+#[tokio::test]
+async fn an_outcome_that_becomes_unknown_is_logged_and_counted() {
+    let upstream = Upstream::start().await;
+    let route = "[[route]]\nmatch = \"POST /payments\"\n";
+    let gateway = Setup::before(&upstream.url()).config(route).start();
+    assert_eq!(gateway.call(&pay("k1", "status=503")).await.status, 503);
+    assert_problem(&gateway.call(&pay("k2", "cut=read")).await, 502, "outcome-unknown");
+    gateway.until_said("cause=reset").await;
+    let said = gateway.said();
+    let lines: Vec<_> = said.lines().filter(|line| line.contains("an outcome is unknown")).collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    for (line, cause) in lines.iter().zip(["cause=status_503", "cause=reset"]) {
+        assert!(line.contains("WARN") && line.contains(cause) && line.contains("method=POST"), "{line}");
+        assert!(line.contains("record=") && line.contains("route=/payments"), "{line}");
+    }
+    for cause in ["status_503", "reset"] {
+        let labels = format!("cause=\"{cause}\"");
+        assert_eq!(gateway.metric("ibid_unknown_total", &labels).await, 1.0, "{cause}");
+    }
+}
+
+#[tokio::test]
+async fn no_connection_is_used_again_after_a_server_error() {
+    let upstream = Upstream::start().await;
+    let gateway = Setup::before(&upstream.url()).start();
+    for n in 0..10 {
+        // uvicorn's way: the error, and then a close that nobody announced.
+        let failed = gateway.call(&pay(&format!("fails-{n}"), "cut=next;status=500")).await;
+        assert_eq!(failed.status, 500);
+        let innocent = gateway.call(&pay(&format!("innocent-{n}"), "status=201")).await;
+        assert_eq!(innocent.status, 201, "{innocent:?}");
+    }
+    assert_eq!(upstream.tally().repeated(), Vec::<&str>::new());
 }
 
 #[tokio::test]

@@ -22,6 +22,18 @@ fn run(setup: &Setup, words: &[&str]) -> (i32, String, String) {
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
+/// Attempts whose time is over soon: then what is unknown is a dead letter.
+pub(crate) const HASTY: &str = "[defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n";
+
+/// Waits until the only unknown record is a dead letter.
+async fn until_dead_letter(setup: &Setup) {
+    until_async("its attempt's time is over", async || {
+        let (_, out, _) = run(setup, &["keys", "list", "--dead-letters", "--json"]);
+        (out.trim() != "[]").then_some(())
+    })
+    .await;
+}
+
 /// The first digits of the id of the only record that is listed so.
 fn only(setup: &Setup, words: &[&str]) -> String {
     let (code, out, said) = run(setup, &[&["keys", "list", "--json"], words].concat());
@@ -53,9 +65,10 @@ pub(crate) fn dead_effect(setup: &Setup, record: &str, name: &str) -> i64 {
 
 async fn an_operator_settles_a_record_by_its_first_digits_once_it_is_meant(on: On) {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on);
+    let setup = Setup::before(&upstream.url()).on(on).config(HASTY);
     let gateway = setup.start();
     lost(&gateway, "k").await;
+    until_dead_letter(&setup).await;
     let id = only(&setup, &["--dead-letters", "--route", "/{any}", "--older-than", "0s", "--method", "post"]);
     let words =
         ["keys", "resolve", &id, "--status", "201", "--body", "by hand", "--content-type", "text/plain"];
@@ -167,9 +180,10 @@ on_every_store!(a_dead_letter_whose_outcome_is_known_is_seen_to_and_answers_as_b
 #[tokio::test]
 async fn an_unknown_record_can_not_be_seen_to() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url());
+    let setup = Setup::before(&upstream.url()).config(HASTY);
     let gateway = setup.start();
     lost(&gateway, "k").await;
+    until_dead_letter(&setup).await;
     let id = only(&setup, &["--dead-letters"]);
     let seen = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
     let (code, _, said) = run(&setup, &[&seen[..], &["--yes"]].concat());

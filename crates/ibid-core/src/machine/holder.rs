@@ -237,7 +237,8 @@ fn settled_by(
             (to(draft), Decision::Freed)
         }
         Class::Ambiguous => {
-            let draft = unknown(from, ErrorCode::ServerError);
+            let mut draft = unknown(from, ErrorCode::ServerError);
+            draft.note.unproven = Some(answer.status);
             let detail = format!("attempt {}: answered {}", begun.attempt, answer.status);
             (with(to(draft), Happened::Unknown, detail), Decision::Unsettled)
         }

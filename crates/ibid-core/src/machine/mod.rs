@@ -21,6 +21,7 @@ pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_
 pub use effect_evidence::bearing_on_effect;
 pub use evidence::{Bearing, bearing};
 pub use request::holds_key;
+pub use settle::may_be_asked_about;
 
 use crate::act::Act;
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
@@ -54,6 +55,7 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::Lapsed { nonce, careful } => settle::lapsed(record, *nonce, *careful, now),
         Event::Resume { nonce, careful } => settle::resume(record, *nonce, *careful, now),
         Event::NeverClaimed { nonce } => settle::never_claimed(record, *nonce, now),
+        Event::Outlived { nonce } => settle::outlived(record, *nonce, now),
         Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
         Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
         Event::Found { nonce, by, what, as_of, jitter } => {
@@ -165,6 +167,11 @@ pub enum Event<'a> {
     },
     /// The reaper found the pending deadline passed.
     NeverClaimed {
+        /// Of this write.
+        nonce: Nonce,
+    },
+    /// The reaper found that `unknown_retention` has passed, and no Effect of the record is open.
+    Outlived {
         /// Of this write.
         nonce: Nonce,
     },
@@ -561,6 +568,7 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
     draft.completed = Mark::Now;
     draft.note.status = Some(answer.status);
     draft.note.last_error = None;
+    draft.note.unproven = None;
     draft.note.calling = None;
     draft.note.doubt = None;
     draft.note.provider_id = answer.provider_id.clone().or(draft.note.provider_id);
@@ -576,6 +584,7 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
 fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
     let accepted = draft.flags.asynchronous;
     draft.note.last_error = Some(why);
+    draft.note.unproven = None;
     draft.note.calling = None;
     if accepted && draft.attempt < draft.policy.max_attempts {
         draft.flags = Flags { asynchronous: true, ..Flags::default() };
@@ -596,10 +605,11 @@ fn freed(mut draft: Draft, why: ErrorCode) -> Draft {
     draft
 }
 
-/// Nobody knows. Without a way to ask it is a person's at once.
+/// Nobody knows. Without a way to ask it is an operator's, once its Attempt's time is over.
 fn unknown(mut draft: Draft, why: ErrorCode) -> Draft {
     draft.state = State::Unknown;
     draft.note.last_error = Some(why);
+    draft.note.unproven = None;
     draft.note.tries = 0;
     draft.note.absent_at = None;
     // The first look comes when the Attempt is over, also one that lost its lease with the delivery just made: until
@@ -607,6 +617,7 @@ fn unknown(mut draft: Draft, why: ErrorCode) -> Draft {
     let over_in = draft.policy.over_in();
     draft.due_in = draft.policy.reconcile.as_ref().map(|reconcile| reconcile.settle.max(over_in));
     draft.flags.dead_letter = draft.due_in.is_none();
+    draft.due_in = draft.due_in.or(draft.policy.unknown_retention);
     draft.flags.owed = false;
     (draft.expires_in, draft.purge_in) = (None, None);
     draft

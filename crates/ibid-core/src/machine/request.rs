@@ -29,10 +29,10 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
         State::Completed if record.flags.not_retained => Verdict::Keep(Decision::NotRetained),
         State::Completed => Verdict::Keep(Decision::Replay),
         State::Pending => Verdict::Keep(Decision::Wait { overlong: false }),
-        State::Unknown => Verdict::Keep(unknown(record)),
+        State::Unknown => Verdict::Keep(Decision::Unknown { until: record.settles_by(now) }),
         // Another run could not settle it, and nobody else will.
         State::Retryable if settle::is_past_key_window(record, now) => {
-            written(settle::forgotten(record, ask.nonce), now)
+            written(record, settle::forgotten(record, ask.nonce), now)
         }
         // Nothing was done and nobody's request holds the key. Another request may come, and must not inherit the
         // downstream keys of the first: a new generation.
@@ -222,25 +222,22 @@ fn lapsed(record: &Record, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
         Role::Caller if runs_again && !record.flags.asynchronous => {
             settle::taken_over(record, ask.nonce, "the next request")
         }
-        _ => written(settle::lapse(record, ask.nonce), now),
+        _ => written(record, settle::lapse(record, ask.nonce), now),
     }
 }
 
 /// What a request gets that was the first to notice that a record's run is over.
-fn written(change: Arc<Change>, now: Timestamp) -> Verdict {
+fn written(record: &Record, change: Arc<Change>, now: Timestamp) -> Verdict {
     let draft = change.draft.as_ref().expect("the end of a run is written to the record");
     let decision = match draft.state {
         State::Completed => Decision::Replay,
         State::Unknown => {
-            let until = draft.due_in.map(|due_in| now.after(due_in));
-            Decision::Unknown { until: until.filter(|_| !draft.flags.dead_letter) }
+            let next_look = draft.due_in.filter(|_| !draft.flags.dead_letter).map(|due_in| now.after(due_in));
+            let late = || Some(record.over_at()).filter(|over_at| *over_at > now);
+            Decision::Unknown { until: next_look.or_else(late) }
         }
         State::Pending => Decision::Wait { overlong: false },
         State::Retryable | State::InProgress => Decision::Free,
     };
     Verdict::Write(change, decision)
-}
-
-fn unknown(record: &Record) -> Decision {
-    Decision::Unknown { until: record.due_at.filter(|_| !record.flags.dead_letter) }
 }

@@ -2,6 +2,7 @@
 //! it saw; only these paths, and the late owner itself, leave `unknown`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{
     Answer, Decision, Finder, Found, Verdict, as_it_is, backoff, change, completed, freed,
@@ -11,7 +12,7 @@ use crate::act::Act;
 use crate::change::{Change, Draft, Expect, Happened, Mark};
 use crate::effect::KEY_WINDOW;
 use crate::policy::{OnLapse, Profile};
-use crate::record::{ErrorCode, Nonce, Record, State};
+use crate::record::{ErrorCode, Flags, Nonce, Record, State};
 use crate::refusal::Refusal;
 use crate::response::Response;
 use crate::time::Timestamp;
@@ -172,6 +173,36 @@ pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestam
     }
 }
 
+/// The reaper found that an unknown outcome was kept for `unknown_retention`, and nothing could settle it. From here on it
+/// is like a completed record past its retention, and its history says so.
+pub(super) fn outlived(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+    match record {
+        Some(record)
+            if record.state == State::Unknown
+                && record.flags.dead_letter
+                && record.policy.unknown_retention.is_some()
+                && !may_be_asked_about(record)
+                && record.is_due(now) =>
+        {
+            let mut draft = same(record);
+            draft.state = State::Completed;
+            draft.flags = Flags { not_retained: true, ..Flags::default() };
+            draft.completed = Mark::Now;
+            draft.expires_in = Some(Duration::ZERO);
+            draft.purge_in = Some(record.policy.tombstone);
+            let change = rewrite(record, Expect::Due(record.version), nonce, draft);
+            let detail = "its outcome was never known: expired after unknown_retention";
+            Verdict::Write(with(change, Happened::Settled, detail), Decision::Settled)
+        }
+        _ => Verdict::Keep(Decision::Ignored),
+    }
+}
+
+/// Whether a reconciler has questions left about an unknown record.
+pub fn may_be_asked_about(record: &Record) -> bool {
+    record.policy.reconcile.as_ref().is_some_and(|rule| record.note.tries < rule.attempts)
+}
+
 /// The Effect that owes the answer is done.
 pub(super) fn effect_done(record: Option<&Record>, nonce: Nonce, answer: &Answer) -> Verdict {
     match record {
@@ -317,7 +348,7 @@ fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>, jitter: 
     draft.due_in = match rule {
         Some(rule) if left && absent.is_some() => Some(spread(rule.settle, jitter)),
         Some(_) if left => Some(spread(backoff(draft.note.tries), jitter)),
-        _ => None,
+        _ => record.policy.unknown_retention,
     };
     let detail =
         format!("try {}: {}", draft.note.tries, if absent.is_some() { "not there" } else { "no word" });
@@ -326,7 +357,7 @@ fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>, jitter: 
 
 /// Whether the last Attempt was over at that instant: until then "not executed" may be followed by its execution.
 pub(super) fn is_over(record: &Record, as_of: Timestamp) -> bool {
-    record.ran_at.unwrap_or(record.created_at).after(record.policy.over_in()) <= as_of
+    record.over_at() <= as_of
 }
 
 /// Whether a look at least `settle` before this one already found nothing. When the looks were made counts, not when

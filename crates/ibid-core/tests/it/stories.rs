@@ -483,7 +483,7 @@ fn without_a_way_to_ask_an_unknown_outcome_is_a_persons_at_once() {
         ann     begins                  -> run
         ann     times out               -> unsettled
         record  is unknown, dead letter
-        bob     begins                  -> unknown, dead letter
+        bob     begins                  -> unknown
         ",
     );
 }
@@ -518,7 +518,7 @@ fn a_status_that_proves_nothing_frees_nothing() {
                 ann     begins             -> run
                 ann     finishes {status}  -> unsettled
                 record  is unknown, dead letter
-                ann     begins             -> unknown, dead letter
+                ann     begins             -> unknown
                 "
             ));
         }
@@ -543,10 +543,98 @@ fn a_late_503_or_408_does_not_free_an_unknown_record() {
             wim     claims             -> run
             wim     finishes {status}  -> unsettled
             record  is unknown, dead letter
-            ann     begins async       -> unknown, dead letter
+            ann     begins async       -> unknown
             "
         ));
     }
+}
+
+#[test]
+fn no_dead_letter_while_a_late_answer_may_come() {
+    story(
+        "
+        policy  upstream_timeout=30s linger=30s
+        ann     begins        -> run
+        +30s
+        ann     times out     -> unsettled
+        bob     begins        -> unknown
+        +29s
+        bob     begins        -> unknown
+        +1s
+        bob     begins        -> unknown, dead letter
+        ann     finishes 201  -> stored
+        ",
+    );
+    story(
+        "
+        policy  lease=10s upstream_timeout=30s linger=30s
+        ann     begins  -> run
+        +11s
+        bob     begins  -> unknown
+        +48s
+        bob     begins  -> unknown
+        +1s
+        bob     begins  -> unknown, dead letter
+        ",
+    );
+}
+
+#[test]
+fn an_unknown_outcome_expires_where_the_route_says_so() {
+    story(
+        "
+        policy  unknown_retention=2h tombstone=1h
+        ann     begins             -> run
+        ann     times out          -> unsettled
+        record  never expires
+        record  is due in 2h
+        +119m
+        rip     finds it outlived  -> ignored
+        bob     begins             -> unknown, dead letter
+        +1m
+        bob     begins             -> unknown, dead letter
+        rip     finds it outlived  -> settled
+        record  has history settled
+        record  goes in 1h
+        ann     finishes 201       -> superseded
+        rip     finds it outlived  -> ignored
+        bob     begins with body B -> run
+        ",
+    );
+    story(
+        "
+        policy  unknown_retention=2h tombstone=1h after_expiry=refuse
+        ann     begins             -> run
+        ann     times out          -> unsettled
+        +2h
+        rip     finds it outlived  -> settled
+        bob     begins             -> expired
+        rec     finds executed 201 -> ignored
+        ",
+    );
+    story(
+        "
+        policy  settle=60s tries=1 unknown_retention=2h
+        ann     begins             -> run
+        ann     times out          -> unsettled
+        +3h
+        rip     finds it outlived  -> ignored
+        rec     finds nothing      -> later
+        record  is unknown, dead letter
+        record  is due in 2h
+        +2h
+        rip     finds it outlived  -> settled
+        ",
+    );
+    story(
+        "
+        ann     begins             -> run
+        ann     times out          -> unsettled
+        +9999h
+        rip     finds it outlived  -> ignored
+        bob     begins             -> unknown, dead letter
+        ",
+    );
 }
 
 #[test]
@@ -636,7 +724,7 @@ fn a_dead_effect_leaves_the_outcome_unknown() {
         ann       owes the answer         -> owed
         effect    is dead                 -> unsettled
         record    is unknown, dead letter
-        bob       begins                  -> unknown, dead letter
+        bob       begins                  -> unknown
         operator  resolves executed 201   -> settled
         bob       begins                  -> replay 201
         ",
@@ -802,7 +890,7 @@ fn a_request_that_lapses_every_time_is_poison_after_max_attempts() {
         +30s
         ann      begins                  -> run attempt 3
         +30s
-        ann      begins                  -> unknown, dead letter
+        ann      begins                  -> unknown
         record   is unknown, dead letter
         ",
     );
@@ -1155,7 +1243,7 @@ fn a_webhook_is_believed_that_nothing_was_executed_only_of_an_instant_after_the_
         webhook  hears not executed               -> ignored
         +89s
         webhook  hears not executed               -> ignored
-        bob      begins                           -> unknown, dead letter
+        bob      begins                           -> unknown
         +60s                                         (the event was long under way)
         webhook  hears not executed as of 60s ago -> ignored
         record   is unknown, dead letter
@@ -1174,7 +1262,7 @@ fn what_is_told_to_be_not_executed_while_the_delivery_runs_lets_no_retry_run_bes
         +2s                                          (the provider drops a first intent, ann's call goes on)
         ann      times out                        -> unsettled
         webhook  hears not executed as of 1s ago  -> ignored
-        bob      begins                           -> unknown, dead letter
+        bob      begins                           -> unknown
         ann      finishes 201                     -> stored
         bob      begins                           -> replay 201
         ",
@@ -1785,7 +1873,7 @@ fn a_later_configuration_governs_later_records_only() {
         +20s
         bob     begins                  -> wait
         +10s
-        bob     begins                  -> unknown, dead letter
+        bob     begins                  -> unknown
         ann     finishes 201            -> stored
         record  expires in 2h
         +2h
@@ -1947,7 +2035,7 @@ fn a_server_error_that_was_not_read_to_its_end_is_unknown_whatever_the_policy() 
                 policy {rules}
                 ann  begins                          -> run
                 ann  finishes {status} not retained  -> unsettled
-                bob  begins                          -> unknown, dead letter
+                bob  begins                          -> unknown
                 "
             ));
         }
@@ -1984,7 +2072,7 @@ fn a_begin_that_was_given_up_frees_its_key_even_after_the_lapse() {
         "
         ann      begins                   -> run
         ann      times out                -> unsettled
-        bob      begins                   -> unknown, dead letter
+        bob      begins                   -> unknown
         bob      gave up                  -> ignored
         record   is unknown, dead letter
         ",
@@ -2064,7 +2152,7 @@ fn a_waiter_may_be_the_first_to_notice_a_lapse_that_nobody_runs_again() {
         "
         ann      begins            -> run
         +30s
-        wes      begins as waiter  -> unknown, dead letter
+        wes      begins as waiter  -> unknown
         record   is unknown, dead letter
         ",
     );
@@ -2220,7 +2308,7 @@ fn a_lease_longer_than_its_length_is_seen_and_reset() {
         record  is due in 30s
         bob     begins   -> wait
         +30s
-        bob     begins   -> unknown, dead letter
+        bob     begins   -> unknown
         ",
     );
 }
@@ -2261,7 +2349,7 @@ fn a_call_that_nothing_can_tell_about_is_unknown_after_a_lapse() {
             ann      calls the outside  -> advanced
             +31s                           (leases last 30s)
             eve      resumes            -> ignored
-            bob      begins             -> unknown, dead letter
+            bob      begins             -> unknown
             ann      commits `charged`  -> superseded
             ann      finishes 201       -> stored
             cat      begins             -> replay 201
@@ -2293,7 +2381,7 @@ fn a_handler_that_fails_while_its_call_is_open_leaves_it_unknown() {
         ann      begins             -> run
         ann      calls the outside  -> advanced
         ann      finishes 500       -> unsettled
-        bob      begins             -> unknown, dead letter
+        bob      begins             -> unknown
         eve      resolves not executed -> settled
         bob      begins             -> run attempt 2
     ",
@@ -2342,7 +2430,7 @@ fn a_dead_effect_that_is_made_after_all_answers_the_record() {
         ann      begins           -> run
         ann      owes the answer  -> owed
         effect   is dead          -> unsettled
-        bob      begins           -> unknown, dead letter
+        bob      begins           -> unknown
         effect   is done 201      -> settled
         bob      begins           -> replay 201
     ",
@@ -2371,7 +2459,7 @@ fn proof_about_the_work_at_hand_is_none_about_an_open_call() {
         ann      begins                  -> run
         ann      calls the outside       -> advanced
         ann      proves nothing was sent -> unsettled
-        bob      begins                  -> unknown, dead letter
+        bob      begins                  -> unknown
     ",
     );
 }
@@ -2490,7 +2578,7 @@ fn a_doubt_whose_record_is_lost_is_unknown() {
             ann      doubts its call
             eve      loses the row
             ann      {end}           -> unsettled
-            bob      begins          -> unknown, dead letter
+            bob      begins          -> unknown
         "
         ));
     }

@@ -324,6 +324,7 @@ fn everything(name: &Name, state: State) -> Draft {
             calling: Some(u16::MAX),
             doubt: Some(u16::MAX),
             doubted: Some(u64::MAX - 1),
+            unproven: Some(503),
         },
         ..draft(name, state)
     }

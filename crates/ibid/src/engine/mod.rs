@@ -63,7 +63,7 @@ pub use batch::Counts;
 pub use evidence::{Heard, Hearing};
 pub use tenants::TenantRate;
 use writes::Loose;
-pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, random, still_owns};
+pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, noticed, random, still_owns};
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
 #[derive(Clone)]

@@ -471,13 +471,17 @@ impl Drop for LoosePlace {
     }
 }
 
-/// Counts and logs a lapse that a written Change tells of, whoever was first to notice it.
-pub(super) fn noticed(change: &Change) {
+/// Counts and logs a lapse or an unknown outcome that a written Change tells of, whoever was first to notice it.
+pub(crate) fn noticed(change: &Change) {
     let lapses =
         change.history.iter().filter(|line| matches!(line.what, Happened::Lapse | Happened::Takeover));
     for line in lapses {
         tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
         counter!(telemetry::ZOMBIE_KEYS).increment(1);
+    }
+    let became = change.history.iter().any(|line| matches!(line.what, Happened::Lapse | Happened::Unknown));
+    if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state == State::Unknown) {
+        telemetry::became_unknown(&change.id, draft);
     }
 }
 

@@ -707,7 +707,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
                 reply::not_stored(&mut head.headers);
             }
             Finished::NotStored => reply::not_stored(&mut head.headers),
-            Finished::Freed | Finished::Unsettled { .. } | Finished::Owed => {}
+            Finished::Unsettled { .. } => reply::outcome_unknown(&mut head.headers, &self.ask.identity),
+            Finished::Freed | Finished::Owed => {}
             Finished::Superseded(begun) => return self.send_instead(&begun),
         }
         cors::expose(&mut head.headers);

@@ -192,6 +192,12 @@ pub(super) fn stripe(headers: &mut HeaderMap, key: &str) {
     set(headers, "idempotency-key", key);
 }
 
+/// Marks the upstream's own answer that leaves the outcome unknown, and says where the record can be watched.
+pub(super) fn outcome_unknown(headers: &mut HeaderMap, identity: &Identity) {
+    headers.insert(OUTCOME, HeaderValue::from_static("unknown"));
+    append(headers, LINK, &format!("<{}>; rel=\"monitor\"", status_page(identity)));
+}
+
 /// Marks an answer that no retry will get.
 pub(super) fn not_stored(headers: &mut HeaderMap) {
     headers.insert(STORED, HeaderValue::from_static("false"));
@@ -268,6 +274,8 @@ const FOR_CACHES: [&str; 5] = ["expires", "pragma", "surrogate-control", "edge-c
 const REPLAYED: &str = "idempotent-replayed";
 /// Until when the answer is repeated.
 const EXPIRES: &str = "idempotency-expires";
+/// `unknown`: this answer does not tell whether the request was executed.
+const OUTCOME: &str = "idempotency-outcome";
 /// `false`: no retry will get this answer.
 const STORED: &str = "idempotency-stored";
 

@@ -209,6 +209,7 @@ impl Routes {
             }
         }
         let route = rule.policy.clone().map(|mut policy| {
+            policy.route.get_or_insert_with(|| rule.pattern.clone());
             // It travels with the record, whose own route a later configuration may not have.
             if let Some(reconcile) = &mut policy.reconcile {
                 reconcile.route.get_or_insert_with(|| rule.pattern.clone());

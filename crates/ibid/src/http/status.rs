@@ -95,9 +95,8 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
         Ok(Some(stored)) if wants_response => response(shared, stored, asked_at),
         Ok(Some(stored)) => {
             let mut response = plain(StatusCode::OK, "application/json", state(&stored));
-            if matches!(stored.record.state, State::Pending | State::InProgress) {
-                let seconds = HeaderValue::from(reply::ACCEPTED_RETRY_AFTER.as_secs());
-                response.headers_mut().insert(RETRY_AFTER, seconds);
+            if let Some(seconds) = look_again_in(&stored) {
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
             }
             response
         }
@@ -107,6 +106,26 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
 /// Who within the tenant asks, for names that were bound to a principal.
 fn principal_of(shared: &Shared, head: &http::request::Parts) -> Option<String> {
     shared.principals.find(head).ok()
+}
+
+/// In how many seconds it is worth looking again; none if nothing changes by itself.
+fn look_again_in(stored: &Stored) -> Option<u64> {
+    match stored.record.state {
+        State::Pending | State::InProgress => Some(reply::ACCEPTED_RETRY_AFTER.as_secs()),
+        State::Unknown => {
+            let at = stored.record.settles_by(stored.now)?;
+            Refusal::OutcomeUnknown { retry_after: Some(at.since(stored.now)) }
+                .render(Profile::Ietf)
+                .retry_after
+        }
+        State::Completed | State::Retryable => None,
+    }
+}
+
+/// What a client should do about an unknown outcome, in the word of the refusals; none in other states.
+fn advice(stored: &Stored) -> Option<&'static str> {
+    (stored.record.state == State::Unknown)
+        .then(|| if stored.record.settles_by(stored.now).is_some() { "same-key" } else { "never" })
 }
 
 fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<ReplyBody<B>> {
@@ -120,8 +139,8 @@ fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<Re
         }
         State::Completed => Refusal::ResponseNotRetained,
         State::Unknown => {
-            let due_at = record.due_at.filter(|_| !record.flags.dead_letter);
-            Refusal::OutcomeUnknown { retry_after: due_at.map(|due| due.since(stored.now)) }
+            let at = record.settles_by(stored.now);
+            Refusal::OutcomeUnknown { retry_after: at.map(|at| at.since(stored.now)) }
         }
         State::Pending | State::InProgress => {
             Refusal::RequestInProgress { retry_after: come_again(record, stored.now) }
@@ -139,13 +158,14 @@ fn state(stored: &Stored) -> String {
     };
     let word = |word: Option<&str>| word.map_or("null".to_owned(), |word| format!("\"{word}\""));
     format!(
-        "{{\"state\":\"{}\",\"outcome\":{},\"status\":{},\"attempts\":{},\"needs_a_person\":{},\"last_error\":{},\
+        "{{\"state\":\"{}\",\"outcome\":{},\"status\":{},\"attempts\":{},\"needs_a_person\":{},\"retry\":{},\"last_error\":{},\
          \"created_at\":{},\"ran_at\":{},\"completed_at\":{},\"expires_at\":{}}}",
         record.state.name(),
         word(record.outcome()),
         record.note.status.map_or("null".to_owned(), |status| status.to_string()),
         record.attempt,
-        record.flags.dead_letter,
+        record.is_dead_letter(stored.now),
+        word(advice(stored)),
         word(record.note.last_error.map(|error| error.name())),
         date(Some(record.created_at)),
         date(record.ran_at),

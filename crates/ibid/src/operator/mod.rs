@@ -83,13 +83,17 @@ impl Operator {
 
     /// The records that fit.
     pub async fn find(&self, filter: Filter) -> Result<Page, StoreError> {
-        let limit = filter.limit as usize;
+        let (limit, dead_letters) = (filter.limit as usize, filter.dead_letter);
         // One more than asked for tells whether there are more.
         let wider = Filter { limit: filter.limit.saturating_add(1), ..filter };
         let mut records = self.store.list(wider).await?;
         let more = records.len() > limit;
         records.truncate(limit);
         let next = records.last().filter(|_| more).map(|stored| stored.record.id);
+        if dead_letters {
+            // What a late answer may still settle is nobody's to look at yet.
+            records.retain(|stored| stored.record.is_dead_letter(stored.now));
+        }
         Ok(Page { records, next })
     }
 

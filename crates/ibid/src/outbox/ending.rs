@@ -19,7 +19,7 @@ use super::handler::{BoxError, Call, Handler, Made, Settled};
 use super::kept::to_keep;
 use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
-use crate::engine::{Ibid, after, jitter, nonce};
+use crate::engine::{Ibid, after, jitter, nonce, noticed};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 use crate::transaction::inside::sql;
@@ -305,6 +305,7 @@ impl Answered {
     /// Wakes those who wait for it.
     pub(super) fn tell(self, ibid: &Ibid, sent_at: Instant) {
         let inner = ibid.inner();
+        noticed(&self.change);
         if let (Some(stored), Some(response)) = (self.stored, self.response) {
             inner.remember(stored.record, response, sent_at, stored.now);
         }

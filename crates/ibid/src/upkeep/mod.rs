@@ -8,6 +8,7 @@ mod ran;
 mod reaper;
 mod reconciler;
 mod sweeper;
+mod unknown;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -15,6 +15,7 @@ use ibid_core::store::{Store, StoreError};
 use metrics::{counter, gauge};
 use tokio::time::{Instant, sleep};
 
+use super::unknown::expire_unknown;
 use crate::engine::{Ibid, nonce};
 use crate::telemetry;
 
@@ -41,7 +42,7 @@ impl Default for Keep {
 /// What a round of the reaper came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Harvest {
-    /// Accepted and never claimed, now `completed` with 408.
+    /// Accepted and never claimed, now `completed` with 408; and unknown outcomes past `unknown_retention`, now expired.
     pub settled: u64,
     /// Records that became tombstones.
     pub stripped: u64,
@@ -73,13 +74,14 @@ pub struct Outlook {
 /// One round of the reaper. What fails keeps nothing else from being done; the first failure is told at the end.
 pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
     let settled = settle_unclaimed(ibid).await;
+    let outlived = expire_unknown(&**ibid.store()).await;
     let bounds = Bounds { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.inner().places };
     let harvest = round(&**ibid.store(), keep, Some(&bounds), |_| {}).await;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
     let counted = count_records(ibid).await;
     let (settled, harvest) = (settled?, harvest?);
     counted?;
-    Ok(Harvest { settled, ..harvest })
+    Ok(Harvest { settled: settled + outlived?, ..harvest })
 }
 
 /// Reaps a store that this process only looks after, to the end however long it takes; `told` hears after every step how
@@ -90,9 +92,10 @@ pub async fn reap_store(
     told: impl FnMut(&Harvest),
 ) -> Result<Harvest, StoreError> {
     let settled = answer_unclaimed(store).await;
+    let outlived = expire_unknown(store).await;
     let harvest = round(store, keep, None, told).await;
     let (settled, harvest) = (settled?, harvest?);
-    Ok(Harvest { settled, ..harvest })
+    Ok(Harvest { settled: settled + outlived?, ..harvest })
 }
 
 /// What ends a round before the work is done, and where the next goes on.

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use ibid_core::change::Stored;
 use ibid_core::effect::downstream_key;
 use ibid_core::key::Key;
-use ibid_core::machine::{Answer, Decision, Event, Finder, Found};
+use ibid_core::machine::{Answer, Decision, Event, Finder, Found, may_be_asked_about};
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::response::Response;
@@ -151,7 +151,8 @@ pub async fn reconcile_telling(
         not_ours = 0;
         let (mut paces, mut looks) = (HashMap::new(), Vec::new());
         for stored in due {
-            let rule = stored.record.policy.reconcile.as_ref().filter(|rule| {
+            let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_asked_about(&stored.record));
+            let rule = rule.filter(|rule| {
                 // After a jump of the store's clock two looks may be nearer than they seem: all wait.
                 finder.asks(rule) && !ibid.inner().is_clock_unsure(rule.settle)
             });
@@ -213,7 +214,7 @@ async fn look(ibid: &Ibid, finder: &dyn Find, stored: Stored, route: String, at:
             counter!(telemetry::RECONCILE_RESOLVED, "route" => route).increment(1);
             Came::Settled
         }
-        Decision::Later if settlement.stored.is_some_and(|stored| stored.record.due_at.is_none()) => {
+        Decision::Later if settlement.stored.is_some_and(|stored| !may_be_asked_about(&stored.record)) => {
             tracing::error!(%record, "an outcome stays unknown: the last question is asked, a person must look");
             Came::DeadLetter
         }

@@ -84,8 +84,9 @@ impl World {
         self.operator.life(id).await.expect("it is there").stored
     }
 
-    /// How many records wait for a person.
+    /// How many records wait for a person, once every attempt's time is over.
     async fn letters(&self) -> usize {
+        self.hands.advance(Policy::default().over_in());
         self.operator.dead_letters(None, 0, 10).await.expect("a list").records.records.len()
     }
 
@@ -341,6 +342,7 @@ async fn pages_follow_one_another_and_the_last_has_no_cursor() {
     let first = world.operator.find(old(None)).await.expect("a page");
     let second = world.operator.find(old(first.next)).await.expect("a page");
     assert_eq!((first.records.len(), second.records.len(), second.next), (3, 2, None));
+    world.hands.advance(Duration::from_secs(60));
     let letters =
         world.operator.dead_letters(None, 0, 4).await.expect("a store without an outbox has some too");
     assert_eq!((letters.records.records.len(), letters.effects.len()), (4, 0));

@@ -85,6 +85,24 @@ async fn without_a_tombstone_all_goes_at_once_and_what_runs_or_is_unknown_stays_
 }
 
 #[tokio::test]
+async fn an_unknown_outcome_goes_after_unknown_retention_never_silently() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy { unknown_retention: Some(48 * HOUR), tombstone: HOUR, ..Policy::default() };
+        let Begun::Run(lost) = world.begin("k", &policy).await else { panic!("it is new") };
+        drop(lost.unknown(ErrorCode::Broken).await);
+        world.hands.advance(47 * HOUR);
+        assert_eq!(world.reap().await, Harvest::default());
+        assert!(matches!(world.begin("k", &policy).await, Begun::Unknown { settled_in: None }));
+        world.hands.advance(HOUR);
+        let id = world.only().await.id;
+        assert_eq!(world.reap().await, Harvest { settled: 1, stripped: 1, ..Harvest::default() });
+        let history = world.store.history(id).await.unwrap();
+        assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
+        assert!(matches!(world.begin("k", &policy).await, Begun::Run(_)), "as new");
+    }
+}
+
+#[tokio::test]
 async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
         let policy = Policy { answer: AnswerRule::Async, ..Policy::default() };

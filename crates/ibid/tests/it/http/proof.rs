@@ -66,3 +66,36 @@ async fn a_rule_and_a_preset_prove_that_nothing_was_executed() {
         assert_eq!((answer.text("x-ibid-hop"), answer.text("x-sent")), (None, Some("yes")));
     }
 }
+
+#[tokio::test]
+async fn the_first_answer_of_an_unknown_outcome_says_so() {
+    let world = world(Policy::default()).await;
+    for what in ["500", "503", "408"] {
+        let first = world.send(pay(what).does(what)).await;
+        assert_eq!(first.text("idempotency-outcome"), Some("unknown"), "{what}");
+        let monitor = format!("</.ibid/keys/{what}?method=POST&path=%2Fpay>; rel=\"monitor\"");
+        assert_eq!(first.text("link"), Some(monitor.as_str()), "{what}");
+    }
+    for what in ["201", "404", "429"] {
+        assert_eq!(world.send(pay(what).does(what)).await.text("idempotency-outcome"), None, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn retry_and_status_page_give_the_same_advice() {
+    let world = world(Policy::default()).await;
+    assert_eq!(world.send(pay("k").does("503")).await.status, 503);
+    for (after, advice, retry_after) in
+        [(0, "same-key", Some("60")), (59, "same-key", Some("1")), (1, "never", None)]
+    {
+        world.hands.advance(Duration::from_secs(after));
+        let retry = world.send(pay("k")).await;
+        let page = Request::get("/.ibid/keys/k?method=POST&path=/pay").header("x-tenant", "acme");
+        let page = world.send(Post { request: page, body: Body::empty() }).await;
+        for answer in [retry, page] {
+            let body = String::from_utf8_lossy(&answer.body).into_owned();
+            assert!(body.contains(&format!("\"retry\":\"{advice}\"")), "{body}");
+            assert_eq!(answer.text("retry-after"), retry_after, "{body}");
+        }
+    }
+}

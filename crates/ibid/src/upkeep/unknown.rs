@@ -1,0 +1,75 @@
+//! Lets unknown outcomes expire that nothing could settle within `unknown_retention`, where a route sets one.
+
+use ibid_core::change::Commit;
+use ibid_core::effect::EffectFilter;
+use ibid_core::machine::{self, EffectState, Event, Verdict};
+use ibid_core::record::{Record, State};
+use ibid_core::store::{Store, StoreError};
+use metrics::counter;
+
+use crate::engine::nonce;
+use crate::outbox::{self, OperatorError};
+use crate::telemetry;
+
+/// Expires what is past its `unknown_retention` and has no open Effect. Returns how many.
+///
+/// It writes to the store, not through the engine: a waiter in this process learns of it at its next look.
+pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError> {
+    let (mut expired, mut stayed) = (0, 0);
+    for _ in 0..BATCHES_MAX {
+        let due = store.due(State::Unknown, BATCH + stayed).await?;
+        let full = due.len() as u32 == BATCH + stayed;
+        let before = expired;
+        stayed = 0;
+        for stored in due {
+            let event = Event::Outlived { nonce: nonce() };
+            let verdict = machine::decide(Some(&stored.record), &event, stored.now);
+            let Verdict::Write(change, _) = verdict else {
+                stayed += 1;
+                continue;
+            };
+            if has_open_effect(store, &stored.record).await? {
+                stayed += 1;
+                continue;
+            }
+            match store.commit(vec![change]).await.pop() {
+                Some(Ok(Commit::Done(_))) => expired += 1,
+                // Another process was first, or somebody settled it.
+                Some(Ok(Commit::Conflict(_))) | None => continue,
+                Some(Err(error)) => return Err(error),
+            }
+            let route = stored.record.policy.route.clone().unwrap_or_else(|| "*".to_owned());
+            tracing::warn!(record = %stored.record.id.short(), %route, "an unknown outcome expired after unknown_retention");
+            counter!(telemetry::UNKNOWN_EXPIRED, "route" => route).increment(1);
+        }
+        if !full || expired == before {
+            break;
+        }
+    }
+    Ok(expired)
+}
+
+/// Whether a call to the outside of this record is neither done nor discarded. No new one comes: its Attempt is over.
+async fn has_open_effect(store: &dyn Store, record: &Record) -> Result<bool, StoreError> {
+    let filter = EffectFilter { record: Some(record.id), limit: EFFECTS_MAX, ..EffectFilter::default() };
+    match outbox::operator::list_at(store, filter).await {
+        Ok(effects) => {
+            let is_open = |state| !matches!(state, EffectState::Done | EffectState::Discarded);
+            // A record with more than that is left alone, whatever they are.
+            Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| is_open(effect.state)))
+        }
+        Err(OperatorError::NoSql) => Ok(false),
+        Err(OperatorError::Store(error)) => Err(error),
+        // A list is refused for no other reason.
+        Err(_) => Ok(true),
+    }
+}
+
+/// Records read at once.
+const BATCH: u32 = 256;
+
+/// Batches in one round of the reaper; the rest waits for the next.
+const BATCHES_MAX: u32 = 40;
+
+/// Effects of one record that are looked at.
+const EFFECTS_MAX: u32 = 1000;

@@ -52,6 +52,8 @@ pub enum Refusal {
     UpstreamUncertain {
         /// No answer in time, rather than a broken one.
         timed_out: bool,
+        /// Whether a late answer, a reconciliation or evidence may still settle it; otherwise only an operator can.
+        may_settle: bool,
     },
     /// The handler broke down.
     HandlerFailed,
@@ -108,7 +110,7 @@ pub struct Rendered {
 }
 
 /// Every refusal once, for the reference page and its tests.
-pub const ALL: [Refusal; 30] = [
+pub const ALL: [Refusal; 31] = [
     Refusal::KeyMissing,
     Refusal::KeyInvalid(KeyError::Syntax),
     Refusal::KeyReused,
@@ -124,7 +126,8 @@ pub const ALL: [Refusal; 30] = [
     Refusal::KeyExpired,
     Refusal::TenantMissing,
     Refusal::UpstreamUnavailable,
-    Refusal::UpstreamUncertain { timed_out: false },
+    Refusal::UpstreamUncertain { timed_out: false, may_settle: true },
+    Refusal::UpstreamUncertain { timed_out: true, may_settle: false },
     Refusal::HandlerFailed,
     Refusal::TooEarly,
     Refusal::NeverStarted,
@@ -152,7 +155,7 @@ impl Refusal {
         match (self, profile) {
             // Stripe's clients repeat every 409 and 5xx, so a mismatch must be neither.
             (Refusal::KeyReused, Profile::Stripe | Profile::Repeatability) => 400,
-            (Refusal::UpstreamUncertain { timed_out: true }, _) => 504,
+            (Refusal::UpstreamUncertain { timed_out: true, .. }, _) => 504,
             _ => self.row().status,
         }
     }
@@ -160,7 +163,8 @@ impl Refusal {
     /// What the client should do next.
     pub fn advice(self) -> Advice {
         match self {
-            Refusal::OutcomeUnknown { retry_after: None } => Advice::Never,
+            Refusal::OutcomeUnknown { retry_after: None }
+            | Refusal::UpstreamUncertain { may_settle: false, .. } => Advice::Never,
             _ => self.row().advice,
         }
     }
@@ -196,6 +200,10 @@ impl Refusal {
             Refusal::OutcomeUnknown { retry_after: None } => {
                 "The first request may have been executed, and no automatic check can tell. A person has to settle it; \
                  it will not be executed again."
+            }
+            Refusal::UpstreamUncertain { may_settle: false, .. } => {
+                "The request was sent, and its answer was lost. No automatic check can tell what became of it, so an \
+                 operator has to settle it; it will not be executed again."
             }
             _ => self.row().detail,
         }
@@ -526,8 +534,8 @@ mod tests {
         assert_eq!(ietf(Refusal::ResponseNotRetained), 410);
         assert_eq!(ietf(Refusal::KeyExpired), 410);
         assert_eq!(ietf(Refusal::TenantMissing), 401);
-        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: false }), 502);
-        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: true }), 504);
+        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: false, may_settle: true }), 502);
+        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: true, may_settle: true }), 504);
         assert_eq!(ietf(Refusal::UpstreamUnavailable), 503);
     }
 

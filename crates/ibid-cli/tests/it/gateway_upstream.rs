@@ -143,13 +143,20 @@ async fn a_time_out_without_a_late_answer_stays_unknown(on: On) {
     let config = "[defaults]\nupstream_timeout = \"200ms\"\nlinger = \"0s\"\n";
     let gateway = Setup::before(&upstream.url()).on(on).config(config).start();
     let request = pay("never", "gate;status=201");
-    assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
+    let first = gateway.call(&request).await;
+    assert_problem(&first, 504, "outcome-unknown");
     // Nobody reads on, so the connection is closed.
     let closed = async || (connections_to(upstream.addr()) == 0).then_some(());
     until_async("the connection to the upstream is closed", closed).await;
     upstream.gate().open();
     upstream.until(|tally| tally.held == 0).await;
-    stays_unknown(&gateway, &request).await;
+    // No late answer can settle it any more, and the first response says so as well.
+    let retry = gateway.call(&request).await;
+    assert_problem(&retry, 409, "outcome-unknown");
+    for response in [first, retry] {
+        assert!(response.text().contains("\"retry\":\"never\""), "{response:?}");
+        assert!(response.header("retry-after").is_none(), "{response:?}");
+    }
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 

@@ -598,7 +598,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             (Err(_), Some(attempt)) => {
                 let (finished, late) = attempt.unknown(ErrorCode::TimedOut).await;
                 let (policy, key) = (self.policy, self.ask.identity.key.clone());
-                self.send_refusal(finished, Refusal::UpstreamUncertain { timed_out: true });
+                let refusal = uncertain(true, &finished);
+                self.send_refusal(finished, refusal);
                 // The answer may still come, and then it settles the record by itself.
                 if let Ok(Ok(ran)) = tokio::time::timeout(policy.linger, handler).await {
                     settle_late(late, ran, policy, key.as_str()).await;
@@ -627,7 +628,7 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
         };
         let refusal = match finished {
             Finished::Freed => Refusal::UpstreamUnavailable,
-            _ => Refusal::UpstreamUncertain { timed_out: true },
+            _ => uncertain(true, &finished),
         };
         self.send_refusal(finished, refusal);
     }
@@ -666,7 +667,8 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
             }
             Ran::Uncertain | Ran::Captured(Captured::Broken, _) => {
                 let (finished, _) = attempt.unknown(ErrorCode::Broken).await;
-                self.send_refusal(finished, Refusal::UpstreamUncertain { timed_out: false });
+                let refusal = uncertain(false, &finished);
+                self.send_refusal(finished, refusal);
             }
             Ran::Captured(Captured::Whole { mut head, body, trailers }, proof) => {
                 if profile == Profile::Stripe {
@@ -735,6 +737,14 @@ impl<A: Body<Data = Bytes> + Unpin + Send + 'static> Run<'_, A> {
     fn send(self, reply: Reply<A>) {
         // A client that has gone gets nothing; its retry gets the stored answer.
         let _ = self.to_client.send(Outcome::Reply(Box::new(reply)));
+    }
+}
+
+/// Refuses with the advice that a retry gets at this instant.
+fn uncertain(timed_out: bool, finished: &Finished) -> Refusal {
+    Refusal::UpstreamUncertain {
+        timed_out,
+        may_settle: !matches!(finished, Finished::Unsettled { settled_in: None }),
     }
 }
 

@@ -11,7 +11,7 @@ on_both_databases!(
     the_sweeper_resumes_a_ride_whose_client_has_gone,
     the_sweeper_resumes_a_ride_whose_charge_got_no_answer,
     a_processor_without_keys_is_asked_what_became_of_a_ride_before_it_is_called_again,
-    a_ride_that_nobody_can_ask_about_is_charged_once_and_a_persons,
+    a_ride_that_nobody_can_ask_about_is_charged_once,
 );
 
 async fn a_ride_is_booked_charged_and_receipted_once(place: Place) {
@@ -73,7 +73,7 @@ async fn a_processor_without_keys_is_asked_what_became_of_a_ride_before_it_is_ca
     assert_eq!((&list["requests"], &list["count"]), (&2.into(), &2.into()), "each was called for once");
 }
 
-async fn a_ride_that_nobody_can_ask_about_is_charged_once_and_a_persons(place: Place) {
+async fn a_ride_that_nobody_can_ask_about_is_charged_once(place: Place) {
     let (world, node) = without_keys(place, &["--charge-once"]);
     let first = node.post("/rides", "ann", "k", &ride(900)).await;
     assert!(first.status >= 500, "{}", first.text());
@@ -81,7 +81,8 @@ async fn a_ride_that_nobody_can_ask_about_is_charged_once_and_a_persons(place: P
         let again = node.post("/rides", "ann", "k", &ride(900)).await;
         assert_eq!(again.status, 409, "{}", again.text());
         assert!(again.text().contains("outcome-unknown"), "{}", again.text());
-        assert_eq!(again.header("retry-after"), None, "it is no use to come again");
+        // A late answer could still settle it: the time of its attempt is not over.
+        assert!(again.header("retry-after").is_some(), "{}", again.text());
     }
     assert_eq!(world.texts("select status from ride").await, ["pending"]);
     let (_, list) = world.provider.look("/charges").await;

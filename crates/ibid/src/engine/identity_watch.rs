@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::Ibid;
 use super::again::{AGAIN_MIN, Unavailable};
 use super::writes::Inner;
-use crate::identity::{Agreement, IdentityPhase, IdentitySetting, PreviousIdentity, SETTING};
+use crate::identity::{Agreement, IdentityPhase, IdentitySetting, SETTING};
 
 /// The identity that a process holds; a process that begins nothing holds none and may do all it does.
 #[derive(Debug, Default)]
@@ -77,7 +77,8 @@ impl IdentityWatch {
         self.0.as_ref().map_or(Duration::ZERO, HeldIdentity::read_every)
     }
 
-    pub(super) fn previous(&self) -> &[PreviousIdentity] {
+    #[cfg(feature = "http")]
+    pub(super) fn previous(&self) -> &[crate::identity::PreviousIdentity] {
         self.0.as_ref().map_or(&[], |held| &held.started_with.previous)
     }
 

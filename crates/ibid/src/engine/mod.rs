@@ -39,7 +39,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::attempt::Attempt;
 use crate::failpoint;
-use crate::identity::{self, IdentityError, PreviousIdentity, StoreIdentity};
+use crate::identity::{self, IdentityError, StoreIdentity};
 use crate::outbox::told::Desks;
 use crate::telemetry;
 use crate::transaction::flights::Flights;
@@ -251,7 +251,8 @@ impl Ibid {
     }
 
     /// The identities before this one whose ids are still looked up, newest first.
-    pub(crate) fn previous_identities(&self) -> &[PreviousIdentity] {
+    #[cfg(feature = "http")]
+    pub(crate) fn previous_identities(&self) -> &[identity::PreviousIdentity] {
         self.inner.identity.previous()
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use ibid_core::change::Stored;
 use ibid_core::machine::{self, Ask, Decision, Event, Role};
+#[cfg(feature = "http")]
 use ibid_core::scope::RecordId;
 use tokio::time::Instant;
 

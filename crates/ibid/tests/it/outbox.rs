@@ -17,6 +17,7 @@ use ibid_core::record::State;
 
 mod at_once;
 mod counted;
+mod expiry;
 mod hooked;
 mod owing;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]

@@ -1,0 +1,38 @@
+//! Unknown outcomes whose effects are still open.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::attempt::Finished;
+use ibid::engine::Begun;
+use ibid::outbox::{self, Outcome};
+use ibid::upkeep::{Keep, reap_once};
+use ibid_core::effect::NewEffect;
+use ibid_core::policy::Policy;
+use ibid_core::record::State;
+
+use super::world::{Provider, World, because};
+
+#[tokio::test]
+async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
+    let world = World::new().await;
+    let provider = Provider::new("w", |_| Outcome::Refused { why: "no such account".into() });
+    let mut ask = world.ask("k");
+    ask.policy =
+        Arc::new(Policy { unknown_retention: Some(Duration::from_secs(2 * DAY)), ..Policy::default() });
+    let Begun::Run(mut attempt) = world.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
+    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();
+    assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+    let worker = world.worker(&provider);
+    while !worker.run_once().await.unwrap().is_idle() {}
+    assert_eq!(world.record("k").await.state, State::Unknown);
+    let settled = async || reap_once(&world.ibid, Keep::default()).await.unwrap().settled;
+    world.pass(2 * DAY);
+    assert_eq!(settled().await, 0, "its effect waits for an operator");
+    assert_eq!(world.record("k").await.state, State::Unknown);
+    outbox::discard(&world.ibid, world.only().await.seq, &because("settled by phone")).await.unwrap();
+    assert_eq!(settled().await, 1);
+}
+
+const DAY: u64 = 24 * 3600;

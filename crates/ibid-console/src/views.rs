@@ -68,7 +68,7 @@ impl RecordView {
         RecordView {
             id: record.id.to_string(),
             state: record.state.into(),
-            dead_letter: record.flags.dead_letter,
+            dead_letter: record.is_dead_letter(stored.now),
             outcome: record.outcome(),
             status: note.status,
             retained: !record.flags.not_retained,

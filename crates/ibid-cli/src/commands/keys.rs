@@ -41,7 +41,7 @@ pub(crate) async fn list(
         found.retain(|stored| stored.record.is_dead_letter(stored.now));
     }
     if args.json {
-        print_json(out, &found.iter().map(|stored| record_json(&stored.record)).collect())?;
+        print_json(out, &found.iter().map(|stored| record_json(stored)).collect())?;
     } else {
         print_records(&found, out)?;
     }
@@ -65,7 +65,7 @@ pub(crate) async fn show(
     if several > 1 {
         found.truncate(AMBIGUOUS_MAX as usize);
         if args.json {
-            print_json(out, &found.iter().map(|stored| record_json(&stored.record)).collect())?;
+            print_json(out, &found.iter().map(|stored| record_json(stored)).collect())?;
         } else {
             print_records(&found, out)?;
         }
@@ -80,7 +80,7 @@ pub(crate) async fn show(
     let record = &stored.record;
     let history = store.history(record.id).await.map_err(|error| unreadable(&error))?;
     if args.json {
-        let mut value = record_json(record);
+        let mut value = record_json(&stored);
         value["history"] = history.iter().map(history_json).collect();
         return print_json(out, &value);
     }
@@ -105,7 +105,7 @@ pub(super) fn print_records(found: &[Stored], out: &mut dyn Write) -> Result<(),
         let identity = &record.identity;
         vec![
             record.id.short(),
-            state_words(record),
+            state_words(stored),
             record.outcome().unwrap_or("-").to_owned(),
             record.note.status.map_or("-".to_owned(), |status| status.to_string()),
             record.attempt.to_string(),
@@ -126,7 +126,7 @@ fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
     let note = &record.note;
     let mut fields = vec![
         ("id", record.id.to_string()),
-        ("state", state_words(record)),
+        ("state", state_words(stored)),
         ("outcome", record.outcome().unwrap_or("-").to_owned()),
         ("tenant", identity.tenant.as_str().to_owned()),
         ("operation", format!("{} {}", identity.operation.method, identity.operation.path)),
@@ -164,7 +164,8 @@ fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
     fields
 }
 
-pub(super) fn record_json(record: &Record) -> Value {
+pub(super) fn record_json(stored: &Stored) -> Value {
+    let record = &stored.record;
     let identity = &record.identity;
     let note = &record.note;
     let at = |instant: Option<Timestamp>| instant.map(rfc3339);
@@ -173,7 +174,7 @@ pub(super) fn record_json(record: &Record) -> Value {
         "state": record.state.name(),
         "outcome": record.outcome(),
         "status": note.status,
-        "dead_letter": record.flags.dead_letter,
+        "dead_letter": record.is_dead_letter(stored.now),
         "owed": record.flags.owed,
         "async": record.flags.asynchronous,
         "retained": !record.flags.not_retained,
@@ -205,8 +206,9 @@ fn history_json((at, line): &(Timestamp, History)) -> Value {
     json!({ "at": rfc3339(*at), "what": line.what.name(), "detail": line.detail })
 }
 
-fn state_words(record: &Record) -> String {
-    let besides = if record.flags.dead_letter { " (dead letter)" } else { "" };
+fn state_words(stored: &Stored) -> String {
+    let record = &stored.record;
+    let besides = if record.is_dead_letter(stored.now) { " (dead letter)" } else { "" };
     format!("{}{besides}", record.state.name())
 }
 

@@ -93,7 +93,7 @@ async fn one(
         Deed::Forget => operator.forget(record, None, &who).await,
     };
     match done {
-        Ok(stored) if args.json => print_json(out, &record_json(&stored.record)),
+        Ok(stored) if args.json => print_json(out, &record_json(&stored)),
         Ok(stored) => {
             let state = match deed {
                 Deed::Resolve(_) | Deed::Seen => stored.record.state.name(),
@@ -107,7 +107,7 @@ async fn one(
 
 fn show(stored: &Stored, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     match json {
-        true => print_json(out, &record_json(&stored.record)),
+        true => print_json(out, &record_json(&stored)),
         false => print_records(std::slice::from_ref(stored), out),
     }
 }

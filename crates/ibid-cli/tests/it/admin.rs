@@ -110,7 +110,7 @@ async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer(on
     let setup = with_token(Setup::before(&upstream.url()).on(on));
     let gateway = setup.start();
     let record = unknown(&gateway, "k").await;
-    assert_eq!(record["dead_letter"], true);
+    assert_eq!((&record["state"], &record["dead_letter"]), (&json!("unknown"), &json!(false)));
     let path = format!("/v1/records/{}/resolve", &id(&record)[..8]);
     let answer = json!({ "status": 201, "content_type": "text/plain", "body": "paid by hand" });
     let resolve = json!({

@@ -80,12 +80,16 @@ impl PreviousRoutes {
         names
     }
 
-    /// Returns the ids of a record that is spoken of without its request.
-    pub(super) fn ids(&self, current: &Identity, principal: Option<String>) -> Vec<RecordId> {
+    /// Returns the ids of a record that is spoken of without its request. `principal` is asked for only where keys were
+    /// bound to one.
+    pub(super) fn ids(&self, current: &Identity, principal: impl Fn() -> Option<String>) -> Vec<RecordId> {
         let operation = &current.operation;
-        let ids = self.rules_over(&operation.method, &operation.path).map(|rules| {
-            let principal = principal.as_deref().filter(|_| rules.bind == BindRule::Principal);
-            RecordId::bound(current, rules.scope, principal)
+        let ids = self.rules_over(&operation.method, &operation.path).filter_map(|rules| {
+            let principal = match rules.bind {
+                BindRule::Tenant => None,
+                BindRule::Principal => Some(principal()?),
+            };
+            Some(RecordId::bound(current, rules.scope, principal.as_deref()))
         });
         ids.collect()
     }

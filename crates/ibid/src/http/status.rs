@@ -76,7 +76,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
         return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
     };
     let id = RecordId::bound(&identity, route.policy.scope, principal.as_deref());
-    let previous = shared.previous.ids(&identity, principal_of(shared, &head));
+    let previous = shared.previous.ids(&identity, || shared.principals.find(&head).ok());
     let profile = route.policy.profile;
     let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
@@ -101,11 +101,6 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
             response
         }
     }
-}
-
-/// Who within the tenant asks, for names that were bound to a principal.
-fn principal_of(shared: &Shared, head: &http::request::Parts) -> Option<String> {
-    shared.principals.find(head).ok()
 }
 
 /// In how many seconds it is worth looking again; none if nothing changes by itself.

@@ -41,7 +41,7 @@ pub(crate) async fn list(
         found.retain(|stored| stored.record.is_dead_letter(stored.now));
     }
     if args.json {
-        print_json(out, &found.iter().map(|stored| record_json(stored)).collect())?;
+        print_json(out, &found.iter().map(record_json).collect())?;
     } else {
         print_records(&found, out)?;
     }
@@ -65,7 +65,7 @@ pub(crate) async fn show(
     if several > 1 {
         found.truncate(AMBIGUOUS_MAX as usize);
         if args.json {
-            print_json(out, &found.iter().map(|stored| record_json(stored)).collect())?;
+            print_json(out, &found.iter().map(record_json).collect())?;
         } else {
             print_records(&found, out)?;
         }

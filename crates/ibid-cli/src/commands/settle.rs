@@ -107,7 +107,7 @@ async fn one(
 
 fn show(stored: &Stored, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     match json {
-        true => print_json(out, &record_json(&stored)),
+        true => print_json(out, &record_json(stored)),
         false => print_records(std::slice::from_ref(stored), out),
     }
 }

@@ -118,13 +118,13 @@ impl Gateway {
         };
         let guarded = forwarder(&bounds.upstream_guarded)?;
         ibid.reconcile_with(Arc::new(reconcile::Asker(guarded.clone())));
-        let upstream = Upstream {
+        let upstream = Upstream(Arc::new(UpstreamParts {
             guarded,
             passed: forwarder(&bounds.upstream_passed)?,
             slots: Arc::clone(&bounds.passed),
             pass_timeout: config.pass_timeout,
             stall_for: config.server.stall_timeout,
-        };
+        }));
         let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant, &secret), routes)
             .principals(principals(&secret))
             .body_timeout(config.server.body_timeout)
@@ -244,8 +244,13 @@ impl Service<Request<Incoming>> for Gate {
 /// head of their answer, and that their client may not stop before it.
 ///
 /// What passes unguarded has slots and connections apart from those of guarded requests.
+///
+/// One `Arc`: each request clones it several times, replays included, and the counters of its parts are shared by all
+/// threads.
 #[derive(Clone)]
-struct Upstream {
+struct Upstream(Arc<UpstreamParts>);
+
+struct UpstreamParts {
     guarded: Forwarder,
     passed: Forwarder,
     slots: Arc<PassSlots>,
@@ -264,7 +269,7 @@ impl Service<Request<ClientBody>> for Upstream {
 
     fn call(&mut self, mut request: Request<ClientBody>) -> Self::Future {
         if request.extensions().get::<Guarded>().is_some() {
-            let call = self.guarded.call(request);
+            let call = self.0.guarded.clone().call(request);
             return Box::pin(async move {
                 let Ok(mut answer) = call.await;
                 // Only ibid says what it did with a guarded request.
@@ -274,16 +279,16 @@ impl Service<Request<ClientBody>> for Upstream {
                 Ok(answer)
             });
         }
-        let Some((mut slot, ended)) = self.slots.enter() else {
+        let Some((mut slot, ended)) = self.0.slots.enter() else {
             return Box::pin(std::future::ready(Ok(forward::overloaded())));
         };
         let wish = Wish::take(&mut request);
         let (progress, watch) = (Progress::begun(), StallWatch::default());
         let request = ClientBody::watched(request).map(|body| {
             let body = TellingBody::new(body, progress.clone());
-            StallingBody::new(body, self.stall_for, watch.clone())
+            StallingBody::new(body, self.0.stall_for, watch.clone())
         });
-        let (call, limit) = (self.passed.call(request), self.pass_timeout);
+        let (call, limit) = (self.0.passed.clone().call(request), self.0.pass_timeout);
         Box::pin(async move {
             let answered = tokio::select! {
                 biased;

@@ -63,7 +63,7 @@ pub(crate) fn told(answer: Option<&Response>) -> String {
     format!("{}{problem}{replayed}{end}", answer.status)
 }
 
-/// What is wrong while the first request is sent, and mended before its retry.
+/// The fault that is there while the first request is sent, and gone before its retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// Nothing listens at the upstream's address.

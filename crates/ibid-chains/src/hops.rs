@@ -54,7 +54,7 @@ impl Failure {
         }
     }
 
-    /// What the upstream is told to do with the first request.
+    /// The order to the upstream for the first request.
     fn fixture(self) -> &'static str {
         match self {
             Failure::Refused | Failure::Overload => "status=201",

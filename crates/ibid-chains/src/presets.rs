@@ -8,7 +8,7 @@ use crate::Asked;
 use crate::chain::{Story, Trouble, told};
 use crate::page::Table;
 
-/// What a rule has to tell apart.
+/// The situations that a rule has to tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Situation {
     Refused,

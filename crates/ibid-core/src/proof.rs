@@ -214,10 +214,10 @@ pub static PRESETS: [HopPreset; 5] = [
     },
 ];
 
-/// What the fields of one answer say.
+/// The evidence in the fields of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// What is proven, if anything is.
+    /// The proof, if there is one.
     pub proof: Option<Proof>,
     /// Why `Ibid-Outcome` was there and was not believed.
     pub ignored: Option<Ignored>,

@@ -109,7 +109,7 @@ impl Hop {
         self.0.url()
     }
 
-    /// What it wrote to stdout and stderr.
+    /// Its output on stdout and stderr.
     pub fn output(&self) -> String {
         self.0.output()
     }

@@ -118,7 +118,7 @@ impl Program {
         self.folder.path()
     }
 
-    /// What it wrote to stdout and stderr.
+    /// Its output on stdout and stderr.
     pub fn output(&self) -> String {
         fs::read_to_string(self.folder.path().join("output")).unwrap_or_default()
     }

@@ -189,7 +189,7 @@ impl Patience {
     }
 }
 
-/// What is to be done with a connection now.
+/// The next step for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Drop it.

@@ -52,7 +52,7 @@ pub(crate) struct Forwarder {
     /// Where the version is negotiated: a client that offers HTTP/1.1 only.
     http1: Option<Http1Client>,
     base: Arc<Base>,
-    /// Who is told of the proxies that answers come through.
+    /// Reports the proxies that answers come through.
     notice: Option<Arc<HopNotice>>,
 }
 

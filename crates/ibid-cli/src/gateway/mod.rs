@@ -243,7 +243,7 @@ impl Service<Request<Incoming>> for Gate {
 /// they may upgrade, stream both ways and take as long as they like, except that `pass_timeout` bounds the wait for the
 /// head of their answer, and that their client may not stop before it.
 ///
-/// What passes unguarded has slots and connections apart from those of guarded requests.
+/// Unguarded requests have slots and connections apart from those of guarded ones.
 ///
 /// One `Arc`: each request clones it several times, replays included, and the counters of its parts are shared by all
 /// threads.

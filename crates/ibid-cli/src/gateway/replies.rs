@@ -223,7 +223,7 @@ pub(crate) struct KeptForReply(
 /// The body of a reply, given to the connection in pieces and counted until each is written.
 pub(crate) struct CountedBody<B> {
     body: B,
-    /// What is left of the frame in hand.
+    /// The rest of the current frame.
     rest: Bytes,
     is_over: bool,
     is_large: bool,

@@ -31,7 +31,7 @@ use super::replies::{Buffers, StreamExecutor, counted_reply};
 use super::upgrade::TunnelSlot;
 use crate::config::Server;
 
-/// What the connections of one listener hold together.
+/// The state that the connections of one listener share.
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(crate) connections: Arc<Connections>,

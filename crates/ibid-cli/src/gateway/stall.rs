@@ -22,7 +22,7 @@ pub(crate) struct StallingBody<B> {
     silence: Option<Pin<Box<Sleep>>>,
 }
 
-/// What the request's own task knows of its body.
+/// The view that the request's own task has of its body.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StallWatch(Arc<AtomicU8>);
 

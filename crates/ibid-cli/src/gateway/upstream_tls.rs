@@ -200,7 +200,7 @@ async fn await_verdict(tls: &mut TlsStream<TcpStream>, handshake: Duration) -> i
     tokio::time::timeout(wait, verdict).await.unwrap_or(Ok(()))
 }
 
-/// What can be read from a socket right now.
+/// Returns the bytes that can be read from a socket right now.
 struct TryRead<'a>(&'a TcpStream);
 
 impl io::Read for TryRead<'_> {

@@ -67,7 +67,7 @@ pub enum KeySourceError {
     TooMany,
 }
 
-/// What the head of a request says about its key.
+/// The result of a search for the key in a request's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeadSearch {
     /// The head carries the key.

@@ -24,7 +24,7 @@ pub trait Admission: Send + Sync + 'static {
     }
 }
 
-/// What a request holds that was taken in.
+/// The resources that an admitted request holds.
 pub struct Admitted {
     /// Dropped when the client has its answer, or is gone.
     pub client: Box<dyn Any + Send + Sync>,

@@ -250,7 +250,7 @@ fn parse_origin(text: &str) -> Option<HeaderValue> {
     (is_plain && is_written_so).then(|| HeaderValue::from_str(text).ok())?
 }
 
-/// What scripts may read besides the fields that browsers always show.
+/// Fields that scripts may read besides those that browsers always show.
 const EXPOSED: &str = "Idempotent-Replayed, Idempotency-Expires, Idempotency-Outcome, Idempotency-Stored, Repeatability-Result, Retry-After, Location, Link";
 
 /// A change of the configuration reaches browsers within minutes, and a page that polls asks once.

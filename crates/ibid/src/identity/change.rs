@@ -35,7 +35,7 @@ pub enum ChangeError {
     Store(#[from] StoreError),
 }
 
-/// What [`retire`] is waiting for.
+/// The step that [`retire`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// Processes that have not read that the identity is retired, for so long.
@@ -44,7 +44,7 @@ pub enum Waiting {
     ForTransactions,
 }
 
-/// What is left of previous identities.
+/// The previous identities that are left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remainder {
     /// Previous identities that were forgotten.

@@ -1,4 +1,4 @@
-//! What the identity of a store's records means to whoever runs it.
+//! Explains the identity of a store's records to its operator.
 
 use ibid::identity::{IdentityPhase, IdentitySetting};
 

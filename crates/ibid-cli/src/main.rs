@@ -234,7 +234,12 @@ fn logging(log: &config::Log) -> Result<Spans, Failure> {
         true => lines.json().boxed(),
         false => lines.with_ansi(false).boxed(),
     };
-    tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans.layer()).init();
+    let registry = tracing_subscriber::registry().with(lines.with_filter(filter));
+    // Not `with(None)`: beside a layer without a filter, even an empty one, every span is made although no layer wants it.
+    match spans.layer() {
+        Some(layer) => registry.with(layer).init(),
+        None => registry.init(),
+    }
     if let Some(warning) = spans.warning() {
         tracing::warn!("{warning}");
     }

@@ -17,8 +17,8 @@ impl Spans {
         Ok(Spans { wanted })
     }
 
-    pub(crate) fn layer(&self) -> Identity {
-        Identity::new()
+    pub(crate) fn layer(&self) -> Option<Identity> {
+        None
     }
 
     /// What the log should say.

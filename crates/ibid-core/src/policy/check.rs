@@ -7,8 +7,29 @@ use super::{AfterExpiry, AnswerRule, Policy};
 use crate::proof::NotExecutedWhen;
 
 impl Policy {
-    /// Whether the rules can be kept together.
+    /// Checks that the rules can be kept together.
+    ///
+    /// # Errors
+    ///
+    /// The first rule that can't be kept, by its key in a configuration.
     pub fn check(&self) -> Result<(), PolicyError> {
+        self.check_durations()?;
+        self.check_expiry()?;
+        if self.stream && self.answer != AnswerRule::Sync {
+            return Err(PolicyError::new(
+                "stream",
+                "needs `answer = \"sync\"`: a stream is not retained, so nobody could fetch it later",
+            ));
+        }
+        if self.max_attempts == 0 {
+            return Err(PolicyError::new("max_attempts", "must be at least 1"));
+        }
+        self.check_statuses()?;
+        self.check_unknown()
+    }
+
+    /// Checks the lengths of durations, each alone and against the lease.
+    fn check_durations(&self) -> Result<(), PolicyError> {
         let durations = [
             ("wait", self.wait, true),
             ("lease", self.lease, false),
@@ -39,6 +60,11 @@ impl Policy {
         if self.max_run < self.lease {
             return Err(PolicyError::new("max_run", "must not be shorter than the lease"));
         }
+        Ok(())
+    }
+
+    /// Checks how long keys are remembered against the rules that depend on it.
+    fn check_expiry(&self) -> Result<(), PolicyError> {
         if self.after_expiry == AfterExpiry::Refuse && self.tombstone.is_zero() {
             return Err(PolicyError::new(
                 "after_expiry",
@@ -57,15 +83,11 @@ impl Policy {
                 ));
             }
         }
-        if self.stream && self.answer != AnswerRule::Sync {
-            return Err(PolicyError::new(
-                "stream",
-                "needs `answer = \"sync\"`: a stream is not retained, so nobody could fetch it later",
-            ));
-        }
-        if self.max_attempts == 0 {
-            return Err(PolicyError::new("max_attempts", "must be at least 1"));
-        }
+        Ok(())
+    }
+
+    /// Checks the lists of statuses that release a key or are final.
+    fn check_statuses(&self) -> Result<(), PolicyError> {
         if let Some(status) = self.free_on.iter().find(|status| !(400..600).contains(*status)) {
             return Err(PolicyError::new(
                 "free_on",
@@ -80,7 +102,11 @@ impl Policy {
             let problem = format!("`{status}` is not on the free list: 401, 403, 409, 423, 425, 429, 501");
             return Err(PolicyError::new("store_on", &problem));
         }
-        self.not_executed_when.iter().try_for_each(NotExecutedWhen::check)?;
+        self.not_executed_when.iter().try_for_each(NotExecutedWhen::check)
+    }
+
+    /// Checks how long an unknown outcome is kept and how it is reconciled.
+    fn check_unknown(&self) -> Result<(), PolicyError> {
         if self.unknown_retention.is_some_and(|length| length > DURATION_MAX) {
             return Err(PolicyError::new("unknown_retention", "must be at most 100 years"));
         }

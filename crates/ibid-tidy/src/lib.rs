@@ -1,6 +1,6 @@
 //! Checks over the source tree that the compiler and clippy don't have: names, prose, layers and sizes.
 //!
-//! [`rules::RULES`] is the table of rules. Each has a ceiling, the number of findings that the tree may have: zero
+//! `rules::RULES` is the table of rules. Each has a ceiling, the number of findings that the tree may have: zero
 //! denies, anything else is a debt that may only shrink. `cargo run -q -p ibid-tidy` prints every finding with its file
 //! and line and what to write instead.
 

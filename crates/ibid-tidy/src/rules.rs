@@ -93,14 +93,14 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "pronoun",
         instead: "Name the actor: another process, the caller, an operator, no worker; or drop it.",
-        ceiling: 621,
+        ceiling: 620,
         allow: &[REWRITTEN_NEXT, TIDY_ITSELF],
         check: phrases::pronouns,
     },
     Rule {
         name: "come-again",
         instead: "Write retry, again, from scratch, new generation.",
-        ceiling: 70,
+        ceiling: 68,
         allow: &[REWRITTEN_NEXT, TIDY_ITSELF],
         check: phrases::come_again,
     },
@@ -114,7 +114,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "stands",
         instead: "Write is stored, is in, queues behind.",
-        ceiling: 85,
+        ceiling: 83,
         allow: &[REWRITTEN_NEXT, TIDY_ITSELF],
         check: phrases::stands,
     },
@@ -149,14 +149,14 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "beside",
         instead: "Write with, next to, in the same process; a body that is kept beside a record is an attachment.",
-        ceiling: 87,
+        ceiling: 86,
         allow: &[REWRITTEN_NEXT, TIDY_ITSELF],
         check: phrases::beside,
     },
     Rule {
         name: "for-because",
         instead: "Write `, because`, or begin a new sentence.",
-        ceiling: 28,
+        ceiling: 27,
         allow: &[REWRITTEN_NEXT, TIDY_ITSELF],
         check: phrases::for_because,
     },
@@ -170,7 +170,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "doc-starts-with-question",
         instead: "Start with a verb (Returns whether…, Applies…) or a noun phrase (Outcome of a commit.).",
-        ceiling: 1160,
+        ceiling: 1158,
         allow: &[REWRITTEN_NEXT],
         check: docs::questions,
     },
@@ -184,7 +184,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "doc-too-short",
         instead: "Write a full noun phrase of at least four words: `Nonce of this write, drawn by the caller.`",
-        ceiling: 349,
+        ceiling: 348,
         allow: &[REWRITTEN_NEXT],
         check: docs::too_short,
     },
@@ -235,14 +235,14 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "file-size",
         instead: "At 500 lines of code a file wants to be two.",
-        ceiling: 15,
+        ceiling: 13,
         allow: &[REWRITTEN_NEXT],
         check: sizes::files,
     },
     Rule {
         name: "function-size",
         instead: "A function fits on a screen: at most 70 lines.",
-        ceiling: 16,
+        ceiling: 15,
         allow: &[REWRITTEN_NEXT],
         check: sizes::functions,
     },

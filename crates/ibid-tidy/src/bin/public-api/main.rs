@@ -51,7 +51,7 @@ fn is_same(package: &str, stored: &str, listing: &str) -> bool {
         eprintln!("+ {line}");
     }
     eprintln!(
-        "\nhint: if that is intended, run `IBID_BLESS=1 ./scripts/public-api`, and say in CHANGELOG.md what changed"
+        "\nhint: if that is intended, run it again with `IBID_BLESS=1`, and say in CHANGELOG.md what changed"
     );
     false
 }

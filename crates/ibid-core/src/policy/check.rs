@@ -165,7 +165,7 @@ const QUESTION_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DAY, PRESETS, Reconcile};
+    use super::super::{DAY, Reconcile};
     use super::*;
 
     fn refused(change: impl FnOnce(&mut Policy)) -> &'static str {

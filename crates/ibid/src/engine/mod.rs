@@ -106,9 +106,13 @@ impl Default for Settings {
             identity: StoreIdentity::default(),
             // A read lost to a failover or a full pool refuses nothing, and a change of identity ends within a minute.
             identity_valid_for: Duration::from_secs(15),
+            // Clients wait 10 s and more, so a refusal after 2 s leaves time for their retry.
             begin_timeout: Duration::from_secs(2),
+            // Longer than a store's failover usually takes, shorter than most clients' patience.
             finish_wait: Duration::from_secs(10),
+            // Some ten thousand responses of an ordinary API.
             cache_bytes: 32 << 20,
+            // Most retries arrive within a minute.
             cache_ttl: Duration::from_secs(60),
             // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
             attempts_max: 8192,

@@ -45,8 +45,11 @@ pub struct Schedule {
 impl Default for Schedule {
     fn default() -> Self {
         Schedule {
+            // A request takes over its own lapsed record at once; the sweep is for records without a retry.
             sweep_every: Duration::from_secs(10),
+            // An expired record counts as absent at once, so reaping only frees space.
             reap_every: Duration::from_secs(60),
+            // An index look-up; the record itself says when its next question is due.
             reconcile_every: Duration::from_secs(5),
             keep: Keep::default(),
         }

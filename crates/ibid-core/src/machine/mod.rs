@@ -10,6 +10,7 @@ mod evidence;
 mod holder;
 mod request;
 mod settle;
+mod status;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub use effect_evidence::bearing_on_effect;
 pub use evidence::{Bearing, bearing};
 pub use request::holds_key;
 pub use settle::may_be_asked_about;
+pub use status::{StatusView, describe};
 
 use crate::act::Act;
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};

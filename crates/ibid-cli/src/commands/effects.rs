@@ -153,7 +153,7 @@ fn effect_json(effect: &StoredEffect) -> Value {
 
 fn parse_state(word: &str) -> Result<EffectState, Failure> {
     let names = || EffectState::ALL.iter().map(|state| state.name());
-    EffectState::ALL.into_iter().find(|state| state.name() == word).ok_or_else(|| {
+    EffectState::from_name(word).ok_or_else(|| {
         let hint = match near_miss(word, names()) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("the states are {}", names().collect::<Vec<_>>().join(", ")),

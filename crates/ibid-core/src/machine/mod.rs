@@ -18,7 +18,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
+pub use effect::{
+    ClaimReason, Doubt, Effect, EffectEvent, EffectState, EffectVerdict, change_effect, decide_effect,
+};
 pub use effect_evidence::bearing_on_effect;
 pub use evidence::{Bearing, bearing};
 pub use request::holds_key;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use ibid_core::effect::StoredEffect;
-use ibid_core::machine::{EffectEvent, EffectState};
+use ibid_core::machine::{ClaimReason, EffectEvent, EffectState};
 use ibid_core::sql::Database;
 use metrics::counter;
 use tokio::time::Instant;
@@ -19,19 +19,6 @@ use crate::engine::Ibid;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 
-/// What a worker holds an Effect for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Errand {
-    /// To make its call.
-    Call,
-    /// Another worker held it and went silent.
-    Lapsed,
-    /// To ask whether its call was made.
-    Verify,
-    /// The claim's commit got no reply: nothing is begun on it, and it is given back.
-    GiveBack,
-}
-
 /// An Effect in hand.
 pub(super) struct Held<D: Database> {
     pub(super) ibid: Ibid,
@@ -39,8 +26,10 @@ pub(super) struct Held<D: Database> {
     pub(super) handler: Arc<dyn Handler<D::Tx>>,
     pub(super) timeout: Duration,
     pub(super) effect: StoredEffect,
-    pub(super) errand: Errand,
-    /// From before it was taken.
+    pub(super) reason: ClaimReason,
+    /// Whether the commit of the claim was acknowledged. If not, nothing is begun, and the effect is given back.
+    pub(super) is_confirmed: bool,
+    /// From before it was claimed.
     pub(super) at: Instant,
 }
 
@@ -50,11 +39,11 @@ impl<D: Database> Held<D> {
         // The store's clock began the lease later than this one, never sooner.
         let until = self.at + self.effect.rules.lease();
         let call = Call::new(&self.effect, (Instant::now() + self.timeout).min(until));
-        let happened = match self.errand {
-            Errand::Call => self.call(&call, until).await,
-            Errand::Verify => self.verify(&call, until).await,
-            Errand::Lapsed => self.lapsed(),
-            Errand::GiveBack => not_made("the claim got no reply", None),
+        let happened = match self.reason {
+            _ if !self.is_confirmed => not_made("the claim got no reply", None),
+            ClaimReason::Call => self.call(&call, until).await,
+            ClaimReason::Verify => self.verify(&call, until).await,
+            ClaimReason::Lapsed => self.lapsed(),
         };
         let ending = Ending {
             ibid: &self.ibid,
@@ -134,9 +123,13 @@ impl<D: Database> Held<D> {
         match ended {
             Ended::Moved { to, due } => count_move(&self.effect, to, due),
             // Nothing was begun, so nothing is lost.
-            Ended::Lost if self.errand == Errand::GiveBack => {}
+            Ended::Lost if !self.is_confirmed => {}
             Ended::Lost => {
-                tracing::warn!(effect = seq, kind, "somebody else was faster; nothing was written");
+                tracing::warn!(
+                    effect = seq,
+                    kind,
+                    "claim lost: effect was changed by another process; result not recorded"
+                );
                 counter!(telemetry::EFFECTS_LOST).increment(1);
             }
             Ended::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
@@ -146,14 +139,14 @@ impl<D: Database> Held<D> {
 
 /// Counts where an Effect went.
 pub(super) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
-    match (to, due) {
-        (EffectState::Done, _) => counter!(telemetry::EFFECTS_DONE).increment(1),
-        (_, true) => counter!(telemetry::EFFECTS_RETRIED).increment(1),
-        (to, false) => {
-            let (seq, kind) = (effect.seq, &*effect.kind);
-            tracing::error!(effect = seq, kind, state = to.name(), "an effect is a person's now");
-            counter!(telemetry::EFFECTS_DEAD).increment(1);
-        }
+    if to.is_dead_letter(due) {
+        let (seq, kind) = (effect.seq, &*effect.kind);
+        tracing::error!(effect = seq, kind, state = to.name(), "effect needs manual attention");
+        counter!(telemetry::EFFECTS_DEAD).increment(1);
+    } else if to.is_final() {
+        counter!(telemetry::EFFECTS_DONE).increment(1);
+    } else {
+        counter!(telemetry::EFFECTS_RETRIED).increment(1);
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ibid_core::change::{Change, Happened as Line, History, Mark, Stored};
+use ibid_core::change::{Change, Happened as Line, History, Stored};
 use ibid_core::effect::{EffectChange, StoredEffect};
 use ibid_core::evidence::EventName;
-use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, decide_effect};
+use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, change_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use metrics::counter;
@@ -46,43 +46,22 @@ impl Happened {
         Happened { event, made: None, why, provider_id: None, told: None }
     }
 
-    /// What the machine makes of it; none leaves the Effect alone.
+    /// The write that the machine makes of it; none leaves the effect alone.
     pub(super) fn change(&self, effect: &StoredEffect) -> Option<EffectChange> {
-        let (state, pause) = decide_effect(&effect.to_decide(), self.event)?;
-        let wanted = match self.event {
-            EffectEvent::NotMade { after } => after.unwrap_or_default(),
-            // A call may be under way for the whole of this pause, so it is never shortened.
-            EffectEvent::Uncertain | EffectEvent::Lapsed if state == EffectState::Unknown => {
-                pause.unwrap_or_default()
-            }
-            _ => Duration::ZERO,
-        };
-        let called = match self.event {
-            // No call was made, or a person answers for it: the provider's memory counts from the next.
-            EffectEvent::Verified(Some(false)) | EffectEvent::Retry => Mark::Clear,
-            _ => Mark::Keep,
-        };
-        let ended = match (effect.state, state) {
-            (EffectState::Unknown, EffectState::Unknown) => Mark::Keep,
-            (_, EffectState::Unknown) => Mark::Now,
-            _ => Mark::Clear,
-        };
+        let change = change_effect(effect, self.event, nonce(), jitter())?;
         Some(EffectChange {
-            seq: effect.seq,
-            expect: effect.version,
-            nonce: nonce(),
-            state,
-            tries: if self.event == EffectEvent::Retry { 0 } else { effect.tries },
-            due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter()).max(wanted)),
-            called,
-            ended,
             result: self.made.as_ref().map(|made| made.result.clone()),
-            provider_id: match &self.made {
-                Some(made) => made.provider_id.clone(),
-                None => self.provider_id.clone(),
-            },
+            provider_id: self.provider_id(),
             last_error: self.why.clone(),
+            ..change
         })
+    }
+
+    fn provider_id(&self) -> Option<String> {
+        match &self.made {
+            Some(made) => made.provider_id.clone(),
+            None => self.provider_id.clone(),
+        }
     }
 }
 
@@ -214,20 +193,11 @@ impl<D: Database> Ending<'_, D> {
     /// once the claim has lapsed, and its error seen. If this fails too, nothing is worse than before.
     async fn keep(&self, happened: &Happened, error: &BoxError) {
         let change = EffectChange {
-            seq: self.effect.seq,
-            expect: self.effect.version,
-            nonce: nonce(),
-            state: self.effect.state,
-            tries: self.effect.tries,
             due_in: Some(self.effect.rules.lease()),
-            called: Mark::Keep,
-            ended: Mark::Keep,
             result: happened.made.as_ref().map(|made| to_keep(self.effect, made)),
-            provider_id: match &happened.made {
-                Some(made) => made.provider_id.clone(),
-                None => happened.provider_id.clone(),
-            },
+            provider_id: happened.provider_id(),
             last_error: Some(bounded(format!("its end could not be written: {error}"))),
+            ..EffectChange::touch(self.effect, nonce())
         };
         let keep = async {
             let mut tx = self.database.begin().await?;
@@ -269,20 +239,7 @@ fn line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> Hist
 /// then it holds the row, and a write at what is seen waits for it. Not written: the claim never came, and can't any more.
 /// An error: it came meanwhile, and is to be given back after all.
 async fn forestall<T: OwnedTx>(mut tx: T, stored: &StoredEffect, terms: Terms) -> Result<Written, BoxError> {
-    let as_it_stands = EffectChange {
-        seq: stored.seq,
-        expect: stored.version,
-        nonce: nonce(),
-        state: stored.state,
-        tries: stored.tries,
-        due_in: stored.due_at.map(|due_at| due_at.since(stored.now)),
-        called: Mark::Keep,
-        ended: Mark::Keep,
-        result: None,
-        provider_id: None,
-        last_error: None,
-    };
-    match statements::commit(&mut tx, &as_it_stands, terms).await? {
+    match statements::commit(&mut tx, &EffectChange::touch(stored, nonce()), terms).await? {
         Some(_) => {
             tx.commit().await?;
             Ok(Written::No(None))
@@ -374,11 +331,11 @@ pub(super) async fn answer(
 /// What the handler and the Record are told; none while the Effect goes on.
 fn settled(change: &EffectChange, happened: &Happened) -> Option<Settled> {
     let why = happened.why.clone().unwrap_or_default();
-    match (change.state, change.due_in) {
-        (EffectState::Done, _) => Some(Settled::Done(happened.made.clone().unwrap_or_default())),
-        (EffectState::Dead, _) => Some(Settled::Dead { why }),
-        (EffectState::Unknown, None) => Some(Settled::Unknown { why }),
-        _ => None,
+    match change.state {
+        EffectState::Done => Some(Settled::Done(happened.made.clone().unwrap_or_default())),
+        state if !state.is_dead_letter(change.due_in.is_some()) => None,
+        EffectState::Unknown => Some(Settled::Unknown { why }),
+        _ => Some(Settled::Dead { why }),
     }
 }
 
@@ -404,6 +361,7 @@ const ERROR_BYTES_MAX: usize = 1024;
 pub(super) mod tests {
     use bytes::Bytes;
     use ibid_core::effect::{Rules, Safety};
+    use ibid_core::machine::decide_effect;
     use ibid_core::record::{Nonce, Version};
     use ibid_core::scope::RecordId;
     use ibid_core::time::Timestamp;

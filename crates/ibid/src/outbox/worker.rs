@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::effect::{Rules, StoredEffect, Take};
-use ibid_core::machine::EffectState;
+use ibid_core::machine::{ClaimReason, EffectState};
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use metrics::counter;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::carry::{Errand, Held};
+use super::carry::Held;
 use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
@@ -106,8 +106,8 @@ impl Round {
     fn add(&mut self, ended: Ended) {
         let count = match ended {
             Ended::Moved { to: EffectState::Done, .. } => &mut self.done,
-            Ended::Moved { due: true, .. } => &mut self.again,
-            Ended::Moved { .. } => &mut self.dead,
+            Ended::Moved { to, due } if to.is_dead_letter(due) => &mut self.dead,
+            Ended::Moved { .. } => &mut self.again,
             Ended::Lost | Ended::Unwritten => &mut self.lost,
         };
         *count += 1;
@@ -248,8 +248,8 @@ impl<D: Database + 'static> Worker<D> {
     /// Takes what is due, as much as the worker may have in hand at once, carries it out and says what came of it.
     pub async fn run_once(&self) -> Result<Round, TxError> {
         let mut in_hand = JoinSet::new();
-        for (effect, errand, at) in self.taken(self.concurrency, true).await? {
-            self.begin(&mut in_hand, effect, errand, at);
+        for taken in self.taken(self.concurrency, true).await? {
+            self.begin(&mut in_hand, taken);
         }
         let mut round = Round::default();
         while let Some(ended) = in_hand.join_next().await {
@@ -263,8 +263,8 @@ impl<D: Database + 'static> Worker<D> {
         match self.taken(free, everything).await {
             Ok(taken) => {
                 let full = taken.len() >= free;
-                for (effect, errand, at) in taken {
-                    self.begin(in_hand, effect, errand, at);
+                for taken in taken {
+                    self.begin(in_hand, taken);
                 }
                 full
             }
@@ -277,7 +277,8 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, effect: StoredEffect, errand: Errand, at: Instant) {
+    fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, taken: Taken) {
+        let Taken { effect, reason, is_confirmed, at } = taken;
         // Only kinds that have a handler are taken.
         let Some(Served { handler, timeout }) = self.desk.served.get(&effect.kind) else { return };
         let span = tracing::debug_span!(
@@ -297,18 +298,15 @@ impl<D: Database + 'static> Worker<D> {
             handler: handler.clone(),
             timeout: *timeout,
             effect,
-            errand,
+            reason,
+            is_confirmed,
             at,
         };
         in_hand.spawn(async move { (held.carry_out().await, in_order) }.instrument(span));
     }
 
-    /// Takes up to `limit`. Lapsed claims and open questions first: they are few, and a full queue must not starve them.
-    async fn taken(
-        &self,
-        limit: usize,
-        everything: bool,
-    ) -> Result<Vec<(StoredEffect, Errand, Instant)>, TxError> {
+    /// Claims up to `limit` due effects: for every reason, or only those whose call has to be made.
+    async fn taken(&self, limit: usize, everything: bool) -> Result<Vec<Taken>, TxError> {
         let mut tries = 0;
         loop {
             match self.taken_once(limit, everything).await {
@@ -318,11 +316,7 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    async fn taken_once(
-        &self,
-        limit: usize,
-        everything: bool,
-    ) -> Result<Vec<(StoredEffect, Errand, Instant)>, TxError> {
+    async fn taken_once(&self, limit: usize, everything: bool) -> Result<Vec<Taken>, TxError> {
         let at = Instant::now();
         let mut tx = self.desk.database.begin().await?;
         let store = sql(&self.ibid)?;
@@ -332,21 +326,15 @@ impl<D: Database + 'static> Worker<D> {
         let terms = Terms::of(store);
         let kinds: Vec<String> = self.desk.served.keys().cloned().collect();
         let mut taken = Vec::new();
-        for (errand, from, to, counts) in if everything { &LOOKS[..] } else { &LOOKS[2..] } {
+        let reasons = ClaimReason::ALL.into_iter();
+        for reason in reasons.filter(|reason| everything || *reason == ClaimReason::Call) {
             let left = u32::try_from(limit - taken.len()).unwrap_or(u32::MAX);
             if left == 0 {
                 break;
             }
-            let take = Take {
-                kinds: kinds.clone(),
-                from: *from,
-                to: *to,
-                nonce: nonce(),
-                counts: *counts,
-                limit: left,
-            };
-            let found = statements::take(&mut tx, &take, terms).await?;
-            taken.extend(found.into_iter().map(|effect| (effect, *errand, at)));
+            let take = Take { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
+            let effects = statements::take(&mut tx, &take, terms).await?;
+            taken.extend(effects.into_iter().map(|effect| Taken { effect, reason, is_confirmed: true, at }));
         }
         if taken.is_empty() {
             // Undone with the connection if this fails.
@@ -366,14 +354,26 @@ impl<D: Database + 'static> Worker<D> {
             Ok(()) => Ok(taken),
             Err(error) if error.fault() == Fault::Lost => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a claim got no reply");
-                // Whether it came is not known; a call under it might never be recorded. What was claimed to be called
-                // certainly was not, and is given back; the rest is taken again when its lease is over.
-                let unsure = taken.into_iter().filter(|(_, errand, _)| *errand == Errand::Call);
-                Ok(unsure.map(|(effect, _, at)| (effect, Errand::GiveBack, at)).collect())
+                // It is not known whether the claim was committed, and the result of a call under it might never be
+                // recorded. Effects whose call was to be made certainly had none: they are given back. The others are
+                // claimed again when their lease is over.
+                taken.retain(|taken| taken.reason == ClaimReason::Call);
+                taken.iter_mut().for_each(|taken| taken.is_confirmed = false);
+                Ok(taken)
             }
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// An effect that this worker has claimed.
+struct Taken {
+    effect: StoredEffect,
+    reason: ClaimReason,
+    /// Whether the commit of the claim was acknowledged.
+    is_confirmed: bool,
+    /// From before the claim.
+    at: Instant,
 }
 
 /// Whether the end of this one lets another of its aggregate go.
@@ -395,14 +395,6 @@ impl<D: Database> fmt::Debug for Builder<D> {
     }
 }
 
-/// What is looked for: for which errand, in which state, held in which, and whether that counts as a try. Questions
-/// count, so that they end.
-const LOOKS: [(Errand, EffectState, EffectState, bool); 3] = [
-    (Errand::Lapsed, EffectState::Claimed, EffectState::Claimed, false),
-    (Errand::Verify, EffectState::Unknown, EffectState::Unknown, true),
-    (Errand::Call, EffectState::Queued, EffectState::Claimed, true),
-];
-
 /// Calls wait for providers most of the time; more at once than this is a question to the provider.
 const CONCURRENCY: usize = 16;
 
@@ -417,19 +409,3 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// How often a look is tried anew when another transaction was in its way; the next look is never far.
 const TAKE_TRIES_MAX: u32 = 4;
-
-#[cfg(test)]
-mod tests {
-    use ibid_core::machine::{Doubt, Effect, EffectEvent, decide_effect};
-
-    use super::*;
-
-    #[test]
-    fn a_claim_is_what_the_machine_says_it_is() {
-        let queued = Effect { state: EffectState::Queued, tries: 0, tries_max: 1, doubt: Doubt::Stop };
-        let (_, from, to, _) = LOOKS[2];
-        assert_eq!(from, queued.state);
-        assert_eq!(decide_effect(&queued, EffectEvent::Claim), Some((to, None)));
-        assert!(LOOKS[..2].iter().all(|(_, from, to, _)| from == to), "a look for the rest changes no state");
-    }
-}

@@ -2,7 +2,7 @@
 
 use ibid_core::change::Commit;
 use ibid_core::effect::EffectFilter;
-use ibid_core::machine::{self, EffectState, Event, Verdict};
+use ibid_core::machine::{self, Event, Verdict};
 use ibid_core::record::{Record, State};
 use ibid_core::store::{Store, StoreError};
 use metrics::counter;
@@ -54,9 +54,8 @@ async fn has_open_effect(store: &dyn Store, record: &Record) -> Result<bool, Sto
     let filter = EffectFilter { record: Some(record.id), limit: EFFECTS_MAX, ..EffectFilter::default() };
     match outbox::operator::list_at(store, filter).await {
         Ok(effects) => {
-            let is_open = |state| !matches!(state, EffectState::Done | EffectState::Discarded);
             // A record with more than that is left alone, whatever they are.
-            Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| is_open(effect.state)))
+            Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| !effect.state.is_final()))
         }
         Err(OperatorError::NoSql) => Ok(false),
         Err(OperatorError::Store(error)) => Err(error),

@@ -7,10 +7,6 @@ mod gateway;
 mod open;
 mod output;
 mod progress;
-#[cfg(feature = "otlp")]
-mod spans;
-#[cfg(not(feature = "otlp"))]
-#[path = "spans_off.rs"]
 mod spans;
 
 use std::io::{stderr, stdout};

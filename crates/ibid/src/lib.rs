@@ -74,11 +74,6 @@ pub mod telemetry;
 
 mod by_id;
 
-#[cfg(feature = "failpoints")]
-mod failpoint;
-
-#[cfg(not(feature = "failpoints"))]
-#[path = "failpoint_off.rs"]
 mod failpoint;
 
 pub use attempt::Attempt;

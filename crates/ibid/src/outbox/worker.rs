@@ -15,11 +15,11 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::carry::Held;
+use super::continue_trace;
 use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
 use super::told::{Desk, Served, Settle};
-use super::traced::go_on;
 use crate::engine::{Ibid, jitter, nonce};
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -289,7 +289,7 @@ impl<D: Database + 'static> Worker<D> {
             trace = effect.trace.as_deref(),
         );
         if let Some(trace) = &effect.trace {
-            go_on(&span, trace);
+            continue_trace(&span, trace);
         }
         let in_order = effect.aggregate.is_some();
         let held = Held {

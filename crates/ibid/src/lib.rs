@@ -52,6 +52,8 @@ pub mod axum;
 
 pub mod engine;
 
+pub mod evidence;
+
 pub mod identity;
 
 pub mod attempt;

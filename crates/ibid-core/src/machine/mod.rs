@@ -5,7 +5,6 @@
 //! `docs/reference/states.md` is the whole table, made by running [`decide`] on every state and event.
 
 mod effect;
-mod effect_evidence;
 mod evidence;
 mod holder;
 mod request;
@@ -21,8 +20,7 @@ use sha2::{Digest, Sha256};
 pub use effect::{
     ClaimReason, Doubt, Effect, EffectEvent, EffectState, EffectVerdict, change_effect, decide_effect,
 };
-pub use effect_evidence::bearing_on_effect;
-pub use evidence::{Bearing, bearing};
+pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
 pub use request::holds_key;
 pub use settle::may_be_asked_about;
 pub use status::{StatusView, describe};

@@ -1,4 +1,4 @@
-//! What a worker does with one Effect that it holds: the call, the look at the provider, and the end of both.
+//! Executes one claimed effect: makes its call or verifies an earlier one, and records the result.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, Handler, Outcome, Verified};
 use super::kept::kept;
-use super::told;
 use crate::engine::Ibid;
+use crate::evidence::effect::apply_earlier_evidence;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 
-/// An Effect in hand.
+/// One claimed effect, and what is needed to execute it.
 pub(super) struct Held<D: Database> {
     pub(super) ibid: Ibid,
     pub(super) database: Arc<D>,
@@ -34,9 +34,9 @@ pub(super) struct Held<D: Database> {
 }
 
 impl<D: Database> Held<D> {
-    /// Carries it out as far as it goes now.
+    /// Makes the call, or asks about an earlier one, and writes the result.
     pub(super) async fn carry_out(self) -> Ended {
-        // The store's clock began the lease later than this one, never sooner.
+        // The store started the lease after `at`, never before, so this end is never too late.
         let until = self.at + self.effect.rules.lease();
         let call = Call::new(&self.effect, (Instant::now() + self.timeout).min(until));
         let happened = match self.reason {
@@ -58,7 +58,7 @@ impl<D: Database> Held<D> {
         let ended = ending.write(happened).await;
         self.count(ended);
         if matches!(ended, Ended::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
-            told::doubted(&self.ibid, &self.effect, provider_id).await;
+            apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
         }
         ended
     }
@@ -112,7 +112,7 @@ impl<D: Database> Held<D> {
 
     fn lapsed(&self) -> Happened {
         match kept(&self.effect) {
-            // Its end could not be written then.
+            // The call was made, and its result could not be recorded.
             Some(made) => Happened::made(EffectEvent::Made, made),
             None => Happened::because(EffectEvent::Lapsed, "the worker that held it went silent"),
         }
@@ -137,8 +137,8 @@ impl<D: Database> Held<D> {
     }
 }
 
-/// Counts where an Effect went.
-pub(super) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
+/// Counts the new state of an effect, and logs a dead letter.
+pub(crate) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
     if to.is_dead_letter(due) {
         let (seq, kind) = (effect.seq, &*effect.kind);
         tracing::error!(effect = seq, kind, state = to.name(), "effect needs manual attention");

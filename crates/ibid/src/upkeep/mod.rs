@@ -17,7 +17,7 @@ use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
 
 pub(crate) use deliverer::Deliveries;
-pub use evidence::weigh_once;
+pub use evidence::apply_evidence_once;
 pub use ran::Chore;
 pub(crate) use ran::Ran;
 pub(crate) use reaper::Places;
@@ -64,7 +64,7 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
         every(schedule.reap_every, || async {
             done(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|did| did.removed))
         }),
-        every(schedule.reconcile_every, || async { done(ibid, "evidence", weigh_once(ibid).await) }),
+        every(schedule.reconcile_every, || async { done(ibid, "evidence", apply_evidence_once(ibid).await) }),
         every(schedule.reconcile_every, || async {
             done(ibid, "reconciler", reconcile_once(ibid).await.map(|did| did.settled));
         }),

@@ -222,11 +222,6 @@ impl StoredEffect {
         }
     }
 
-    /// Whether only an operator, or evidence from outside, moves it on.
-    pub fn is_dead_letter(&self) -> bool {
-        self.state.is_dead_letter(self.due_at.is_some())
-    }
-
     /// Whether the provider may have forgotten our key: then a call under it may be a second one.
     pub fn is_past_key_window(&self) -> bool {
         let window = Duration::from_millis(self.rules.key_window_ms);

@@ -1,6 +1,5 @@
 //! The counters of the outbox equal what happened.
 
-use ibid::operator::Operator;
 use ibid::telemetry::{
     DEAD_LETTERS, EFFECTS_DEAD, EFFECTS_DONE, EFFECTS_ENQUEUED, EFFECTS_LOST, EFFECTS_RETRIED,
 };

@@ -7,10 +7,6 @@ mod gateway;
 mod open;
 mod output;
 mod progress;
-#[cfg(feature = "otlp")]
-mod spans;
-#[cfg(not(feature = "otlp"))]
-#[path = "spans_off.rs"]
 mod spans;
 
 use std::io::{stderr, stdout};
@@ -252,7 +248,7 @@ fn at_store(
     command: impl AsyncFnOnce(Operator) -> Result<(), Failure>,
 ) -> Result<(), Failures> {
     let url = config::store_of(place)?;
-    wait_for(async { command(Operator::at(open_store(&url, false).await?)).await })
+    wait_for(async { command(Operator::on_store(open_store(&url, false).await?)).await })
 }
 
 /// Runs a command that asks a store a few questions: one thread is enough.

@@ -52,6 +52,8 @@ pub mod axum;
 
 pub mod engine;
 
+pub mod evidence;
+
 pub mod identity;
 
 pub mod attempt;
@@ -74,11 +76,6 @@ pub mod telemetry;
 
 mod by_id;
 
-#[cfg(feature = "failpoints")]
-mod failpoint;
-
-#[cfg(not(feature = "failpoints"))]
-#[path = "failpoint_off.rs"]
 mod failpoint;
 
 pub use attempt::Attempt;

@@ -9,7 +9,6 @@ mod breaker;
 mod cache;
 mod clock_watch;
 mod deadlines;
-mod evidence;
 mod identity_watch;
 mod nonces;
 mod previous;
@@ -38,9 +37,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
 use crate::attempt::Attempt;
+use crate::evidence;
+use crate::evidence::effect::KindRegistry;
 use crate::failpoint;
 use crate::identity::{self, IdentityError, StoreIdentity};
-use crate::outbox::told::Desks;
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -60,7 +60,6 @@ pub use again::Unavailable;
 pub(crate) use again::come_again;
 pub(crate) use apart::apart;
 pub use batch::Counts;
-pub use evidence::{Heard, Hearing};
 pub use tenants::TenantRate;
 use writes::Loose;
 pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, noticed, random, still_owns};
@@ -68,7 +67,7 @@ pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, noticed
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
 #[derive(Clone)]
 pub struct Ibid {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// What an [`Ibid`] needs besides its store; the defaults are the contract's.
@@ -243,7 +242,7 @@ impl Ibid {
             ran: Ran::default(),
             places: Places::default(),
             enqueued: Notify::new(),
-            desks: Desks::default(),
+            kinds: KindRegistry::default(),
             doubts,
             loose: Loose::default(),
         };

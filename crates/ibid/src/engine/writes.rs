@@ -32,8 +32,8 @@ use super::nonces::Nonces;
 use super::tenants::Tenants;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
+use crate::evidence::effect::KindRegistry;
 use crate::failpoint::{self, Hit};
-use crate::outbox::told::Desks;
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -71,10 +71,10 @@ pub(crate) struct Inner {
     pub(crate) places: Places,
     /// Told when Effects were enqueued by this process: its worker need not wait for its next look.
     pub(crate) enqueued: Notify,
-    /// Who writes what follows from evidence on Effects here.
-    pub(crate) desks: Desks,
+    /// The kinds of effects that workers of this process have handlers for.
+    pub(crate) kinds: KindRegistry,
     /// Records that became unknown: something may have been heard of them before.
-    pub(super) doubts: mpsc::Sender<RecordId>,
+    pub(crate) doubts: mpsc::Sender<RecordId>,
     /// Writes that go on without a caller: queued finishes and releases.
     pub(super) loose: Loose,
 }

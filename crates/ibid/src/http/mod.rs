@@ -12,10 +12,6 @@ pub mod hooks;
 mod intake;
 mod layer;
 mod method_override;
-#[cfg(feature = "opentelemetry")]
-mod otel;
-#[cfg(not(feature = "opentelemetry"))]
-#[path = "otel_off.rs"]
 mod otel;
 mod outcome;
 mod prefer;
@@ -40,7 +36,7 @@ pub use routes::{Begins, Route, Routes, RoutesError, Rule, Ruling};
 pub use tenants::{NoTenant, Principals, Tenants};
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]
-pub(crate) use trace::go_on;
+pub(crate) use trace::continue_trace;
 pub use without_key::WithoutKey;
 
 use std::sync::Arc;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ibid::attempt::Finished;
 use ibid::engine::Begun;
-use ibid::outbox::{self, Outcome};
+use ibid::operator::Operator;
+use ibid::outbox::Outcome;
 use ibid::upkeep::{Keep, reap_once};
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::Policy;
@@ -31,7 +32,7 @@ async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
     world.pass(2 * DAY);
     assert_eq!(settled().await, 0, "its effect waits for an operator");
     assert_eq!(world.record("k").await.state, State::Unknown);
-    outbox::discard(&world.ibid, world.only().await.seq, &because("settled by phone")).await.unwrap();
+    Operator::new(&world.ibid).discard(world.only().await.seq, &because("settled by phone")).await.unwrap();
     assert_eq!(settled().await, 1);
 }
 

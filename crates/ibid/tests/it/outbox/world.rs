@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::lossy::{Lossy, Reply};
 use ibid::attempt::{Attempt, Finished};
 use ibid::engine::Begun;
-use ibid::outbox::{self, BoxError, Builder, Call, Handler, Made, Outcome, Round, Settled, Verified, Worker};
+use ibid::operator::Operator;
+use ibid::outbox::{BoxError, Builder, Call, Handler, Made, Outcome, Round, Settled, Verified, Worker};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;
@@ -136,7 +137,7 @@ impl World {
     }
 
     pub(super) async fn effects(&self) -> Vec<StoredEffect> {
-        outbox::list(&self.ibid, EffectFilter::default()).await.unwrap()
+        Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0
     }
 
     pub(super) async fn only(&self) -> StoredEffect {

@@ -1,8 +1,8 @@
 //! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -16,6 +16,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::Renewed;
 use metrics::counter;
+use parking_lot::Mutex;
 
 use crate::engine::{Begun, Ibid, Kept, Living, apart, still_owns};
 use crate::telemetry;
@@ -60,17 +61,17 @@ impl LeasedAt {
     }
 
     fn get(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, at: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        *self.0.lock() = at;
     }
 
     /// A renewal that was sent then is confirmed now. Whether it counts: past all of the lease none does, whatever the
     /// store says.
     fn renewed(&self, sent_at: Instant, lease: Duration) -> bool {
-        let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = self.0.lock();
         let counts = at.elapsed() < lease;
         if counts {
             *at = sent_at.max(*at);

@@ -72,7 +72,9 @@ pub mod phase;
 
 pub mod telemetry;
 
-mod by_id;
+mod backoff;
+
+mod random;
 
 #[cfg(feature = "failpoints")]
 mod failpoint;

@@ -20,8 +20,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
-use crate::engine::{Settlement, nonce};
+use crate::engine::Settlement;
 use crate::failpoint::{self, Hit};
+use crate::random::nonce;
 use crate::transaction::inside::Committed;
 use crate::transaction::{Inside, TxError};
 

@@ -4,13 +4,13 @@
 //! Closed → open after failures in a row → one probe after a pause → closed if the store answered, else open again for
 //! longer. A probe whose fate is not known is a failed one: nothing closes it but an answer.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::gauge;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::jitter;
+use crate::random::jitter;
 use crate::telemetry;
 
 #[derive(Default)]
@@ -83,7 +83,7 @@ impl Breaker {
 
     fn stand(&self) -> MutexGuard<'_, Stand> {
         // Replaced as a whole: nobody panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

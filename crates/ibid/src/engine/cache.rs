@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+use foldhash::fast::RandomState;
 use ibid_core::record::{Record, State};
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as QuickCache;
-
-use crate::by_id::ById;
 
 /// A completed record and its answer.
 #[derive(Clone, Debug)]
@@ -26,14 +25,17 @@ pub(crate) struct Cached {
 }
 
 pub(crate) struct Cache {
-    kept: QuickCache<RecordId, Cached, Weight, ById>,
+    kept: QuickCache<RecordId, Cached, Weight, RandomState>,
     ttl: Duration,
 }
 
 impl Cache {
     pub(crate) fn new(bytes_max: u64, ttl: Duration) -> Cache {
         let items = (bytes_max / ENTRY_BYTES as u64).clamp(16, 1 << 20) as usize;
-        Cache { kept: QuickCache::with(items, bytes_max, Weight, ById::default(), Default::default()), ttl }
+        Cache {
+            kept: QuickCache::with(items, bytes_max, Weight, RandomState::default(), Default::default()),
+            ttl,
+        }
     }
 
     pub(crate) fn ttl(&self) -> Duration {

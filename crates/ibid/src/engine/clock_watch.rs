@@ -1,11 +1,11 @@
 //! Compares the store's clock with this process's monotonic one, and remembers when the store was away. After either a
 //! lapse may be none, so nobody takes over to run for one lease. Node time may only delay.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
 use ibid_core::time::Timestamp;
+use parking_lot::Mutex;
 
 #[derive(Default)]
 pub(crate) struct ClockWatch(Mutex<Inner>);
@@ -21,7 +21,7 @@ struct Inner {
 impl ClockWatch {
     /// The store said `now` in an answer that arrived at `at`.
     pub(crate) fn observe(&self, at: Instant, now: Timestamp) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.0.lock();
         let Some((last_at, last_now)) = inner.last else {
             inner.last = Some((at, now));
             return;
@@ -46,13 +46,13 @@ impl ClockWatch {
     /// The store did not answer. Whoever holds a lease could not renew it meanwhile, and after a failover what was
     /// renewed last may be lost.
     pub(crate) fn failed(&self, at: Instant) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.0.lock();
         inner.away_at.get_or_insert(at);
     }
 
     /// Whether a takeover to run must wait, for a record with this lease.
     pub(crate) fn is_unsure(&self, at: Instant, lease: Duration) -> bool {
-        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.0.lock();
         inner.jumped_at.is_some_and(|jumped_at| at.saturating_duration_since(jumped_at) < lease)
     }
 }

@@ -5,9 +5,10 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -73,7 +74,7 @@ impl Drop for Deadlines {
 impl Shared {
     fn waits(&self) -> MutexGuard<'_, Waits> {
         // Nothing in here panics half-way through a change.
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waits.lock()
     }
 }
 

@@ -6,10 +6,11 @@
 //! `valid_for`; T2 acts no later than `valid_for` after its last good read, which was before that. A list of nodes would
 //! have to know the paused ones as well; this needs none.
 
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use ibid_core::store::Store;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Ibid;
@@ -89,7 +90,7 @@ impl IdentityWatch {
 
 impl HeldIdentity {
     fn seen(&self) -> Seen {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.seen.lock()
     }
 
     fn is_fresh(&self, seen: Seen) -> bool {
@@ -104,7 +105,7 @@ impl HeldIdentity {
     async fn read(&self, store: &dyn Store, patience: Duration) {
         let sent_at = Instant::now();
         let read = tokio::time::timeout(patience, store.setting(SETTING)).await;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         seen.reads += 1;
         // Without an answer the last one counts, until it is too old.
         let Ok(Ok(text)) = read else { return };

@@ -11,7 +11,6 @@ mod clock_watch;
 mod deadlines;
 mod evidence;
 mod identity_watch;
-mod nonces;
 mod previous;
 mod tenants;
 mod waiters;
@@ -38,9 +37,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
 use crate::attempt::Attempt;
+use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::identity::{self, IdentityError, StoreIdentity};
 use crate::outbox::told::Desks;
+use crate::random::{Nonces, random};
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -51,7 +52,6 @@ use cache::Cache;
 use clock_watch::ClockWatch;
 use deadlines::Deadlines;
 use identity_watch::IdentityWatch;
-use nonces::Nonces;
 pub(crate) use previous::Named;
 use tenants::Tenants;
 use waiters::{Place, Waiters};
@@ -63,7 +63,7 @@ pub use batch::Counts;
 pub use evidence::{Heard, Hearing};
 pub use tenants::TenantRate;
 use writes::Loose;
-pub(crate) use writes::{Inner, Living, Settlement, after, jitter, nonce, noticed, random, still_owns};
+pub(crate) use writes::{Inner, Living, Settlement, after, noticed, still_owns};
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
 #[derive(Clone)]
@@ -391,7 +391,7 @@ impl Ibid {
     }
 
     async fn wait_in(&self, place: &Place, ask: &Arc<Ask>, until: Instant) -> Result<Begun, Unavailable> {
-        let mut pause = POLL_MIN;
+        let mut backoff = Backoff::new(POLL_MIN, POLL_MAX);
         let mut last = Begun::InFlight { retry_in: AGAIN_MIN };
         loop {
             // Registered before the look, so that an answer which comes in between is not missed.
@@ -409,9 +409,8 @@ impl Ibid {
                 return Ok(last);
             }
             // Other nodes do not call here, so a look from time to time stands in for their news.
-            let nap = pause.mul_f64(0.75 + 0.5 * jitter()).min(until - now);
+            let nap = backoff.next().min(until - now);
             let _ = tokio::time::timeout(nap, news).await;
-            pause = (pause * 2).min(POLL_MAX);
         }
     }
 

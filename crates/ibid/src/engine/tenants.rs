@@ -5,10 +5,10 @@
 //! weight. So a busy tenant is never pushed out by a crowd of quiet ones.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ibid_core::scope::Tenant;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Begun, Ibid};
@@ -100,7 +100,7 @@ impl Tenants {
     }
 
     fn count(&self, tenant: &Tenant, duplicate: bool, misused: bool, now: Instant) {
-        let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.0.lock();
         windows.turn(now);
         let add = |count: &mut Count| {
             count.weight += 1;
@@ -115,7 +115,7 @@ impl Tenants {
     }
 
     fn all(&self, now: Instant) -> Vec<TenantRate> {
-        let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.0.lock();
         windows.turn(now);
         let mut sums = windows.last.clone();
         for (tenant, count) in &windows.current {

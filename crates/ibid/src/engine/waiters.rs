@@ -2,19 +2,19 @@
 //! held connection and a guessed key must not become a way to exhaust them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use ibid_core::scope::{RecordId, Tenant};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
-
-use crate::by_id::ById;
 
 #[derive(Clone, Default)]
 pub(crate) struct Waiters(Arc<Mutex<Rooms>>);
 
 #[derive(Default)]
 struct Rooms {
-    by_id: HashMap<RecordId, Room, ById>,
+    by_id: HashMap<RecordId, Room, RandomState>,
     by_tenant: HashMap<Tenant, usize>,
 }
 
@@ -61,7 +61,7 @@ impl Waiters {
 
     fn rooms(&self) -> MutexGuard<'_, Rooms> {
         // Counters only; nothing in here panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -8,7 +8,8 @@ use ibid_core::scope::{RecordId, Tenant};
 use ibid_core::store::StoreError;
 use tokio::time::Instant;
 
-use super::{Ibid, POLL_MAX, POLL_MIN, jitter};
+use super::{Ibid, POLL_MAX, POLL_MIN};
+use crate::backoff::Backoff;
 
 impl Ibid {
     /// What is stored, once nobody is at it and nobody is to come, or else after `up_to`.
@@ -21,7 +22,7 @@ impl Ibid {
         let until = Instant::now() + up_to;
         // As bounded as the duplicates that wait: past the bound the state is told as it is.
         let place = (!up_to.is_zero()).then(|| self.inner.waiters.enter(id, tenant)).flatten();
-        let mut pause = POLL_MIN;
+        let mut backoff = Backoff::new(POLL_MIN, POLL_MAX);
         loop {
             let Some(place) = &place else { return self.inner.load(id).await };
             // Registered before the look, so that news which comes in between is not missed.
@@ -37,9 +38,8 @@ impl Ibid {
                 return Ok(stored);
             }
             // Other nodes do not call here, so a look from time to time stands in for their news.
-            let nap = pause.mul_f64(0.75 + 0.5 * jitter()).min(until - now);
+            let nap = backoff.next().min(until - now);
             let _ = tokio::time::timeout(nap, news).await;
-            pause = (pause * 2).min(POLL_MAX);
         }
     }
 }

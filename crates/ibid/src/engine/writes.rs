@@ -28,12 +28,13 @@ use super::cache::Cache;
 use super::clock_watch::ClockWatch;
 use super::deadlines::Deadlines;
 use super::identity_watch::IdentityWatch;
-use super::nonces::Nonces;
 use super::tenants::Tenants;
 use super::waiters::Waiters;
 use super::{Kept, Unavailable};
+use crate::backoff::Backoff;
 use crate::failpoint::{self, Hit};
 use crate::outbox::told::Desks;
+use crate::random::Nonces;
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -116,7 +117,7 @@ impl Inner {
         mut at: Instant,
         deadline: Instant,
     ) -> Result<Commit, Unavailable> {
-        let mut pause = RETRY_MIN;
+        let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
         let mut sent = false;
         loop {
             let sending = async {
@@ -149,12 +150,11 @@ impl Inner {
                     break;
                 }
             }
-            let nap = pause.mul_f64(0.75 + 0.5 * jitter());
+            let nap = backoff.next();
             if Instant::now() + nap >= deadline {
                 break;
             }
             tokio::time::sleep(nap).await;
-            pause = (pause * 2).min(RETRY_MAX);
             at = Instant::now();
         }
         if sent {
@@ -201,7 +201,7 @@ impl Inner {
         event: impl Fn(Nonce) -> Event<'a>,
         lasting_max: u32,
     ) -> Settlement {
-        let (mut pause, mut lasting) = (RETRY_MIN, 0);
+        let (mut backoff, mut lasting) = (Backoff::new(RETRY_MIN, PATIENT_RETRY_MAX), 0);
         loop {
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let event = event(self.nonces.draw());
@@ -235,8 +235,7 @@ impl Inner {
                     }
                     Err(Unsaid::Full { .. } | Unsaid::Unsent) => {}
                 }
-                tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
-                pause = (pause * 2).min(PATIENT_RETRY_MAX);
+                tokio::time::sleep(backoff.next()).await;
             };
             match commit {
                 Commit::Done(stamp) => {
@@ -319,7 +318,7 @@ impl Inner {
 
     /// The record, once the store answers; an error if it never will.
     pub(crate) async fn load_patiently(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
-        let (mut pause, mut lasting) = (RETRY_MIN, 0);
+        let (mut backoff, mut lasting) = (Backoff::new(RETRY_MIN, PATIENT_RETRY_MAX), 0);
         loop {
             let error = match self.load(id).await {
                 Ok(stored) => return Ok(stored),
@@ -331,8 +330,7 @@ impl Inner {
                 tracing::error!(%record, error = &error as &dyn std::error::Error, "a record can't be read");
                 return Err(error);
             }
-            tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
-            pause = (pause * 2).min(PATIENT_RETRY_MAX);
+            tokio::time::sleep(backoff.next()).await;
         }
     }
 
@@ -497,24 +495,6 @@ pub(crate) fn after(change: &Change, stamp: Stamp, before: Option<&Stored>) -> O
 /// Whether the record is still this Attempt's to renew.
 pub(crate) fn still_owns(stored: &Stored, begun: &Record) -> bool {
     stored.record.owner == begun.owner && stored.record.state == State::InProgress
-}
-
-/// A fresh nonce. 64 random bits: among a thousand million writes of one counter value two are alike once in forty.
-/// Versions also carry the counter, so even then both would have to meet in one record.
-pub(crate) fn nonce() -> Nonce {
-    Nonce(u64::from_be_bytes(random()))
-}
-
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    // Without the system's randomness no key can be reserved safely, and no later call would fare better.
-    getrandom::fill(&mut bytes).expect("the system gives random bytes");
-    bytes
-}
-
-/// A number from 0 to 1, so that those who wait do not come back all at once.
-pub(crate) fn jitter() -> f64 {
-    f64::from(u16::from_be_bytes(random())) / f64::from(u16::MAX)
 }
 
 /// First pause after a failed write: about one commit of a healthy disk.

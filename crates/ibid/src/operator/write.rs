@@ -15,7 +15,9 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 
 use super::{Operator, Page};
-use crate::engine::{after, jitter, nonce};
+use crate::backoff::Backoff;
+use crate::engine::after;
+use crate::random::nonce;
 
 /// Why an act was not done.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +144,7 @@ impl Operator {
 
     /// The same Change with the same nonce while its fate is unknown.
     async fn commit(&self, change: &Arc<Change>) -> Result<Commit, StoreError> {
-        let mut pause = PAUSE_MIN;
+        let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         for _ in 1..COMMIT_TRIES_MAX {
             match self.store.commit(vec![change.clone()]).await.pop() {
                 Some(Err(error)) if error.is_transient() => {
@@ -154,8 +156,7 @@ impl Operator {
                 Some(fate) => return fate,
                 None => {}
             }
-            tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.next()).await;
         }
         let fate = self.store.commit(vec![change.clone()]).await.pop();
         fate.unwrap_or_else(|| Err(StoreError::transient("any", "commit", "no fate was told")))
@@ -192,3 +193,6 @@ const COMMIT_TRIES_MAX: u32 = 6;
 
 /// First pause after a failed write; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
+
+/// Longest pause between two tries: the one before the last of [`COMMIT_TRIES_MAX`].
+const PAUSE_MAX: Duration = Duration::from_millis(800);

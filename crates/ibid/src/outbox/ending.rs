@@ -19,8 +19,10 @@ use super::handler::{BoxError, Call, Handler, Made, Settled};
 use super::kept::to_keep;
 use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
-use crate::engine::{Ibid, after, jitter, nonce, noticed};
+use crate::backoff::{Backoff, spread};
+use crate::engine::{Ibid, after, noticed};
 use crate::failpoint::{self, Hit};
+use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::inside::sql;
 use crate::transaction::statements::{self as records, Terms};
@@ -73,7 +75,7 @@ impl Happened {
             nonce: nonce(),
             state,
             tries: if self.event == EffectEvent::Retry { 0 } else { effect.tries },
-            due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter()).max(wanted)),
+            due_in: pause.map(|pause| spread(pause).max(wanted)),
             called,
             ended,
             result: self.made.as_ref().map(|made| made.result.clone()),
@@ -128,7 +130,7 @@ impl<D: Database> Ending<'_, D> {
     pub(super) async fn write(&self, happened: Happened) -> Ended {
         let Some(change) = happened.change(self.effect) else { return Ended::Lost };
         let settled = settled(&change, &happened);
-        let mut pause = PAUSE_MIN;
+        let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             let error = match self.once(&change, &happened, settled.as_ref()).await {
                 Ok(Written::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
@@ -138,7 +140,7 @@ impl<D: Database> Ending<'_, D> {
                 }
                 Err(error) => error,
             };
-            let next = Instant::now() + pause.mul_f64(0.75 + 0.5 * jitter());
+            let next = Instant::now() + backoff.next();
             tracing::warn!(effect = self.effect.seq, %error, "the end of an effect could not be written");
             if next >= self.until {
                 // Evidence is kept already, and nobody's claim lapses.
@@ -148,7 +150,6 @@ impl<D: Database> Ending<'_, D> {
                 return Ended::Unwritten;
             }
             tokio::time::sleep_until(next).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 

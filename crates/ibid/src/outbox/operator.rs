@@ -1,6 +1,6 @@
 //! What an operator does about Effects: sees them, has a dead one made after all, or lets it go.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ibid_core::act::Act;
 use ibid_core::change::{Happened as Line, History};
@@ -8,6 +8,7 @@ use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::machine::{EffectEvent, EffectState};
 use ibid_core::sql::{SqlError, SqlTx};
 use ibid_core::store::{Pending, SqlStore, Store, StoreError, Work};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::ending::{Answered, Happened, answer};
@@ -156,12 +157,12 @@ pub(super) async fn work<T: Send + 'static>(
     let work: Work = Box::new(move |tx| {
         Box::pin(async move {
             let value = work(tx).await?;
-            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+            *place.lock() = Some(value);
             Ok(())
         })
     });
     store.work(work).await?;
-    let value = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let value = found.lock().take();
     value.ok_or_else(|| StoreError::lasting("sql", "work", "the store did not do the work").into())
 }
 

@@ -3,7 +3,7 @@
 //! kind. Any other leaves it kept: upkeep beside such a worker finds it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ibid_core::change::{Happened as Line, History};
@@ -14,6 +14,7 @@ use ibid_core::response::Response;
 use ibid_core::sql::Database;
 use ibid_core::store::{Pending, Store, StoreError};
 use metrics::counter;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::carry::count_move;
@@ -165,13 +166,13 @@ pub(crate) struct Desks(Mutex<Vec<Weak<dyn Settle>>>);
 
 impl Desks {
     pub(super) fn add(&self, desk: Weak<dyn Settle>) {
-        let mut desks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desks = self.0.lock();
         desks.retain(|desk| desk.strong_count() > 0);
         desks.push(desk);
     }
 
     fn of(&self, kind: &str) -> Option<Arc<dyn Settle>> {
-        let desks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let desks = self.0.lock();
         // As with a worker's handlers: the one that came later counts.
         desks.iter().rev().filter_map(Weak::upgrade).find(|desk| desk.serves(kind))
     }

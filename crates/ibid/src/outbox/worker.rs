@@ -20,8 +20,10 @@ use super::handler::Handler;
 use super::statements;
 use super::told::{Desk, Served, Settle};
 use super::traced::go_on;
-use crate::engine::{Ibid, jitter, nonce};
+use crate::backoff::spread;
+use crate::engine::Ibid;
 use crate::failpoint::{self, Hit};
+use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::inside::sql;
@@ -223,7 +225,7 @@ impl<D: Database + 'static> Worker<D> {
             if free > 0 && (more || Instant::now() >= everything_at) {
                 let everything = Instant::now() >= everything_at;
                 if everything {
-                    everything_at = Instant::now() + self.poll_every.mul_f64(0.75 + 0.5 * jitter());
+                    everything_at = Instant::now() + spread(self.poll_every);
                 }
                 more = self.take(free, everything, &mut in_hand).await;
             }

@@ -14,12 +14,13 @@ use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, Param, SqlError, SqlTx, 
 use ibid_core::time::Timestamp;
 use tokio::time::Instant;
 
-use super::flights::PAUSE_MIN;
+use super::flights::Flights;
 use super::inside::{Inside, TxError, sql};
 use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
-use crate::engine::{Begun, Ibid, Named, Unavailable, after, nonce};
+use crate::engine::{Begun, Ibid, Named, Unavailable, after};
 use crate::failpoint::{self, Hit};
+use crate::random::nonce;
 
 /// What became of a request that is begun in the caller's transaction.
 pub enum BegunInside<T: OwnedTx> {
@@ -75,7 +76,7 @@ impl Ibid {
         let mut permit = flights.first_turn(patience).await.ok_or_else(|| Unavailable::unasked(patience))?;
         let mut gate = Some(self.inner().breaker.enter(Instant::now()).map_err(Unavailable::unasked)?);
         let policy = store.policy(ask.policy.clone()).await?;
-        let (mut moved, mut pause) = (0, PAUSE_MIN);
+        let (mut moved, mut backoff) = (0, Flights::backoff());
         while moved < RESERVE_TRIES_MAX {
             if let Some(begun) = self.cached(&ask) {
                 if let Some(pass) = gate.take() {
@@ -113,7 +114,7 @@ impl Ibid {
                 Ok(Reserved::Moved) => moved += 1,
                 Err(TxError::Sql(error)) if error.fault() == Fault::LockTimeout => {
                     drop(permit);
-                    match flights.another_turn(until, &mut pause).await {
+                    match flights.another_turn(until, &mut backoff).await {
                         Some(turn) => permit = turn,
                         None => break,
                     }

@@ -20,8 +20,9 @@ use super::all_inside;
 use super::flights::Flight;
 use super::statements::{self, Locked, Terms};
 use crate::attempt::{Attempt, Finished, kept_answer, says_when};
-use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};
+use crate::engine::{Ibid, Unavailable, after, still_owns};
 use crate::failpoint::{self, Hit};
+use crate::random::nonce;
 use crate::telemetry;
 
 /// An Attempt and the caller's transaction, which holds its Record locked.

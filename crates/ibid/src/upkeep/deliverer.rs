@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use super::{Resume, done};
 use crate::attempt::Attempt;
-use crate::engine::{Ibid, jitter};
+use crate::backoff::spread;
+use crate::engine::Ibid;
 use crate::failpoint;
 
 /// How many accepted requests run in this process, and the news that another was accepted.
@@ -55,7 +56,7 @@ pub(super) async fn run(ibid: &Ibid) {
                 continue;
             }
         }
-        let _ = tokio::time::timeout(LOOK_EVERY.mul_f64(0.75 + 0.5 * jitter()), news).await;
+        let _ = tokio::time::timeout(spread(LOOK_EVERY), news).await;
     }
 }
 

@@ -16,7 +16,8 @@ use metrics::{counter, gauge};
 use tokio::time::{Instant, sleep};
 
 use super::unknown::expire_unknown;
-use crate::engine::{Ibid, nonce};
+use crate::engine::Ibid;
+use crate::random::nonce;
 use crate::telemetry;
 
 /// How long is kept what outlives its record.

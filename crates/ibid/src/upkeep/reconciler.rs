@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,9 +21,11 @@ use ibid_core::scope::{RecordId, Tenant};
 use ibid_core::store::{Pending, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::engine::{Ibid, jitter};
+use crate::engine::Ibid;
+use crate::random::jitter;
 use crate::telemetry;
 
 /// Knows how to find out what became of a request.
@@ -121,7 +123,7 @@ pub struct Reconciled {
 impl Ibid {
     /// Lets the reconciler of this process ask about records of routes with a reconcile rule.
     pub fn reconcile_with(&self, finder: Arc<dyn Find>) {
-        *self.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(finder);
+        *self.inner().finder.0.lock() = Some(finder);
     }
 }
 
@@ -141,7 +143,7 @@ pub async fn reconcile_telling(
     mut told: impl FnMut(&Reconciled),
 ) -> Result<Reconciled, StoreError> {
     let mut all = Reconciled::default();
-    let finder = ibid.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let finder = ibid.inner().finder.0.lock().clone();
     let Some(finder) = finder else { return Ok(all) };
     // Those that somebody else must ask about stand in the same order, and stay there: to look behind them.
     let mut not_ours = 0;

@@ -1,7 +1,7 @@
 //! Deals with lapsed leases: each by the rule that its record was begun with, by compare-and-set on what was seen. And with
 //! calls in doubt whose client has not come back.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -11,6 +11,7 @@ use ibid_core::policy::OnLapse;
 use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::store::{Pending, StoreError};
 use metrics::gauge;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -78,11 +79,11 @@ impl Default for Resumes {
 
 impl Resumes {
     fn set(&self, resumer: Arc<dyn Resume>) {
-        *self.resumer.lock().unwrap_or_else(PoisonError::into_inner) = Some(resumer);
+        *self.resumer.lock() = Some(resumer);
     }
 
     pub(crate) fn get(&self) -> Option<Arc<dyn Resume>> {
-        self.resumer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.resumer.lock().clone()
     }
 }
 

@@ -7,8 +7,8 @@ use ibid_core::record::{Record, State};
 use ibid_core::store::{Store, StoreError};
 use metrics::counter;
 
-use crate::engine::nonce;
 use crate::outbox::{self, OperatorError};
+use crate::random::nonce;
 use crate::telemetry;
 
 /// Expires what is past its `unknown_retention` and has no open Effect. Returns how many.

@@ -50,6 +50,8 @@ pub mod http;
 #[cfg(feature = "axum")]
 pub mod axum;
 
+mod evidence;
+
 pub mod engine;
 
 pub mod identity;

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Ibid;
-use super::again::{AGAIN_MIN, Unavailable};
-use super::writes::Inner;
+use super::commit::Inner;
+use super::retry_after::{AGAIN_MIN, Unavailable};
 use crate::identity::{Agreement, IdentityPhase, IdentitySetting, SETTING};
 
 /// The identity that a process holds; a process that begins nothing holds none and may do all it does.

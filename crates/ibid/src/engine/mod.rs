@@ -2,21 +2,20 @@
 //!
 //! It must not know HTTP, and it never chooses a State: `ibid_core::machine` does.
 
-mod again;
-mod apart;
 mod batch;
 mod breaker;
 mod cache;
 mod clock_watch;
+mod commit;
 mod deadlines;
-mod evidence;
+mod detach;
+mod duplicate_rate;
 mod identity_watch;
-mod previous;
-mod tenants;
-mod waiters;
+mod previous_identity;
+mod retry_after;
 #[cfg(feature = "http")]
-mod watch;
-mod writes;
+mod wait;
+mod waiters;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,30 +44,30 @@ use crate::random::{Nonces, random};
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
-use again::AGAIN_MIN;
 use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
 use deadlines::Deadlines;
+use duplicate_rate::Tenants;
 use identity_watch::IdentityWatch;
-pub(crate) use previous::Named;
-use tenants::Tenants;
+pub(crate) use previous_identity::Named;
+use retry_after::AGAIN_MIN;
 use waiters::{Place, Waiters};
 
-pub use again::Unavailable;
-pub(crate) use again::come_again;
-pub(crate) use apart::apart;
+pub use crate::evidence::{Heard, Hearing};
 pub use batch::Counts;
-pub use evidence::{Heard, Hearing};
-pub use tenants::TenantRate;
-use writes::Loose;
-pub(crate) use writes::{Inner, Living, Settlement, after, noticed, still_owns};
+use commit::Loose;
+pub(crate) use commit::{Inner, Living, Settlement, after, noticed, still_owns};
+pub(crate) use detach::apart;
+pub use duplicate_rate::TenantRate;
+pub use retry_after::Unavailable;
+pub(crate) use retry_after::come_again;
 
 /// Makes retries safe: reserves keys in a store, lets one Attempt run, keeps its answer. Cheap to clone.
 #[derive(Clone)]
 pub struct Ibid {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// What an [`Ibid`] needs besides its store; the defaults are the contract's.
@@ -214,7 +213,7 @@ impl Ibid {
     }
 
     fn on(store: Arc<dyn Store>, secrets: Secrets, identity: IdentityWatch, settings: Settings) -> Ibid {
-        let (doubts, doubted) = mpsc::channel(evidence::DOUBTS_MAX);
+        let (doubts, doubted) = mpsc::channel(crate::evidence::DOUBTS_MAX);
         let inner = Inner {
             runtime: Handle::current(),
             batcher: Batcher::start(store.clone()),
@@ -245,7 +244,7 @@ impl Ibid {
         };
         inner.breaker.tell();
         let inner = Arc::new(inner);
-        tokio::spawn(evidence::settle_doubts(Arc::downgrade(&inner), doubted));
+        tokio::spawn(crate::evidence::settle_doubts(Arc::downgrade(&inner), doubted));
         tokio::spawn(identity_watch::keep_reading(Arc::downgrade(&inner)));
         Ibid { inner }
     }
@@ -481,7 +480,7 @@ impl Ibid {
         let stored = match self.inner.commit_begin(ask, &change, at, deadline).await? {
             Commit::Done(stamp) => {
                 let stored =
-                    writes::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
+                    commit::after(&change, stamp, known.as_ref()).expect("a begin writes the record");
                 self.inner.waiters.tell(&ask.id);
                 self.inner.wrote(Some(&stored));
                 stored
@@ -489,7 +488,7 @@ impl Ibid {
             Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => *stored,
             Commit::Conflict(newer) => return Ok(Step::Lost(newer.map(|stored| *stored), at)),
         };
-        writes::noticed(&change);
+        commit::noticed(&change);
         if decision == Decision::Accepted && !self.inner.confirm_identity().await {
             // It was written late, perhaps after a pause, and is delivered by whoever finds it: taken back before that.
             self.inner.give_up(ask.clone());

@@ -75,7 +75,7 @@ pub(crate) struct Inner {
     /// Who writes what follows from evidence on Effects here.
     pub(crate) desks: Desks,
     /// Records that became unknown: something may have been heard of them before.
-    pub(super) doubts: mpsc::Sender<RecordId>,
+    pub(crate) doubts: mpsc::Sender<RecordId>,
     /// Writes that go on without a caller: queued finishes and releases.
     pub(super) loose: Loose,
 }

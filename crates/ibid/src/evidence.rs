@@ -14,7 +14,7 @@ use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::sync::mpsc;
 
-use super::{Ibid, Inner};
+use crate::engine::{Ibid, Inner};
 use crate::failpoint;
 use crate::outbox::told::{self, Sighting};
 use crate::telemetry;
@@ -158,7 +158,7 @@ impl Inner {
     }
 
     /// The record was just written. If nobody knows what became of it, something may have been heard before.
-    pub(super) fn wrote(&self, stored: Option<&Stored>) {
+    pub(crate) fn wrote(&self, stored: Option<&Stored>) {
         if let Some(stored) = stored.filter(|stored| stored.record.state == State::Unknown) {
             // What finds no place is found by the next round of upkeep.
             let _ = self.doubts.try_send(stored.record.id);
@@ -167,7 +167,7 @@ impl Inner {
 }
 
 /// Looks for evidence on records that became unknown, for as long as the engine lives.
-pub(super) async fn settle_doubts(inner: Weak<Inner>, mut doubts: mpsc::Receiver<RecordId>) {
+pub(crate) async fn settle_doubts(inner: Weak<Inner>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
         let Some(inner) = inner.upgrade() else { return };
         Ibid { inner }.weigh_all_of(id).await;
@@ -191,7 +191,7 @@ fn of_no_use(bearing: Bearing) -> Option<Hearing> {
 }
 
 /// How much may wait to be looked at. A crash of the upstream makes some thousands of records unknown at once.
-pub(super) const DOUBTS_MAX: usize = 4096;
+pub(crate) const DOUBTS_MAX: usize = 4096;
 
 /// How long evidence on what is there stays: longer than any run should take, so that it is there when the run is given up,
 /// and than a service whose worker must write what follows should be away.

@@ -17,7 +17,7 @@ use ibid_core::machine::{self, Ask, Decision, Event, Role};
 use ibid_core::scope::RecordId;
 use tokio::time::Instant;
 
-use super::again::AGAIN_MIN;
+use super::retry_after::AGAIN_MIN;
 use super::{Begun, COMMIT_TRIES_MAX, Ibid, Step, Unavailable};
 
 /// Under which of its names a request is decided.

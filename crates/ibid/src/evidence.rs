@@ -4,18 +4,17 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use ibid_core::change::Stored;
 use ibid_core::evidence::{About, EventName, Evidence, Kept, Open};
 use ibid_core::machine::{self, Bearing, Decision, Event, Found};
-use ibid_core::record::State;
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::sync::mpsc;
 
-use crate::engine::{Ibid, Inner};
+use crate::engine::GiveUp;
 use crate::failpoint;
+use crate::ibid::{Ibid, Shared};
 use crate::outbox::told::{self, Sighting};
 use crate::telemetry;
 
@@ -62,7 +61,7 @@ impl Ibid {
         let evidence = Evidence { name, about, owner: None, what, age };
         let (evidence, keep_for) = match &evidence.about {
             About::Record(id) => {
-                let stored = self.inner.load(*id).await?;
+                let stored = self.engine().load(*id).await?;
                 let owner = stored.as_ref().map(|stored| stored.record.owner);
                 let evidence = Evidence { owner, ..evidence };
                 let of_no_use = stored.as_ref().and_then(|stored| {
@@ -91,7 +90,7 @@ impl Ibid {
 
     /// Keeps it, and weighs it then.
     async fn keep(&self, evidence: Evidence, keep_for: Duration) -> Result<Hearing, StoreError> {
-        let (kept, new) = self.inner.store.testify(evidence, keep_for).await?;
+        let (kept, new) = self.store().testify(evidence, keep_for).await?;
         if !new && !kept.open {
             return Ok(Hearing::Duplicate);
         }
@@ -103,7 +102,7 @@ impl Ibid {
     /// Puts kept evidence to use, as far as it has any.
     pub(crate) async fn weigh(&self, kept: &Kept) -> Result<Hearing, StoreError> {
         match &kept.evidence.about {
-            About::Record(id) => self.inner.weigh(kept, *id).await,
+            About::Record(id) => self.weigh_record(kept, *id).await,
             About::Effect(at) => told::weigh(self, kept, at).await,
         }
     }
@@ -124,10 +123,11 @@ impl Ibid {
     }
 }
 
-impl Inner {
-    async fn weigh(&self, kept: &Kept, id: RecordId) -> Result<Hearing, StoreError> {
-        let known = self.load(id).await?;
-        let settlement = self.settle_patiently(known, |nonce| Event::Told { nonce, kept }).await;
+impl Ibid {
+    async fn weigh_record(&self, kept: &Kept, id: RecordId) -> Result<Hearing, StoreError> {
+        let known = self.engine().load(id).await?;
+        let settlement =
+            self.engine().write_until_done(known, GiveUp::Soon, |nonce| Event::Told { nonce, kept }).await;
         let short = id.short();
         let hearing = match settlement.decision {
             Decision::Settled => {
@@ -153,24 +153,16 @@ impl Inner {
                 }
             }
         };
-        self.store.dismiss(vec![kept.seq]).await?;
+        self.store().dismiss(vec![kept.seq]).await?;
         Ok(hearing)
-    }
-
-    /// The record was just written. If nobody knows what became of it, something may have been heard before.
-    pub(crate) fn wrote(&self, stored: Option<&Stored>) {
-        if let Some(stored) = stored.filter(|stored| stored.record.state == State::Unknown) {
-            // What finds no place is found by the next round of upkeep.
-            let _ = self.doubts.try_send(stored.record.id);
-        }
     }
 }
 
 /// Looks for evidence on records that became unknown, for as long as the engine lives.
-pub(crate) async fn settle_doubts(inner: Weak<Inner>, mut doubts: mpsc::Receiver<RecordId>) {
+pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
-        let Some(inner) = inner.upgrade() else { return };
-        Ibid { inner }.weigh_all_of(id).await;
+        let Some(ibid) = Ibid::upgrade(&shared) else { return };
+        ibid.weigh_all_of(id).await;
     }
 }
 
@@ -189,9 +181,6 @@ fn of_no_use(bearing: Bearing) -> Option<Hearing> {
         Bearing::Settles | Bearing::Early | Bearing::Premature | Bearing::Contradicts => None,
     }
 }
-
-/// How much may wait to be looked at. A crash of the upstream makes some thousands of records unknown at once.
-pub(crate) const DOUBTS_MAX: usize = 4096;
 
 /// How long evidence on what is there stays: longer than any run should take, so that it is there when the run is given up,
 /// and than a service whose worker must write what follows should be away.

@@ -50,9 +50,11 @@ pub mod http;
 #[cfg(feature = "axum")]
 pub mod axum;
 
-mod evidence;
+mod ibid;
 
 pub mod engine;
+
+mod evidence;
 
 pub mod identity;
 
@@ -86,7 +88,8 @@ mod failpoint;
 mod failpoint;
 
 pub use attempt::Attempt;
-pub use engine::{Ibid, Settings};
+pub use engine::Settings;
+pub use ibid::Ibid;
 pub use ibid_core as core;
 
 /// The examples of the front page and the guides are compiled with the library's own.

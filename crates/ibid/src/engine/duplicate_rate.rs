@@ -1,8 +1,8 @@
-//! Which tenants send the most duplicates, as far as this process has seen. Metrics never name a tenant, so this is where
-//! an operator finds out which one a rising count is about.
+//! The duplicate rate of each tenant, as far as this process has seen. Metrics never name a tenant, so this is where an
+//! operator finds the tenant behind a rising count.
 //!
-//! Bounded: of more tenants than fit, those with the fewest requests give way, and who comes instead takes over their
-//! weight. So a busy tenant is never pushed out by a crowd of quiet ones.
+//! The number of tenants is bounded. A new tenant replaces the one with the fewest requests and inherits its weight, so a
+//! crowd of quiet tenants never pushes out a busy one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,59 +11,57 @@ use ibid_core::scope::Tenant;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Begun, Ibid};
-
-/// What one tenant sent lately: within the last five to ten minutes.
+/// The requests of one tenant within the last five to ten minutes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantRate {
-    /// Whose.
+    /// The tenant.
     pub tenant: Tenant,
     /// Guarded requests that the store or the cache answered.
     pub requests: u64,
-    /// Those of them whose key had come before.
+    /// Requests whose key had been used before.
     pub duplicates: u64,
-    /// Those of the duplicates that came with another request.
+    /// Duplicates that sent a different request under the key.
     pub misused: u64,
 }
 
 impl TenantRate {
-    /// Which part of its requests are duplicates, from 0 to 1.
+    /// Returns the share of duplicates among the requests, from 0 to 1.
     pub fn rate(&self) -> f64 {
         if self.requests == 0 { 0.0 } else { self.duplicates as f64 / self.requests as f64 }
     }
 }
 
-impl Ibid {
-    /// The tenants that this process has seen lately, the highest duplicate rate first; at most `limit`.
-    ///
-    /// A tenant with fewer than twenty requests stands behind the others, whatever its rate: one retry of one request
-    /// says nothing.
-    pub fn tenants(&self, limit: usize) -> Vec<TenantRate> {
-        let mut all = self.inner().tenants.all(Instant::now());
-        let order = |rate: &TenantRate| (rate.requests >= REQUESTS_MIN, rate.rate());
-        all.sort_by(|one, other| {
-            let ((one_counts, one_rate), (other_counts, other_rate)) = (order(one), order(other));
-            let by_rate = other_counts.cmp(&one_counts).then(other_rate.total_cmp(&one_rate));
-            by_rate.then(other.requests.cmp(&one.requests)).then(one.tenant.cmp(&other.tenant))
-        });
-        all.truncate(limit);
-        all
-    }
+/// How a request counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// The first request of its key.
+    First,
+    /// A request whose key had been used before.
+    Duplicate,
+    /// A different request under a key that had been used before.
+    Misuse,
+}
 
-    /// How many tenants sent more duplicates lately than [`Settings::duplicate_rate`](super::Settings) allows.
-    pub fn tenants_above_duplicate_rate(&self) -> usize {
-        let (all, allowed) = (self.inner().tenants.all(Instant::now()), self.inner().duplicate_rate);
-        all.iter().filter(|rate| rate.requests >= REQUESTS_MIN && rate.rate() > allowed).count()
+impl Arrival {
+    /// Returns how a request counts that runs as this attempt of its key, from 1.
+    pub(crate) fn of_run(attempt: u32) -> Arrival {
+        if attempt == 1 { Arrival::First } else { Arrival::Duplicate }
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Tenants(Mutex<Windows>);
+/// The duplicate rates of the tenants of one process.
+#[derive(Debug)]
+pub(crate) struct DuplicateRates {
+    /// The rate that a tenant may have, from 0 to 1.
+    allowed: f64,
+    windows: Mutex<Windows>,
+}
 
 #[derive(Debug)]
 struct Windows {
     since: Instant,
     current: HashMap<Tenant, Count>,
+    /// The window before.
     last: HashMap<Tenant, Count>,
 }
 
@@ -75,38 +73,27 @@ impl Default for Windows {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
-    /// Its own requests and those of whom it replaced: who weighs least gives way.
+    /// The tenant's requests and those of the tenant that it replaced. The lightest tenant is replaced next.
     weight: u64,
     requests: u64,
     duplicates: u64,
     misused: u64,
 }
 
-impl Tenants {
-    /// A request of this tenant that came `at` this time met `begun`.
-    pub(crate) fn saw(&self, tenant: &Tenant, begun: &Begun, at: Instant) {
-        let first = match begun {
-            Begun::Run(attempt) => attempt.number() == 1,
-            Begun::Accepted { new } => *new,
-            _ => false,
-        };
-        let duplicate = !first;
-        self.count(tenant, duplicate, matches!(begun, Begun::Mismatch), at);
+impl DuplicateRates {
+    pub(super) fn new(allowed: f64) -> DuplicateRates {
+        DuplicateRates { allowed, windows: Mutex::default() }
     }
 
-    /// A request of this tenant runs, the first of its key or again.
-    pub(crate) fn ran(&self, tenant: &Tenant, again: bool) {
-        self.count(tenant, again, false, Instant::now());
-    }
-
-    fn count(&self, tenant: &Tenant, duplicate: bool, misused: bool, now: Instant) {
-        let mut windows = self.0.lock();
+    /// Counts a request that arrived at `now`.
+    pub(crate) fn count_request(&self, tenant: &Tenant, arrival: Arrival, now: Instant) {
+        let mut windows = self.windows.lock();
         windows.turn(now);
         let add = |count: &mut Count| {
             count.weight += 1;
             count.requests += 1;
-            count.duplicates += u64::from(duplicate);
-            count.misused += u64::from(misused);
+            count.duplicates += u64::from(arrival != Arrival::First);
+            count.misused += u64::from(arrival == Arrival::Misuse);
         };
         match windows.current.get_mut(tenant) {
             Some(count) => add(count),
@@ -114,8 +101,28 @@ impl Tenants {
         }
     }
 
+    /// Returns the tenants with the highest rates, at most `limit`. Those with fewer than [`REQUESTS_MIN`] requests come
+    /// last.
+    pub(crate) fn highest(&self, limit: usize) -> Vec<TenantRate> {
+        let mut all = self.all(Instant::now());
+        let order = |rate: &TenantRate| (rate.requests >= REQUESTS_MIN, rate.rate());
+        all.sort_by(|one, other| {
+            let ((one_counts, one_rate), (other_counts, other_rate)) = (order(one), order(other));
+            let by_rate = other_counts.cmp(&one_counts).then(other_rate.total_cmp(&one_rate));
+            by_rate.then(other.requests.cmp(&one.requests)).then(one.tenant.cmp(&other.tenant))
+        });
+        all.truncate(limit);
+        all
+    }
+
+    /// Returns how many tenants are above the allowed rate.
+    pub(crate) fn above_allowed(&self) -> usize {
+        let is_above = |rate: &&TenantRate| rate.requests >= REQUESTS_MIN && rate.rate() > self.allowed;
+        self.all(Instant::now()).iter().filter(is_above).count()
+    }
+
     fn all(&self, now: Instant) -> Vec<TenantRate> {
-        let mut windows = self.0.lock();
+        let mut windows = self.windows.lock();
         windows.turn(now);
         let mut sums = windows.last.clone();
         for (tenant, count) in &windows.current {
@@ -135,7 +142,7 @@ impl Tenants {
 }
 
 impl Windows {
-    /// Lets what is too old go.
+    /// Starts a new window if the current one has ended.
     fn turn(&mut self, now: Instant) {
         let age = now.saturating_duration_since(self.since);
         if age >= WINDOW {
@@ -145,7 +152,7 @@ impl Windows {
         }
     }
 
-    /// A place for a tenant that has none: a free one, or that of who weighs least.
+    /// Starts to count a tenant, in place of the lightest one if all slots are taken.
     fn admit(&mut self, tenant: &Tenant) -> &mut Count {
         let mut weight = 0;
         if self.current.len() >= TENANTS_MAX {
@@ -159,13 +166,13 @@ impl Windows {
     }
 }
 
-/// What is counted together: long enough for a rate to mean something, short enough to be about now.
+/// Length of a window: long enough for a rate to mean something, short enough to be about now.
 const WINDOW: Duration = Duration::from_secs(300);
 
-/// Tenants that are followed at once: a few hundred kilobytes, and a look at all of them takes microseconds.
+/// Tenants that are counted at once: a few hundred kilobytes, and one pass over all of them takes microseconds.
 const TENANTS_MAX: usize = 512;
 
-/// Fewer requests than this say nothing about a tenant.
+/// Requests that a rate needs: fewer say nothing about a tenant.
 const REQUESTS_MIN: u64 = 20;
 
 #[cfg(test)]
@@ -177,37 +184,28 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_tenant_is_not_pushed_out_by_a_crowd_of_quiet_ones() {
-        let (tenants, now) = (Tenants::default(), Instant::now());
+    fn quiet_tenants_never_push_out_a_busy_one() {
+        let (tenants, now) = (DuplicateRates::new(0.5), Instant::now());
         for round in 0..10_000 {
-            tenants.count(&tenant(&format!("quiet-{round}")), false, false, now);
+            tenants.count_request(&tenant(&format!("quiet-{round}")), Arrival::First, now);
             if round % 4 == 0 {
-                tenants.count(&tenant("busy"), round % 8 == 0, false, now);
+                let arrival = if round % 8 == 0 { Arrival::Duplicate } else { Arrival::First };
+                tenants.count_request(&tenant("busy"), arrival, now);
             }
         }
         let all = tenants.all(now);
         assert_eq!(all.len(), TENANTS_MAX);
         let busy = all.iter().find(|rate| rate.tenant == tenant("busy")).expect("it is followed");
-        // It may have been pushed out in the beginning, while nobody weighed much.
+        // It may have been replaced in the beginning, while all tenants were light.
         assert!(busy.requests > 2000, "{busy:?}");
         assert!((busy.rate() - 0.5).abs() < 0.01, "{busy:?}");
     }
 
     #[test]
-    fn the_first_request_that_is_accepted_to_be_run_later_is_no_duplicate() {
-        let tenants = Tenants::default();
-        for new in [true, false, false] {
-            tenants.saw(&tenant("a"), &Begun::Accepted { new }, Instant::now());
-        }
-        let rate = TenantRate { tenant: tenant("a"), requests: 3, duplicates: 2, misused: 0 };
-        assert_eq!(tenants.all(Instant::now()), [rate]);
-    }
-
-    #[test]
-    fn what_was_counted_long_ago_no_longer_counts() {
-        let (tenants, now) = (Tenants::default(), Instant::now());
-        tenants.count(&tenant("a"), true, true, now);
-        tenants.count(&tenant("a"), false, false, now + WINDOW);
+    fn old_requests_no_longer_count() {
+        let (tenants, now) = (DuplicateRates::new(0.5), Instant::now());
+        tenants.count_request(&tenant("a"), Arrival::Misuse, now);
+        tenants.count_request(&tenant("a"), Arrival::First, now + WINDOW);
         let both = TenantRate { tenant: tenant("a"), requests: 2, duplicates: 1, misused: 1 };
         assert_eq!(tenants.all(now + WINDOW), [both]);
         assert_eq!(tenants.all(now + 2 * WINDOW).iter().map(|rate| rate.duplicates).sum::<u64>(), 0);

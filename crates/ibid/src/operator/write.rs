@@ -16,7 +16,7 @@ use ibid_core::time::Timestamp;
 
 use super::{Operator, Page};
 use crate::backoff::Backoff;
-use crate::engine::after;
+use crate::engine::apply_change;
 use crate::random::nonce;
 
 /// Why an act was not done.
@@ -129,7 +129,7 @@ impl Operator {
             match self.commit(&change).await? {
                 Commit::Done(stamp) => {
                     self.tell(&id);
-                    return Ok(after(&change, stamp, Some(&stored)).unwrap_or(stored));
+                    return Ok(apply_change(&change, stamp, Some(&stored)).unwrap_or(stored));
                 }
                 Commit::Conflict(Some(newer)) if change.is_stored_as(&newer) => {
                     self.tell(&id);
@@ -172,8 +172,8 @@ impl Operator {
 
     fn tell(&self, id: &RecordId) {
         if let Some(ibid) = &self.ibid {
-            ibid.inner().forget(id);
-            ibid.inner().tell(id);
+            ibid.engine().forget(id);
+            ibid.engine().notify_waiters(id);
         }
     }
 }

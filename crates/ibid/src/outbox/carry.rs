@@ -15,8 +15,8 @@ use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, Handler, Outcome, Verified};
 use super::kept::kept;
 use super::told;
-use crate::engine::Ibid;
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::telemetry;
 
 /// What a worker holds an Effect for.

@@ -20,8 +20,9 @@ use super::kept::to_keep;
 use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
 use crate::backoff::{Backoff, spread};
-use crate::engine::{Ibid, after, noticed};
+use crate::engine::{apply_change, count_lapses};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::inside::sql;
@@ -305,12 +306,12 @@ pub(super) struct Answered {
 impl Answered {
     /// Wakes those who wait for it.
     pub(super) fn tell(self, ibid: &Ibid, sent_at: Instant) {
-        let inner = ibid.inner();
-        noticed(&self.change);
+        let engine = ibid.engine();
+        count_lapses(&self.change);
         if let (Some(stored), Some(response)) = (self.stored, self.response) {
-            inner.remember(stored.record, response, sent_at, stored.now);
+            engine.remember(stored.record, response, sent_at, stored.now);
         }
-        inner.tell(&self.change.id);
+        engine.notify_waiters(&self.change.id);
     }
 }
 
@@ -366,7 +367,7 @@ pub(super) async fn answer(
     };
     let kept = answer.is_some_and(|answer| answer.kept.is_some());
     Ok(Some(Answered {
-        stored: after(&change, stamp, Some(&held.stored)),
+        stored: apply_change(&change, stamp, Some(&held.stored)),
         response: response.filter(|_| kept).cloned().map(Arc::new),
         change,
     }))

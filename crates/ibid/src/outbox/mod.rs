@@ -122,6 +122,17 @@ use crate::http as traced;
 #[path = "traced_off.rs"]
 mod traced;
 
+use tokio::sync::Notify;
+
+/// The outbox's state in one process.
+#[derive(Default)]
+pub(crate) struct OutboxState {
+    /// Notified when this process has enqueued effects or freed some: its workers need not wait for their next poll.
+    pub(crate) enqueued: Notify,
+    /// The workers that can write what follows from evidence on effects.
+    pub(crate) desks: told::Desks,
+}
+
 pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
 pub use operator::{OperatorError, discard, list, retry};
 pub use worker::{Builder, Round, Within, Worker, WorkerError};

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::ending::{Answered, Happened, answer};
 use super::handler::Settled;
 use super::statements;
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use crate::transaction::statements::{self as records, Terms};
 
 /// Why an operator's wish was not done.
@@ -106,7 +106,7 @@ async fn decide(
             answered.tell(ibid, sent_at);
         }
         // It is due, or what waited behind it in its aggregate may go now.
-        ibid.inner().enqueued.notify_waiters();
+        ibid.outbox().enqueued.notify_waiters();
     }
     Ok(())
 }

@@ -22,7 +22,8 @@ use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, Handler, Made};
 use super::operator::{OperatorError, work};
 use super::statements;
-use crate::engine::{Hearing, Ibid};
+use crate::evidence::Hearing;
+use crate::ibid::Ibid;
 use crate::telemetry;
 use crate::transaction::statements as records;
 
@@ -80,7 +81,7 @@ pub(crate) async fn weigh(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<Hea
         let sighting = find(&**ibid.store(), vec![at.clone()]).await?.pop().unwrap_or(Sighting::Nobody);
         let hearing = match (sighting.bearing(kept), sighting) {
             (Bearing::Settles, Sighting::One(effect)) => {
-                let Some(desk) = ibid.inner().desks.of(&effect.kind) else { return Ok(Hearing::Early) };
+                let Some(desk) = ibid.outbox().desks.of(&effect.kind) else { return Ok(Hearing::Early) };
                 let seq = effect.seq;
                 // Apart from the caller, who may lose patience: a commit is never cancelled.
                 let (ibid, kept) = (ibid.clone(), kept.clone());
@@ -236,7 +237,7 @@ impl<D: Database> Settle for Desk<D> {
             if let Ended::Moved { to, due } = ended {
                 count_move(effect, to, due);
                 // What waited behind it in its aggregate may go now.
-                ibid.inner().enqueued.notify_waiters();
+                ibid.outbox().enqueued.notify_waiters();
             }
             ended
         })

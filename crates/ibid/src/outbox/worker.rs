@@ -21,8 +21,8 @@ use super::statements;
 use super::told::{Desk, Served, Settle};
 use super::traced::go_on;
 use crate::backoff::spread;
-use crate::engine::Ibid;
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::TxError;
@@ -187,7 +187,7 @@ impl<D: Database + 'static> Builder<D> {
         let stop_within = stop_within.unwrap_or(slowest.saturating_add(END_WITHIN));
         let desk = Arc::new(Desk { database: Arc::new(database), served });
         let settles: Arc<dyn Settle> = desk.clone();
-        ibid.inner().desks.add(Arc::downgrade(&settles));
+        ibid.outbox().desks.add(Arc::downgrade(&settles));
         Ok(Worker { ibid, desk, concurrency, poll_every, stop_within })
     }
 }
@@ -219,7 +219,7 @@ impl<D: Database + 'static> Worker<D> {
         let (mut everything_at, mut more) = (Instant::now(), true);
         loop {
             // Registered before the look, so that what is enqueued in between is not missed.
-            let mut enqueued = std::pin::pin!(self.ibid.inner().enqueued.notified());
+            let mut enqueued = std::pin::pin!(self.ibid.outbox().enqueued.notified());
             enqueued.as_mut().enable();
             let free = self.concurrency - in_hand.len();
             if free > 0 && (more || Instant::now() >= everything_at) {

@@ -18,8 +18,9 @@ use tokio::time::Instant;
 use super::{Resume, done};
 use crate::attempt::Attempt;
 use crate::backoff::spread;
-use crate::engine::Ibid;
+use crate::engine::GiveUp;
 use crate::failpoint;
+use crate::ibid::Ibid;
 
 /// How many accepted requests run in this process, and the news that another was accepted.
 pub(crate) struct Deliveries {
@@ -43,12 +44,12 @@ impl Deliveries {
 /// Delivers until dropped. What this process accepts is seen at once; what others left behind, and what waits for its
 /// next try, at the next look.
 pub(super) async fn run(ibid: &Ibid) {
-    let deliveries = &ibid.inner().deliveries;
+    let deliveries = &ibid.upkeep().deliveries;
     loop {
         // Registered before the look, so that what is accepted meanwhile is not missed.
         let mut news = pin!(deliveries.news.notified());
         news.as_mut().enable();
-        if let Some(runner) = ibid.inner().resumes.get() {
+        if let Some(runner) = ibid.upkeep().resumes.get() {
             let taken = deliver_once(ibid, &runner).await;
             let more = matches!(taken, Ok(1..));
             done(ibid, "deliverer", taken);
@@ -62,7 +63,7 @@ pub(super) async fn run(ibid: &Ibid) {
 
 /// Takes what is due, as far as there are places, and lets it run. How many were taken.
 async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, StoreError> {
-    let places = &ibid.inner().deliveries.places;
+    let places = &ibid.upkeep().deliveries.places;
     // It is closed by nobody; at once unless all are taken.
     drop(places.acquire().await);
     let free = u32::try_from(places.available_permits()).unwrap_or(DELIVERY_BATCH).clamp(1, DELIVERY_BATCH);
@@ -88,7 +89,7 @@ async fn deliver(
     taken: oneshot::Sender<bool>,
 ) {
     // A shutdown waits for it: what is being claimed is about to run.
-    let begins = ibid.inner().begins();
+    let begins = ibid.engine().drain.track_begin();
     let Ok(bodies) = ibid.store().bodies(stored.record.id, stored.record.birth).await else { return };
     let request =
         bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code()).map(|(_, data)| data);
@@ -96,7 +97,8 @@ async fn deliver(
     let birth = stored.record.birth;
     failpoint::at("deliver.before").await;
     let at = Instant::now();
-    let claim = ibid.inner().settle_patiently(Some(stored), |nonce| Event::Claim { nonce }).await;
+    let claim =
+        ibid.engine().write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::Claim { nonce }).await;
     // Whoever no longer listens is being stopped.
     let _ = taken.send(claim.decision != Decision::Ignored && claim.refused.is_none());
     let (Decision::Run { after }, Some(stored)) = (claim.decision, claim.stored) else { return };
@@ -116,7 +118,7 @@ async fn deliver(
             }
             let begun = stored.record.clone();
             let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
-            ibid.inner().settle_stubbornly(Some(stored), event).await;
+            ibid.engine().write_until_done(Some(stored), GiveUp::Late, event).await;
         }
     }
     drop(place);

@@ -5,7 +5,8 @@ use ibid_core::evidence::{About, Kept, Open};
 use ibid_core::machine::{Bearing, bearing};
 use ibid_core::store::StoreError;
 
-use crate::engine::{Hearing, Ibid};
+use crate::evidence::Hearing;
+use crate::ibid::Ibid;
 use crate::outbox::told::{self, Sighting};
 
 /// Weighs all open evidence against what it speaks of. How many records and Effects were settled. An Effect needs a worker

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use parking_lot::Mutex;
 
 /// How a chore of this process goes.
@@ -24,7 +24,7 @@ pub struct Chore {
 impl Ibid {
     /// Every chore that has run in this process, by name.
     pub fn chores(&self) -> Vec<Chore> {
-        let ran = self.inner().ran.0.lock();
+        let ran = self.upkeep().ran.0.lock();
         ran.values().cloned().collect()
     }
 }

@@ -16,7 +16,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
-use crate::engine::Ibid;
+use crate::engine::GiveUp;
+use crate::ibid::Ibid;
 use crate::telemetry;
 
 /// Settles every lapsed lease by the rule that its record was begun with, and resumes or gives up what has a call in doubt.
@@ -28,11 +29,11 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
 /// The same; `told` hears after every batch how many there were so far.
 pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64, StoreError> {
     // Before anything can fail: a store that is away is when it matters.
-    ibid.inner().tell_breaker();
+    ibid.engine().breaker.publish_gauge();
     let mut swept = 0;
     for state in [State::InProgress, State::Retryable] {
         for _ in 0..SWEEP_BATCHES_MAX {
-            let due = ibid.inner().due(state, SWEEP_BATCH).await?;
+            let due = ibid.engine().due(state, SWEEP_BATCH).await?;
             let full = due.len() as u32 == SWEEP_BATCH;
             // At once, so that they share commits.
             let settled =
@@ -61,7 +62,7 @@ impl Ibid {
     /// Lets the chores of this process run requests of routes with `on_lapse = resume` that lapsed or left a call in doubt,
     /// and accepted ones.
     pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
-        self.inner().resumes.set(resumer);
+        self.upkeep().resumes.set(resumer);
     }
 }
 
@@ -90,35 +91,35 @@ impl Resumes {
 /// Settles one record. 1 if there was still something to settle.
 async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
     if stored.record.policy.on_lapse == OnLapse::Resume
-        && let Some(resumer) = ibid.inner().resumes.get()
+        && let Some(resumer) = ibid.upkeep().resumes.get()
         && let Some(resumed) = resume(ibid, &stored, &resumer).await
     {
         return resumed;
     }
     let lease = stored.record.policy.lease;
-    let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.inner().is_clock_unsure(lease) };
-    let settlement = ibid.inner().settle_patiently(Some(stored), lapsed).await;
+    let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.engine().is_clock_unsure(lease) };
+    let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, lapsed).await;
     u64::from(settlement.decision == Decision::Settled)
 }
 
 /// Takes a record over and lets its handler go on. None if it can't be resumed here, and is to be settled otherwise.
 async fn resume(ibid: &Ibid, stored: &Stored, resumer: &Arc<dyn Resume>) -> Option<u64> {
     // What finds no place now is found again by the next sweep.
-    let Ok(place) = ibid.inner().resumes.places.clone().try_acquire_owned() else { return Some(0) };
+    let Ok(place) = ibid.upkeep().resumes.places.clone().try_acquire_owned() else { return Some(0) };
     let record = &stored.record;
     let Ok(bodies) = ibid.store().bodies(record.id, record.birth).await else { return Some(0) };
     let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code())?.1;
     let ask = Arc::new(resumer.ask(record, &request)?);
     let at = Instant::now();
     let (lease, birth) = (record.policy.lease, record.birth);
-    let resumed = |nonce| Event::Resume { nonce, careful: ibid.inner().is_clock_unsure(lease) };
-    let taken = ibid.inner().settle_patiently(Some(stored.clone()), resumed).await;
+    let resumed = |nonce| Event::Resume { nonce, careful: ibid.engine().is_clock_unsure(lease) };
+    let taken = ibid.engine().write_until_done(Some(stored.clone()), GiveUp::Soon, resumed).await;
     let (Decision::Run { after }, Some(stored)) = (taken.decision, taken.stored) else { return None };
     if stored.record.birth != birth {
         // Another generation began and lapsed while this one was looked at: what was read is not its request.
         let begun = stored.record.clone();
         let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
-        ibid.inner().settle_stubbornly(Some(stored), event).await;
+        ibid.engine().write_until_done(Some(stored), GiveUp::Late, event).await;
         return Some(1);
     }
     let attempt = Attempt::new(ibid.clone(), ask.clone(), stored.record, after, at).of_upkeep();

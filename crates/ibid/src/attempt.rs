@@ -48,7 +48,7 @@ pub struct Attempt {
     /// How far this run has come in its Phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
-    _living: DrainGuard,
+    _guard: DrainGuard,
 }
 
 /// From when the lease counts: from before the write or the renewal that gave it. An Attempt and whoever keeps it alive
@@ -131,9 +131,9 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
-        let living = ibid.engine().drain.track_attempt();
+        let guard = ibid.engine().drain.track_attempt();
         Attempt {
-            _living: living,
+            _guard: guard,
             ibid,
             ask,
             begun,
@@ -389,13 +389,13 @@ impl Attempt {
     /// Nobody can know whether it was executed. A later [`Late::finish`] may still settle it.
     pub async fn unknown(mut self, why: ErrorCode) -> (Finished, Late) {
         self.ended = true;
-        let living = self.ibid.engine().drain.track_attempt();
+        let guard = self.ibid.engine().drain.track_attempt();
         let late = Late {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
             proof: None,
-            _living: living,
+            _guard: guard,
         };
         (self.end(End::Uncertain(why), None).await, late)
     }
@@ -411,8 +411,8 @@ pub struct Late {
     ask: Arc<Ask>,
     begun: Arc<Record>,
     proof: Option<Proof>,
-    /// A handler that is still listened to counts among those that live.
-    _living: DrainGuard,
+    /// Keeps a handler that may still respond counted as a live attempt.
+    _guard: DrainGuard,
 }
 
 impl Late {
@@ -480,7 +480,7 @@ async fn end_of(
 ) -> Finished {
     let runtime = &ibid.engine().runtime;
     let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
-    let living = ibid.engine().drain.track_attempt();
+    let guard = ibid.engine().drain.track_attempt();
     let ended = run_to_completion(runtime, async move {
         let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
         let bytes = response.as_ref().map_or(0, |response| response.body.len());
@@ -490,11 +490,11 @@ async fn end_of(
         telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = finished.unwrap_or_else(|| {
             tracing::warn!(record = %record.short(), "the store did not take the end of an attempt in time; it stays queued");
-            // Its place is taken before the caller goes on, so that a shutdown does not miss it.
+            // Counted before the caller continues, so that a shutdown does not miss it.
             engine.background.spawn(bytes, async move { drop(write.await) });
             Finished::NotStored
         });
-        drop(living);
+        drop(guard);
         if matches!(finished, Finished::NotStored) {
             counter!(telemetry::NOT_STORED).increment(1);
         }

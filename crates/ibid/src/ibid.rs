@@ -141,36 +141,36 @@ impl Ibid {
     ///
     /// A caller that is dropped meanwhile leaves no reservation behind.
     pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        let engine = self.engine();
-        let (ibid, guard) = (self.clone(), engine.drain.track_begin());
-        let ask = engine.with_fresh_nonce(ask);
-        // An attempt that can't be handed over is dropped unused, and releases the key.
-        let begun = run_to_completion(&engine.runtime, async move {
-            let begun = match ibid.begin_cached(&ask) {
-                Some(begun) => Ok(begun),
-                None => ibid.begin_stored(&ask).await,
-            };
-            drop(guard);
-            begun
-        });
-        begun.await.unwrap_or(Err(Unavailable::no_reply()))
+        match self.replay_cached(&ask) {
+            Some(begun) => Ok(begun),
+            None => self.begin_uncached(self.engine().with_fresh_nonce(ask)).await,
+        }
     }
 
     /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked:
-    /// [`Ibid::begin_stored`].
-    pub(crate) fn begin_cached(&self, ask: &Ask) -> Option<Begun> {
+    /// [`Ibid::begin_uncached`].
+    pub(crate) fn replay_cached(&self, ask: &Ask) -> Option<Begun> {
         let begun = self.cached(ask)?;
         self.count_request(&ask.identity.tenant, begun.arrival(), Instant::now());
         Some(begun)
     }
 
-    /// Reserves the key in the store, and counts the request. It runs on the caller's task, which must not be dropped before
-    /// it ends.
-    pub(crate) async fn begin_stored(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
-        let started = Instant::now();
-        let begun = self.to_caller_outcome(self.engine().begin(ask, started).await?);
-        self.count_request(&ask.identity.tenant, begun.arrival(), started);
-        Ok(begun)
+    /// Like [`Ibid::begin`], for a request that is not in the cache. `ask` has its own nonce.
+    pub(crate) async fn begin_uncached(&self, ask: Arc<Ask>) -> Result<Begun, Unavailable> {
+        let engine = self.engine();
+        let (ibid, guard) = (self.clone(), engine.drain.track_begin());
+        // If the caller is gone by the end, the attempt is dropped, and releases the key.
+        let begun = run_to_completion(&engine.runtime, async move {
+            let started = Instant::now();
+            let decided = ibid.engine().begin(&ask, started).await;
+            let begun = decided.map(|decided| ibid.to_caller_outcome(decided));
+            if let Ok(begun) = &begun {
+                ibid.count_request(&ask.identity.tenant, begun.arrival(), started);
+            }
+            drop(guard);
+            begun
+        });
+        begun.await.unwrap_or(Err(Unavailable::no_reply()))
     }
 
     /// Counts a request for the duplicate rate of its tenant.

@@ -54,7 +54,7 @@ mod ibid;
 
 pub mod engine;
 
-mod evidence;
+pub mod evidence;
 
 pub mod identity;
 

@@ -34,7 +34,11 @@ impl BackgroundWrites {
         let bytes = self.bytes.fetch_add(size, Ordering::SeqCst) + size;
         let slot = WriteSlot { bytes: self.bytes.clone(), size, _guard: guard };
         if queued > WRITES_MAX || bytes > BYTES_MAX {
-            tracing::error!(queued, bytes, "too many writes wait for the store; one is dropped");
+            tracing::error!(
+                queued,
+                bytes,
+                "too many writes wait for the store; one is dropped, and its lease will lapse"
+            );
             return None;
         }
         Some(slot)
@@ -45,7 +49,7 @@ impl BackgroundWrites {
 struct WriteSlot {
     bytes: Arc<AtomicUsize>,
     size: usize,
-    /// Dropped last, so that the bytes are given back when a shutdown goes on.
+    /// Dropped last, so that the bytes are given back before a shutdown continues.
     _guard: DrainGuard,
 }
 

@@ -203,7 +203,7 @@ impl Engine {
     }
 }
 
-/// How often one request re-decides on a contended record before it is answered as in progress.
+/// Decisions of one request on a contended record before it is answered as in progress.
 ///
 /// A record changes a handful of times in its life, so after four lost races it is moving fast and the client's own
 /// retry is cheaper than ours.

@@ -145,7 +145,7 @@ impl Pass<'_> {
             }
         };
         if opened {
-            tracing::error!("the store does not answer: keys are not reserved for now");
+            tracing::error!("circuit breaker opened: store not answering, new keys are refused");
             self.breaker.publish_gauge();
         }
     }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     fn pass(breaker: &Breaker, at: Instant) -> Pass<'_> {
-        breaker.enter(at).unwrap_or_else(|left| panic!("it is shut for {left:?}"))
+        breaker.enter(at).unwrap_or_else(|left| panic!("the breaker is open for {left:?}"))
     }
 
     fn opened(at: Instant) -> Breaker {
@@ -189,27 +189,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_opens_after_failures_in_a_row_lets_one_find_out_and_closes_on_success() {
+    async fn breaker_opens_after_failures_and_closes_after_a_probe() {
         let start = Instant::now();
         let breaker = opened(start);
-        let left = breaker.enter(start).err().expect("shut");
+        let left = breaker.enter(start).err().expect("it is open");
         assert!(left > PAUSE_MIN / 2 && left <= PAUSE_MIN, "{left:?}");
         let later = start + left;
         let probe = pass(&breaker, later);
         for long in 0..100 {
-            assert!(breaker.enter(later + PAUSE_MAX * long).is_err(), "one finds out, and only one");
+            assert!(breaker.enter(later + PAUSE_MAX * long).is_err(), "one probe at a time");
         }
         probe.answered();
         assert!(breaker.enter(later).is_ok() && breaker.enter(later).is_ok() && !breaker.is_open());
     }
 
     #[tokio::test]
-    async fn a_probe_without_an_answer_keeps_it_open_for_longer_each_time_up_to_a_bound() {
+    async fn each_failed_probe_lengthens_the_pause_up_to_a_bound() {
         let mut now = Instant::now();
         let breaker = opened(now);
         let mut pauses = Vec::new();
         for _ in 0..6 {
-            let left = breaker.enter(now).err().expect("shut");
+            let left = breaker.enter(now).err().expect("it is open");
             assert_eq!(breaker.pause_left(now), Some(left));
             pauses.push(left);
             now += left;
@@ -224,18 +224,21 @@ mod tests {
         for _ in 0..FAILURES_MAX {
             pass(&breaker, now).failed(now);
         }
-        assert!(breaker.enter(now).err().expect("shut") <= PAUSE_MIN, "the pause begins anew");
+        assert!(
+            breaker.enter(now).err().expect("it is open") <= PAUSE_MIN,
+            "the pause starts at its minimum again"
+        );
     }
 
     #[tokio::test]
-    async fn what_was_under_way_when_it_opened_neither_prolongs_it_nor_ends_the_probe() {
+    async fn begins_in_flight_when_it_opens_do_not_prolong_the_pause() {
         let start = Instant::now();
         let breaker = Breaker::default();
         let under_way: Vec<_> = (0..20).map(|_| pass(&breaker, start)).collect();
         for _ in 0..FAILURES_MAX {
             pass(&breaker, start).failed(start);
         }
-        let left = breaker.enter(start).err().expect("shut");
+        let left = breaker.enter(start).err().expect("it is open");
         let mut under_way = under_way.into_iter();
         under_way.next().expect("one").failed(start + left / 2);
         assert_eq!(breaker.enter(start).err(), Some(left));
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_probe_that_panics_or_is_not_sent_gives_its_place_to_another() {
+    async fn a_panicked_or_unused_probe_lets_another_caller_probe() {
         let start = Instant::now();
         let breaker = opened(start);
         let later = start + PAUSE_MIN;
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_begin_that_is_cancelled_says_nothing_and_gives_its_place_to_another() {
+    async fn a_cancelled_begin_counts_neither_way() {
         let start = Instant::now();
         let breaker = Breaker::default();
         for _ in 0..2 * FAILURES_MAX {
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_between_failures_keeps_it_closed() {
+    fn a_success_between_failures_keeps_the_breaker_closed() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         for _ in 0..10 * FAILURES_MAX {
             pass(&breaker, start).failed(start);

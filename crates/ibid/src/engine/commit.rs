@@ -35,8 +35,8 @@ pub(crate) struct Settlement {
     pub(crate) decision: Decision,
     /// The stored record, as far as it is known.
     pub(crate) stored: Option<Stored>,
-    /// Why the write was abandoned: the store rejects it, however often it is sent. Nothing is known to be written then,
-    /// and the decision is [`Decision::Later`].
+    /// The store's error if the write was abandoned. Nothing is known to be written then, and the decision is
+    /// [`Decision::Later`].
     pub(crate) refused: Option<StoreError>,
 }
 
@@ -183,10 +183,10 @@ impl Engine {
                     self.count_error(&error);
                     let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
                     if retry.gives_up(&error) {
-                        tracing::error!(%record, error = cause, "the store refuses a write for good; it is given up");
+                        tracing::error!(%record, error = cause, "store rejects a write permanently; write abandoned");
                         return Err(error);
                     }
-                    tracing::warn!(%record, error = cause, "a write is retried");
+                    tracing::warn!(%record, error = cause, "write failed; retrying");
                 }
                 Err(Unsaid::Full { .. } | Unsaid::Unsent) => {}
             }
@@ -212,7 +212,7 @@ impl Engine {
             };
             if retry.gives_up(&error) {
                 let record = id.short();
-                tracing::error!(%record, error = &error as &dyn std::error::Error, "a record can't be read");
+                tracing::error!(%record, error = &error as &dyn std::error::Error, "record can't be read; read abandoned");
                 return Err(error);
             }
             tokio::time::sleep(retry.backoff.next()).await;
@@ -316,7 +316,7 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 const SOON_TRIES_MAX: u32 = 6;
 
 /// Permanent rejections in a row before an attempt abandons its result: about a day. By then a password, a right or a table
-/// that was taken away by mistake is back; but what can't be stored at all must not be sent for ever.
+/// that was taken away by mistake is back; but what can't be stored at all must not be sent indefinitely.
 const LATE_TRIES_MAX: u32 = 43_200;
 
 /// Records that may wait for a look at their evidence. A crash of the upstream makes some thousands of records `unknown` at

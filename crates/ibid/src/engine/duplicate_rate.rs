@@ -31,7 +31,7 @@ impl TenantRate {
     }
 }
 
-/// How a request counts.
+/// The kind of a request, for the duplicate rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// The first request of its key.

@@ -114,9 +114,9 @@ impl HeldIdentity {
         let is_active = text.is_some_and(|text| self.is_ours(&text));
         match (seen.is_active, is_active) {
             (true, false) => tracing::warn!(
-                "the identity of the store was retired: no more keys are reserved here; restart with the new configuration"
+                "store identity retired: no keys are reserved here until a restart with the new configuration"
             ),
-            (false, true) => tracing::info!("the identity of the store is active again"),
+            (false, true) => tracing::info!("store identity is active again"),
             _ => {}
         }
         (seen.at, seen.is_active) = (sent_at, is_active);

@@ -58,8 +58,7 @@ pub use retry_after::Unavailable;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 
-// The public paths of types that are defined above the engine. The engine itself uses none of them.
-pub use crate::evidence::{Heard, Hearing};
+// The public path of a type that is defined above the engine. The engine itself does not use it.
 pub use crate::ibid::Begun;
 
 pub(crate) use begin::Decided;
@@ -130,7 +129,7 @@ impl Engine {
         let response = match Response::from_bytes(stored.answer.as_deref()?) {
             Ok(response) => Arc::new(response),
             Err(error) => {
-                tracing::error!(record = %stored.record.id.short(), %error, "a stored answer can't be read");
+                tracing::error!(record = %stored.record.id.short(), %error, "stored response can't be decoded");
                 return None;
             }
         };

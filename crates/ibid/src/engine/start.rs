@@ -31,20 +31,20 @@ use crate::random::{Nonces, random};
 pub struct Settings {
     /// Fingerprint secrets, newest first. If there are none, one is drawn once and stored.
     pub secrets: Vec<Secret>,
-    /// What makes up the ids of the store's records. The store keeps the first identity it was used with, and a start with
+    /// The rules that make up the ids of the store's records. The store keeps the first identity it was used with, and a start with
     /// another one is refused: a retry would not find its record. `Routes::identity` makes it from the routes and a name for
     /// the tenant source; `ibid identity change` changes it.
     pub identity: StoreIdentity,
-    /// How long this process acts on its last read of the store's identity; it reads three times as often, and
+    /// Validity of this process's last read of the store's identity; it reads three times as often, and
     /// `ibid identity change` waits twice as long. The value that the identity was stored with counts for all processes.
     pub identity_valid_for: Duration,
-    /// How long a begin may take. A quick 503 serves the clients of a slow store better.
+    /// Longest time that a begin may take. A quick 503 serves the clients of a slow store better.
     pub begin_timeout: Duration,
-    /// How long a response is held back for its record to become durable.
+    /// Longest time that a response is held back for its record to become durable.
     pub finish_wait: Duration,
     /// Bytes of completed records that this process caches.
     pub cache_bytes: u64,
-    /// How long a cached record is used without asking the store: an operator's `forget` is final after that.
+    /// Time that a cached record is used without asking the store: an operator's `forget` is final after that.
     pub cache_ttl: Duration,
     /// Attempts that live in this process at once. A client that hangs up leaves its attempt running, so connections
     /// do not bound them; past this, begins are refused as if the store were away.
@@ -61,9 +61,13 @@ impl Default for Settings {
             identity: StoreIdentity::default(),
             // A read lost to a failover or a full pool refuses nothing, and a change of identity ends within a minute.
             identity_valid_for: Duration::from_secs(15),
+            // Clients wait 10 s and more, so a refusal after 2 s leaves time for their retry.
             begin_timeout: Duration::from_secs(2),
+            // Longer than a store's failover usually takes, shorter than most clients' patience.
             finish_wait: Duration::from_secs(10),
+            // Some ten thousand responses of an ordinary API.
             cache_bytes: 32 << 20,
+            // Most retries arrive within a minute.
             cache_ttl: Duration::from_secs(60),
             // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
             attempts_max: 8192,
@@ -74,7 +78,7 @@ impl Default for Settings {
     }
 }
 
-/// Why an [`Ibid`](crate::Ibid) does not start.
+/// The error of [`Ibid::start`](crate::Ibid::start).
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The store did not answer.

@@ -44,7 +44,7 @@ impl Engine {
             if now >= until || is_final(&looked) {
                 return looked;
             }
-            // Other nodes notify nobody here, so every pause ends with a look at the store.
+            // Other nodes don't notify this process, so every pause ends with a look at the store.
             let _ = tokio::time::timeout(backoff.next().min(until - now), changed).await;
         }
     }

@@ -348,7 +348,7 @@ where
     if route.begins == Begins::Handler {
         return begun_by_handler(shared, inner, route, *taken).await;
     }
-    if let Some(begun) = shared.ibid.begin_cached(&ask) {
+    if let Some(begun) = shared.ibid.replay_cached(&ask) {
         return shared.within_room(answer(&begun, &route, &ask), profile);
     }
     let (to_client, from_run) = oneshot::channel();
@@ -494,7 +494,7 @@ async fn begin_and_run<S, Q, A>(
     let ask = ibid.engine().with_fresh_nonce(taken.ask.clone());
     // A shutdown waits for it: what is being reserved may be about to run.
     let _begins = ibid.engine().drain.track_begin();
-    let begin = ibid.begin_stored(&ask).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
+    let begin = ibid.begin_uncached(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
         Err(refused) => unavailable(&refused, &route),
         Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => {

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibid::attempt::Finished;
-use ibid::engine::{Begun, Hearing};
+use ibid::engine::Begun;
+use ibid::evidence::Hearing;
 use ibid::outbox::{
     self, BoxError, Builder, Call, EffectFilter, Handler, NewEffect, Outcome, Round, Settled, StoredEffect,
     Verified, Worker,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibid::attempt::Finished;
-use ibid::engine::{Heard, Hearing};
+use ibid::evidence::{Heard, Hearing};
 use ibid::outbox::{self, BoxError, Call, Handler, Made, NewEffect, Outcome, Settled, Verified, Worker};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;

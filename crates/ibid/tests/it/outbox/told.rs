@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::engine::{Begun, Hearing};
+use ibid::engine::Begun;
+use ibid::evidence::Hearing;
 use ibid::outbox::{self, Outcome, Round};
 use ibid::transaction::Database;
 use ibid::upkeep::weigh_once;

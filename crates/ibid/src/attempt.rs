@@ -1,8 +1,8 @@
 //! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -16,8 +16,10 @@ use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::Renewed;
 use metrics::counter;
+use parking_lot::Mutex;
 
-use crate::engine::{Begun, Ibid, Kept, Living, apart, still_owns};
+use crate::engine::{DrainGuard, GiveUp, Kept, run_to_completion, still_owns};
+use crate::ibid::{Begun, Ibid};
 use crate::telemetry;
 
 /// One run of the handler, under a lease.
@@ -46,7 +48,7 @@ pub struct Attempt {
     /// How far this run has come in its Phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
-    _living: Living,
+    _guard: DrainGuard,
 }
 
 /// From when the lease counts: from before the write or the renewal that gave it. An Attempt and whoever keeps it alive
@@ -60,17 +62,17 @@ impl LeasedAt {
     }
 
     fn get(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, at: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        *self.0.lock() = at;
     }
 
     /// A renewal that was sent then is confirmed now. Whether it counts: past all of the lease none does, whatever the
     /// store says.
     fn renewed(&self, sent_at: Instant, lease: Duration) -> bool {
-        let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = self.0.lock();
         let counts = at.elapsed() < lease;
         if counts {
             *at = sent_at.max(*at);
@@ -129,9 +131,9 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
-        let living = ibid.inner().attempt_lives();
+        let guard = ibid.engine().drain.track_attempt();
         Attempt {
-            _living: living,
+            _guard: guard,
             ibid,
             ask,
             begun,
@@ -296,7 +298,7 @@ impl Attempt {
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
             let sent_at = Instant::now();
-            let renewed = tokio::time::timeout(lease, self.ibid.inner().renew(&self.begun)).await;
+            let renewed = tokio::time::timeout(lease, self.ibid.engine().renew(&self.begun)).await;
             match renewed {
                 Ok(Some(Renewed::Until(_))) if self.leased_at.renewed(sent_at, lease) => {}
                 _ => return Err(LeaseGone),
@@ -313,7 +315,7 @@ impl Attempt {
     /// Attempt's reservation under the old id, sent before a long pause, arrives after that. It must not run as well.
     pub(crate) async fn confirms_identity(&self) -> bool {
         let is_confirmed =
-            !self.checks_identity.load(Ordering::SeqCst) || self.ibid.inner().confirm_identity().await;
+            !self.checks_identity.load(Ordering::SeqCst) || self.ibid.engine().confirm_identity().await;
         if is_confirmed {
             self.checks_identity.store(false, Ordering::SeqCst);
         }
@@ -337,14 +339,14 @@ impl Attempt {
             while next < until {
                 tokio::time::sleep_until(next).await;
                 let sent_at = Instant::now();
-                match ibid.inner().renew(&record).await {
+                match ibid.engine().renew(&record).await {
                     Some(Renewed::Until(_)) => {
                         leased_at.renewed(sent_at, lease);
                         next += lease / 3;
                     }
                     // Held by a write at this moment, or the store is away: soon again.
                     Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
-                    Some(Renewed::Lost) => match ibid.inner().load(record.id).await {
+                    Some(Renewed::Lost) => match ibid.engine().load(record.id).await {
                         // Written to by somebody who did not take it over: it goes on at its new Version.
                         Ok(Some(stored))
                             if still_owns(&stored, &record) && stored.record.version != record.version =>
@@ -387,13 +389,13 @@ impl Attempt {
     /// Nobody can know whether it was executed. A later [`Late::finish`] may still settle it.
     pub async fn unknown(mut self, why: ErrorCode) -> (Finished, Late) {
         self.ended = true;
-        let living = self.ibid.inner().attempt_lives();
+        let guard = self.ibid.engine().drain.track_attempt();
         let late = Late {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
             proof: None,
-            _living: living,
+            _guard: guard,
         };
         (self.end(End::Uncertain(why), None).await, late)
     }
@@ -409,8 +411,8 @@ pub struct Late {
     ask: Arc<Ask>,
     begun: Arc<Record>,
     proof: Option<Proof>,
-    /// A handler that is still listened to counts among those that live.
-    _living: Living,
+    /// Keeps a handler that may still respond counted as a live attempt.
+    _guard: DrainGuard,
 }
 
 impl Late {
@@ -476,23 +478,23 @@ async fn end_of(
     end: End,
     response: Option<Arc<Response>>,
 ) -> Finished {
-    let runtime = &ibid.inner().runtime;
+    let runtime = &ibid.engine().runtime;
     let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
-    let living = ibid.inner().attempt_lives();
-    let ended = apart(runtime, async move {
-        let (started, inner, record) = (Instant::now(), ibid.inner().clone(), begun.id);
+    let guard = ibid.engine().drain.track_attempt();
+    let ended = run_to_completion(runtime, async move {
+        let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
         let bytes = response.as_ref().map_or(0, |response| response.body.len());
         let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response, started).await });
-        let deadline = started.checked_add(inner.finish_wait);
-        let finished = inner.deadlines.within(deadline, &mut write).await;
+        let deadline = started.checked_add(engine.finish_wait);
+        let finished = engine.deadlines.within(deadline, &mut write).await;
         telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = finished.unwrap_or_else(|| {
             tracing::warn!(record = %record.short(), "the store did not take the end of an attempt in time; it stays queued");
-            // Its place is taken before the caller goes on, so that a shutdown does not miss it.
-            inner.loosely_with(bytes, async move { drop(write.await) });
+            // Counted before the caller continues, so that a shutdown does not miss it.
+            engine.background.spawn(bytes, async move { drop(write.await) });
             Finished::NotStored
         });
-        drop(living);
+        drop(guard);
         if matches!(finished, Finished::NotStored) {
             counter!(telemetry::NOT_STORED).increment(1);
         }
@@ -512,8 +514,8 @@ async fn write_end(
     // What was begun is what is most likely still stored: no read before the write.
     let known = Stored { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
-        .inner()
-        .settle_stubbornly(Some(known), |nonce| match &end {
+        .engine()
+        .write_until_done(Some(known), GiveUp::Late, |nonce| match &end {
             End::Answered(answer) => Event::Answered { begun, nonce, answer },
             End::NotExecuted(why) => Event::NotExecuted { begun, nonce, why: *why },
             End::Uncertain(why) => Event::Uncertain { begun, nonce, why: *why },
@@ -524,7 +526,7 @@ async fn write_end(
     }
     match (settlement.decision, settlement.stored, response) {
         (Decision::Stored, Some(stored), Some(response)) => {
-            Finished::Stored(ibid.inner().remember(stored.record, response, sent_at, stored.now))
+            Finished::Stored(ibid.engine().remember(stored.record, response, sent_at, stored.now))
         }
         (Decision::Stored, Some(stored), None) => Finished::StoredUnkept(stored.record),
         (Decision::Freed, _, _) => Finished::Freed,
@@ -532,7 +534,7 @@ async fn write_end(
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
             tracing::error!(record = %begun.id.short(), "an attempt ended after its record had gone on");
-            Finished::Superseded(Arc::new(ibid.instead(ask, stored, sent_at)))
+            Finished::Superseded(Arc::new(ibid.current_outcome(ask, stored, sent_at)))
         }
         (_, None, _) => Finished::Freed,
     }
@@ -554,7 +556,7 @@ impl Drop for Attempt {
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
         // Without a runtime the process is ending: the lease lapses instead.
         if tokio::runtime::Handle::try_current().is_ok() {
-            ibid.inner().clone().loosely(async move {
+            ibid.engine().clone().background.spawn(0, async move {
                 write_end(&ibid, &ask, &begun, end, None, Instant::now()).await;
             });
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ibid_core::change::Stored;
 use ibid_core::evidence::{About, EffectAt, EventName, Evidence, Kept, Open};
 use ibid_core::machine::{self, Decision, Event, EvidenceVerdict, Found};
-use ibid_core::record::{Nonce, State};
+use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
@@ -19,8 +19,10 @@ use metrics::counter;
 use tokio::sync::mpsc;
 
 use self::effect::EffectLookup;
-use crate::engine::{Ibid, Inner};
+use crate::engine::GiveUp;
 use crate::failpoint;
+use crate::ibid::Ibid;
+use crate::ibid::Shared;
 use crate::telemetry;
 
 /// What a provider says became of a record or an effect.
@@ -126,7 +128,7 @@ enum Subject {
 impl Subject {
     async fn load(ibid: &Ibid, about: &About) -> Result<Subject, StoreError> {
         Ok(match about {
-            About::Record(id) => Subject::Record(ibid.inner().load(*id).await?),
+            About::Record(id) => Subject::Record(ibid.engine().load(*id).await?),
             About::Effect(at) => Subject::Effect(effect::find(ibid, at.clone()).await?),
         })
     }
@@ -181,8 +183,9 @@ impl Subject {
 }
 
 async fn apply_to_record(ibid: &Ibid, kept: &Kept, id: RecordId) -> Result<EvidenceResult, StoreError> {
-    let known = ibid.inner().load(id).await?;
-    let settlement = ibid.inner().settle_patiently(known, |nonce| Event::Told { nonce, kept }).await;
+    let known = ibid.engine().load(id).await?;
+    let settlement =
+        ibid.engine().write_until_done(known, GiveUp::Soon, |nonce| Event::Told { nonce, kept }).await;
     let (short, source) = (id.short(), &kept.evidence.name.source);
     let result = match settlement.decision {
         Decision::Settled => {
@@ -208,21 +211,11 @@ async fn apply_to_record(ibid: &Ibid, kept: &Kept, id: RecordId) -> Result<Evide
     Ok(result)
 }
 
-impl Inner {
-    /// Queues a record that was just written as unknown for a lookup of earlier evidence.
-    pub(crate) fn wrote(&self, stored: Option<&Stored>) {
-        if let Some(stored) = stored.filter(|stored| stored.record.state == State::Unknown) {
-            // If the queue is full, the next round of upkeep finds the record.
-            let _ = self.doubts.try_send(stored.record.id);
-        }
-    }
-}
-
 /// Looks for evidence about records that became unknown, for as long as the engine lives.
-pub(crate) async fn settle_doubts(inner: Weak<Inner>, mut doubts: mpsc::Receiver<RecordId>) {
+pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
-        let Some(inner) = inner.upgrade() else { return };
-        apply_earlier_evidence(&Ibid { inner }, id).await;
+        let Some(ibid) = Ibid::upgrade(&shared) else { return };
+        apply_earlier_evidence(&ibid, id).await;
     }
 }
 
@@ -244,10 +237,6 @@ fn useless(verdict: EvidenceVerdict) -> Option<EvidenceResult> {
         | EvidenceVerdict::Contradicts => None,
     }
 }
-
-/// How many records may wait for a lookup of earlier evidence. A crash of the upstream makes some thousands of records
-/// unknown at once.
-pub(crate) const DOUBTS_MAX: usize = 4096;
 
 /// How long evidence about an existing record or effect is stored: longer than any run should take, so that it is there
 /// when the run is given up, and longer than a service whose worker must apply it should be away.

@@ -50,6 +50,8 @@ pub mod http;
 #[cfg(feature = "axum")]
 pub mod axum;
 
+mod ibid;
+
 pub mod engine;
 
 pub mod evidence;
@@ -74,12 +76,15 @@ pub mod phase;
 
 pub mod telemetry;
 
-mod by_id;
+mod backoff;
+
+mod random;
 
 mod failpoint;
 
 pub use attempt::Attempt;
-pub use engine::{Ibid, Settings};
+pub use engine::Settings;
+pub use ibid::Ibid;
 pub use ibid_core as core;
 
 /// The examples of the front page and the guides are compiled with the library's own.

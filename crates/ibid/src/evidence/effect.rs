@@ -4,8 +4,9 @@
 //! business rows belong to the same transaction. So only a process with a worker for that kind can apply the evidence.
 //! Other processes leave it stored, and upkeep in a process with such a worker applies it.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ibid_core::change::{Happened as Line, History};
@@ -19,7 +20,7 @@ use metrics::counter;
 use tokio::time::Instant;
 
 use super::{EvidenceResult, OF_SUBJECT_MAX};
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use crate::outbox::carry::count_move;
 use crate::outbox::ending::{Ended, Ending, Happened};
 use crate::outbox::{Call, Handler, Made, statements, store_tx};
@@ -94,7 +95,7 @@ pub(super) async fn apply(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<Evi
         let lookup = find(ibid, at.clone()).await?;
         let result = match (lookup.judge(kept), lookup) {
             (EvidenceVerdict::Settles, EffectLookup::One(effect)) => {
-                let Some(handlers) = ibid.inner().kinds.handlers_of(&effect.kind) else {
+                let Some(handlers) = ibid.outbox().kinds.handlers_of(&effect.kind) else {
                     return Ok(EvidenceResult::Early);
                 };
                 let seq = effect.seq;
@@ -182,13 +183,13 @@ pub(crate) struct KindRegistry(Mutex<Vec<Weak<dyn EffectSettler>>>);
 impl KindRegistry {
     /// Adds the handlers of a worker, for as long as it lives.
     pub(crate) fn add(&self, handlers: Weak<dyn EffectSettler>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.retain(|handlers| handlers.strong_count() > 0);
         all.push(handlers);
     }
 
     fn handlers_of(&self, kind: &str) -> Option<Arc<dyn EffectSettler>> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         // As with two handlers of one worker: the later one counts.
         all.iter().rev().filter_map(Weak::upgrade).find(|handlers| handlers.serves(kind))
     }
@@ -252,7 +253,7 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
             if let Ended::Moved { to, due } = ended {
                 count_move(effect, to, due);
                 // The next effect of its aggregate may run.
-                ibid.inner().enqueued.notify_waiters();
+                ibid.outbox().enqueued.notify_waiters();
             }
             ended
         })

@@ -14,7 +14,7 @@ use ibid_core::scope::Tenant;
 use ibid_core::sql::Database;
 
 use crate::attempt::{Attempt, Finished};
-use crate::engine::{Begun, Ibid};
+use crate::ibid::{Begun, Ibid};
 use crate::transaction::{BegunInside, Inside, TxError};
 
 /// The Attempt of a guarded request, taken out of the request's extensions by its handler. Given back when dropped.

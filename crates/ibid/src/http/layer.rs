@@ -47,7 +47,8 @@ use super::{
     status, trace,
 };
 use crate::attempt::{Attempt, Finished, Late};
-use crate::engine::{Begun, Ibid, Unavailable};
+use crate::engine::Unavailable;
+use crate::ibid::{Begun, Ibid};
 use crate::identity::IdentitySetting;
 use crate::telemetry::{self, Met};
 
@@ -347,8 +348,7 @@ where
     if route.begins == Begins::Handler {
         return begun_by_handler(shared, inner, route, *taken).await;
     }
-    if let Some(begun) = shared.ibid.cached(&ask) {
-        shared.ibid.inner().tenants.saw(&ask.identity.tenant, &begun, Instant::now());
+    if let Some(begun) = shared.ibid.replay_cached(&ask) {
         return shared.within_room(answer(&begun, &route, &ask), profile);
     }
     let (to_client, from_run) = oneshot::channel();
@@ -388,7 +388,7 @@ where
         Unbegun { ibid: shared.ibid.clone(), ask: ask.clone(), wait, told: Arc::new(Mutex::new(None)) };
     let mut request = as_sent(&taken);
     request.extensions_mut().insert(unbegun.clone());
-    let (living, up_to) = (shared.ibid.inner().begins(), route.policy.upstream_timeout);
+    let (living, up_to) = (shared.ibid.engine().drain.track_begin(), route.policy.upstream_timeout);
     let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %ask.id.short());
     let run = async move {
         // Past its time it is dropped, and its transaction with it.
@@ -491,10 +491,10 @@ async fn begin_and_run<S, Q, A>(
     Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
-    let ask = ibid.one_writers(taken.ask.clone());
+    let ask = ibid.engine().with_fresh_nonce(taken.ask.clone());
     // A shutdown waits for it: what is being reserved may be about to run.
-    let _begins = ibid.inner().begins();
-    let begin = ibid.begin_here(&ask).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
+    let _begins = ibid.engine().drain.track_begin();
+    let begin = ibid.begin_uncached(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let reply = match begin.await {
         Err(refused) => unavailable(&refused, &route),
         Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => {

@@ -16,7 +16,7 @@ use ibid_core::scope::Identity;
 use super::body::ReplyBody;
 use super::cors::{self, MadeBy};
 use super::repeatability;
-use crate::engine::random;
+use crate::random::random;
 
 /// Renders a refusal for a service that turns requests away before they reach the guard.
 #[doc(hidden)]

@@ -19,7 +19,7 @@ use super::cors::MadeBy;
 use super::layer::Shared;
 use super::routes::{self, Ruling, upper_case};
 use super::{prefer, reply, sent};
-use crate::engine::come_again;
+use crate::engine::retry_after_for_duplicate;
 use crate::telemetry::profile_name;
 
 /// Whether this path is ibid's own.
@@ -80,8 +80,8 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     let profile = route.policy.profile;
     let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
-    let found = match shared.ibid.id_of_any(id, &previous).await {
-        Ok(id) => shared.ibid.watch(id, &identity.tenant, up_to).await,
+    let found = match shared.ibid.engine().find_stored_id(id, &previous).await {
+        Ok(id) => shared.ibid.engine().watch(id, &identity.tenant, up_to).await,
         Err(error) => Err(error),
     };
     match found {
@@ -127,7 +127,7 @@ fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<Re
     let (record, profile) = (&stored.record, stored.record.policy.profile);
     let refused = match record.state {
         State::Completed if !record.flags.not_retained => {
-            return match shared.ibid.inner().replay(stored, read_at) {
+            return match shared.ibid.engine().replay(stored, read_at) {
                 Some(kept) => reply::stored_page(&kept.record, &kept.response),
                 None => reply::refusal(Refusal::ResponseNotRetained, profile, None),
             };
@@ -138,7 +138,7 @@ fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<Re
             Refusal::OutcomeUnknown { retry_after: at.map(|at| at.since(stored.now)) }
         }
         State::Pending | State::InProgress => {
-            Refusal::RequestInProgress { retry_after: come_again(record, stored.now) }
+            Refusal::RequestInProgress { retry_after: retry_after_for_duplicate(record, stored.now) }
         }
         State::Retryable => return not_found(),
     };

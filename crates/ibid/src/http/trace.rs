@@ -10,7 +10,7 @@ use ibid_core::record::Record;
 use tracing::Span;
 
 use super::otel;
-use crate::engine::random;
+use crate::random::random;
 use crate::telemetry;
 
 /// Where a request stands in a trace; found in the extensions of a guarded request whose client sent one, or whose

@@ -16,7 +16,7 @@ use ibid_core::store::{Store, StoreError, Work};
 use ibid_core::time::Timestamp;
 
 use super::compare::{Finding, Kind};
-use crate::engine::nonce;
+use crate::random::nonce;
 use crate::transaction::statements::{Both, bits, both, instant, micros, of};
 
 /// The kind of Effect that these letters are. No handler may be registered for it.

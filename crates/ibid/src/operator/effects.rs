@@ -159,7 +159,7 @@ impl Operator {
                 answered.tell(ibid, sent_at);
             }
             // The effect is due, or the next one of its aggregate may run.
-            ibid.inner().enqueued.notify_waiters();
+            ibid.outbox().enqueued.notify_waiters();
         }
         self.effect(seq).await
     }

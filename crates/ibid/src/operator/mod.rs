@@ -35,7 +35,7 @@ use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
 
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 
 pub use bulk::{BULK_MAX, BulkAction, Preview, SeenVersion};
 pub use effects::{DeadLetters, EffectAction};

@@ -15,7 +15,9 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 
 use super::{BulkAction, Operator, OperatorError};
-use crate::engine::{after, jitter, nonce};
+use crate::backoff::Backoff;
+use crate::engine::apply_change;
+use crate::random::nonce;
 
 /// Builds the response that an operator gives, to be replayed to every retry.
 pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
@@ -97,7 +99,7 @@ impl Operator {
             match self.commit(&change).await? {
                 Commit::Done(stamp) => {
                     self.tell(&id);
-                    return Ok(after(&change, stamp, Some(&stored)).unwrap_or(stored));
+                    return Ok(apply_change(&change, stamp, Some(&stored)).unwrap_or(stored));
                 }
                 Commit::Conflict(Some(newer)) if change.is_stored_as(&newer) => {
                     self.tell(&id);
@@ -112,7 +114,7 @@ impl Operator {
 
     /// Sends the same change with the same nonce until its result is known.
     async fn commit(&self, change: &Arc<Change>) -> Result<Commit, StoreError> {
-        let mut pause = PAUSE_MIN;
+        let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         for _ in 1..COMMIT_TRIES_MAX {
             match self.store.commit(vec![change.clone()]).await.pop() {
                 Some(Err(error)) if error.is_transient() => {
@@ -124,8 +126,7 @@ impl Operator {
                 Some(result) => return result,
                 None => {}
             }
-            tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * jitter())).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.next()).await;
         }
         let result = self.store.commit(vec![change.clone()]).await.pop();
         result.unwrap_or_else(|| Err(StoreError::transient("any", "commit", "the store returned no result")))
@@ -141,8 +142,8 @@ impl Operator {
 
     fn tell(&self, id: &RecordId) {
         if let Some(ibid) = &self.ibid {
-            ibid.inner().forget(id);
-            ibid.inner().tell(id);
+            ibid.engine().forget(id);
+            ibid.engine().notify_waiters(id);
         }
     }
 }
@@ -162,3 +163,6 @@ const COMMIT_TRIES_MAX: u32 = 6;
 
 /// First pause after a failed write. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
+
+/// Longest pause between two tries: the one before the last of [`COMMIT_TRIES_MAX`].
+const PAUSE_MAX: Duration = Duration::from_millis(800);

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, Handler, Outcome, Verified};
 use super::kept::kept;
-use crate::engine::Ibid;
 use crate::evidence::effect::apply_earlier_evidence;
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::telemetry;
 
 /// One claimed effect, and what is needed to execute it.

@@ -19,8 +19,11 @@ use super::handler::{BoxError, Call, Handler, Made, Settled};
 use super::kept::to_keep;
 use super::statements::{self, version_after};
 use crate::attempt::kept_answer;
-use crate::engine::{Ibid, after, jitter, nonce, noticed};
+use crate::backoff::Backoff;
+use crate::engine::{apply_change, count_lapses};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
+use crate::random::{jitter, nonce};
 use crate::telemetry;
 use crate::transaction::inside::sql;
 use crate::transaction::statements::{self as records, Terms};
@@ -107,7 +110,7 @@ impl<D: Database> Ending<'_, D> {
     pub(crate) async fn write(&self, happened: Happened) -> Ended {
         let Some(change) = happened.change(self.effect) else { return Ended::Lost };
         let settled = settled(&change, &happened);
-        let mut pause = PAUSE_MIN;
+        let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             let error = match self.once(&change, &happened, settled.as_ref()).await {
                 Ok(Written::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
@@ -117,7 +120,7 @@ impl<D: Database> Ending<'_, D> {
                 }
                 Err(error) => error,
             };
-            let next = Instant::now() + pause.mul_f64(0.75 + 0.5 * jitter());
+            let next = Instant::now() + backoff.next();
             tracing::warn!(effect = self.effect.seq, %error, "result of an effect could not be written");
             if next >= self.until {
                 // Evidence is stored already, and no claim lapses.
@@ -127,7 +130,6 @@ impl<D: Database> Ending<'_, D> {
                 return Ended::Unwritten;
             }
             tokio::time::sleep_until(next).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
@@ -264,12 +266,12 @@ pub(crate) struct Answered {
 impl Answered {
     /// Puts the response into the cache and wakes the duplicates that wait for it.
     pub(crate) fn tell(self, ibid: &Ibid, sent_at: Instant) {
-        let inner = ibid.inner();
-        noticed(&self.change);
+        let engine = ibid.engine();
+        count_lapses(&self.change);
         if let (Some(stored), Some(response)) = (self.stored, self.response) {
-            inner.remember(stored.record, response, sent_at, stored.now);
+            engine.remember(stored.record, response, sent_at, stored.now);
         }
-        inner.tell(&self.change.id);
+        engine.notify_waiters(&self.change.id);
     }
 }
 
@@ -325,7 +327,7 @@ pub(crate) async fn answer(
     };
     let kept = answer.is_some_and(|answer| answer.kept.is_some());
     Ok(Some(Answered {
-        stored: after(&change, stamp, Some(&held.stored)),
+        stored: apply_change(&change, stamp, Some(&held.stored)),
         response: response.filter(|_| kept).cloned().map(Arc::new),
         change,
     }))

@@ -121,5 +121,18 @@ use crate::http::continue_trace;
 #[cfg(not(feature = "opentelemetry"))]
 fn continue_trace(_: &tracing::Span, _: &str) {}
 
+use tokio::sync::Notify;
+
+use crate::evidence::effect::KindRegistry;
+
+/// The outbox's state in one process.
+#[derive(Default)]
+pub(crate) struct OutboxState {
+    /// Notified when this process has enqueued effects or freed some: its workers need not wait for their next poll.
+    pub(crate) enqueued: Notify,
+    /// The kinds of effects that workers of this process have handlers for.
+    pub(crate) kinds: KindRegistry,
+}
+
 pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
 pub use worker::{Builder, Round, Within, Worker, WorkerError};

@@ -1,6 +1,7 @@
 //! Outbox statements in a transaction of the store's own connection, for callers without a database handle.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::sql::{SqlError, SqlTx};
@@ -28,11 +29,11 @@ pub(crate) async fn run<T: Send + 'static>(
     let work: Work = Box::new(move |tx| {
         Box::pin(async move {
             let value = work(tx).await?;
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+            *slot.lock() = Some(value);
             Ok(())
         })
     });
     store.work(work).await?;
-    let value = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let value = result.lock().take();
     value.ok_or_else(|| StoreError::lasting("sql", "work", "the store did not run the work"))
 }

@@ -19,9 +19,11 @@ use super::continue_trace;
 use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
-use crate::engine::{Ibid, jitter, nonce};
+use crate::backoff::spread;
 use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
+use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::inside::sql;
@@ -189,7 +191,7 @@ impl<D: Database + 'static> Builder<D> {
         let stop_within = stop_within.unwrap_or(slowest.saturating_add(END_WITHIN));
         let handlers = Arc::new(WorkerHandlers { database: Arc::new(database), by_kind });
         let settler: Arc<dyn EffectSettler> = handlers.clone();
-        ibid.inner().kinds.add(Arc::downgrade(&settler));
+        ibid.outbox().kinds.add(Arc::downgrade(&settler));
         Ok(Worker { ibid, handlers, concurrency, poll_every, stop_within })
     }
 }
@@ -222,13 +224,13 @@ impl<D: Database + 'static> Worker<D> {
         let (mut everything_at, mut more) = (Instant::now(), true);
         loop {
             // Registered before the poll, so that an effect enqueued in between is not missed.
-            let mut enqueued = std::pin::pin!(self.ibid.inner().enqueued.notified());
+            let mut enqueued = std::pin::pin!(self.ibid.outbox().enqueued.notified());
             enqueued.as_mut().enable();
             let free = self.concurrency - in_hand.len();
             if free > 0 && (more || Instant::now() >= everything_at) {
                 let everything = Instant::now() >= everything_at;
                 if everything {
-                    everything_at = Instant::now() + self.poll_every.mul_f64(0.75 + 0.5 * jitter());
+                    everything_at = Instant::now() + spread(self.poll_every);
                 }
                 more = self.take(free, everything, &mut in_hand).await;
             }

@@ -17,8 +17,10 @@ use tokio::time::Instant;
 
 use super::done;
 use super::stored_request::{Resume, StoredRequest, release};
-use crate::engine::{Ibid, jitter};
+use crate::backoff::spread;
+use crate::engine::GiveUp;
 use crate::failpoint;
+use crate::ibid::Ibid;
 
 /// Bounds how many accepted requests run in this process, and wakes the deliverer when another is accepted.
 pub(crate) struct Deliveries {
@@ -42,12 +44,12 @@ impl Deliveries {
 /// Delivers until dropped. It sees what this process accepts at once; what other nodes left behind, and the end of a pause
 /// between two tries, at its next poll.
 pub(super) async fn run(ibid: &Ibid) {
-    let deliveries = &ibid.inner().deliveries;
+    let deliveries = &ibid.upkeep().deliveries;
     loop {
         // Registered before the poll, so that a request accepted meanwhile is not missed.
         let mut accepted = pin!(deliveries.accepted.notified());
         accepted.as_mut().enable();
-        if let Some(runner) = ibid.inner().resumes.runner() {
+        if let Some(runner) = ibid.upkeep().resumes.runner() {
             let claimed = deliver_once(ibid, &runner).await;
             let more = matches!(claimed, Ok(1..));
             done(ibid, "deliverer", claimed);
@@ -55,13 +57,13 @@ pub(super) async fn run(ibid: &Ibid) {
                 continue;
             }
         }
-        let _ = tokio::time::timeout(POLL_EVERY.mul_f64(0.75 + 0.5 * jitter()), accepted).await;
+        let _ = tokio::time::timeout(spread(POLL_EVERY), accepted).await;
     }
 }
 
 /// Claims due records, as many as there are permits, and runs their requests. Returns how many were claimed.
 async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, StoreError> {
-    let permits = &ibid.inner().deliveries.permits;
+    let permits = &ibid.upkeep().deliveries.permits;
     // Waits only while all permits are taken. The semaphore is never closed.
     drop(permits.acquire().await);
     let free = u32::try_from(permits.available_permits()).unwrap_or(DELIVERY_BATCH).clamp(1, DELIVERY_BATCH);
@@ -87,12 +89,13 @@ async fn deliver(
     is_claimed: oneshot::Sender<bool>,
 ) {
     // A shutdown waits for it: a record that is being claimed is about to run.
-    let begins = ibid.inner().begins();
+    let begins = ibid.engine().drain.track_begin();
     let Ok(request) = StoredRequest::load(&ibid, &*runner, &stored.record).await else { return };
     let generation = stored.record.birth;
     failpoint::at("deliver.before").await;
     let at = Instant::now();
-    let claim = ibid.inner().settle_patiently(Some(stored), |nonce| Event::Claim { nonce }).await;
+    let claim =
+        ibid.engine().write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::Claim { nonce }).await;
     // If the receiver is gone, the chore is being stopped.
     let _ = is_claimed.send(claim.decision != Decision::Ignored && claim.refused.is_none());
     let (Decision::Run { after }, Some(claimed)) = (claim.decision, claim.stored) else { return };

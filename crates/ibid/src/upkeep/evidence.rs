@@ -5,8 +5,8 @@ use ibid_core::evidence::{About, Open};
 use ibid_core::machine::EvidenceVerdict;
 use ibid_core::store::StoreError;
 
-use crate::engine::Ibid;
 use crate::evidence::{self, EvidenceResult};
+use crate::ibid::Ibid;
 
 /// Applies all open evidence. Returns how many records and effects were settled. An effect needs a worker for its kind in
 /// this process, because its handler's rows are written too.

@@ -16,20 +16,35 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
 
-pub(crate) use deliverer::Deliveries;
+use deliverer::Deliveries;
 pub use evidence::apply_evidence_once;
 pub use ran::Chore;
-pub(crate) use ran::Ran;
-pub(crate) use reaper::Places;
+use ran::Ran;
+use reaper::Places;
 pub use reaper::{Harvest, Keep, Outlook, reap_once, reap_outlook, reap_store};
-pub(crate) use reconciler::Registered;
+use reconciler::Registered;
 pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once, reconcile_telling};
 pub use stored_request::Resume;
-pub(crate) use stored_request::Resumes;
+use stored_request::Resumes;
 pub use sweeper::{sweep_once, sweep_telling};
 
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use crate::telemetry;
+
+/// The state of upkeep in one process.
+#[derive(Default)]
+pub(crate) struct UpkeepState {
+    /// When each chore last ran.
+    ran: Ran,
+    /// The service that runs lapsed and accepted requests.
+    resumes: Resumes,
+    /// The bound of accepted requests that run at once, and the signal that another was accepted.
+    pub(crate) deliveries: Deliveries,
+    /// The lookup that the reconciler asks about unknown records.
+    finder: Registered,
+    /// Where the next round of the reaper continues.
+    places: Places,
+}
 
 /// When the chores run.
 #[derive(Clone, Copy, Debug)]
@@ -90,11 +105,11 @@ fn done(ibid: &Ibid, chore: &'static str, result: Result<u64, StoreError>) {
             let now = SystemTime::now();
             let seconds = now.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
             gauge!(telemetry::CHORE_LAST_RUN, "chore" => chore).set(seconds);
-            ibid.inner().ran.succeeded(chore, did, now);
+            ibid.upkeep().ran.succeeded(chore, did, now);
         }
         Err(error) => {
             counter!(telemetry::STORE_ERRORS).increment(1);
-            ibid.inner().ran.failed(chore, error.to_string());
+            ibid.upkeep().ran.failed(chore, error.to_string());
             tracing::warn!(chore, error = &error as &dyn std::error::Error, "chore failed");
         }
     }

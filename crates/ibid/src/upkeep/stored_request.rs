@@ -1,6 +1,7 @@
 //! Runs the request that is stored with a record, without its client: what the sweeper and the deliverer share.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ibid_core::change::{BodyKind, Stored};
@@ -11,7 +12,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
-use crate::engine::Ibid;
+use crate::engine::GiveUp;
+use crate::ibid::Ibid;
 
 /// Runs requests without their clients: lapsed ones, and those that were accepted to be run later.
 pub trait Resume: Send + Sync {
@@ -26,7 +28,7 @@ impl Ibid {
     /// Lets the chores of this process run accepted requests, and requests of routes with `on_lapse = resume` that lapsed
     /// or left a call in doubt.
     pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
-        *self.inner().resumes.runner.lock().unwrap_or_else(PoisonError::into_inner) = Some(resumer);
+        *self.upkeep().resumes.runner.lock() = Some(resumer);
     }
 }
 
@@ -44,7 +46,7 @@ impl Default for Resumes {
 
 impl Resumes {
     pub(super) fn runner(&self) -> Option<Arc<dyn Resume>> {
-        self.runner.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.runner.lock().clone()
     }
 }
 
@@ -95,7 +97,7 @@ impl StoredRequest {
 pub(super) async fn release(ibid: &Ibid, taken: Stored) {
     let begun = taken.record.clone();
     let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
-    ibid.inner().settle_stubbornly(Some(taken), event).await;
+    ibid.engine().write_until_done(Some(taken), GiveUp::Late, event).await;
 }
 
 /// How many lapsed requests one process runs at once: a crash of its neighbour must not become its own.

@@ -11,7 +11,8 @@ use metrics::gauge;
 use tokio::time::Instant;
 
 use super::stored_request::{Resume, StoredRequest, release};
-use crate::engine::Ibid;
+use crate::engine::GiveUp;
+use crate::ibid::Ibid;
 use crate::telemetry;
 
 /// Settles every lapsed lease by the rule that its record was begun with, and resumes or gives up records with an in-doubt
@@ -31,11 +32,11 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
 /// Fails as [`sweep_once`] does.
 pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64, StoreError> {
     // Before anything can fail: the gauge matters most while the store is away.
-    ibid.inner().tell_breaker();
+    ibid.engine().breaker.publish_gauge();
     let mut swept = 0;
     for state in [State::InProgress, State::Retryable] {
         for _ in 0..SWEEP_BATCHES_MAX {
-            let due = ibid.inner().due(state, SWEEP_BATCH).await?;
+            let due = ibid.engine().due(state, SWEEP_BATCH).await?;
             let full = due.len() as u32 == SWEEP_BATCH;
             // All at once, so that they share commits.
             let settled =
@@ -54,27 +55,27 @@ pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64
 /// Settles one record. Returns 1 if there was still something to settle.
 async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
     if stored.record.policy.on_lapse == OnLapse::Resume
-        && let Some(runner) = ibid.inner().resumes.runner()
+        && let Some(runner) = ibid.upkeep().resumes.runner()
         && let Some(resumed) = resume(ibid, &stored, &*runner).await
     {
         return resumed;
     }
     let lease = stored.record.policy.lease;
-    let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.inner().is_clock_unsure(lease) };
-    let settlement = ibid.inner().settle_patiently(Some(stored), lapsed).await;
+    let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.engine().is_clock_unsure(lease) };
+    let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, lapsed).await;
     u64::from(settlement.decision == Decision::Settled)
 }
 
 /// Takes a record over and runs its request. Returns none if it cannot be resumed here and has to be settled otherwise.
 async fn resume(ibid: &Ibid, stored: &Stored, runner: &dyn Resume) -> Option<u64> {
     // Without a permit, the next sweep finds the record again.
-    let Ok(permit) = ibid.inner().resumes.permits.clone().try_acquire_owned() else { return Some(0) };
+    let Ok(permit) = ibid.upkeep().resumes.permits.clone().try_acquire_owned() else { return Some(0) };
     let Ok(request) = StoredRequest::load(ibid, runner, &stored.record).await else { return Some(0) };
     let request = request?;
     let at = Instant::now();
     let lease = stored.record.policy.lease;
-    let resumed = |nonce| Event::Resume { nonce, careful: ibid.inner().is_clock_unsure(lease) };
-    let taken = ibid.inner().settle_patiently(Some(stored.clone()), resumed).await;
+    let resumed = |nonce| Event::Resume { nonce, careful: ibid.engine().is_clock_unsure(lease) };
+    let taken = ibid.engine().write_until_done(Some(stored.clone()), GiveUp::Soon, resumed).await;
     let (Decision::Run { after }, Some(taken)) = (taken.decision, taken.stored) else { return None };
     if !request.is_of(&taken.record) {
         release(ibid, taken).await;

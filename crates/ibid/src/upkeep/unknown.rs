@@ -7,8 +7,8 @@ use ibid_core::record::{Record, State};
 use ibid_core::store::{Store, StoreError};
 use metrics::counter;
 
-use crate::engine::nonce;
 use crate::outbox::store_tx;
+use crate::random::nonce;
 use crate::telemetry;
 
 /// Expires records that are past their `unknown_retention` and have no open effect. Returns how many.

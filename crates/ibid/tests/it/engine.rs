@@ -2,6 +2,7 @@
 
 mod backpressure;
 mod refused;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;

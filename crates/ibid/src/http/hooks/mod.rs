@@ -187,7 +187,7 @@ where
     let about = match said.named {
         Named::Record(identity) => {
             let id = RecordId::of(&identity, known.policy.scope);
-            match shared.ibid.id_of_any(id, &shared.previous.ids(&identity, || None)).await {
+            match shared.ibid.engine().find_stored_id(id, &shared.previous.ids(&identity, || None)).await {
                 Ok(id) => About::Record(id),
                 // Whether it is kept is not known, so it must come again.
                 Err(_) => {

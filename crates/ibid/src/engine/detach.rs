@@ -1,7 +1,9 @@
-//! Work that goes on although its caller has gone. The caller itself carries it out for as long as it stays, and only what
-//! is left when it goes becomes a task: a task for each begin and each finish would cost more than the rest of them.
+//! Runs a future to completion even if its caller is dropped.
 //!
-//! It must not know what the work is. Work under way is held up by a caller that neither goes on nor goes away.
+//! The caller's task polls the future for as long as it lives. If the caller is dropped midway, the rest is spawned: a
+//! task for each begin and each finish would cost more than the rest of them.
+//!
+//! Note: a caller that stops polling without dropping the future stalls the work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -9,27 +11,27 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
-/// Carries out `work`, to its end whatever becomes of the caller: then in `runtime`. None if it panics, which harms nobody
-/// else.
-pub(crate) fn apart<F>(runtime: &Handle, work: F) -> Apart<'_, F>
+/// Runs `work` on the caller's task, and in `runtime` if the caller is dropped before it ends. Returns `None` if `work`
+/// panics; the panic goes no further.
+pub(crate) fn run_to_completion<F>(runtime: &Handle, work: F) -> RunToCompletion<'_, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    Apart { work: Some(Box::pin(work)), runtime }
+    RunToCompletion { work: Some(Box::pin(work)), runtime }
 }
 
-/// Made by [`apart`].
-pub(crate) struct Apart<'r, F>
+/// The future of [`run_to_completion`].
+pub(crate) struct RunToCompletion<'r, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    /// None once it has ended.
+    /// `None` once the work has ended.
     work: Option<Pin<Box<F>>>,
-    /// Where it goes on. Whoever drops it may be outside of every runtime.
+    /// The runtime that takes the rest over. The thread that drops the future may be outside of every runtime.
     runtime: &'r Handle,
 }
 
-impl<F> Future for Apart<'_, F>
+impl<F> Future for RunToCompletion<'_, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -37,7 +39,7 @@ where
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(work) = &mut self.work else { return Poll::Ready(None) };
-        // What has panicked is never polled again.
+        // Unwind safety: work that has panicked is never polled again.
         let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
         if let Ok(Poll::Pending) = polled {
             return Poll::Pending;
@@ -47,13 +49,13 @@ where
     }
 }
 
-impl<F> Drop for Apart<'_, F>
+impl<F> Drop for RunToCompletion<'_, F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            // Nobody waits for it. A runtime that is ending drops it, as it does every task.
+            // Not joined. A runtime that shuts down drops it, as it does every task.
             drop(self.runtime.spawn(work));
         }
     }
@@ -66,27 +68,27 @@ mod tests {
     use tokio::sync::oneshot;
 
     #[tokio::test]
-    async fn work_ends_with_its_caller_and_without_it() {
+    async fn work_ends_with_or_without_its_caller() {
         let runtime = Handle::current();
-        assert_eq!(apart(&runtime, async { 7 }).await, Some(7));
+        assert_eq!(run_to_completion(&runtime, async { 7 }).await, Some(7));
 
         let (go, gone) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
-        let mut work = apart(&runtime, async move {
-            gone.await.expect("a word");
-            done.send(()).expect("somebody listens");
+        let mut work = run_to_completion(&runtime, async move {
+            gone.await.expect("a signal");
+            done.send(()).expect("the test listens");
         });
         assert!((&mut work).now_or_never().is_none());
-        // By a thread that knows of no runtime.
+        // By a thread outside of every runtime.
         std::thread::scope(|scope| drop(scope.spawn(move || drop(work))));
-        go.send(()).expect("it goes on");
-        is_done.await.expect("it has ended");
+        go.send(()).expect("the work continues");
+        is_done.await.expect("the work has ended");
     }
 
     #[tokio::test]
     async fn work_that_panics_leaves_its_caller_alone() {
         let runtime = Handle::current();
-        let mut work = apart(&runtime, async { panic!("for a test") });
+        let mut work = run_to_completion(&runtime, async { panic!("for a test") });
         assert_eq!((&mut work).await, None::<()>);
         assert_eq!(work.await, None);
     }

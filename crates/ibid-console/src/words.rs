@@ -82,7 +82,7 @@ pub(crate) struct Which {
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
     #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     path: Option<String>,
-    /// Only of paths that this route pattern matches, such as `/payments/{id}`.
+    /// Only of paths that this pattern matches, such as `/payments/{id}`; with a trailing slash: `/payments/{id}/`.
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
     #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     route: Option<String>,
@@ -178,7 +178,7 @@ fn line(description: &str, length_max: usize) -> Object {
         .build()
 }
 
-/// Who acts and why. Both are kept in the record's history for good.
+/// Who acts and why. Both are kept in the record's history.
 pub(crate) fn checked(who: &str, reason: &str) -> Result<Act, Problem> {
     Act::new(who, reason).map_err(|error| Problem::invalid(error.to_string()))
 }

@@ -206,7 +206,8 @@ says so. Only `guard = \"off\"` exempts. [What is guarded](../concepts/guarded.m
 const CONFIGURATION_TAIL: &str = "
 ## Not in this release
 
-`[limits]`, `on_lapse = \"resume\"`, the tenant sources `jwt` and `forward-auth:`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message of its own, never taken and
+`[limits]`, `on_lapse = \"resume\"` (the library has it), the tenant sources `jwt` and `forward-auth:`, profiles other than `ietf`,
+`stripe` and `repeatability`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message, never taken and
 ignored.
 ";
 

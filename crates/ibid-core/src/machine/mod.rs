@@ -643,8 +643,8 @@ fn kept_briefly(draft: &mut Draft) {
     }
 }
 
-/// From one try to the next: doubling from a second, so that a short outage costs little, up to five minutes, so
-/// that a long one is noticed when it ends.
+/// The pause after so many tries: 2 s after the first, doubling, so that a short outage costs little, up to five minutes,
+/// so that the end of a long one is noticed.
 fn backoff(tries: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(1u32.checked_shl(tries.min(16)).unwrap_or(u32::MAX)).min(BACKOFF_MAX)
 }

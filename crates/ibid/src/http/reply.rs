@@ -48,11 +48,14 @@ pub(super) fn refusal<B>(
     repeatability::mark(headers, profile, !refusal.is_rejection());
     if profile == Profile::Stripe {
         set(headers, "request-id", &request_id());
-        // Stripe's clients go by this alone; where it is absent they go by the status.
+        // Stripe's clients go by this field alone; where it is absent, they go by the status. It gives the same advice
+        // as `retry` in the other profiles.
         match refusal {
-            Refusal::OutcomeUnknown { retry_after: None } | Refusal::UpstreamUncertain { .. } => {
-                set(headers, "stripe-should-retry", "false");
+            Refusal::UpstreamUncertain { may_settle: true, .. } => {
+                set(headers, "stripe-should-retry", "true")
             }
+            Refusal::UpstreamUncertain { may_settle: false, .. }
+            | Refusal::OutcomeUnknown { retry_after: None } => set(headers, "stripe-should-retry", "false"),
             _ => {}
         }
     }

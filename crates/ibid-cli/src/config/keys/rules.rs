@@ -206,7 +206,7 @@ pub(super) const KEYS: &[Key] = &[
         "defaults",
         "not_replayed",
         "array of header names",
-        "Response fields that are for the first client and no retry, such as `X-CSRF-Token` or `X-Auth-Token`. These never are: fields of one connection, `Set-Cookie`, `Set-Cookie2`, `Cookie`, `Set-Login`, `Clear-Site-Data`, `DPoP-Nonce`, `WWW-Authenticate`, `Authentication-Info`, `RateLimit…`, `Retry-After`, `Age`, `Date`, `Server-Timing`, `Alt-Svc`.",
+        "Response fields that are for the first client and no retry, such as `X-CSRF-Token` or `X-Auth-Token`. These never are: fields of one connection, `Set-Cookie`, `Set-Cookie2`, `Cookie`, `Set-Login`, `Clear-Site-Data`, `DPoP-Nonce`, `WWW-Authenticate`, `Authentication-Info`, `Authorization`, `RateLimit…`, `X-RateLimit…`, `X-Rate-Limit…`, `Retry-After`, `Age`, `Date`, `Server-Timing`, `Alt-Svc`.",
     ),
     key(
         "defaults",

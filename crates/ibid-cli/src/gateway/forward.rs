@@ -438,9 +438,11 @@ fn end_to_end(headers: HeaderMap) -> HeaderMap {
 
 /// Say on whose behalf we ask: the list of addresses grows with each hop.
 pub(crate) fn mark_peer(headers: &mut HeaderMap, peer: IpAddr) {
-    let address = HeaderValue::from_str(&peer.to_string()).expect("an address is plain ASCII");
-    headers.append(X_FORWARDED_FOR, address);
-    join_lines(headers, X_FORWARDED_FOR, b", ");
+    let address = HeaderValue::try_from(peer.to_string()).expect("an address is plain ASCII");
+    let had_one = headers.append(X_FORWARDED_FOR, address);
+    if had_one {
+        join_lines(headers, X_FORWARDED_FOR, b", ");
+    }
 }
 
 /// Say how we were asked. Protocol and host are those of the outermost hop, so what a proxy before us said about them

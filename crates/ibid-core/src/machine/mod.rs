@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
 pub use effect_evidence::bearing_on_effect;
 pub use evidence::{Bearing, bearing};
-pub use request::holds_key;
+pub use request::{holds_key, view};
 pub use settle::may_be_asked_about;
 
 use crate::act::Act;

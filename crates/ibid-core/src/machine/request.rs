@@ -26,10 +26,7 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
         return Verdict::Keep(Decision::Mismatch);
     }
     match record.state {
-        State::Completed if record.flags.not_retained => Verdict::Keep(Decision::NotRetained),
-        State::Completed => Verdict::Keep(Decision::Replay),
-        State::Pending => Verdict::Keep(Decision::Wait { overlong: false }),
-        State::Unknown => Verdict::Keep(Decision::Unknown { until: record.settles_by(now) }),
+        State::Completed | State::Pending | State::Unknown => Verdict::Keep(view(record, now)),
         // Another run could not settle it, and nobody else will.
         State::Retryable if settle::is_past_key_window(record, now) => {
             written(record, settle::forgotten(record, ask.nonce), now)
@@ -123,6 +120,20 @@ pub(super) fn seal(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Ver
             let expect = Expect::Version(record.version);
             Verdict::Write(change(record.id, expect, nonce, as_it_is(record, now)), Decision::Freed)
         }
+    }
+}
+
+/// Decides what a client that only looks at a record is told, without the request that it belongs to.
+///
+/// The record stays as it is: a lapsed lease counts as running until a request or the sweeper notices it.
+pub fn view(record: &Record, now: Timestamp) -> Decision {
+    match record.state {
+        _ if record.is_expired(now) => Decision::Expired,
+        State::Completed if record.flags.not_retained => Decision::NotRetained,
+        State::Completed => Decision::Replay,
+        State::Pending | State::InProgress => Decision::Wait { overlong: false },
+        State::Unknown => Decision::Unknown { until: record.settles_by(now) },
+        State::Retryable => Decision::Free,
     }
 }
 

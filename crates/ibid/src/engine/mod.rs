@@ -29,8 +29,7 @@ use ibid_core::change::{Commit, Stored};
 use ibid_core::fingerprint::{Asked, Secret, SecretId, Secrets};
 use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
 use ibid_core::policy::Policy;
-use ibid_core::record::Record;
-use ibid_core::response::Response;
+use ibid_core::record::Nonce;
 use ibid_core::scope::Identity;
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
@@ -41,6 +40,7 @@ use crate::attempt::Attempt;
 use crate::failpoint;
 use crate::identity::{self, IdentityError, StoreIdentity};
 use crate::outbox::told::Desks;
+use crate::outcome::{Begin, Outcome, StoredResponse};
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -138,47 +138,6 @@ pub enum StartError {
     Secrets(String),
 }
 
-/// What became of a request.
-#[derive(Debug)]
-pub enum Begun {
-    /// It is yours to run. The record is reserved durably.
-    Run(Box<Attempt>),
-    /// It is accepted: it is run without its client, later or just now.
-    Accepted {
-        /// By this very request; else it was before.
-        new: bool,
-    },
-    /// It was run; this is its answer.
-    Replay(Kept),
-    /// It was run; its answer was not kept.
-    NotRetained,
-    /// Somebody is at it.
-    InFlight {
-        /// When to ask again.
-        retry_in: Duration,
-    },
-    /// It may be sent again by a new request.
-    Free,
-    /// Nobody knows what became of it.
-    Unknown {
-        /// How long to the next reconciliation; none: a person must look.
-        settled_in: Option<Duration>,
-    },
-    /// The key was used for another request.
-    Mismatch,
-    /// The key's retention is over.
-    Expired,
-}
-
-/// A stored answer.
-#[derive(Clone, Debug)]
-pub struct Kept {
-    /// Its record.
-    pub record: Arc<Record>,
-    /// The answer.
-    pub response: Arc<Response>,
-}
-
 impl Ibid {
     /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
     pub async fn start(store: Arc<dyn Store>, mut settings: Settings) -> Result<Ibid, StartError> {
@@ -261,45 +220,57 @@ impl Ibid {
         &self.inner.store
     }
 
-    /// What `asked` asks for under `policy`, ready to be begun.
+    /// Builds the request that `asked` makes under `policy`, ready to be begun. `begin` and `wait` draw its nonce.
     pub fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn Asked>) -> Ask {
-        Ask::new(identity, policy, self.inner.secrets.clone(), asked, self.inner.nonces.draw())
+        Ask::new(identity, policy, self.inner.secrets.clone(), asked, Nonce(0))
     }
 
-    /// Reserves the key durably before any work, or says what stands in its way.
+    /// Reserves the key durably, or returns the outcome that makes running unnecessary or unsafe.
     ///
-    /// A caller that goes away meanwhile leaves no reservation behind.
-    pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
-        let (ibid, begins, ask) = (self.clone(), self.inner.begins(), self.one_writers(ask));
-        // What can't be handed over is an Attempt dropped unused, and that releases the key.
-        let begun = apart(&self.inner.runtime, async move {
-            let begun = ibid.begin_here(&ask).await;
-            drop(begins);
-            begun
-        });
-        begun.await.unwrap_or(Err(Unavailable::unanswered()))
+    /// # Errors
+    ///
+    /// Fails if the key could not be reserved. Nothing was executed, and nothing will be.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the write of a `begin` that is dropped midway completes in the background, and its key is released.
+    pub async fn begin(&self, ask: Ask) -> Result<Begin, Unavailable> {
+        match self.replay_cached(&ask) {
+            Some(outcome) => Ok(Begin::Skip(outcome)),
+            None => self.begin_uncached(self.one_writers(ask)).await,
+        }
     }
 
-    /// For each begin its own: the same Ask begun twice, at once or after a refusal, is two writers.
+    /// Returns the outcome of a completed request that is in the cache, and counts the duplicate.
+    pub(crate) fn replay_cached(&self, ask: &Ask) -> Option<Outcome> {
+        let outcome = self.cached(ask)?;
+        self.inner.tenants.count_outcome(&ask.identity.tenant, &outcome, Instant::now());
+        Some(outcome)
+    }
+
+    /// Like [`Ibid::begin`], for a request that is not in the cache. `ask` has its own nonce ([`Ibid::one_writers`]).
+    pub(crate) async fn begin_uncached(&self, ask: Arc<Ask>) -> Result<Begin, Unavailable> {
+        let (ibid, begins) = (self.clone(), self.inner.begins());
+        // If the caller is gone by the end, the attempt is dropped, and that releases the key.
+        let begin = apart(&self.inner.runtime, async move {
+            let started = Instant::now();
+            let begin = ibid.begin_stored(&ask, started).await;
+            if let Ok(begin) = &begin {
+                ibid.inner.tenants.count_begin(&ask.identity.tenant, begin, started);
+            }
+            drop(begins);
+            begin
+        });
+        begin.await.unwrap_or(Err(Unavailable::unanswered()))
+    }
+
+    /// Draws a fresh nonce, so that beginning the same request twice counts as two writers.
     pub(crate) fn one_writers(&self, mut ask: Ask) -> Arc<Ask> {
         ask.nonce = self.inner.nonces.draw();
         Arc::new(ask)
     }
 
-    /// As `begin`, in the caller's own task: that must not be dropped before it ends.
-    pub(crate) async fn begin_here(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
-        let started = Instant::now();
-        let begun = match self.cached(ask) {
-            Some(begun) => Ok(begun),
-            None => self.begin_stored(ask, started).await,
-        };
-        if let Ok(begun) = &begun {
-            self.inner.tenants.saw(&ask.identity.tenant, begun, started);
-        }
-        begun
-    }
-
-    async fn begin_stored(&self, ask: &Arc<Ask>, started: Instant) -> Result<Begun, Unavailable> {
+    async fn begin_stored(&self, ask: &Arc<Ask>, started: Instant) -> Result<Begin, Unavailable> {
         let crowded = self.inner.loose.attempts.load(Ordering::SeqCst) >= self.inner.attempts_max;
         if crowded {
             // One of them ends every moment; nobody knows which.
@@ -325,18 +296,18 @@ impl Ibid {
     }
 
     /// What this process already knows of a completed record; the store need not be asked.
-    pub(crate) fn cached(&self, ask: &Ask) -> Option<Begun> {
+    pub(crate) fn cached(&self, ask: &Ask) -> Option<Outcome> {
         let (cached, now) = self.inner.cache.get(&ask.id)?;
         match machine::decide(Some(&cached.record), &Event::Request { ask, role: Role::Waiter }, now) {
-            Verdict::Keep(Decision::Replay) => Some(Begun::Replay(cached.into())),
-            Verdict::Keep(Decision::Mismatch) => Some(Begun::Mismatch),
+            Verdict::Keep(Decision::Replay) => Some(Outcome::Completed(cached.into())),
+            Verdict::Keep(Decision::Mismatch) => Some(Outcome::Mismatch),
             _ => None,
         }
     }
 
     /// Waits for somebody else's answer, for `up_to` at most. Never runs anything: what it waited for may turn out
-    /// [`Begun::Free`], and then a new request may run.
-    pub async fn wait(&self, mut ask: Ask, up_to: Duration) -> Result<Begun, Unavailable> {
+    /// [`Outcome::Released`], and then a new request may run.
+    pub async fn wait(&self, mut ask: Ask, up_to: Duration) -> Result<Outcome, Unavailable> {
         ask.nonce = self.inner.nonces.draw();
         let ask = Arc::new(ask);
         let started = Instant::now();
@@ -350,7 +321,7 @@ impl Ibid {
         };
         let Some(place) = self.inner.waiters.enter(running, &ask.identity.tenant) else {
             // As if it had been held: those who are make the same wait.
-            return Ok(Begun::InFlight { retry_in: up_to.max(AGAIN_MIN) });
+            return Ok(Outcome::InFlight { retry_in: up_to.max(AGAIN_MIN) });
         };
         let waited = self.wait_in(&place, &ask, started + up_to).await;
         telemetry::took(&telemetry::WAIT_TOOK, started.elapsed().as_secs_f64());
@@ -390,16 +361,16 @@ impl Ibid {
         }
     }
 
-    async fn wait_in(&self, place: &Place, ask: &Arc<Ask>, until: Instant) -> Result<Begun, Unavailable> {
+    async fn wait_in(&self, place: &Place, ask: &Arc<Ask>, until: Instant) -> Result<Outcome, Unavailable> {
         let mut pause = POLL_MIN;
-        let mut last = Begun::InFlight { retry_in: AGAIN_MIN };
+        let mut last = Outcome::InFlight { retry_in: AGAIN_MIN };
         loop {
             // Registered before the look, so that an answer which comes in between is not missed.
             let mut news = std::pin::pin!(place.news.notified());
             news.as_mut().enable();
             match self.look(ask).await {
-                Ok(begun @ (Begun::InFlight { .. } | Begun::Accepted { .. })) => last = begun,
-                Ok(begun) => return Ok(begun),
+                Ok(open @ (Outcome::InFlight { .. } | Outcome::Accepted { .. })) => last = open,
+                Ok(outcome) => return Ok(outcome),
                 // The wait is the client's patience: an outage within it is waited out.
                 Err(_) if Instant::now() < until => {}
                 Err(refused) => return Err(refused),
@@ -416,19 +387,22 @@ impl Ibid {
     }
 
     /// What is stored now, to one who never runs.
-    async fn look(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
-        if let Some(begun) = self.cached(ask) {
-            return Ok(begun);
+    async fn look(&self, ask: &Arc<Ask>) -> Result<Outcome, Unavailable> {
+        if let Some(outcome) = self.cached(ask) {
+            return Ok(outcome);
         }
         let asked_at = Instant::now();
         if ask.previous.is_empty() {
             let loaded = self.inner.load(ask.id).await.map_err(|_| Unavailable::unanswered())?;
-            return self.decide(ask, Role::Waiter, loaded, asked_at).await;
+            return Ok(self.decide(ask, Role::Waiter, loaded, asked_at).await?.into_outcome());
         }
-        match self.named_to_look(ask).await? {
-            Named::Current(loaded) => self.decide(ask, Role::Waiter, loaded, asked_at).await,
-            Named::Previous(under, stored) => self.decide(&under, Role::Waiter, Some(stored), asked_at).await,
-        }
+        let begin = match self.named_to_look(ask).await? {
+            Named::Current(loaded) => self.decide(ask, Role::Waiter, loaded, asked_at).await?,
+            Named::Previous(under, stored) => {
+                self.decide(&under, Role::Waiter, Some(stored), asked_at).await?
+            }
+        };
+        Ok(begin.into_outcome())
     }
 
     /// The loop of a begin: decide on what is known, commit, and decide again with the newer record on a lost race. `at`
@@ -440,7 +414,7 @@ impl Ibid {
         role: Role,
         mut known: Option<Stored>,
         mut at: Instant,
-    ) -> Result<Begun, Unavailable> {
+    ) -> Result<Begin, Unavailable> {
         let deadline = at + self.inner.begin_timeout;
         let mut ask = ask.clone();
         for _ in 0..COMMIT_TRIES_MAX {
@@ -454,7 +428,7 @@ impl Ibid {
             }
         }
         // It is moving fast: the client's own retry is cheaper than ours.
-        Ok(Begun::InFlight { retry_in: AGAIN_MIN })
+        Ok(Begin::Skip(Outcome::InFlight { retry_in: AGAIN_MIN }))
     }
 
     /// Decides on what is known and commits that once. `at` is from before that was read.
@@ -506,19 +480,21 @@ impl Ibid {
         decision: Decision,
         stored: Option<Stored>,
         at: Instant,
-    ) -> Begun {
-        match (decision, stored) {
+    ) -> Begin {
+        let outcome = match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
-                Begun::Run(Box::new(Attempt::new(self.clone(), ask.clone(), stored.record, after, at)))
+                let attempt = Attempt::new(self.clone(), ask.clone(), stored.record, after, at);
+                return Begin::Run(Box::new(attempt));
             }
             (Decision::Accepted, _) => {
                 self.inner.deliveries.wake();
-                Begun::Accepted { new: true }
+                Outcome::Accepted { new: true }
             }
             (Decision::Replay, Some(stored)) => {
-                self.inner.replay(stored, at).map_or(Begun::NotRetained, Begun::Replay)
+                let record = stored.record.clone();
+                self.inner.replay(stored, at).map_or(Outcome::NotRetained(record), Outcome::Completed)
             }
-            (Decision::NotRetained, _) => Begun::NotRetained,
+            (Decision::NotRetained, Some(stored)) => Outcome::NotRetained(stored.record),
             (Decision::Wait { overlong }, Some(stored)) => {
                 if overlong {
                     let (inner, lease) = (self.inner.clone(), (stored.record.id, stored.record.version));
@@ -526,28 +502,29 @@ impl Ibid {
                     tokio::spawn(async move { inner.store.renew(vec![lease]).await.ok() });
                 }
                 match stored.record.flags.asynchronous {
-                    true => Begun::Accepted { new: false },
-                    false => Begun::InFlight { retry_in: come_again(&stored.record, stored.now) },
+                    true => Outcome::Accepted { new: false },
+                    false => Outcome::InFlight { retry_in: come_again(&stored.record, stored.now) },
                 }
             }
             (Decision::Unknown { until }, stored) => {
                 let now = stored.map_or(Timestamp::default(), |stored| stored.now);
-                Begun::Unknown { settled_in: until.map(|until| until.since(now)) }
+                Outcome::Unknown { settled_in: until.map(|until| until.since(now)) }
             }
-            (Decision::Mismatch, _) => Begun::Mismatch,
-            (Decision::Expired, _) => Begun::Expired,
-            (Decision::Free, _) => Begun::Free,
-            _ => Begun::InFlight { retry_in: AGAIN_MIN },
-        }
+            (Decision::Mismatch, _) => Outcome::Mismatch,
+            (Decision::Expired, _) => Outcome::Expired,
+            (Decision::Free, _) => Outcome::Released,
+            _ => Outcome::InFlight { retry_in: AGAIN_MIN },
+        };
+        Begin::Skip(outcome)
     }
 
     /// What is stored, as the client of a refused finish sees it.
-    pub(crate) fn instead(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Begun {
+    pub(crate) fn instead(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Outcome {
         let event = Event::Request { ask, role: Role::Waiter };
         let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
         };
-        self.begun(ask, decision, Some(stored), at)
+        self.begun(ask, decision, Some(stored), at).into_outcome()
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -557,7 +534,7 @@ impl Ibid {
 
 /// What came of one decision and its commit.
 enum Step {
-    Begun(Begun),
+    Begun(Begin),
     /// Another write came first; this is stored now, as an answer to what was sent then.
     Lost(Option<Stored>, Instant),
 }
@@ -568,9 +545,9 @@ impl std::fmt::Debug for Ibid {
     }
 }
 
-impl From<cache::Cached> for Kept {
-    fn from(cached: cache::Cached) -> Kept {
-        Kept { record: cached.record, response: cached.response }
+impl From<cache::Cached> for StoredResponse {
+    fn from(cached: cache::Cached) -> StoredResponse {
+        StoredResponse { record: cached.record, response: cached.response }
     }
 }
 

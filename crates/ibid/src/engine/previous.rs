@@ -18,7 +18,8 @@ use ibid_core::scope::RecordId;
 use tokio::time::Instant;
 
 use super::again::AGAIN_MIN;
-use super::{Begun, COMMIT_TRIES_MAX, Ibid, Step, Unavailable};
+use super::{COMMIT_TRIES_MAX, Ibid, Step, Unavailable};
+use crate::outcome::{Begin, Outcome};
 
 /// Under which of its names a request is decided.
 pub(crate) enum Named {
@@ -35,7 +36,7 @@ impl Ibid {
         ask: &Arc<Ask>,
         role: Role,
         mut at: Instant,
-    ) -> Result<Begun, Unavailable> {
+    ) -> Result<Begin, Unavailable> {
         let deadline = at + self.inner.begin_timeout;
         for _ in 0..COMMIT_TRIES_MAX {
             match self.named_to_begin(ask, deadline).await? {
@@ -52,7 +53,7 @@ impl Ibid {
             // It changed or went: which id counts is another question now.
             at = Instant::now();
         }
-        Ok(Begun::InFlight { retry_in: AGAIN_MIN })
+        Ok(Begin::Skip(Outcome::InFlight { retry_in: AGAIN_MIN }))
     }
 
     /// The name under which a request may begin; none if that changed meanwhile. Previous records that hold the key no longer

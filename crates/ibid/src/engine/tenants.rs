@@ -11,7 +11,8 @@ use std::time::Duration;
 use ibid_core::scope::Tenant;
 use tokio::time::Instant;
 
-use super::{Begun, Ibid};
+use super::Ibid;
+use crate::outcome::{Begin, Outcome};
 
 /// What one tenant sent lately: within the last five to ten minutes.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,15 +84,18 @@ struct Count {
 }
 
 impl Tenants {
-    /// A request of this tenant that came `at` this time met `begun`.
-    pub(crate) fn saw(&self, tenant: &Tenant, begun: &Begun, at: Instant) {
-        let first = match begun {
-            Begun::Run(attempt) => attempt.number() == 1,
-            Begun::Accepted { new } => *new,
-            _ => false,
-        };
-        let duplicate = !first;
-        self.count(tenant, duplicate, matches!(begun, Begun::Mismatch), at);
+    /// Counts a request of this tenant that arrived at `at`.
+    pub(crate) fn count_begin(&self, tenant: &Tenant, begin: &Begin, at: Instant) {
+        match begin {
+            Begin::Run(attempt) => self.count(tenant, attempt.number() > 1, false, at),
+            Begin::Skip(outcome) => self.count_outcome(tenant, outcome, at),
+        }
+    }
+
+    /// Counts a request of this tenant that arrived at `at` and does not run.
+    pub(crate) fn count_outcome(&self, tenant: &Tenant, outcome: &Outcome, at: Instant) {
+        let is_duplicate = !matches!(outcome, Outcome::Accepted { new: true });
+        self.count(tenant, is_duplicate, matches!(outcome, Outcome::Mismatch), at);
     }
 
     /// A request of this tenant runs, the first of its key or again.
@@ -197,7 +201,7 @@ mod tests {
     fn the_first_request_that_is_accepted_to_be_run_later_is_no_duplicate() {
         let tenants = Tenants::default();
         for new in [true, false, false] {
-            tenants.saw(&tenant("a"), &Begun::Accepted { new }, Instant::now());
+            tenants.count_outcome(&tenant("a"), &Outcome::Accepted { new }, Instant::now());
         }
         let rate = TenantRate { tenant: tenant("a"), requests: 3, duplicates: 2, misused: 0 };
         assert_eq!(tenants.all(Instant::now()), [rate]);

@@ -22,6 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
+use super::Unavailable;
 use super::batch::{Batcher, Unsaid};
 use super::breaker::Breaker;
 use super::cache::Cache;
@@ -31,9 +32,9 @@ use super::identity_watch::IdentityWatch;
 use super::nonces::Nonces;
 use super::tenants::Tenants;
 use super::waiters::Waiters;
-use super::{Kept, Unavailable};
 use crate::failpoint::{self, Hit};
 use crate::outbox::told::Desks;
+use crate::outcome::StoredResponse;
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::{Deliveries, Places, Ran, Registered, Resumes};
@@ -267,7 +268,7 @@ impl Inner {
     /// A completed record's answer, decoded; kept in the cache.
     ///
     /// `read_at` is from before it was read: what has passed since is never counted too short.
-    pub(crate) fn replay(&self, stored: Stored, read_at: Instant) -> Option<Kept> {
+    pub(crate) fn replay(&self, stored: Stored, read_at: Instant) -> Option<StoredResponse> {
         let response = match Response::from_bytes(stored.answer.as_deref()?) {
             Ok(response) => Arc::new(response),
             Err(error) => {
@@ -277,7 +278,7 @@ impl Inner {
         };
         let record = stored.record;
         self.cache.put(&record, &response, read_at, stored.now);
-        Some(Kept { record, response })
+        Some(StoredResponse { record, response })
     }
 
     /// Keeps what this process has just completed.
@@ -287,10 +288,10 @@ impl Inner {
         response: Arc<Response>,
         read_at: Instant,
         now: Timestamp,
-    ) -> Kept {
+    ) -> StoredResponse {
         self.cache.put(&record, &response, read_at, now);
         self.waiters.tell(&record.id);
-        Kept { record, response }
+        StoredResponse { record, response }
     }
 
     pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
+use ibid::outcome::{Begin, Outcome};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::Key;
@@ -63,12 +62,12 @@ pub(crate) async fn engine(store: Arc<dyn Store>) -> Result<Ibid, Failed> {
 /// Carries out one payment, from begin to finish.
 pub(crate) async fn pay(ibid: &Ibid, policy: &Arc<Policy>, key: &str) -> Result<(), Failed> {
     let ask = ibid.ask(identity(key)?, policy.clone(), Arc::new(Payment));
-    let Begun::Run(mut attempt) = ibid.begin(ask).await? else {
+    let Begin::Run(mut attempt) = ibid.begin(ask).await? else {
         return Err(format!("`{key}` is not a fresh key").into());
     };
     attempt.ready().await?;
-    match attempt.finish(answer(), false).await {
-        Finished::Stored(_) => Ok(()),
+    match attempt.finish(answer()).await {
+        Outcome::Completed(_) => Ok(()),
         other => Err(format!("a finish came to {other:?}").into()),
     }
 }

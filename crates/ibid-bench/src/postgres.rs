@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
 use ibid::Ibid;
-use ibid::engine::Begun;
+use ibid::outcome::Begin;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid_core::policy::Policy;
 use ibid_testkit::postgres::Postgres;
@@ -163,8 +163,8 @@ async fn begins(ibid: &Ibid) -> Result<Histogram<u64>, Failed> {
         let started = Instant::now();
         let begun = ibid.begin(ask).await?;
         took.saturating_record(started.elapsed().as_micros() as u64);
-        let Begun::Run(attempt) = begun else { return Err("a fresh key was not fresh".into()) };
-        attempt.finish(payment::answer(), false).await;
+        let Begin::Run(attempt) = begun else { return Err("a fresh key was not fresh".into()) };
+        attempt.finish(payment::answer()).await;
     }
     Ok(took)
 }

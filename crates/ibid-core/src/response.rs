@@ -37,7 +37,11 @@ pub fn may_be_repeated(name: &str, not_replayed: &[String]) -> bool {
 impl Response {
     /// Only what every retry may be given under `policy`.
     pub fn repeatable(mut self, policy: &Policy) -> Response {
-        self.headers.retain(|(name, _)| may_be_repeated(&name.to_ascii_lowercase(), &policy.not_replayed));
+        // Names from HTTP are in lower case already; only those of library callers may need a copy.
+        self.headers.retain(|(name, _)| match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            true => may_be_repeated(&name.to_ascii_lowercase(), &policy.not_replayed),
+            false => may_be_repeated(name, &policy.not_replayed),
+        });
         self
     }
 
@@ -60,7 +64,7 @@ impl Response {
         let mut bytes =
             Vec::with_capacity(HEAD + lines(&self.headers) + lines(&self.trailers) + self.body.len());
         bytes.push(FORMAT);
-        let stored = StoredResponse {
+        let stored = EncodedResponse {
             status: self.status,
             headers: stored_lines(&self.headers),
             body: &self.body,
@@ -79,12 +83,12 @@ impl Response {
             return Err(ResponseError::Format(*format));
         }
         let mut decoder = minicbor::Decoder::new(rest);
-        let stored: StoredResponse<'_> = decoder.decode().map_err(|_| ResponseError::Damaged)?;
+        let stored: EncodedResponse<'_> = decoder.decode().map_err(|_| ResponseError::Damaged)?;
         if decoder.position() != rest.len() {
             return Err(ResponseError::Damaged);
         }
-        let line = |line: StoredLine<'_>| (line.name.to_owned(), Bytes::copy_from_slice(line.value));
-        let lines = |lines: Vec<StoredLine<'_>>| -> Vec<Line> { lines.into_iter().map(line).collect() };
+        let line = |line: EncodedLine<'_>| (line.name.to_owned(), Bytes::copy_from_slice(line.value));
+        let lines = |lines: Vec<EncodedLine<'_>>| -> Vec<Line> { lines.into_iter().map(line).collect() };
         Ok(Response {
             status: stored.status,
             headers: lines(stored.headers),
@@ -112,29 +116,29 @@ const FORMAT: u8 = 1;
 
 /// Borrowed from the answer or from the bytes: both may be large.
 #[derive(Encode, Decode)]
-struct StoredResponse<'b> {
+struct EncodedResponse<'b> {
     #[n(0)]
     status: u16,
     #[b(1)]
-    headers: Vec<StoredLine<'b>>,
+    headers: Vec<EncodedLine<'b>>,
     #[cbor(b(2), with = "minicbor::bytes")]
     body: &'b [u8],
     #[b(3)]
-    trailers: Vec<StoredLine<'b>>,
+    trailers: Vec<EncodedLine<'b>>,
     #[n(4)]
     version: u32,
 }
 
 #[derive(Encode, Decode)]
-struct StoredLine<'b> {
+struct EncodedLine<'b> {
     #[b(0)]
     name: &'b str,
     #[cbor(b(1), with = "minicbor::bytes")]
     value: &'b [u8],
 }
 
-fn stored_lines(lines: &[Line]) -> Vec<StoredLine<'_>> {
-    lines.iter().map(|(name, value)| StoredLine { name, value }).collect()
+fn stored_lines(lines: &[Line]) -> Vec<EncodedLine<'_>> {
+    lines.iter().map(|(name, value)| EncodedLine { name, value }).collect()
 }
 
 /// At most what the rest of an answer takes besides lines and body.

@@ -1,4 +1,4 @@
-//! A held lease: renews while it lives, finishes once, and says what it knows even when it is dropped.
+//! [`Attempt`]: one run of a request under a lease. It renews the lease, ends once, and records what it knows even if dropped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use bytes::Bytes;
 use ibid_core::change::Stored;
 use ibid_core::machine::{Answer, Ask, Decision, Event, Step};
-use ibid_core::policy::Class;
+use ibid_core::policy::{Class, Policy};
 use ibid_core::proof::Proof;
 use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
 use ibid_core::response::Response;
@@ -18,14 +18,15 @@ use ibid_core::store::Renewed;
 use metrics::counter;
 use parking_lot::Mutex;
 
-use crate::engine::{DrainGuard, GiveUp, Kept, run_to_completion, still_owns};
-use crate::ibid::{Begun, Ibid};
+use crate::engine::{DrainGuard, GiveUp, run_to_completion, still_owns};
+use crate::ibid::Ibid;
+use crate::outcome::Outcome;
 use crate::telemetry;
 
 /// One run of the handler, under a lease.
 ///
-/// `finish`, `release` and `unknown` take it by value: a second end does not compile. Dropped without an end it
-/// releases the key if nothing was sent yet ([`Attempt::ready`]), and else says that nobody knows.
+/// `finish`, `release` and `unknown` take it by value, so a second end does not compile. An attempt that is dropped without an end
+/// releases its key if nothing was sent yet ([`Attempt::ready`]); otherwise its outcome becomes unknown.
 pub struct Attempt {
     ibid: Ibid,
     ask: Arc<Ask>,
@@ -33,26 +34,26 @@ pub struct Attempt {
     after: RecoveryPoint,
     leased_at: LeasedAt,
     began_at: Instant,
-    /// Whether the outside may have seen a byte.
+    /// Whether a byte may have been sent outside.
     exposed: bool,
     /// Whether the identity that its record's id was made under still has to be confirmed, before the first outside byte or
-    /// business statement. After that its record is found by every process, whatever the identity is then.
+    /// business statement. After that every process finds its record, whichever identity the store has by then.
     checks_identity: AtomicBool,
     ended: bool,
-    /// What came of an end that was written in the caller's own transaction.
-    outcome: Option<Finished>,
-    /// Who wants to hear of that.
+    /// The outcome, if the attempt ended in the caller's own transaction.
+    outcome: Option<Outcome>,
+    /// Called with that outcome.
     hears: Option<Hears>,
-    /// What the fields of its answer prove.
+    /// What the fields of its response prove.
     proof: Option<Proof>,
-    /// How far this run has come in its Phases.
+    /// The progress of this run through its phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
     _guard: DrainGuard,
 }
 
-/// From when the lease counts: from before the write or the renewal that gave it. An Attempt and whoever keeps it alive
-/// share one.
+/// The instant from which the lease counts: just before the write or the renewal that gave it was sent. An attempt shares it with
+/// the future that renews its lease.
 #[derive(Clone, Debug)]
 struct LeasedAt(Arc<Mutex<Instant>>);
 
@@ -69,8 +70,8 @@ impl LeasedAt {
         *self.0.lock() = at;
     }
 
-    /// A renewal that was sent then is confirmed now. Whether it counts: past all of the lease none does, whatever the
-    /// store says.
+    /// Notes that the renewal sent at `sent_at` was confirmed, and returns whether it counts. After the lease has expired none
+    /// does, whatever the store answers.
     fn renewed(&self, sent_at: Instant, lease: Duration) -> bool {
         let mut at = self.0.lock();
         let counts = at.elapsed() < lease;
@@ -81,47 +82,24 @@ impl LeasedAt {
     }
 }
 
-/// Told of an end.
-type Hears = Box<dyn FnOnce(&Finished) + Send + Sync>;
+/// Callback for the outcome of an attempt that ends in the caller's transaction.
+type Hears = Box<dyn FnOnce(&Outcome) + Send + Sync>;
 
-/// How far a run has come in its Phases.
+/// The progress of a run through its phases.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// The last Phase that it passed, by running it or by finding it done.
+    /// The last phase that it passed, by running it or because it was committed before.
     pub(crate) at: Step,
-    /// What earlier runs left, once it was looked for.
+    /// Results of earlier runs, once they were loaded.
     pub(crate) left: Option<HashMap<u32, Bytes>>,
-    /// The Phase whose call this run has made without knowing what came of it.
+    /// The phase whose call this run has made without learning the result.
     pub(crate) in_doubt: Option<Step>,
 }
 
-/// The lease ran out before the first outside byte, or the identity of the store was retired: nothing may be sent.
+/// The lease expired or could not be renewed, or the identity of the store was retired: nothing may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the lease is gone")]
 pub struct LeaseGone;
-
-/// What came of an Attempt's end.
-#[derive(Clone, Debug)]
-pub enum Finished {
-    /// The answer is final and durable.
-    Stored(Kept),
-    /// The answer is final and durable, but not kept for replay.
-    StoredUnkept(Arc<Record>),
-    /// The key is free again.
-    Freed,
-    /// The outcome is unknown, durably.
-    Unsettled {
-        /// How long to the next reconciliation; none: a person must look.
-        settled_in: Option<Duration>,
-    },
-    /// The answer is owed by an Effect: whoever asks waits for it.
-    Owed,
-    /// The record could not be written in time. The write stays queued, unless the store refuses it for good: then the
-    /// lease lapses.
-    NotStored,
-    /// The record went on without this Attempt; this is what counts now.
-    Superseded(Arc<Begun>),
-}
 
 impl Attempt {
     pub(crate) fn new(
@@ -150,49 +128,49 @@ impl Attempt {
         }
     }
 
-    /// One whose record is written by the caller's transaction alone: nothing to release if it is dropped.
+    /// Creates an attempt whose record is written by the caller's transaction alone: dropping it releases nothing.
     pub(crate) fn unwritten(ibid: Ibid, ask: Arc<Ask>, begun: Arc<Record>, leased_at: Instant) -> Attempt {
         let mut attempt = Attempt::new(ibid, ask, begun, 0, leased_at);
         attempt.ended = true;
         attempt
     }
 
-    /// Knows what this one knows, and ends nothing.
+    /// Creates a copy that ends nothing when it is dropped.
     pub(crate) fn stand_in(&self) -> Attempt {
         Attempt::unwritten(self.ibid.clone(), self.ask.clone(), self.begun.clone(), self.leased_at.get())
     }
 
-    /// Which run of this request it is, from 1.
+    /// The number of this attempt, from 1.
     pub fn number(&self) -> u32 {
         self.begun.attempt
     }
 
-    /// The last Phase that an earlier Attempt committed; zero if none.
+    /// The last phase that an earlier attempt committed; zero if none.
     pub fn after(&self) -> RecoveryPoint {
         self.after
     }
 
-    /// The record's name in logs.
+    /// The short id of the record, as in logs.
     pub fn short_id(&self) -> String {
         self.begun.id.short()
     }
 
-    /// The record's name in the store, for a foreign key of the caller's own rows.
+    /// The id of the record in the store, for a foreign key in the caller's own rows.
     pub fn record_id(&self) -> RecordId {
         self.begun.id
     }
 
-    /// What came of it, once it has ended inside the caller's transaction.
-    pub fn outcome(&self) -> Option<&Finished> {
+    /// The outcome, once the attempt has ended in the caller's transaction.
+    pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
 
-    /// The same, taken out: for whoever answers the client with it.
-    pub fn take_outcome(&mut self) -> Option<Finished> {
+    /// Takes the outcome out, to respond to the client with it.
+    pub fn take_outcome(&mut self) -> Option<Outcome> {
         self.outcome.take()
     }
 
-    /// Whether the outside may have seen something that is not recorded yet: then an end without an answer is unknown.
+    /// Whether something that is not recorded yet may have been sent outside: an end without a response is then unknown.
     pub fn is_exposed(&self) -> bool {
         self.exposed
     }
@@ -213,8 +191,8 @@ impl Attempt {
         self.began_at
     }
 
-    /// Whether its generation is as old as that by the store's clock: the store's instant when this run began, and what has
-    /// passed here since it was sent. It may be taken for older than it is, never for younger.
+    /// Whether its generation is at least `age` old by the store's clock: the store's instant when this run began, plus the time
+    /// that has passed here since that was sent. It may seem older than it is, never younger.
     pub(crate) fn is_as_old_as(&self, age: Duration) -> bool {
         let ran_at = self.begun.ran_at.unwrap_or(self.begun.created_at);
         self.begun.created_at.after(age) <= ran_at.after(self.began_at.elapsed())
@@ -224,13 +202,13 @@ impl Attempt {
         self.ended
     }
 
-    /// Tells `hears` once it has ended in the caller's transaction.
-    pub fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
+    /// Sets a callback for the outcome, if the attempt ends in the caller's transaction.
+    pub fn when_ended(&mut self, hears: impl FnOnce(&Outcome) + Send + Sync + 'static) {
         self.hears = Some(Box::new(hears));
     }
 
-    /// It ended in the caller's transaction, or was given up with it.
-    pub(crate) fn ended_with(&mut self, outcome: Finished) -> Finished {
+    /// Notes that the attempt ended in the caller's transaction, or was given up with it.
+    pub(crate) fn ended_with(&mut self, outcome: Outcome) -> Outcome {
         self.ended = true;
         if let Some(hears) = self.hears.take() {
             hears(&outcome);
@@ -238,7 +216,7 @@ impl Attempt {
         self.outcome.insert(outcome).clone()
     }
 
-    /// The record as this Attempt has just written it. The lease counts from before that write.
+    /// Continues with the record as this attempt has just written it. The lease counts from before that write.
     pub(crate) fn goes_on_as(&mut self, record: Arc<Record>, leased_at: Instant) {
         let doubt = self.doubt().filter(|call| call.point > record.point);
         self.begun = record;
@@ -246,7 +224,7 @@ impl Attempt {
         self.doubts(doubt);
     }
 
-    /// The Phase whose call may have been made, and may be made again. It is written by the end alone, whichever that is.
+    /// Sets the phase whose call is in doubt: it may have been made, and may be repeated. The write that ends the attempt stores it.
     pub(crate) fn doubts(&mut self, call: Option<Step>) {
         if self.doubt() != call {
             let note = &mut Arc::make_mut(&mut self.begun).note;
@@ -254,46 +232,52 @@ impl Attempt {
         }
     }
 
-    /// The same, of this run or one before.
+    /// The phase whose call is in doubt, from this run or an earlier one.
     pub(crate) fn doubt(&self) -> Option<Step> {
         let note = &self.begun.note;
         note.doubt.map(|point| Step { point, phases: note.doubted.unwrap_or_default() })
     }
 
-    /// Something of it may have been seen outside: dropped, it says that nobody knows.
+    /// Notes that something may have been sent outside: dropped from here on, the outcome becomes unknown.
     pub(crate) fn expose(&mut self) {
         self.exposed = true;
     }
 
-    /// Nothing of what it does from here on is seen outside, until it is [`Attempt::ready`] again: for a handler that
-    /// works in the store's own database.
+    /// Notes that nothing is sent outside from here on until [`Attempt::ready`] is called again: for a handler that works in the
+    /// store's own database.
     pub(crate) fn conceal(&mut self) {
-        // But for a call that nobody can tell about.
+        // Except for a call whose result can never be learned.
         self.exposed = self.begun.note.calling.is_some();
     }
 
-    /// The end of a caller's transaction that undid all work, but has an answer.
-    pub(crate) async fn finish_undone(&mut self, response: Response) -> Finished {
-        let retry_after = says_when(&response);
-        let response = response.repeatable(&self.begun.policy);
-        // Written by a task of its own from here on, whether or not anybody waits for it.
+    /// Ends the attempt with a response after the caller's transaction was rolled back.
+    pub(crate) async fn finish_undone(&mut self, response: Response) -> Outcome {
+        // From here on the write completes even if this future is dropped.
         self.ended = true;
-        let finished = self.end_with(response, retry_after).await;
-        self.ended_with(finished)
+        let outcome = self.end_with(response).await;
+        self.ended_with(outcome)
     }
 
-    /// Ends with an answer. Where nothing was seen outside, the rollback proves that an ambiguous one executed nothing.
-    async fn end_with(&self, response: Response, retry_after: bool) -> Finished {
-        let class = self.begun.policy.classify(response.status, retry_after, self.proof);
+    /// Ends with a response. If nothing was sent outside, the rollback proves that an ambiguous response executed nothing.
+    async fn end_with(&self, response: Response) -> Outcome {
+        let policy = &self.begun.policy;
+        let class = policy.classify(response.status, has_retry_after(&response), self.proof);
         if class == Class::Ambiguous && !self.exposed {
             return self.end(End::NotExecuted(ErrorCode::ServerError), None).await;
         }
-        let answer = Answer { proof: self.proof, ..kept_answer(&response, retry_after) };
+        let (answer, response) = into_answer(response, policy);
+        let answer = Answer { proof: self.proof, ..answer };
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
-    /// To be called before the first outside byte. Past half of the lease it renews and waits for the answer; past
-    /// all of it, it says no. So it does if the store's identity is no longer the one that this process started with.
+    /// Makes sure that the attempt may send its first byte outside. Call it before that byte.
+    ///
+    /// Renews the lease if more than half of it has passed, and waits for the store's answer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the lease has expired or could not be renewed, or if the store's identity is no longer the one that this process
+    /// started with. Nothing may be sent then.
     pub async fn ready(&mut self) -> Result<(), LeaseGone> {
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
@@ -311,8 +295,8 @@ impl Attempt {
         Ok(())
     }
 
-    /// Whether it may do its first work. T1 (new identity) finds nothing under a key's old id and runs under the new one; this
-    /// Attempt's reservation under the old id, sent before a long pause, arrives after that. It must not run as well.
+    /// Returns whether the attempt may do its first work. T1 (new identity) finds nothing under a key's old id and runs under the
+    /// new one; this attempt's reservation under the old id, sent before a long pause, arrives after that. It must not run as well.
     pub(crate) async fn confirms_identity(&self) -> bool {
         let is_confirmed =
             !self.checks_identity.load(Ordering::SeqCst) || self.ibid.engine().confirm_identity().await;
@@ -322,14 +306,14 @@ impl Attempt {
         is_confirmed
     }
 
-    /// An Attempt that upkeep takes on: its record is stored and every process finds it, whatever its own identity is.
+    /// Marks an attempt that upkeep runs. Its record is stored, so every process finds it, whichever identity that process has.
     pub(crate) fn of_upkeep(self) -> Attempt {
         self.checks_identity.store(false, Ordering::SeqCst);
         self
     }
 
-    /// Renews the lease at every third of it, until `max_run` or until the record is somebody else's. Never returns
-    /// before that: run it beside the handler.
+    /// Renews the lease after every third of it, until `max_run` is over or another attempt owns the record. Poll it together with
+    /// the handler.
     pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
         let (ibid, mut record) = (self.ibid.clone(), self.begun.clone());
         let (lease, until) = (record.policy.lease, self.began_at + record.policy.max_run);
@@ -344,10 +328,10 @@ impl Attempt {
                         leased_at.renewed(sent_at, lease);
                         next += lease / 3;
                     }
-                    // Held by a write at this moment, or the store is away: soon again.
+                    // A write holds the row at this moment, or the store does not answer: retry soon.
                     Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
                     Some(Renewed::Lost) => match ibid.engine().load(record.id).await {
-                        // Written to by somebody who did not take it over: it goes on at its new Version.
+                        // Another write did not take it over: continue with the new version.
                         Ok(Some(stored))
                             if still_owns(&stored, &record) && stored.record.version != record.version =>
                         {
@@ -361,36 +345,40 @@ impl Attempt {
         }
     }
 
-    /// Sets what the fields of its answer prove, for the `finish` that follows. Proof goes before the status.
+    /// Sets what the fields of the response prove, for the `finish` that follows. Proof goes before the status.
     #[must_use]
     pub fn proven(mut self, proof: Option<Proof>) -> Attempt {
         self.proof = proof;
         self
     }
 
-    /// The work has an answer: it is classed by the policy, made durable, and only then returned.
-    pub async fn finish(mut self, response: Response, retry_after: bool) -> Finished {
+    /// Ends the attempt with `response`, and returns once the outcome is durable or `finish_wait` is over.
+    ///
+    /// The policy decides by status and `Retry-After` whether the response is stored for replay, the key is released, or the
+    /// outcome is unknown. Header lines that no retry may get, such as `Set-Cookie`, are not stored.
+    pub async fn finish(mut self, response: Response) -> Outcome {
         self.ended = true;
-        self.end_with(response, retry_after).await
+        self.end_with(response).await
     }
 
-    /// The work has an answer that is too large, a stream or an upgrade: done, and not kept.
-    pub async fn finish_unkept(mut self, status: u16, retry_after: bool) -> Finished {
+    /// Like [`Attempt::finish`], but stores the status only: the body is too large, a stream or an upgrade. The body of `head`
+    /// is ignored.
+    pub async fn finish_unretained(mut self, head: &Response) -> Outcome {
         self.ended = true;
-        self.end(End::Answered(unkept_answer(status, retry_after, self.proof)), None).await
+        self.end(End::Answered(unretained_answer(head, self.proof)), None).await
     }
 
-    /// Nothing was executed, and that is certain.
-    pub async fn release(mut self, why: ErrorCode) -> Finished {
+    /// Releases the key: nothing was executed, and that is certain.
+    pub async fn release(mut self, why: ErrorCode) -> Outcome {
         self.ended = true;
         self.end(End::NotExecuted(why), None).await
     }
 
-    /// Nobody can know whether it was executed. A later [`Late::finish`] may still settle it.
-    pub async fn unknown(mut self, why: ErrorCode) -> (Finished, Late) {
+    /// Ends the attempt without knowing whether it was executed. A later [`LateAnswer::finish`] may still settle the record.
+    pub async fn unknown(mut self, why: ErrorCode) -> (Outcome, LateAnswer) {
         self.ended = true;
         let guard = self.ibid.engine().drain.track_attempt();
-        let late = Late {
+        let late = LateAnswer {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
@@ -400,66 +388,68 @@ impl Attempt {
         (self.end(End::Uncertain(why), None).await, late)
     }
 
-    async fn end(&self, end: End, response: Option<Arc<Response>>) -> Finished {
+    async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
         end_of(&self.ibid, &self.ask, &self.begun, end, response).await
     }
 }
 
-/// The right to settle one's own `unknown`, should an answer come after all.
-pub struct Late {
+/// The right of an attempt that ended as `unknown` to settle its record, should a response arrive later.
+pub struct LateAnswer {
     ibid: Ibid,
     ask: Arc<Ask>,
     begun: Arc<Record>,
     proof: Option<Proof>,
-    /// Keeps a handler that may still respond counted as a live attempt.
+    /// A shutdown waits for handlers whose late response is still read.
     _guard: DrainGuard,
 }
 
-impl Late {
-    /// Sets what the fields of its answer prove, for the `finish` that follows. Proof goes before the status.
+impl LateAnswer {
+    /// Sets what the fields of the response prove, for the `finish` that follows. Proof goes before the status.
     #[must_use]
-    pub fn proven(mut self, proof: Option<Proof>) -> Late {
+    pub fn proven(mut self, proof: Option<Proof>) -> LateAnswer {
         self.proof = proof;
         self
     }
 
-    /// The answer came after all.
-    pub async fn finish(self, response: Response, retry_after: bool) -> Finished {
-        let answer = Answer { proof: self.proof, ..kept_answer(&response, retry_after) };
+    /// Settles the record with a response that arrived late. Like [`Attempt::finish`].
+    pub async fn finish(self, response: Response) -> Outcome {
+        let (answer, response) = into_answer(response, &self.begun.policy);
+        let answer = Answer { proof: self.proof, ..answer };
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
-    /// An answer came after all that is not kept.
-    pub async fn finish_unkept(self, status: u16, retry_after: bool) -> Finished {
-        self.end(End::Answered(unkept_answer(status, retry_after, self.proof)), None).await
+    /// Settles the record with the status of a late response that is not stored. Like [`Attempt::finish_unretained`].
+    pub async fn finish_unretained(self, head: &Response) -> Outcome {
+        self.end(End::Answered(unretained_answer(head, self.proof)), None).await
     }
 
-    /// Proof came after all that nothing was executed.
-    pub async fn release(self, why: ErrorCode) -> Finished {
+    /// Releases the key, on late proof that nothing was executed.
+    pub async fn release(self, why: ErrorCode) -> Outcome {
         self.end(End::NotExecuted(why), None).await
     }
 
-    async fn end(&self, end: End, response: Option<Arc<Response>>) -> Finished {
+    async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
         end_of(&self.ibid, &self.ask, &self.begun, end, response).await
     }
 }
 
-pub(crate) fn kept_answer(response: &Response, retry_after: bool) -> Answer {
-    Answer {
-        status: response.status,
-        retry_after,
-        kept: Some(response.to_bytes()),
-        provider_id: None,
-        proof: None,
-    }
+/// Splits a response into the answer that the machine decides on and the response that retries get.
+///
+/// The only place that reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
+pub(crate) fn into_answer(response: Response, policy: &Policy) -> (Answer, Response) {
+    let retry_after = has_retry_after(&response);
+    let response = response.repeatable(policy);
+    let kept = Some(response.to_bytes());
+    let answer = Answer { status: response.status, retry_after, kept, provider_id: None, proof: None };
+    (answer, response)
 }
 
-fn unkept_answer(status: u16, retry_after: bool, proof: Option<Proof>) -> Answer {
-    Answer { status, retry_after, kept: None, provider_id: None, proof }
+fn unretained_answer(head: &Response, proof: Option<Proof>) -> Answer {
+    let retry_after = has_retry_after(head);
+    Answer { status: head.status, retry_after, kept: None, provider_id: None, proof }
 }
 
-/// Whether an answer of the handler's own says when to come again.
-pub(crate) fn says_when(response: &Response) -> bool {
+fn has_retry_after(response: &Response) -> bool {
     response.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("retry-after"))
 }
 
@@ -469,15 +459,15 @@ enum End {
     Uncertain(ErrorCode),
 }
 
-/// Writes the end of an Attempt, although the caller may go. If it can't be made durable within `finish_wait`, the caller
-/// goes on and the write stays queued.
+/// Writes the end of an attempt, even if the caller is dropped midway. If it is not durable within `finish_wait`, the caller
+/// continues and the write is retried in the background.
 async fn end_of(
     ibid: &Ibid,
     ask: &Arc<Ask>,
     begun: &Arc<Record>,
     end: End,
     response: Option<Arc<Response>>,
-) -> Finished {
+) -> Outcome {
     let runtime = &ibid.engine().runtime;
     let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
     let guard = ibid.engine().drain.track_attempt();
@@ -489,18 +479,18 @@ async fn end_of(
         let finished = engine.deadlines.within(deadline, &mut write).await;
         telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = finished.unwrap_or_else(|| {
-            tracing::warn!(record = %record.short(), "the store did not take the end of an attempt in time; it stays queued");
+            tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
             // Counted before the caller continues, so that a shutdown does not miss it.
             engine.background.spawn(bytes, async move { drop(write.await) });
-            Finished::NotStored
+            Outcome::NotDurable
         });
         drop(guard);
-        if matches!(finished, Finished::NotStored) {
+        if matches!(finished, Outcome::NotDurable) {
             counter!(telemetry::NOT_STORED).increment(1);
         }
         finished
     });
-    ended.await.unwrap_or(Finished::NotStored)
+    ended.await.unwrap_or(Outcome::NotDurable)
 }
 
 async fn write_end(
@@ -510,8 +500,8 @@ async fn write_end(
     end: End,
     response: Option<Arc<Response>>,
     sent_at: Instant,
-) -> Finished {
-    // What was begun is what is most likely still stored: no read before the write.
+) -> Outcome {
+    // The record is most likely still as it was begun, so no read before the write.
     let known = Stored { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .engine()
@@ -522,21 +512,21 @@ async fn write_end(
         })
         .await;
     if settlement.refused.is_some() {
-        return Finished::NotStored;
+        return Outcome::NotDurable;
     }
     match (settlement.decision, settlement.stored, response) {
         (Decision::Stored, Some(stored), Some(response)) => {
-            Finished::Stored(ibid.engine().remember(stored.record, response, sent_at, stored.now))
+            Outcome::Completed(ibid.engine().remember(stored.record, response, sent_at, stored.now))
         }
-        (Decision::Stored, Some(stored), None) => Finished::StoredUnkept(stored.record),
-        (Decision::Freed, _, _) => Finished::Freed,
-        (Decision::Unsettled, stored, _) => Finished::Unsettled { settled_in: stored.and_then(settled_in) },
+        (Decision::Stored, Some(stored), None) => Outcome::NotRetained(stored.record),
+        (Decision::Freed, _, _) => Outcome::Released,
+        (Decision::Unsettled, stored, _) => Outcome::Unknown { settled_in: stored.and_then(settled_in) },
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
-            tracing::error!(record = %begun.id.short(), "an attempt ended after its record had gone on");
-            Finished::Superseded(Arc::new(ibid.current_outcome(ask, stored, sent_at)))
+            tracing::error!(record = %begun.id.short(), "attempt ended after its record was changed without it; its end is not written");
+            Outcome::Superseded(Box::new(ibid.current_outcome(ask, stored, sent_at)))
         }
-        (_, None, _) => Finished::Freed,
+        (_, None, _) => Outcome::Released,
     }
 }
 
@@ -554,7 +544,7 @@ impl Drop for Attempt {
             false => End::NotExecuted(ErrorCode::ClientGone),
         };
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
-        // Without a runtime the process is ending: the lease lapses instead.
+        // Without a runtime the process is ending, and the lease lapses instead.
         if tokio::runtime::Handle::try_current().is_ok() {
             ibid.engine().clone().background.spawn(0, async move {
                 write_end(&ibid, &ask, &begun, end, None, Instant::now()).await;

@@ -14,12 +14,13 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{
-    Arrival, BecameUnknown, Counts, Decided, Engine, Kept, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
+    Arrival, BecameUnknown, Counts, Decided, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
     Unavailable, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
 use crate::identity::IdentitySetting;
 use crate::outbox::OutboxState;
+use crate::outcome::{Begin, Outcome};
 use crate::telemetry;
 use crate::transaction::flights::Flights;
 use crate::upkeep::UpkeepState;
@@ -37,38 +38,6 @@ pub(crate) struct Shared {
     upkeep: UpkeepState,
     /// Keys that are being reserved inside callers' transactions.
     reserve_queue: Flights,
-}
-
-/// What became of a request.
-#[derive(Debug)]
-pub enum Begun {
-    /// It is yours to run. The record is reserved durably.
-    Run(Box<Attempt>),
-    /// It is accepted: it is run without its client, later or just now.
-    Accepted {
-        /// By this very request; else it was before.
-        new: bool,
-    },
-    /// It was run; this is its answer.
-    Replay(Kept),
-    /// It was run; its answer was not kept.
-    NotRetained,
-    /// Somebody is at it.
-    InFlight {
-        /// When to ask again.
-        retry_in: Duration,
-    },
-    /// It may be sent again by a new request.
-    Free,
-    /// Nobody knows what became of it.
-    Unknown {
-        /// How long to the next reconciliation; none: a person must look.
-        settled_in: Option<Duration>,
-    },
-    /// The key was used for another request.
-    Mismatch,
-    /// The key's retention is over.
-    Expired,
 }
 
 impl Ibid {
@@ -140,23 +109,23 @@ impl Ibid {
     /// # Cancel safety
     ///
     /// A caller that is dropped meanwhile leaves no reservation behind.
-    pub async fn begin(&self, ask: Ask) -> Result<Begun, Unavailable> {
+    pub async fn begin(&self, ask: Ask) -> Result<Begin, Unavailable> {
         match self.replay_cached(&ask) {
-            Some(begun) => Ok(begun),
+            Some(outcome) => Ok(Begin::Skip(outcome)),
             None => self.begin_uncached(self.engine().with_fresh_nonce(ask)).await,
         }
     }
 
     /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked:
     /// [`Ibid::begin_uncached`].
-    pub(crate) fn replay_cached(&self, ask: &Ask) -> Option<Begun> {
-        let begun = self.cached(ask)?;
-        self.count_request(&ask.identity.tenant, begun.arrival(), Instant::now());
-        Some(begun)
+    pub(crate) fn replay_cached(&self, ask: &Ask) -> Option<Outcome> {
+        let outcome = self.cached(ask)?;
+        self.count_request(&ask.identity.tenant, outcome.arrival(), Instant::now());
+        Some(outcome)
     }
 
     /// Like [`Ibid::begin`], for a request that is not in the cache. `ask` has its own nonce.
-    pub(crate) async fn begin_uncached(&self, ask: Arc<Ask>) -> Result<Begun, Unavailable> {
+    pub(crate) async fn begin_uncached(&self, ask: Arc<Ask>) -> Result<Begin, Unavailable> {
         let engine = self.engine();
         let (ibid, guard) = (self.clone(), engine.drain.track_begin());
         // If the caller is gone by the end, the attempt is dropped, and releases the key.
@@ -179,31 +148,31 @@ impl Ibid {
     }
 
     /// Returns what the cache holds for a request.
-    pub(crate) fn cached(&self, ask: &Ask) -> Option<Begun> {
+    pub(crate) fn cached(&self, ask: &Ask) -> Option<Outcome> {
         match self.engine().cached(ask)? {
-            (Decision::Replay, kept) => Some(Begun::Replay(kept)),
-            _ => Some(Begun::Mismatch),
+            (Decision::Replay, stored) => Some(Outcome::Completed(stored)),
+            _ => Some(Outcome::Mismatch),
         }
     }
 
     /// Waits for the response of another attempt, for at most `up_to`. Never runs anything: the key may turn out
-    /// [`Begun::Free`], and then a new request may run.
+    /// [`Outcome::Released`], and then a new request may run.
     ///
     /// # Errors
     ///
     /// Returns [`Unavailable`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
     /// While the store hangs, the wait takes at most `begin_timeout` longer.
-    pub async fn wait(&self, ask: Ask, up_to: Duration) -> Result<Begun, Unavailable> {
+    pub async fn wait(&self, ask: Ask, up_to: Duration) -> Result<Outcome, Unavailable> {
         let engine = self.engine();
         let ask = engine.with_fresh_nonce(ask);
         let started = Instant::now();
         let running = engine.running_id(&ask).await?;
         let Some(waiter) = engine.waiters.enter(running, &ask.identity.tenant) else {
             // As if it had been held: those that are held wait as long.
-            return Ok(Begun::InFlight { retry_in: up_to.max(RETRY_AFTER_MIN) });
+            return Ok(Outcome::InFlight { retry_in: up_to.max(RETRY_AFTER_MIN) });
         };
-        let is_final = |looked: &Result<Begun, Unavailable>| match looked {
-            Ok(begun) => !matches!(begun, Begun::InFlight { .. } | Begun::Accepted { .. }),
+        let is_final = |looked: &Result<Outcome, Unavailable>| match looked {
+            Ok(outcome) => !matches!(outcome, Outcome::InFlight { .. } | Outcome::Accepted { .. }),
             Err(_) => false,
         };
         let look = || self.look(&ask);
@@ -212,58 +181,62 @@ impl Ibid {
         waited
     }
 
-    async fn look(&self, ask: &Arc<Ask>) -> Result<Begun, Unavailable> {
+    async fn look(&self, ask: &Arc<Ask>) -> Result<Outcome, Unavailable> {
         match self.cached(ask) {
-            Some(begun) => Ok(begun),
-            None => Ok(self.to_caller_outcome(self.engine().look(ask).await?)),
+            Some(outcome) => Ok(outcome),
+            None => Ok(self.to_caller_outcome(self.engine().look(ask).await?).into_outcome()),
         }
     }
 
     /// Puts a decision into the caller's terms.
-    pub(crate) fn to_caller_outcome(&self, decided: Decided) -> Begun {
+    pub(crate) fn to_caller_outcome(&self, decided: Decided) -> Begin {
         let Decided { ask, decision, stored, at } = decided;
-        match (decision, stored) {
+        let outcome = match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
-                Begun::Run(Box::new(Attempt::new(self.clone(), ask, stored.record, after, at)))
+                let attempt = Attempt::new(self.clone(), ask, stored.record, after, at);
+                return Begin::Run(Box::new(attempt));
             }
             (Decision::Accepted, _) => {
                 self.upkeep().deliveries.wake();
-                Begun::Accepted { new: true }
+                Outcome::Accepted { new: true }
             }
             (Decision::Replay, Some(stored)) => {
-                self.engine().replay(stored, at).map_or(Begun::NotRetained, Begun::Replay)
+                let record = stored.record.clone();
+                self.engine().replay(stored, at).map_or(Outcome::NotRetained(record), Outcome::Completed)
             }
-            (Decision::NotRetained, _) => Begun::NotRetained,
+            (Decision::NotRetained, Some(stored)) => Outcome::NotRetained(stored.record),
             (Decision::Wait { overlong }, Some(stored)) => {
                 if overlong {
                     self.engine().shorten_lease(&stored.record);
                 }
                 match stored.record.flags.asynchronous {
-                    true => Begun::Accepted { new: false },
+                    true => Outcome::Accepted { new: false },
                     false => {
                         let retry_in = retry_after_for_duplicate(&stored.record, stored.now);
-                        Begun::InFlight { retry_in }
+                        Outcome::InFlight { retry_in }
                     }
                 }
             }
             (Decision::Unknown { until }, stored) => {
                 let now = stored.map_or(Timestamp::default(), |stored| stored.now);
-                Begun::Unknown { settled_in: until.map(|until| until.since(now)) }
+                Outcome::Unknown { settled_in: until.map(|until| until.since(now)) }
             }
-            (Decision::Mismatch, _) => Begun::Mismatch,
-            (Decision::Expired, _) => Begun::Expired,
-            (Decision::Free, _) => Begun::Free,
-            _ => Begun::InFlight { retry_in: RETRY_AFTER_MIN },
-        }
+            (Decision::Mismatch, _) => Outcome::Mismatch,
+            (Decision::Expired, _) => Outcome::Expired,
+            (Decision::Free, _) => Outcome::Released,
+            _ => Outcome::InFlight { retry_in: RETRY_AFTER_MIN },
+        };
+        Begin::Skip(outcome)
     }
 
     /// Returns what is stored, as a duplicate would see it: for the client of an attempt whose finish was refused.
-    pub(crate) fn current_outcome(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Begun {
+    pub(crate) fn current_outcome(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Outcome {
         let event = Event::Request { ask, role: Role::Waiter };
         let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
         };
         self.to_caller_outcome(Decided { ask: ask.clone(), decision, stored: Some(stored), at })
+            .into_outcome()
     }
 
     /// Returns whether begins are being refused because the store does not answer.
@@ -323,31 +296,8 @@ impl Ibid {
     }
 }
 
-impl Begun {
-    /// Returns how the request counts for its tenant's duplicate rate.
-    pub(crate) fn arrival(&self) -> Arrival {
-        match self {
-            Begun::Run(attempt) => Arrival::of_run(attempt.number()),
-            Begun::Accepted { new: true } => Arrival::First,
-            Begun::Mismatch => Arrival::Misuse,
-            _ => Arrival::Duplicate,
-        }
-    }
-}
-
 impl std::fmt::Debug for Ibid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ibid").field("store", &self.store().kind()).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_request_that_was_accepted_first_is_no_duplicate() {
-        let arrivals = [true, false].map(|new| Begun::Accepted { new }.arrival());
-        assert_eq!(arrivals, [Arrival::First, Arrival::Duplicate]);
     }
 }

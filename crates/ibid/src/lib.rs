@@ -1,12 +1,12 @@
 //! Safe retries for Rust services: idempotency keys with leases, fencing and an honest `unknown`.
 //!
-//! A client that gets no answer retries. [`http::GuardLayer`] around a tower service reserves the client's
+//! A client that gets no answer retries. [`http::IdempotencyLayer`] around a tower service reserves the client's
 //! `Idempotency-Key` durably before any work, lets one [`Attempt`] run, keeps its answer, and gives every retry that same
 //! answer. Without HTTP the engine is there directly:
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ibid::{Ibid, Settings, attempt::Finished, engine::Begun};
+//! # use ibid::{Begin, Ibid, Outcome, Settings};
 //! # use ibid::core::{fingerprint::Asked, key::Key, policy::Policy, response::Response};
 //! # use ibid::core::scope::{Identity, Operation, Tenant};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
@@ -30,19 +30,19 @@
 //! let ask = ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Body));
 //!
 //! match ibid.begin(ask.clone()).await? {
-//!     Begun::Run(mut attempt) => {
+//!     Begin::Run(mut attempt) => {
 //!         attempt.ready().await?; // before the first outside byte
 //!         let answer = Response::plain(201, "text/plain", "paid".to_owned());
-//!         assert!(matches!(attempt.finish(answer, false).await, Finished::Stored(_)));
+//!         assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
 //!     }
 //!     other => panic!("somebody was here before: {other:?}"),
 //! }
-//! assert!(matches!(ibid.begin(ask).await?, Begun::Replay(kept) if kept.response.status == 201));
+//! assert!(matches!(ibid.begin(ask).await?, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 201));
 //! # Ok(()) }
 //! ```
 //!
 //! The way of a request, in reading order: `http::layer` → `http::intake` → [`engine`] → `ibid_core::machine` →
-//! [`attempt`] → `http::capture` → `http::reply`.
+//! `http::run` → `http::capture` → [`attempt`] → `http::respond`.
 
 #[cfg(feature = "http")]
 pub mod http;
@@ -59,6 +59,8 @@ pub mod evidence;
 pub mod identity;
 
 pub mod attempt;
+
+pub mod outcome;
 
 pub mod outbox;
 
@@ -86,6 +88,7 @@ pub use attempt::Attempt;
 pub use engine::Settings;
 pub use ibid::Ibid;
 pub use ibid_core as core;
+pub use outcome::{Begin, Outcome};
 
 /// The examples of the front page and the guides are compiled with the library's own.
 #[cfg(all(doctest, feature = "axum", feature = "sqlite"))]

@@ -7,7 +7,7 @@ use ibid_core::policy::Profile;
 use ibid_core::proof::Ignored;
 use ibid_core::record::ErrorCode;
 use ibid_core::scope::RecordId;
-use metrics::{Key, Level, Metadata, SharedString, counter, histogram, with_recorder};
+use metrics::{Key, Label, Level, Metadata, SharedString, counter, histogram, with_recorder};
 
 /// What a request met, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,7 @@ pub enum Met {
 }
 
 impl Met {
+    /// In the order of their declaration.
     const ALL: [Met; 8] = [
         Met::Created,
         Met::Replay,
@@ -56,10 +57,25 @@ impl Met {
     }
 }
 
-/// Counts what a request met.
-pub fn reserved(met: Met, route: &Arc<str>, profile: Profile) {
-    let route = SharedString::from_shared(route.clone());
-    counter!(met.metric(), "route" => route, "profile" => profile_name(profile)).increment(1);
+/// The reserve counters of one route. Every request counts one of them, so their names and labels are made once.
+#[derive(Clone, Debug)]
+pub struct RouteCounters(Arc<[Key; Met::ALL.len()]>);
+
+impl RouteCounters {
+    /// Makes the counters of a route.
+    pub fn new(route: &Arc<str>, profile: Profile) -> RouteCounters {
+        let labels = || {
+            let route = SharedString::from_shared(route.clone());
+            vec![Label::new("route", route), Label::new("profile", profile_name(profile))]
+        };
+        RouteCounters(Arc::new(Met::ALL.map(|met| Key::from_parts(met.metric(), labels()))))
+    }
+
+    /// Counts a request of this route.
+    pub fn count(&self, met: Met) {
+        let key = &self.0[met as usize];
+        with_recorder(|recorder| recorder.register_counter(key, &METADATA)).increment(1);
+    }
 }
 
 /// Shows what has not happened yet as zero: to who watches a counter grow, one that begins at 1 has not grown.
@@ -122,9 +138,11 @@ pub fn heard(source: &str, outcome: &'static str) {
 
 /// How long a step took, in seconds. It happens to each request, so the key of each step is made beforehand.
 pub fn took(step: &'static Key, seconds: f64) {
-    static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
     with_recorder(|recorder| recorder.register_histogram(step, &METADATA)).record(seconds);
 }
+
+/// Where these metrics are recorded from.
+static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// A begin.
 pub static BEGIN_TOOK: Key = Key::from_static_name(BEGIN_SECONDS);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ibid::core::store::Pending;
 use ibid::http::TraceContext;
 use ibid::outbox::{
-    BoxError, Call, Handler, Made, NewEffect, Outcome, Rules, Safety, Settled as Ended, Verified,
+    BoxError, Call, CallOutcome, Handler, Made, NewEffect, Rules, Safety, Settled as Ended, Verified,
 };
 use serde::{Deserialize, Serialize};
 
@@ -131,22 +131,22 @@ pub struct Charger {
 }
 
 impl<T: DerefMut<Target: Writes> + Send> Handler<T> for Charger {
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
         Box::pin(async move {
             let payment: ChargePayment = match serde_json::from_slice(&call.payload) {
                 Ok(payment) => payment,
-                Err(error) => return Outcome::Refused { why: format!("unreadable: {error}") },
+                Err(error) => return CallOutcome::Refused { why: format!("unreadable: {error}") },
             };
             // Whoever looks at the trace of the payment's request finds the processor's part in it.
             let provider = self.provider.traced(call.trace.as_deref().and_then(TraceContext::parse));
             match ask(&provider, &call.downstream_key, &payment.asked, call.tries == 1).await {
                 Asked::Ended(charge) => match charge.made() {
-                    Ok(made) => Outcome::Made(made),
-                    Err(error) => Outcome::Uncertain { why: error.to_string() },
+                    Ok(made) => CallOutcome::Made(made),
+                    Err(error) => CallOutcome::Uncertain { why: error.to_string() },
                 },
-                Asked::Refused(why) => Outcome::Refused { why },
-                Asked::NotMade(why, after) => Outcome::NotMade { why, after },
-                Asked::Uncertain(why) => Outcome::Uncertain { why },
+                Asked::Refused(why) => CallOutcome::Refused { why },
+                Asked::NotMade(why, after) => CallOutcome::NotMade { why, after },
+                Asked::Uncertain(why) => CallOutcome::Uncertain { why },
             }
         })
     }

@@ -437,8 +437,10 @@ fn end_to_end(headers: HeaderMap) -> HeaderMap {
 
 /// Say on whose behalf we ask: the list of addresses grows with each hop.
 pub(crate) fn mark_peer(headers: &mut HeaderMap, address: &HeaderValue) {
-    headers.append(X_FORWARDED_FOR, address.clone());
-    join_lines(headers, X_FORWARDED_FOR, b", ");
+    let had_one = headers.append(X_FORWARDED_FOR, address.clone());
+    if had_one {
+        join_lines(headers, X_FORWARDED_FOR, b", ");
+    }
 }
 
 /// Say how we were asked. Protocol and host are those of the outermost hop, so what a proxy before us said about them

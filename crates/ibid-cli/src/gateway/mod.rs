@@ -46,7 +46,8 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
 use ibid::http::{
-    Begins, Guard, GuardLayer, Guarded, NoTenant, Principals, ReplyBody, Routes, Rule, Tenants,
+    Begins, Guarded, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, ReplyBody,
+    Routes, Rule, TenantSource,
 };
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
@@ -126,13 +127,14 @@ impl Gateway {
             pass_timeout: config.pass_timeout,
             stall_for: config.server.stall_timeout,
         }));
-        let layer = GuardLayer::with_routes(ibid.clone(), tenants(&config.tenant, &secret), routes)
+        let layer = IdempotencyLayer::with_routes(ibid.clone(), tenants(&config.tenant, &secret), routes)
             .principals(principals(&secret))
             .body_timeout(config.server.body_timeout)
             .admission(Arc::clone(&bounds.guarded) as Arc<dyn ibid::http::Admission>)
             .cors(config.cors.clone())
             .hooks(config.hooks.clone())
             .map_err(|error| Failure::usage("the hooks can't be used").because(error))?
+            .without_held_attempts()
             .resumes(upstream.clone());
         let policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
         let app = Gate {
@@ -204,7 +206,7 @@ impl Gateway {
 /// The outermost service: what only the gateway knows is put on the request, what is not to be believed taken off.
 #[derive(Clone)]
 struct Gate {
-    guard: Guard<Upstream>,
+    guard: IdempotencyService<Upstream>,
     rules: Arc<GateRules>,
 }
 
@@ -239,7 +241,7 @@ impl GateRules {
 impl Service<Request<Incoming>> for Gate {
     type Response = Response<ReplyBody<ForwardBody>>;
     type Error = Infallible;
-    type Future = <Guard<Upstream> as Service<Request<ClientBody>>>::Future;
+    type Future = <IdempotencyService<Upstream> as Service<Request<ClientBody>>>::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Service::<Request<ClientBody>>::poll_ready(&mut self.guard, cx)
@@ -400,24 +402,24 @@ fn fitted_sockets(server: &crate::config::Server) -> Sockets {
     fitted
 }
 
-fn tenants(how: &TenantHow, secret: &Secret) -> Tenants {
+fn tenants(how: &TenantHow, secret: &Secret) -> TenantSource {
     let (how, secret) = (how.clone(), secret.clone());
-    Tenants::by(move |head| {
+    TenantSource::by(move |head| {
         // A request without a peer did not come through our listener.
-        let connection = head.extensions.get::<Arc<Connection>>().ok_or(NoTenant)?;
+        let connection = head.extensions.get::<Arc<Connection>>().ok_or(MissingIdentity)?;
         how.tenant_of(head, connection.peer.ip(), &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "a guarded request without a tenant");
-            NoTenant
+            MissingIdentity
         })
     })
 }
 
-fn principals(secret: &Secret) -> Principals {
+fn principals(secret: &Secret) -> PrincipalSource {
     let secret = secret.clone();
-    Principals::by(move |head| {
+    PrincipalSource::by(move |head| {
         let principal = TenantHow::principal_of(head, &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "a guarded request without a principal");
-            NoTenant
+            MissingIdentity
         })?;
         Ok(principal.as_str().to_owned())
     })

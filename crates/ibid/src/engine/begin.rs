@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::commit::{apply_change, count_lapses};
 use super::previous_identity::ResolvedId;
 use super::retry_after::RETRY_AFTER_MIN;
-use super::{Engine, Kept, Unavailable};
+use super::{Engine, StoredResponse, Unavailable};
 use crate::telemetry;
 
 /// The machine's decision about a request, after its change has committed.
@@ -54,12 +54,12 @@ impl Engine {
 
     /// Looks for the request's completed record in this process. Returns the decision, `Replay` or `Mismatch`, with the
     /// stored response, and `None` if the store has to be asked.
-    pub(crate) fn cached(&self, ask: &Ask) -> Option<(Decision, Kept)> {
+    pub(crate) fn cached(&self, ask: &Ask) -> Option<(Decision, StoredResponse)> {
         let (cached, now) = self.cache.get(&ask.id)?;
         let event = Event::Request { ask, role: Role::Waiter };
         match machine::decide(Some(&cached.record), &event, now) {
             Verdict::Keep(decision @ (Decision::Replay | Decision::Mismatch)) => {
-                Some((decision, Kept { record: cached.record, response: cached.response }))
+                Some((decision, StoredResponse { record: cached.record, response: cached.response }))
             }
             _ => None,
         }

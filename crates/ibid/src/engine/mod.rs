@@ -58,9 +58,6 @@ pub use retry_after::Unavailable;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 
-// The public path of a type that is defined above the engine. The engine itself does not use it.
-pub use crate::ibid::Begun;
-
 pub(crate) use begin::Decided;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;
@@ -106,12 +103,12 @@ pub(crate) struct Engine {
     became_unknown: mpsc::Sender<RecordId>,
 }
 
-/// A stored answer.
+/// A stored response and its record.
 #[derive(Clone, Debug)]
-pub struct Kept {
-    /// Its record.
+pub struct StoredResponse {
+    /// The completed record.
     pub record: Arc<Record>,
-    /// The answer.
+    /// The response that retries get.
     pub response: Arc<Response>,
 }
 
@@ -125,7 +122,7 @@ impl Engine {
     /// decoded.
     ///
     /// `read_at` is from before the record was read, so that its age is never taken for less than it is.
-    pub(crate) fn replay(&self, stored: Stored, read_at: Instant) -> Option<Kept> {
+    pub(crate) fn replay(&self, stored: Stored, read_at: Instant) -> Option<StoredResponse> {
         let response = match Response::from_bytes(stored.answer.as_deref()?) {
             Ok(response) => Arc::new(response),
             Err(error) => {
@@ -135,7 +132,7 @@ impl Engine {
         };
         let record = stored.record;
         self.cache.put(&record, &response, read_at, stored.now);
-        Some(Kept { record, response })
+        Some(StoredResponse { record, response })
     }
 
     /// Caches a record that this process has just completed, and wakes its waiters.
@@ -145,10 +142,10 @@ impl Engine {
         response: Arc<Response>,
         read_at: Instant,
         now: Timestamp,
-    ) -> Kept {
+    ) -> StoredResponse {
         self.cache.put(&record, &response, read_at, now);
         self.notify_waiters(&record.id);
-        Kept { record, response }
+        StoredResponse { record, response }
     }
 
     /// Drops a record from the cache, because an operator has written it.

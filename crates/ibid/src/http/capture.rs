@@ -1,4 +1,4 @@
-//! The handler's answer is read: whole if it may be kept, else just far enough to know that it may not.
+//! Reads the handler's response: whole if it may be stored, otherwise just far enough to know that it may not.
 
 use std::collections::VecDeque;
 
@@ -7,28 +7,28 @@ use http::{HeaderMap, Response, StatusCode, header, response};
 use http_body::Body;
 use http_body_util::BodyExt;
 use ibid_core::policy::Policy;
-use ibid_core::response::{Line, Response as Kept, may_be_repeated};
+use ibid_core::response::{Line, Response as CoreResponse, may_be_repeated};
 
 use crate::upkeep::Finding;
 
-/// What a handler's answer turned out to be.
+/// A handler's response, as far as it was read.
 pub(super) enum Captured<B> {
     /// Read to its end.
     Whole { head: response::Parts, body: Bytes, trailers: Option<HeaderMap> },
     /// Too large, a stream or an upgrade: what was read, and the rest.
     Unkept { head: response::Parts, read: VecDeque<Bytes>, rest: B },
-    /// Cut off.
+    /// The body broke off.
     Broken,
 }
 
-/// Reads an answer up to `limit`. With `stream` it is not read at all, unless its status is 500 or above: such an answer
-/// counts only when it was read to its end.
+/// Reads a response up to `limit` bytes. With `stream` it is not read at all, unless its status is 500 or above: such a response
+/// counts only if it was read to its end.
 pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
-    answer: Response<B>,
+    response: Response<B>,
     limit: u64,
     stream: bool,
 ) -> Captured<B> {
-    let (head, mut rest) = answer.into_parts();
+    let (head, mut rest) = response.into_parts();
     let streams = is_stream(&head) || (stream && !head.status.is_server_error());
     if streams || rest.size_hint().lower() > limit {
         return Captured::Unkept { head, read: VecDeque::new(), rest };
@@ -50,25 +50,25 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     Captured::Whole { head, body: joined(read), trailers }
 }
 
-/// What a server answered that was asked about a request, as the answer of that request: read whole within the policy's
-/// limits, without what no retry may have. What is cut off is no finding.
+/// Takes the response to a lookup as the response of the request that was looked up: read whole within the policy's limits,
+/// without the header lines that no retry may get. A response that breaks off proves nothing.
 pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> Finding {
     match read(answer, policy.max_response_body, false).await {
         Captured::Whole { head, body, trailers } => {
-            Finding::Executed(kept(&head, &body, trailers.as_ref(), policy))
+            Finding::Executed(to_stored(&head, &body, trailers.as_ref(), policy).repeatable(policy))
         }
         Captured::Unkept { head, .. } => Finding::ExecutedUnkept(head.status.as_u16()),
         Captured::Broken => Finding::Nothing,
     }
 }
 
-/// The part of an answer that every retry may have.
-pub(super) fn kept(
+/// Copies the part of a response that retries may get, and `Retry-After`, which the attempt reads and removes when it ends.
+pub(super) fn to_stored(
     head: &response::Parts,
     body: &Bytes,
     trailers: Option<&HeaderMap>,
     policy: &Policy,
-) -> Kept {
+) -> CoreResponse {
     let named: Vec<&str> = head
         .headers
         .get_all(header::CONNECTION)
@@ -77,8 +77,9 @@ pub(super) fn kept(
         .flat_map(|line| line.split(',').map(str::trim))
         .collect();
     let may_be_kept = |name: &str| {
-        may_be_repeated(name, &policy.not_replayed)
-            && !named.iter().any(|named| named.eq_ignore_ascii_case(name))
+        name == header::RETRY_AFTER
+            || may_be_repeated(name, &policy.not_replayed)
+                && !named.iter().any(|named| named.eq_ignore_ascii_case(name))
     };
     let lines = |headers: &HeaderMap| -> Vec<Line> {
         headers
@@ -87,18 +88,18 @@ pub(super) fn kept(
             .map(|(name, value)| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
             .collect()
     };
-    Kept {
+    CoreResponse {
         status: head.status.as_u16(),
         headers: lines(&head.headers),
-        // A copy: the bytes at hand are often a corner of a connection's read buffer, and what is kept would keep all
-        // of that, many times its own size.
+        // A copy: these bytes are often a slice of a connection's read buffer, and a stored response would keep the whole
+        // buffer, many times its size.
         body: Bytes::copy_from_slice(body),
         trailers: trailers.map(lines).unwrap_or_default(),
         version: policy.response_version,
     }
 }
 
-/// Whether the answer has no end that anybody should wait for.
+/// Returns whether the response is a stream or an upgrade, which has no end to wait for.
 fn is_stream(head: &response::Parts) -> bool {
     let content_type = head.headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
     head.status == StatusCode::SWITCHING_PROTOCOLS

@@ -1,4 +1,4 @@
-//! A guarded request is taken in: tenant, key, body within limits, fingerprint; or a Refusal, and then no record exists.
+//! Intake of a guarded request: tenant, key, body within limits, fingerprint; or a refusal, and then no record exists.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,34 +19,34 @@ use ibid_core::scope::{Identity, Operation, Tenant};
 use super::admission::{Admitted, BodyBytes, Crowded};
 use super::layer::Shared;
 use super::routes::{Begins, Route};
-use super::{NoTenant, TraceContext, prefer, repeatability, resume, sent};
+use super::{MissingIdentity, TraceContext, prefer, repeatability, sent, stored_request};
 
-/// What came of the intake.
+/// Result of the intake.
 pub(super) enum Intake<B> {
-    /// To be begun.
+    /// The request can be begun.
     Taken(Box<Taken>),
-    /// No key where none is needed: it runs unguarded.
+    /// The request has no key where none is required: it passes unguarded.
     Unguarded(Request<B>),
-    /// Turned away.
+    /// The request is refused.
     Refused(Refusal),
 }
 
-/// A request with its body read.
+/// A request whose body was read.
 pub(super) struct Taken {
-    /// As the client sent it; the ask holds it too.
+    /// The request as the client sent it; `ask` holds it too.
     pub(super) asked: Arc<HttpAsked>,
     pub(super) ask: Ask,
-    /// How long the client is held as a duplicate, or before it is told 202.
+    /// How long the client waits as a duplicate, or before it gets 202.
     pub(super) wait: Duration,
-    /// Whether it is answered later because it preferred that.
+    /// Whether the request runs later because its client preferred that.
     pub(super) preferred: bool,
-    /// Whether it was first sent so long ago that it must not run under a new key.
+    /// Whether the client first sent it so long ago that it must not run under a new key.
     pub(super) too_old: bool,
-    /// What it holds at the door; none where nothing bounds it, or without a client.
+    /// The resources that it holds while its client waits; `None` without an [`Admission`](super::Admission).
     pub(super) admitted: Option<Admitted>,
 }
 
-/// Takes one request in, to be kept under this operation.
+/// Takes in one request, whose record is named by `operation`.
 pub(super) async fn take<B>(
     shared: &Shared,
     route: &Route,
@@ -69,8 +69,8 @@ where
     B: Body<Data = Bytes> + From<Bytes> + Unpin,
 {
     let policy = &route.policy;
-    // An attacker may send early data again as often as he likes. One value is defined, `1`, and several lines count
-    // as one (RFC 8470, 5.1), so the field is believed whatever it says.
+    // An attacker may repeat early data as often as he likes. One value is defined, `1`, and several lines count as one
+    // (RFC 8470, 5.1), so any value counts.
     if request.headers().contains_key("early-data") {
         return Err(Refusal::TooEarly);
     }
@@ -86,7 +86,7 @@ where
     let mut asked = HttpAsked { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
-    // Half of a repeatable request is none, also where keys are optional.
+    // Half of a repeatable request is not one, also where keys are optional.
     let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
     // A key in the place where a previous identity had it is no reason to run the request unguarded.
     let may_be_previous = is_optional && shared.previous.may_find_key(&asked);
@@ -132,7 +132,7 @@ where
     Ok(Intake::Taken(Box::new(Taken { too_old, admitted, ..taken(shared, route, asked, whose, key) })))
 }
 
-/// Whose request it is, and who within the tenant sent it where the policy asks for that.
+/// The tenant that sent the request and, where the policy asks for it, the principal within the tenant.
 struct Whose {
     tenant: Tenant,
     principal: Option<String>,
@@ -140,13 +140,13 @@ struct Whose {
 
 impl Whose {
     fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<Whose, Refusal> {
-        let tenant = shared.tenants.find(head).map_err(|NoTenant| Refusal::TenantMissing)?;
-        let principal = shared.principal(policy, head).map_err(|NoTenant| Refusal::TenantMissing)?;
+        let tenant = shared.tenants.find(head).map_err(|MissingIdentity| Refusal::TenantMissing)?;
+        let principal = shared.principal(policy, head).map_err(|MissingIdentity| Refusal::TenantMissing)?;
         Ok(Whose { tenant, principal })
     }
 }
 
-/// Puts together what is begun.
+/// Builds the request that is begun.
 fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Key) -> Taken {
     let policy = &route.policy;
     let Whose { tenant, principal } = whose;
@@ -162,19 +162,19 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
     ask.trace = asked.head.extensions.get::<TraceContext>().map(TraceContext::to_string);
     let preferred = prefer::respond_async(headers);
     let later = match policy.answer {
-        // What the handler begins in its own transaction is the handler's to run.
+        // A handler that reserves the key in its own transaction has to run the request itself.
         _ if route.begins == Begins::Handler => false,
         AnswerRule::Sync => false,
         AnswerRule::Async => true,
         AnswerRule::Prefer => preferred,
     };
     if later {
-        ask.later = Some(resume::kept_whole(&asked));
+        ask.later = Some(stored_request::encode(&asked));
     } else if policy.on_lapse == OnLapse::Resume {
-        ask.request = Some(resume::kept(&asked));
+        ask.request = Some(stored_request::encode_without_credentials(&asked));
     }
     let wait = match policy.in_flight {
-        // Who is answered now and then waits asked for it.
+        // A client that gets a 202 waits only if it asked to.
         _ if later => prefer::wait(headers).map_or(Duration::ZERO, |wait| wait.min(policy.wait)),
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
@@ -184,7 +184,7 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.
 ///
-/// Each frame is counted in `room` before it is kept.
+/// Each frame is counted in `room` before it is buffered.
 pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     mut body: B,
     limit: u64,
@@ -203,7 +203,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
             room.grow(data.len() as u64).map_err(|Crowded| Refusal::Overloaded)?;
         }
         match first {
-            // Most bodies come in one piece, which then need not be copied.
+            // Most bodies arrive in one piece, which needs no copy.
             None => first = Some(data),
             Some(_) => rest.extend_from_slice(&data),
         }
@@ -222,24 +222,35 @@ fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// A request as the fingerprint sees it: what the client sent, before anything was added or removed.
+/// A request as the fingerprint sees it: as the client sent it, before anything was added or removed.
 pub(super) struct HttpAsked {
     pub(super) head: Parts,
     pub(super) body: Bytes,
-    /// Its scope. Another spelling of the same path is the same request.
+    /// The scope of its key. Another spelling of the same path is the same request.
     pub(super) operation: Operation,
 }
 
 impl HttpAsked {
-    /// The request with its body whole, for the handler.
+    /// Rebuilds the request for the handler that runs it, with its whole body.
+    ///
+    /// The copy is made here, because only a run needs one; a replay does not.
+    pub(super) fn to_request<B: From<Bytes>>(&self) -> Request<B> {
+        let (mut head, body) = (self.head.clone(), self.body.clone());
+        // A stored response must be readable by every retry, whichever codings that one accepts.
+        head.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        set_whole_length(&mut head.headers, body.len());
+        Request::from_parts(head, B::from(body))
+    }
+
+    /// Rebuilds the request for a handler that runs it unguarded.
     pub(super) fn into_request<B: From<Bytes>>(mut self) -> Request<B> {
         set_whole_length(&mut self.head.headers, self.body.len());
         Request::from_parts(self.head, B::from(self.body))
     }
 }
 
-/// States the length of a body that was read whole, however it came.
-pub(super) fn set_whole_length(headers: &mut HeaderMap, length: usize) {
+/// Sets the length of a body that was read whole, whichever way it was framed.
+fn set_whole_length(headers: &mut HeaderMap, length: usize) {
     if headers.remove(header::TRANSFER_ENCODING).is_some() {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }

@@ -1,27 +1,87 @@
-//! The tower layer: every guarded request is reserved before it runs and answered from its record after.
+//! The tower layer: reserves the key of every guarded request before it runs, and gives every retry the stored response.
 //!
-//! Stops of a request: `layer` (is it guarded?) → `intake` (tenant, key, body, fingerprint, or a Refusal) → the
-//! engine → the handler → `capture` (what may be kept) → the engine → `reply`.
+//! ```
+//! use std::convert::Infallible;
+//! use std::sync::Arc;
+//!
+//! use bytes::Bytes;
+//! use http::{Request, Response};
+//! use http_body_util::Full;
+//! use ibid::http::{IdempotencyLayer, TenantSource};
+//! use ibid::store::{clock::Clock, memory::MemoryStore};
+//! use ibid::{Ibid, Settings};
+//! use tower::{Layer, ServiceExt, service_fn};
+//!
+//! async fn pay(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
+//!     Ok(Response::builder().status(201).body(Full::from("paid")).expect("a response"))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Use a durable store: this one forgets its keys with the process.
+//! let store = Arc::new(MemoryStore::new(Clock::system()));
+//! let ibid = Ibid::start(store, Settings::default()).await?;
+//! let service = IdempotencyLayer::new(ibid, TenantSource::only()).layer(service_fn(pay));
+//!
+//! let request = || {
+//!     let head = Request::post("/payments").header("idempotency-key", "order-7");
+//!     head.body(Full::from(r#"{"amount":7}"#)).expect("a request")
+//! };
+//! let first = service.clone().oneshot(request()).await?;
+//! assert_eq!(first.status(), 201);
+//! let retry = service.oneshot(request()).await?;
+//! assert_eq!(retry.status(), 201);
+//! assert_eq!(retry.headers()["idempotent-replayed"], "true");
+//! # Ok(()) }
+//! ```
+//!
+//! # Order of layers
+//!
+//! Put [`IdempotencyLayer`]
+//!
+//! - inside authentication: the tenant scopes the key, and [`TenantSource`] takes it from what authentication has found;
+//! - inside compression: every retry gets the stored bytes, whichever codings it accepts;
+//! - outside everything that belongs to the work, such as a time-out for the handler. A time-out outside the layer only stops
+//!   the wait of the client: the request goes on, and its retry gets the result.
+//!
+//! A service in front of it that answers by itself, such as a rate limiter, reserves nothing.
+//!
+//! # What is replayed
+//!
+//! A retry gets status, body, trailers and the header lines of the first response, with `Idempotent-Replayed: true`. It does not
+//! get lines that belong to one connection, one moment or one client, such as `Date`, `Retry-After` or `Set-Cookie`
+//! ([`may_be_repeated`](ibid_core::response::may_be_repeated)), nor lines by which a cache would store the replay. A response
+//! that is larger than the policy's `max_response_body`, a stream or an upgrade reaches the first client and is not stored; a
+//! retry gets 410. The policy decides which statuses are stored, which release the key, and which leave the outcome unknown.
+//!
+//! # The way of a request
+//!
+//! `layer` (is it guarded?) → `intake` (tenant, key, body, fingerprint, or a refusal) → the engine's `begin` → `run` (the
+//! handler, detached from its client) → `capture` (what may be stored) → the engine's `finish` → `respond`.
 
 mod admission;
 mod body;
 mod capture;
 mod cors;
-mod held;
+mod guarded;
+mod handler_attempt;
 pub mod hooks;
+mod identity;
 mod intake;
 mod layer;
 mod method_override;
 mod otel;
-mod outcome;
+mod pages;
 mod prefer;
 mod previous;
+mod proof;
+mod render;
 mod repeatability;
-mod reply;
+mod respond;
 mod resume;
 mod routes;
-mod status;
-mod tenants;
+mod run;
+mod stored_request;
 mod trace;
 mod without_key;
 
@@ -29,11 +89,11 @@ pub use admission::{Admission, Admitted, BodyBytes, Crowded};
 pub use body::ReplyBody;
 pub use capture::executed;
 pub use cors::{Cors, CorsError};
-pub use held::{Held, NotRun, Unbegun};
-pub use layer::{Guard, GuardLayer};
-pub use reply::refused;
+pub use handler_attempt::{HeldAttempt, ReserveError, UnreservedRequest};
+pub use identity::{MissingIdentity, PrincipalSource, TenantSource};
+pub use layer::{IdempotencyLayer, IdempotencyService};
+pub use render::refused;
 pub use routes::{Begins, Route, Routes, RoutesError, Rule, Ruling};
-pub use tenants::{NoTenant, Principals, Tenants};
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]
 pub(crate) use trace::continue_trace;
@@ -46,33 +106,33 @@ use ibid_core::policy::Policy;
 use ibid_core::record::RecoveryPoint;
 use ibid_core::scope::Tenant;
 
-/// What a handler under a [`Guard`] may know of its run; found in the request's extensions.
+/// Facts about a guarded request, for its handler; found in the request's extensions.
 #[derive(Clone, Debug)]
 pub struct Guarded {
-    /// Whose request it is.
+    /// The tenant that sent the request.
     pub tenant: Tenant,
-    /// Its key.
+    /// The key of the request.
     pub key: Key,
-    /// Which run of this request it is, from 1.
+    /// The number of this attempt, from 1.
     pub attempt: u32,
-    /// The last Phase that an earlier run committed; zero if none.
+    /// The last phase that an earlier attempt committed; zero if none.
     pub after: RecoveryPoint,
-    /// The rules that it runs under.
+    /// The policy that the request runs under.
     pub policy: Arc<Policy>,
 }
 
-/// What an answer says about the work when its status does not: put it into a response's extensions.
+/// What a response says about the work if its status does not; a handler puts it into the response's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The work was done: this response is final, whatever its status.
     Executed,
-    /// Proven: nothing was executed. The key is left free.
+    /// Nothing was executed, and that is certain. The key is released.
     NotExecuted,
-    /// The work may have been done; the answer is lost.
+    /// The work may have been done; the response is lost.
     Uncertain,
 }
 
-/// The address as the client sent it.
+// The URI as the client sent it, before a nested router cut its prefix off.
 #[cfg(feature = "axum")]
 use crate::axum::{sent, was_sent};
 

@@ -1,5 +1,5 @@
-//! Which requests are guarded, and by which Policy. Every method is, but GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and
-//! DELETE where no rule guards them.
+//! Routes: which requests are guarded, and by which policy. Every method is guarded except GET, HEAD, OPTIONS, TRACE and QUERY,
+//! and PUT and DELETE unless a rule guards them.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -10,33 +10,36 @@ use ibid_core::path;
 use ibid_core::policy::{KeyRule, PathRule, Policy, PolicyError, Profile};
 use ibid_core::refusal::Refusal;
 
+use crate::telemetry::RouteCounters;
+
 /// The policies of an API: one for all, and rules that refine it.
 #[derive(Clone, Debug)]
 pub struct Routes {
-    defaults: Route,
-    rules: Vec<(Rule, Option<Route>)>,
+    /// Routes are shared: each guarded request holds the one that it runs under.
+    defaults: Arc<Route>,
+    rules: Vec<(Rule, Option<Arc<Route>>)>,
     by_method: HashMap<Method, matchit::Router<usize>>,
     /// Methods that at least one rule guards.
     guarded: HashSet<Method>,
 }
 
-/// The routes' verdict on a request.
+/// Whether a request is guarded.
 #[derive(Clone, Debug)]
 pub enum Ruling<'r, 'p> {
-    /// It is guarded.
+    /// The request is guarded.
     Guarded {
-        /// By this route.
-        route: &'r Route,
-        /// The path that names its scope.
+        /// The route that guards it.
+        route: &'r Arc<Route>,
+        /// The path in the scope of its key.
         path: Cow<'p, str>,
     },
-    /// It is not guarded and passes untouched.
+    /// The request is not guarded and passes untouched.
     Passes,
-    /// It is turned away, because it can't be told which operation it asks for.
+    /// The request is refused, because it is ambiguous which operation it asks for.
     Refused {
-        /// The route whose profile answers.
+        /// The route whose profile renders the refusal.
         route: &'r Route,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
 }
@@ -44,11 +47,11 @@ pub enum Ruling<'r, 'p> {
 /// One rule, as configured.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// For which methods.
+    /// The methods that it covers.
     pub methods: Vec<Method>,
-    /// For which paths: `{name}` and `{*rest}` as in axum.
+    /// The paths that it covers: `{name}` and `{*rest}` as in axum.
     pub pattern: String,
-    /// The policy; none exempts the route.
+    /// The policy; `None` exempts the route.
     pub policy: Option<Policy>,
     /// Who reserves the key.
     pub begins: Begins,
@@ -57,23 +60,31 @@ pub struct Rule {
 /// Who reserves a route's keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Begins {
-    /// The guard, durably and before the handler runs.
+    /// The layer, durably and before the handler runs.
     #[default]
     Guard,
-    /// The handler, as the first statement of its own transaction ([`Unbegun`](super::Unbegun)): for handlers that touch
-    /// only the database.
+    /// The handler, as the first statement of its own transaction ([`UnreservedRequest`](super::UnreservedRequest)):
+    /// for handlers that touch only the database.
     Handler,
 }
 
-/// The policy that governs a request, and the pattern it was found by.
+/// A guarded route: the policy of its requests, and the pattern that they match.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// The pattern, `*` when no rule matched: the only name of a route in metrics.
+    /// The pattern, `*` if no rule matched: the only name of a route in metrics.
     pub pattern: Arc<str>,
-    /// Its rules.
+    /// The policy of its requests.
     pub policy: Arc<Policy>,
     /// Who reserves the key.
     pub begins: Begins,
+    pub(super) counters: RouteCounters,
+}
+
+impl Route {
+    pub(super) fn new(pattern: Arc<str>, policy: Arc<Policy>, begins: Begins) -> Arc<Route> {
+        let counters = RouteCounters::new(&pattern, policy.profile);
+        Arc::new(Route { pattern, policy, begins, counters })
+    }
 }
 
 /// A rule that can't be used.
@@ -97,8 +108,7 @@ pub enum RoutesError {
 
 impl Default for Routes {
     fn default() -> Self {
-        let defaults =
-            Route { pattern: Arc::from("*"), policy: Arc::new(Policy::default()), begins: Begins::Guard };
+        let defaults = Route::new(Arc::from("*"), Arc::new(Policy::default()), Begins::Guard);
         Routes { defaults, rules: Vec::new(), by_method: HashMap::new(), guarded: HashSet::new() }
     }
 }
@@ -112,7 +122,7 @@ impl Routes {
             return Err(PolicyError { field: "repeatable", problem: problem.to_owned() }.into());
         }
         let mut routes = Routes {
-            defaults: Route { pattern: Arc::from("*"), policy: Arc::new(defaults), begins: Begins::Guard },
+            defaults: Route::new(Arc::from("*"), Arc::new(defaults), Begins::Guard),
             ..Routes::default()
         };
         for rule in rules {
@@ -214,7 +224,7 @@ impl Routes {
             if let Some(reconcile) = &mut policy.reconcile {
                 reconcile.route.get_or_insert_with(|| rule.pattern.clone());
             }
-            Route { pattern: Arc::from(rule.pattern.as_str()), policy: Arc::new(policy), begins: rule.begins }
+            Route::new(Arc::from(rule.pattern.as_str()), Arc::new(policy), rule.begins)
         });
         self.rules.push((rule, route));
         Ok(())
@@ -255,7 +265,7 @@ fn is_guarded_by_default(method: &Method) -> bool {
     !is_never_guarded(method) && !UNGUARDED_UNLESS_ROUTED.contains(method)
 }
 
-fn guarded<'r, 'p>(route: &'r Route, sent: &'p str, normalized: Cow<'p, str>) -> Ruling<'r, 'p> {
+fn guarded<'r, 'p>(route: &'r Arc<Route>, sent: &'p str, normalized: Cow<'p, str>) -> Ruling<'r, 'p> {
     if sent.len() > path::PATH_BYTES_MAX {
         return Ruling::Refused { route, refusal: Refusal::PathTooLong };
     }

@@ -12,7 +12,7 @@ use metrics::counter;
 use tokio::time::Instant;
 
 use super::ending::{Ended, Ending, Happened};
-use super::handler::{Call, Handler, Outcome, Verified};
+use super::handler::{Call, CallOutcome, Handler, Verified};
 use super::kept::kept;
 use crate::evidence::effect::apply_earlier_evidence;
 use crate::failpoint::{self, Hit};
@@ -77,11 +77,11 @@ impl<D: Database> Held<D> {
             return Happened::because(EffectEvent::Uncertain, "a failpoint");
         }
         match called {
-            Ok(Ok(Outcome::Made(made))) => Happened::made(EffectEvent::Made, made),
-            Ok(Ok(Outcome::NotMade { why, after })) => not_made(why, after),
-            Ok(Ok(Outcome::Refused { why })) => Happened::because(EffectEvent::Refused, why),
-            Ok(Ok(Outcome::Uncertain { why })) => Happened::because(EffectEvent::Uncertain, why),
-            Ok(Ok(Outcome::Accepted { provider_id })) => Happened {
+            Ok(Ok(CallOutcome::Made(made))) => Happened::made(EffectEvent::Made, made),
+            Ok(Ok(CallOutcome::NotMade { why, after })) => not_made(why, after),
+            Ok(Ok(CallOutcome::Refused { why })) => Happened::because(EffectEvent::Refused, why),
+            Ok(Ok(CallOutcome::Uncertain { why })) => Happened::because(EffectEvent::Uncertain, why),
+            Ok(Ok(CallOutcome::Accepted { provider_id })) => Happened {
                 provider_id: Some(provider_id),
                 ..Happened::because(EffectEvent::Uncertain, "the provider has accepted it, no more")
             },

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use ibid_core::change::{Change, Happened as Line, History, Stored};
 use ibid_core::effect::{EffectChange, StoredEffect};
 use ibid_core::evidence::EventName;
-use ibid_core::machine::{self, EffectEvent, EffectState, Event, Verdict, change_effect};
+use ibid_core::machine::{self, Answer, EffectEvent, EffectState, Event, Verdict, change_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use metrics::counter;
@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use super::handler::{BoxError, Call, Handler, Made, Settled};
 use super::kept::to_keep;
 use super::statements::{self, version_after};
-use crate::attempt::kept_answer;
 use crate::backoff::Backoff;
 use crate::engine::{apply_change, count_lapses};
 use crate::failpoint::{self, Hit};
@@ -295,11 +294,14 @@ pub(crate) async fn answer(
         Settled::Dead { .. } | Settled::Unknown { .. } => None,
     };
     let answer = response.map(|response| {
-        let mut answer = kept_answer(response, false);
-        if response.body.len() as u64 > held.stored.record.policy.max_response_body {
-            answer.kept = None;
+        let fits = response.body.len() as u64 <= held.stored.record.policy.max_response_body;
+        Answer {
+            status: response.status,
+            retry_after: false,
+            kept: fits.then(|| response.to_bytes()),
+            provider_id: None,
+            proof: None,
         }
-        answer
     });
     let event = match &answer {
         Some(answer) => Event::EffectDone { nonce: nonce(), answer },

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 /// Carries out Effects of one kind. `T` is the transaction of the worker's [`Database`](ibid_core::sql::Database).
 pub trait Handler<T>: Send + Sync {
-    /// Makes the outside call, with no transaction open. What is not certain is [`Outcome::Uncertain`]; running out of
+    /// Makes the outside call, with no transaction open. What is not certain is [`CallOutcome::Uncertain`]; running out of
     /// time or panicking means the same.
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome>;
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome>;
 
     /// Whether an earlier call, whose outcome nobody saw, was made. Asked only of Effects declared `verified`.
     fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
@@ -109,7 +109,7 @@ impl fmt::Debug for Call {
 /// What came of a call. The reasons are kept with the Effect and shown to operators, cut to a length: never put
 /// credentials or the payload into them.
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// It was made.
     Made(Made),
     /// It certainly had no effect, and may have one later.

@@ -18,7 +18,7 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ibid::{Ibid, Settings, engine::Begun};
+//! # use ibid::{Begin, Ibid, Settings};
 //! # use ibid::core::{fingerprint::Asked, key::Key, policy::Policy, response::Response, store::Pending};
 //! # use ibid::core::scope::{Identity, Operation, Tenant};
 //! # use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -31,16 +31,16 @@
 //! #     fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 //! #     fn body(&self) -> &[u8] { b"{}" }
 //! # }
-//! use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, Outcome, Settled, Worker};
+//! use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, CallOutcome, Settled, Worker};
 //!
 //! struct Charge;
 //!
 //! impl Handler<RusqliteTx<'static>> for Charge {
-//!     fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+//!     fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
 //!         Box::pin(async move {
 //!             // Here the provider is called, under `call.downstream_key` and before `call.deadline`.
 //!             let provider_id = Some(format!("ch_{}", call.downstream_key));
-//!             Outcome::Made(Made { provider_id, ..Made::default() })
+//!             CallOutcome::Made(Made { provider_id, ..Made::default() })
 //!         })
 //!     }
 //!
@@ -78,7 +78,7 @@
 //! # let connection = rusqlite::Connection::open(&file)?;
 //! # connection.execute_batch("create table payment (id text, state text)")?;
 //! let database = Rusqlite::new(connection);
-//! # let Begun::Run(mut attempt) = ibid.begin(ask).await? else { unreachable!() };
+//! # let Begin::Run(mut attempt) = ibid.begin(ask).await? else { unreachable!() };
 //! let mut inside = attempt.inside(database.begin().await?).await?;
 //! inside.execute("insert into payment values ('p1', 'pending')", [])?;
 //! inside.enqueue(NewEffect::new("charge", "charge", "p1").repeatable()).await?;
@@ -134,5 +134,5 @@ pub(crate) struct OutboxState {
     pub(crate) kinds: KindRegistry,
 }
 
-pub use handler::{BoxError, Call, Handler, Made, Outcome, Settled, Verified};
+pub use handler::{BoxError, Call, CallOutcome, Handler, Made, Settled, Verified};
 pub use worker::{Builder, Round, Within, Worker, WorkerError};

@@ -20,33 +20,29 @@ use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
 use crate::engine::{Arrival, Decided, ResolvedId, Unavailable, apply_change};
 use crate::failpoint::{self, Hit};
-use crate::ibid::{Begun, Ibid};
+use crate::ibid::Ibid;
+use crate::outcome::{Begin, Outcome};
 use crate::random::nonce;
 
-/// What became of a request that is begun in the caller's transaction.
-pub enum BegunInside<T: OwnedTx> {
-    /// It is yours to run, in this transaction.
-    Run(Box<Inside<'static, T>>),
-    /// Somebody was here before; no transaction is open.
-    Already(Begun),
-}
+/// Result of a reservation inside the caller's transaction. With [`Begin::Skip`], no transaction is open.
+pub type BeginInside<T> = Begin<Box<Inside<'static, T>>>;
 
 impl Ibid {
     /// Reserves the key inside a transaction of `database`, or says what stands in its way. The transaction is the first
     /// to know: until it commits, nobody else sees the reservation.
     ///
-    /// A duplicate waits up to `wait` and is then [`Begun::InFlight`].
+    /// A duplicate waits up to `wait` and is then [`Outcome::InFlight`].
     pub async fn begin_inside<D: Database>(
         &self,
         ask: Ask,
         database: &D,
         wait: Duration,
-    ) -> Result<BegunInside<D::Tx>, TxError> {
+    ) -> Result<BeginInside<D::Tx>, TxError> {
         let identity = ask.identity.clone();
         let begun = self.try_inside(ask, database, wait).await;
         let arrival = match &begun {
-            Ok(BegunInside::Already(begun)) => begun.arrival(),
-            Ok(BegunInside::Run(inside)) => Arrival::of_run(inside.begun().attempt),
+            Ok(Begin::Skip(outcome)) => outcome.arrival(),
+            Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun().attempt),
             Err(_) => return begun,
         };
         self.count_request(&identity.tenant, arrival, Instant::now());
@@ -58,7 +54,7 @@ impl Ibid {
         ask: Ask,
         database: &D,
         wait: Duration,
-    ) -> Result<BegunInside<D::Tx>, TxError> {
+    ) -> Result<BeginInside<D::Tx>, TxError> {
         let store = sql(self)?;
         if !self.is_identity_active() {
             return Err(self.engine().without_identity().into());
@@ -67,7 +63,7 @@ impl Ibid {
         let mut ask = ask;
         let flights = self.reserve_queue();
         let Ok(flight) = tokio::time::timeout_at(until, flights.enter(ask.id)).await else {
-            return Ok(BegunInside::Already(in_flight(wait)));
+            return Ok(Begin::Skip(in_flight(wait)));
         };
         // Not the client's patience with a duplicate: nobody may have this key.
         let patience = self.engine().begin_timeout;
@@ -77,11 +73,11 @@ impl Ibid {
         let policy = store.policy(ask.policy.clone()).await?;
         let (mut moved, mut backoff) = (0, Flights::backoff());
         while moved < RESERVE_TRIES_MAX {
-            if let Some(begun) = self.cached(&ask) {
+            if let Some(outcome) = self.cached(&ask) {
                 if let Some(pass) = gate.take() {
                     pass.unused();
                 }
-                return Ok(BegunInside::Already(begun));
+                return Ok(Begin::Skip(outcome));
             }
             // One nonce names one write.
             ask.nonce = nonce();
@@ -102,14 +98,9 @@ impl Ibid {
                 Ok(Reserved::Run(entered)) => {
                     drop(permit);
                     let (attempt, tx, held) = *entered;
-                    return Ok(BegunInside::Run(Box::new(Inside::reserving(
-                        Box::new(attempt),
-                        tx,
-                        held,
-                        flight,
-                    ))));
+                    return Ok(Begin::Run(Box::new(Inside::reserving(Box::new(attempt), tx, held, flight))));
                 }
-                Ok(Reserved::Already(begun)) => return Ok(BegunInside::Already(begun)),
+                Ok(Reserved::Skip(outcome)) => return Ok(Begin::Skip(outcome)),
                 Ok(Reserved::Moved) => moved += 1,
                 Err(TxError::Sql(error)) if error.fault() == Fault::LockTimeout => {
                     drop(permit);
@@ -122,7 +113,7 @@ impl Ibid {
                 Err(error) => return Err(error),
             }
         }
-        Ok(BegunInside::Already(in_flight(wait)))
+        Ok(Begin::Skip(in_flight(wait)))
     }
 
     /// The request under the name that counts, and whether that is its current one; none if that changed meanwhile.
@@ -152,12 +143,10 @@ impl Ibid {
         let at = Instant::now();
         let why = match self.write(ask, is_current, &mut tx, policy, wait).await {
             Ok(Wrote::New(decision, held)) => return self.entered(ask, decision, held, tx, at).await,
-            Ok(Wrote::Nothing(decision, stored)) => Ok(Reserved::Already(self.to_caller_outcome(Decided {
-                ask: ask.clone(),
-                decision,
-                stored: Some(*stored),
-                at,
-            }))),
+            Ok(Wrote::Nothing(decision, stored)) => {
+                let decided = Decided { ask: ask.clone(), decision, stored: Some(*stored), at };
+                Ok(Reserved::Skip(self.to_caller_outcome(decided).into_outcome()))
+            }
             Ok(Wrote::Late) => Ok(Reserved::Moved),
             Err(error) => Err(error),
         };
@@ -227,7 +216,7 @@ impl Ibid {
             tx.commit().await?;
             let stored = Some(held.stored);
             let decided = Decided { ask: ask.clone(), decision, stored, at };
-            return Ok(Reserved::Already(self.to_caller_outcome(decided)));
+            return Ok(Reserved::Skip(self.to_caller_outcome(decided).into_outcome()));
         }
         if failpoint::at("reserve.after").await == Hit::Error {
             return Err(SqlError::new(Fault::Again, "a failpoint").into());
@@ -243,23 +232,14 @@ impl Ibid {
     }
 }
 
-impl<T: OwnedTx> std::fmt::Debug for BegunInside<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            BegunInside::Run(inside) => f.debug_tuple("Run").field(inside).finish(),
-            BegunInside::Already(begun) => f.debug_tuple("Already").field(begun).finish(),
-        }
-    }
-}
-
 /// Somebody held it for the whole of this wait, so the next one is worth as much.
-fn in_flight(waited: Duration) -> Begun {
-    Begun::InFlight { retry_in: waited }
+fn in_flight(waited: Duration) -> Outcome {
+    Outcome::InFlight { retry_in: waited }
 }
 
 enum Reserved<T> {
     Run(Box<(Attempt, T, Locked)>),
-    Already(Begun),
+    Skip(Outcome),
     /// It changed in between.
     Moved,
 }

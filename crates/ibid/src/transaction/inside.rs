@@ -19,10 +19,11 @@ use tokio::time::Instant;
 use super::all_inside;
 use super::flights::Flight;
 use super::statements::{self, Locked, Terms};
-use crate::attempt::{Attempt, Finished, kept_answer, says_when};
+use crate::attempt::{Attempt, into_answer};
 use crate::engine::{GiveUp, Unavailable, apply_change, still_owns};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
+use crate::outcome::Outcome;
 use crate::random::nonce;
 use crate::telemetry;
 
@@ -163,7 +164,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     }
 
     /// Tells `hears` once it has ended: for whoever answers the client.
-    pub fn when_ended(&mut self, hears: impl FnOnce(&Finished) + Send + Sync + 'static) {
+    pub fn when_ended(&mut self, hears: impl FnOnce(&Outcome) + Send + Sync + 'static) {
         self.attempt.when_ended(hears);
     }
 
@@ -200,7 +201,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     ///     Ok(())
     /// }
     /// ```
-    pub async fn finish(self, response: Response) -> Result<Finished, TxError> {
+    pub async fn finish(self, response: Response) -> Result<Outcome, TxError> {
         if self.owes {
             return Err(TxError::WhoAnswers);
         }
@@ -210,8 +211,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if response.status >= FAILURES_FROM {
             return self.undo(response).await;
         }
-        let response = response.repeatable(&self.held.stored.record.policy);
-        let answer = kept_answer(&response, false);
+        let (answer, response) = into_answer(response, &self.held.stored.record.policy);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
             // Not a success to the policy: then its work does not stand.
@@ -220,7 +220,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     }
 
     /// The answer is owed by an Effect that was enqueued here as owing: whoever asks waits for it.
-    pub async fn owe(self) -> Result<Finished, TxError> {
+    pub async fn owe(self) -> Result<Outcome, TxError> {
         if !self.owes {
             return Err(TxError::WhoAnswers);
         }
@@ -231,15 +231,13 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     }
 
     /// Undoes the work. What is left is the answer, if the policy stores it.
-    async fn undo(mut self, response: Response) -> Result<Finished, TxError> {
+    async fn undo(mut self, response: Response) -> Result<Outcome, TxError> {
         if !self.reserves {
             self.roll_back().await;
             return Ok(self.attempt.finish_undone(response).await);
         }
         all_inside::back_to_reservation(&mut *self).await?;
-        let retry_after = says_when(&response);
-        let response = response.repeatable(&self.held.stored.record.policy);
-        let answer = kept_answer(&response, retry_after);
+        let (answer, response) = into_answer(response, &self.held.stored.record.policy);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => {
                 self.owes = false;
@@ -249,7 +247,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             // The reservation goes with the rest, and was never seen.
             _ => {
                 self.roll_back().await;
-                Ok(self.attempt.ended_with(Finished::Freed))
+                Ok(self.attempt.ended_with(Outcome::Released))
             }
         }
     }
@@ -266,7 +264,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         mut self,
         change: Arc<Change>,
         response: Option<Arc<Response>>,
-    ) -> Result<Finished, TxError> {
+    ) -> Result<Outcome, TxError> {
         let sent_at = Instant::now();
         let stored = match self.commit(&change).await? {
             Committed::Yes(stored) => *stored,
@@ -276,8 +274,10 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         let engine = self.attempt.ibid().engine().clone();
         engine.notify_waiters(&change.id);
         let finished = match response {
-            Some(response) => Finished::Stored(engine.remember(stored.record, response, sent_at, stored.now)),
-            None => Finished::Owed,
+            Some(response) => {
+                Outcome::Completed(engine.remember(stored.record, response, sent_at, stored.now))
+            }
+            None => Outcome::AwaitingEffect,
         };
         Ok(self.attempt.ended_with(finished))
     }
@@ -309,7 +309,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             // nothing, reserves the new id and runs; this commit, held up until then, would be the second execution.
             // `ibid identity change` waits for commits that were sent in time (`change::retire`), not for this one.
             self.roll_back().await;
-            self.attempt.ended_with(Finished::NotStored);
+            self.attempt.ended_with(Outcome::NotDurable);
             return Err(self.attempt.ibid().engine().without_identity().into());
         }
         let tx = self.tx.take().ok_or(TxError::Ended)?;
@@ -347,13 +347,13 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         };
         let settled = tokio::time::timeout(engine.finish_wait, settle).await.ok().flatten();
         let Some(settlement) = settled.filter(|settlement| settlement.refused.is_none()) else {
-            self.attempt.ended_with(Finished::NotStored);
+            self.attempt.ended_with(Outcome::NotDurable);
             return Err(TxError::Unsure);
         };
         match settlement.stored {
             Some(stored) if change.is_stored_as(&stored) => Ok(stored),
             _ => {
-                self.attempt.ended_with(Finished::Freed);
+                self.attempt.ended_with(Outcome::Released);
                 Err(TxError::NotCommitted)
             }
         }

@@ -18,7 +18,7 @@ pub(crate) mod flights;
 
 pub(crate) mod statements;
 
-pub use all_inside::BegunInside;
+pub use all_inside::BeginInside;
 pub use inside::{Inside, TxError};
 
 #[cfg(feature = "tokio-postgres")]

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid::attempt::{Attempt, Finished};
-use ibid::engine::{Begun, StartError};
+use ibid::attempt::Attempt;
+use ibid::engine::StartError;
 use ibid::identity::StoreIdentity;
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::Keep;
@@ -58,13 +59,13 @@ impl World {
         self.ibid.ask(identity, self.policy.clone(), Arc::new(Payment("b")))
     }
 
-    async fn begin(&self, key: &str) -> Begun {
+    async fn begin(&self, key: &str) -> Begin {
         self.ibid.begin(self.ask(key)).await.expect("the store answers")
     }
 
     async fn run(&self, key: &str) -> Attempt {
         match self.begin(key).await {
-            Begun::Run(attempt) => *attempt,
+            Begin::Run(attempt) => *attempt,
             other => panic!("not to be run: {other:?}"),
         }
     }
@@ -100,11 +101,11 @@ async fn a_caller_that_goes_away_during_begin_leaves_no_reservation_behind() {
     world.store.set(Fault::None);
     loop {
         match world.begin("k").await {
-            Begun::Run(attempt) => {
-                attempt.finish(created(), false).await;
+            Begin::Run(attempt) => {
+                attempt.finish(created()).await;
                 break;
             }
-            Begun::InFlight { .. } => tokio::task::yield_now().await,
+            Begin::Skip(Outcome::InFlight { .. }) => tokio::task::yield_now().await,
             other => panic!("{other:?}"),
         }
     }
@@ -116,7 +117,7 @@ async fn a_caller_that_goes_away_during_finish_leaves_its_answer_behind_also_if_
     let world = world(Policy::default()).await;
     let (attempt, begun) = (world.run("k").await, world.store.commits());
     world.store.set(Fault::Hangs);
-    let finish = tokio::spawn(async move { attempt.finish(created(), false).await });
+    let finish = tokio::spawn(async move { attempt.finish(created()).await });
     while world.store.commits() == begun {
         tokio::task::yield_now().await;
     }
@@ -157,7 +158,7 @@ async fn a_live_attempt_is_renewed_and_nobody_takes_over_until_max_run() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         let record = world.only().await;
         assert!(!record.record.is_due(record.now), "renewed");
-        assert!(matches!(world.begin("k").await, Begun::InFlight { .. }));
+        assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
         assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
     }
     let (so_far, started) = (Duration::from_secs(500), tokio::time::Instant::now());
@@ -168,8 +169,8 @@ async fn a_live_attempt_is_renewed_and_nobody_takes_over_until_max_run() {
     let taken = world.run("k").await;
     assert_eq!(taken.number(), 2);
     // The first comes back: the record is no longer its own, and it learns what counts.
-    assert!(matches!(attempt.finish(created(), false).await, Finished::Superseded(_)));
-    assert!(matches!(taken.finish(created(), false).await, Finished::Stored(_)));
+    assert!(matches!(attempt.finish(created()).await, Outcome::Superseded(_)));
+    assert!(matches!(taken.finish(created()).await, Outcome::Completed(_)));
     let history = world.store.history(world.only().await.record.id).await.unwrap();
     let kinds: Vec<_> = history.iter().map(|(_, line)| line.what.name()).collect();
     assert_eq!(kinds, ["takeover", "late answer"]);
@@ -189,7 +190,7 @@ async fn past_half_of_the_lease_an_attempt_renews_before_its_first_byte_and_past
     let mut late = world.run("k").await;
     tokio::time::advance(Duration::from_secs(61)).await;
     assert!(late.ready().await.is_err());
-    assert!(matches!(late.release(ErrorCode::NotSent).await, Finished::Freed));
+    assert!(matches!(late.release(ErrorCode::NotSent).await, Outcome::Released));
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,7 +233,7 @@ async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
     }
     world.store.set(Fault::None);
     for begin in begins {
-        assert!(matches!(begin.await.unwrap(), Ok(Begun::Run(_))));
+        assert!(matches!(begin.await.unwrap(), Ok(Begin::Run(_))));
     }
     let counts = world.ibid.counts();
     assert!(counts.changes >= 200 && counts.batches <= 20, "{counts:?}");
@@ -242,12 +243,12 @@ async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
 async fn a_completed_record_is_answered_from_memory_and_no_longer_than_cache_ttl() {
     let settings = || Settings { begin_timeout: Duration::from_millis(20), ..Settings::default() };
     let kept = world_with(Policy::default(), settings()).await;
-    kept.run("k").await.finish(created(), false).await;
+    kept.run("k").await.finish(created()).await;
     kept.store.set(Fault::Down);
-    assert!(matches!(kept.begin("k").await, Begun::Replay(_)));
+    assert!(matches!(kept.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 
     let uncached = world_with(Policy::default(), Settings { cache_ttl: Duration::ZERO, ..settings() }).await;
-    uncached.run("k").await.finish(created(), false).await;
+    uncached.run("k").await.finish(created()).await;
     uncached.store.set(Fault::Down);
     assert!(uncached.ibid.begin(uncached.ask("k")).await.is_err());
 }
@@ -269,8 +270,8 @@ async fn attempts_that_live_at_once_are_bounded() {
     let world = world_with(Policy::default(), Settings { attempts_max: 2, ..Settings::default() }).await;
     let (first, second) = (world.run("a").await, world.run("b").await);
     assert!(world.ibid.begin(world.ask("c")).await.is_err());
-    first.finish(created(), false).await;
-    world.run("c").await.finish(created(), false).await;
+    first.finish(created()).await;
+    world.run("c").await.finish(created()).await;
     drop(second);
 }
 
@@ -279,7 +280,7 @@ async fn one_ask_begun_twice_at_once_runs_once() {
     let world = world(Policy::default()).await;
     let ask = world.ask("k");
     let (a, b) = tokio::join!(world.ibid.begin(ask.clone()), world.ibid.begin(ask));
-    let runs = [&a, &b].iter().filter(|begun| matches!(begun, Ok(Begun::Run(_)))).count();
+    let runs = [&a, &b].iter().filter(|begun| matches!(begun, Ok(Begin::Run(_)))).count();
     assert_eq!(runs, 1, "{a:?} / {b:?}");
 }
 
@@ -293,14 +294,14 @@ async fn one_ask_begun_again_after_a_refusal_keeps_what_it_then_reserved() {
     world.store.set(Fault::None);
     let attempt = loop {
         match world.ibid.begin(ask.clone()).await {
-            Ok(Begun::Run(attempt)) => break attempt,
-            Ok(Begun::InFlight { .. }) | Err(_) => tokio::task::yield_now().await,
+            Ok(Begin::Run(attempt)) => break attempt,
+            Ok(Begin::Skip(Outcome::InFlight { .. })) | Err(_) => tokio::task::yield_now().await,
             other => panic!("{other:?}"),
         }
     };
     // The release of the first one finds another's record, and leaves it alone.
-    assert!(matches!(world.begin("k").await, Begun::InFlight { .. }));
-    attempt.finish(created(), false).await;
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
+    attempt.finish(created()).await;
     world.ibid.settled().await;
     assert_eq!(world.state().await, State::Completed);
 }
@@ -312,7 +313,7 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
     attempt.ready().await.expect("a fresh lease");
     world.store.set(Fault::Hangs);
     let before = world.store.commits();
-    let finish = tokio::spawn(attempt.finish(created(), false));
+    let finish = tokio::spawn(attempt.finish(created()));
     while world.store.commits() == before {
         tokio::task::yield_now().await;
     }
@@ -332,11 +333,11 @@ async fn a_superseded_finish_is_answered_with_what_is_stored() {
     world.hands.advance(Duration::from_secs(61));
     let other = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
     let ask = other.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
-    let Ok(Begun::Run(second)) = other.begin(ask).await else { panic!("a takeover") };
-    assert!(matches!(second.finish(created(), false).await, Finished::Stored(_)));
-    let finished = first.finish(Response { status: 200, ..created() }, false).await;
-    let Finished::Superseded(begun) = finished else { panic!("{finished:?}") };
-    assert!(matches!(&*begun, Begun::Replay(kept) if kept.response.status == 201));
+    let Ok(Begin::Run(second)) = other.begin(ask).await else { panic!("a takeover") };
+    assert!(matches!(second.finish(created()).await, Outcome::Completed(_)));
+    let finished = first.finish(Response { status: 200, ..created() }).await;
+    let Outcome::Superseded(begun) = finished else { panic!("{finished:?}") };
+    assert!(matches!(&*begun, Outcome::Completed(kept) if kept.response.status == 201));
     assert!(world.only().await.record.flags.dead_letter, "a person must look at two answers");
 }
 
@@ -355,7 +356,7 @@ async fn a_node_whose_secrets_were_taken_away_does_not_start() {
     let secret = Secret::new("an old secret of some length").expect("long enough");
     let world =
         world_with(Policy::default(), Settings { secrets: vec![secret], ..Settings::default() }).await;
-    world.run("k").await.finish(created(), false).await;
+    world.run("k").await.finish(created()).await;
     let refused = Ibid::start(world.store.clone(), Settings::default()).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(_))));
 }
@@ -390,13 +391,13 @@ async fn a_store_used_with_another_identity_is_refused() {
 #[tokio::test]
 async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
     let world = world(Policy::default()).await;
-    world.run("k").await.finish(created(), false).await;
+    world.run("k").await.finish(created()).await;
     let second = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
     let identity = world.ask("k").identity;
     let ask = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
-    assert!(matches!(second.begin(ask).await, Ok(Begun::Replay(_))));
+    assert!(matches!(second.begin(ask).await, Ok(Begin::Skip(Outcome::Completed(_)))));
     let other = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("other")));
-    assert!(matches!(second.begin(other).await, Ok(Begun::Mismatch)));
+    assert!(matches!(second.begin(other).await, Ok(Begin::Skip(Outcome::Mismatch))));
 }
 
 #[tokio::test]
@@ -408,12 +409,12 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
         ..Settings::default()
     };
     let world = world_with(Policy::default(), with(&[old])).await;
-    world.run("k").await.finish(created(), false).await;
+    world.run("k").await.finish(created()).await;
     let refused = Ibid::start(world.store.clone(), with(&[new])).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(id)) if id == secret(old).id()));
     let both = Ibid::start(world.store.clone(), with(&[new, old])).await.expect("it starts");
     let ask = both.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
-    assert!(matches!(both.begin(ask).await, Ok(Begun::Replay(_))));
+    assert!(matches!(both.begin(ask).await, Ok(Begin::Skip(Outcome::Completed(_)))));
     world.hands.advance(Duration::from_secs(24 * 3600));
     upkeep::reap_once(&both, Keep::default()).await.expect("the store answers");
     assert!(Ibid::start(world.store.clone(), with(&[new])).await.is_ok(), "once its records have gone");
@@ -474,7 +475,7 @@ async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
     pass(Duration::from_secs(31)).await;
     world.store.set(Fault::None);
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "its holder could not renew");
-    assert!(matches!(world.begin("k").await, Begun::InFlight { .. }));
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     pass(Duration::from_secs(59)).await;
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
     pass(Duration::from_secs(1)).await;
@@ -486,7 +487,7 @@ async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
 #[tokio::test]
 async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
     let world = world(Policy::default()).await;
-    world.run("done").await.finish(created(), false).await;
+    world.run("done").await.finish(created()).await;
     let running = world.run("running").await;
     let (_, _late) = world.run("unknown").await.unknown(ErrorCode::Broken).await;
     world.hands.advance(Duration::from_secs(24 * 3600 - 1));
@@ -506,11 +507,11 @@ async fn after_a_jump_of_the_stores_clock_nobody_takes_over_to_run() {
     let attempt = world.run("k").await;
     world.hands.advance(Duration::from_secs(3600));
     // The first look shows the jump; from then on the lapse may be none.
-    assert!(matches!(world.begin("other").await, Begun::Run(_)));
-    assert!(matches!(world.begin("k").await, Begun::InFlight { .. }));
+    assert!(matches!(world.begin("other").await, Begin::Run(_)));
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
     assert_eq!(world.store.due(State::InProgress, 10).await.unwrap().len(), 1);
-    assert!(matches!(attempt.finish(created(), false).await, Finished::Stored(_)));
+    assert!(matches!(attempt.finish(created()).await, Outcome::Completed(_)));
 }
 
 #[tokio::test]
@@ -519,7 +520,7 @@ async fn a_lease_left_too_long_by_a_clock_that_stepped_back_is_set_right_by_whoe
     let attempt = world.run("k").await;
     let start = world.only().await.now;
     world.hands.set(Timestamp::from_micros(start.as_micros() - 3_600_000_000));
-    assert!(matches!(world.begin("k").await, Begun::InFlight { .. }));
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     loop {
         let stored = world.only().await;
         if stored.record.due_at.expect("a lease").since(stored.now) <= Duration::from_secs(60) {
@@ -527,7 +528,7 @@ async fn a_lease_left_too_long_by_a_clock_that_stepped_back_is_set_right_by_whoe
         }
         tokio::task::yield_now().await;
     }
-    assert!(matches!(attempt.finish(created(), false).await, Finished::Stored(_)));
+    assert!(matches!(attempt.finish(created()).await, Outcome::Completed(_)));
 }
 
 #[tokio::test]
@@ -554,10 +555,10 @@ async fn every_lapse_is_counted_once_whether_a_request_or_the_sweeper_is_first_t
             let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
             if by_request {
                 let begun = node.begin(world.ask(key)).await.expect("the store answers");
-                assert!(!matches!(begun, Begun::InFlight { .. }), "{on_lapse:?}: {begun:?}");
+                assert!(!matches!(begun, Begin::Skip(Outcome::InFlight { .. })), "{on_lapse:?}: {begun:?}");
                 assert_eq!(counted(), lapses, "{on_lapse:?}: by the request");
-                if let Begun::Run(attempt) = begun {
-                    attempt.finish(created(), false).await;
+                if let Begin::Run(attempt) = begun {
+                    attempt.finish(created()).await;
                 }
             }
             upkeep::sweep_once(&node).await.expect("the store answers");

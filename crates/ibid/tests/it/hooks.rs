@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
 use ibid::http::hooks::{Hook, HookSecret, Mapping, ProviderIdAt, Scheme, Target, TenantAt};
-use ibid::http::{Guard, GuardLayer, NoTenant, Routes, Tenants};
+use ibid::http::{IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings, upkeep};
@@ -32,7 +32,7 @@ mod races;
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 struct World {
-    app: Guard<Router>,
+    app: IdempotencyService<Router>,
     ibid: Ibid,
     store: Arc<FaultyStore>,
     hands: Hands,
@@ -45,11 +45,11 @@ async fn world() -> World {
     let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
     let gate = Arc::new(Semaphore::new(0));
     let router = Router::new().route("/pay", post(pay)).with_state(gate.clone());
-    let tenants = Tenants::by(|head| {
+    let tenants = TenantSource::by(|head| {
         let name = head.headers.get("x-tenant").and_then(|name| name.to_str().ok()).unwrap_or("ann");
-        Tenant::new(name).map_err(|_| NoTenant)
+        Tenant::new(name).map_err(|_| MissingIdentity)
     });
-    let layer = GuardLayer::new(ibid.clone(), tenants).hooks(vec![hook()]).expect("a good hook");
+    let layer = IdempotencyLayer::new(ibid.clone(), tenants).hooks(vec![hook()]).expect("a good hook");
     World { app: layer.layer(router), ibid, store, hands, gate }
 }
 
@@ -404,7 +404,7 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     let layer = |policy: Policy| {
         let ibid = if policy.bind == BindRule::Principal { &by_principal } else { &world.ibid };
         let routes = Routes::new(policy, vec![]).expect("good routes");
-        GuardLayer::with_routes(ibid.clone(), Tenants::only(), routes)
+        IdempotencyLayer::with_routes(ibid.clone(), TenantSource::only(), routes)
     };
     let refused = |policy: Policy, change: fn(&mut Hook)| {
         let mut hook = hook();

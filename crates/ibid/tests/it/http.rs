@@ -15,7 +15,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCo
 use axum::routing::{get, post, put};
 use axum::{Router, response::IntoResponse};
 use http_body_util::BodyExt;
-use ibid::http::{Guard, GuardLayer, Guarded, NoTenant, Principals, Routes, Rule, Tenants};
+use ibid::http::{
+    Guarded, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule,
+    TenantSource,
+};
 use ibid::identity::StoreIdentity;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
@@ -40,7 +43,7 @@ struct Api {
 
 struct World {
     api: Api,
-    app: Guard<Router>,
+    app: IdempotencyService<Router>,
     ibid: Ibid,
     store: Arc<FaultyStore>,
     hands: Hands,
@@ -64,11 +67,11 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
         .route("/plain", get(async || "plain"))
         .route("/things/{id}", put(handle))
         .with_state(api.clone());
-    let tenants = Tenants::by(|head| match head.headers.get("x-tenant") {
-        Some(name) => Tenant::new(name.to_str().map_err(|_| NoTenant)?).map_err(|_| NoTenant),
-        None => Err(NoTenant),
+    let tenants = TenantSource::by(|head| match head.headers.get("x-tenant") {
+        Some(name) => Tenant::new(name.to_str().map_err(|_| MissingIdentity)?).map_err(|_| MissingIdentity),
+        None => Err(MissingIdentity),
     });
-    let app = GuardLayer::with_routes(ibid.clone(), tenants, routes).layer(router);
+    let app = IdempotencyLayer::with_routes(ibid.clone(), tenants, routes).layer(router);
     World { api, app, ibid, store, hands }
 }
 
@@ -466,6 +469,39 @@ async fn a_client_that_hangs_up_finds_its_answer_stored() {
     assert_eq!((retry.status, retry.is_replay(), world.runs()), (201, true, 1));
 }
 
+/// On one thread, a task that the call has spawned does not run between the last poll and the drop. So one of the rounds drops
+/// the client just after its begin was committed and its run was spawned.
+#[tokio::test]
+async fn a_client_that_left_before_the_run_releases_its_key() {
+    let mut released = 0;
+    for polls in 1.. {
+        let world = world(Policy::default()).await;
+        let mut call = Box::pin(world.app.clone().oneshot(pay("k").build()));
+        for poll in 0..polls {
+            if poll > 0 {
+                tokio::task::yield_now().await;
+            }
+            if futures_util::poll!(&mut call).is_ready() {
+                assert!(released > 0, "no round left a reserved key");
+                return;
+            }
+        }
+        let had_run = world.runs() > 0;
+        drop(call);
+        world.ibid.settled().await;
+        if !had_run {
+            assert_eq!(world.runs(), 0, "the handler ran for a client that left after {polls} polls");
+            if world.records().await > 0 {
+                assert_eq!(world.state().await, "retryable", "after {polls} polls");
+                released += 1;
+            }
+        }
+        // No lease has lapsed: the clock stands still.
+        let retry = world.send(pay("k")).await;
+        assert_eq!((retry.status, retry.is_replay(), world.runs()), (201, had_run, 1), "after {polls} polls");
+    }
+}
+
 #[tokio::test]
 async fn dropped_at_any_await_a_request_is_carried_out_at_most_once_and_its_key_never_sticks() {
     for polls in 1.. {
@@ -709,13 +745,13 @@ async fn after_retention_a_key_is_new_and_with_a_tombstone_it_is_refused() {
 }
 
 /// A second guard on the same store, with nothing in its cache.
-async fn fresh_node(world: &World) -> Guard<Router> {
+async fn fresh_node(world: &World) -> IdempotencyService<Router> {
     let settings = Settings { identity: StoreIdentity::new("a header"), ..Settings::default() };
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let router =
         Router::new().route("/pay", post(handle)).route("/other", post(handle)).with_state(world.api.clone());
-    let tenants = Tenants::by(|_| Tenant::new("acme").map_err(|_| NoTenant));
-    GuardLayer::new(ibid, tenants).layer(router)
+    let tenants = TenantSource::by(|_| Tenant::new("acme").map_err(|_| MissingIdentity));
+    IdempotencyLayer::new(ibid, tenants).layer(router)
 }
 
 #[tokio::test]
@@ -864,11 +900,12 @@ async fn bound_to_the_principal_another_ones_same_key_is_a_record_of_its_own() {
     let policy = Policy { bind: BindRule::Principal, ..Policy::default() };
     let world = world(policy.clone()).await;
     let routes = Routes::new(policy, vec![]).expect("good routes");
-    let principals = Principals::by(|head| match head.headers.get("x-user") {
-        Some(user) => Ok(user.to_str().map_err(|_| NoTenant)?.to_owned()),
-        None => Err(NoTenant),
+    let principals = PrincipalSource::by(|head| match head.headers.get("x-user") {
+        Some(user) => Ok(user.to_str().map_err(|_| MissingIdentity)?.to_owned()),
+        None => Err(MissingIdentity),
     });
-    let layer = GuardLayer::with_routes(world.ibid.clone(), Tenants::only(), routes).principals(principals);
+    let layer = IdempotencyLayer::with_routes(world.ibid.clone(), TenantSource::only(), routes)
+        .principals(principals);
     let router = Router::new().route("/pay", post(handle)).with_state(world.api.clone());
     let app = layer.layer(router);
     let send = async |post: Post| read(app.clone().oneshot(post.build()).await).await;
@@ -948,7 +985,7 @@ async fn the_status_page_shows_the_state_and_the_stored_answer() {
 async fn nested_routers_do_not_take_each_others_records() {
     let world = world(Policy::default()).await;
     let guarded = || {
-        let layer = GuardLayer::new(world.ibid.clone(), Tenants::only());
+        let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only());
         Router::new().route("/pay", post(handle)).with_state(world.api.clone()).layer(layer)
     };
     let app = Router::new().nest("/a", guarded()).nest("/b", guarded());

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::post;
 use ibid::engine::TenantRate;
-use ibid::http::{Guard, GuardLayer, Guarded, Routes, Tenants};
+use ibid::http::{Guarded, IdempotencyLayer, IdempotencyService, Routes, TenantSource};
 use ibid::operator::{Act, Operator};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
@@ -52,7 +52,7 @@ async fn handle(
 
 struct World {
     api: Api,
-    app: Guard<Router>,
+    app: IdempotencyService<Router>,
     ibid: Ibid,
     store: Arc<MemoryStore>,
     faults: Arc<FaultyStore>,
@@ -76,7 +76,7 @@ async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
     let router = Router::new().route("/rides/{id}/pay", post(handle)).with_state(api.clone());
     let policy = Policy { answer: AnswerRule::Async, ..policy };
     let routes = Routes::new(policy, vec![]).expect("good routes");
-    let mut layer = GuardLayer::with_routes(ibid.clone(), Tenants::only(), routes);
+    let mut layer = IdempotencyLayer::with_routes(ibid.clone(), TenantSource::only(), routes);
     let mut chores = None;
     if delivers {
         layer = layer.resumes::<_, Body, _>(router.clone());
@@ -184,7 +184,7 @@ async fn the_deliverer_begins_nothing_past_the_deadline() {
     let mut world = world(Policy::default(), 0, false).await;
     assert_eq!(world.pay().await.0, 202);
     world.hands.advance(Duration::from_secs(3600));
-    let layer = GuardLayer::new(world.ibid.clone(), Tenants::only());
+    let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only());
     let router = Router::new().route("/rides/{id}/pay", post(handle)).with_state(world.api.clone());
     let _ = layer.resumes::<Router, Body, _>(router);
     let never = Schedule {

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::routing::any;
-use ibid::http::{Begins, Guard, GuardLayer, NoTenant, Routes, Rule, Tenants};
+use ibid::http::{Begins, IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, Rule, TenantSource};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
@@ -20,7 +20,7 @@ use tower::{Layer, ServiceExt};
 /// An API that echoes the body, and counts its runs.
 struct Api {
     runs: Arc<AtomicUsize>,
-    app: Guard<Router>,
+    app: IdempotencyService<Router>,
 }
 
 impl Api {
@@ -44,11 +44,11 @@ impl Api {
             async move { (status, [("repeatability-result", "the handler's own")], text) }
         });
         let router = Router::new().fallback(handle);
-        let tenants = Tenants::by(|head| match head.headers.contains_key("x-nobody") {
-            true => Err(NoTenant),
+        let tenants = TenantSource::by(|head| match head.headers.contains_key("x-nobody") {
+            true => Err(MissingIdentity),
             false => Ok(Tenant::only()),
         });
-        Api { runs, app: GuardLayer::with_routes(ibid, tenants, routes).layer(router) }
+        Api { runs, app: IdempotencyLayer::with_routes(ibid, tenants, routes).layer(router) }
     }
 
     async fn post(&self, lines: &[(&str, &str)], body: impl Into<Body>) -> Answer {

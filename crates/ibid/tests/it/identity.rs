@@ -8,10 +8,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, StatusCode};
-use ibid::engine::{Begun, StartError};
-use ibid::http::{Guard, GuardLayer, NoTenant, Principals, Routes, Rule, Tenants};
+use ibid::engine::StartError;
+use ibid::http::{
+    IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule, TenantSource,
+};
 use ibid::identity::change::{self, ChangeError, Waiting};
 use ibid::identity::{IdentityError, IdentityPhase, StoreIdentity};
+use ibid::outcome::Begin;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::Keep;
@@ -35,7 +38,7 @@ struct World {
 /// One process on the store.
 struct Node {
     ibid: Ibid,
-    app: Guard<Router>,
+    app: IdempotencyService<Router>,
 }
 
 impl World {
@@ -57,12 +60,12 @@ impl World {
                 _ => (StatusCode::CREATED, format!("run {run}")),
             }
         };
-        let tenants = Tenants::by(|_| Tenant::new("acme").map_err(|_| NoTenant));
-        let principals = Principals::by(|head| {
+        let tenants = TenantSource::by(|_| Tenant::new("acme").map_err(|_| MissingIdentity));
+        let principals = PrincipalSource::by(|head| {
             let user = head.headers.get("x-user").and_then(|user| user.to_str().ok());
-            user.map(str::to_owned).ok_or(NoTenant)
+            user.map(str::to_owned).ok_or(MissingIdentity)
         });
-        let layer = GuardLayer::with_routes(ibid.clone(), tenants, routes).principals(principals);
+        let layer = IdempotencyLayer::with_routes(ibid.clone(), tenants, routes).principals(principals);
         Ok(Node { ibid, app: layer.layer(Router::new().fallback(handler)) })
     }
 
@@ -240,7 +243,7 @@ async fn a_retired_identity_begins_and_delivers_nothing() {
     let world = World::new();
     let node = world.start(plain()).await;
     let ask = crate::asking::ask(&node.ibid, "acme", "reserved", Policy::default());
-    let Ok(Begun::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
+    let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
     world.change().await;
     assert!(!node.ibid.is_identity_active());
     assert_eq!(node.pay("b").await.0, StatusCode::SERVICE_UNAVAILABLE);
@@ -257,7 +260,7 @@ async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
     let world = World::new();
     let node = world.start(plain()).await;
     let ask = crate::asking::ask(&node.ibid, "acme", "reserved", Policy::default());
-    let Ok(Begun::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
+    let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
     world.store.set(Fault::Down);
     tokio::time::sleep(Settings::default().identity_valid_for).await;
     assert!(attempt.ready().await.is_err(), "whether it is retired is not known");
@@ -346,5 +349,5 @@ async fn a_guard_with_other_routes_than_it_was_started_with_panics() {
     let world = World::new();
     let settings = Settings { identity: StoreIdentity::new("t"), ..Settings::default() };
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
-    let _ = GuardLayer::with_routes(ibid, Tenants::only(), routes(wide()));
+    let _ = IdempotencyLayer::with_routes(ibid, TenantSource::only(), routes(wide()));
 }

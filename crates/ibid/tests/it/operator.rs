@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid::attempt::Attempt;
-use ibid::engine::Begun;
 use ibid::operator::{Act, BulkAction, Filter, Found, Operator, OperatorError, SeenVersion, answer};
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Keep};
@@ -45,13 +45,13 @@ impl World {
         ask(&self.ibid, tenant, key, policy)
     }
 
-    async fn begin(&self, key: &str) -> Begun {
+    async fn begin(&self, key: &str) -> Begin {
         self.ibid.begin(self.ask_of("shop", key)).await.expect("the store answers")
     }
 
     async fn run(&self, key: &str) -> Attempt {
         match self.begin(key).await {
-            Begun::Run(attempt) => *attempt,
+            Begin::Run(attempt) => *attempt,
             other => panic!("not to be run: {other:?}"),
         }
     }
@@ -65,7 +65,7 @@ impl World {
 
     async fn completed(&self, key: &str) -> RecordId {
         let id = self.ask_of("shop", key).id;
-        self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned()), false).await;
+        self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned())).await;
         id
     }
 
@@ -73,7 +73,7 @@ impl World {
     async fn abandoned(&self, key: &str) -> Stored {
         let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
         let (id, lease) = (ask.id, ask.policy.lease);
-        let Begun::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
+        let Begin::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
         // Its process is gone, so that nobody ends it.
@@ -119,7 +119,7 @@ async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
     let stored = world.operator.resolve(id, None, &executed(), &ann()).await.expect("it is settled");
     assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
     assert!(!stored.record.flags.dead_letter, "nobody need look any more");
-    let Begun::Replay(kept) = world.begin("k").await else { panic!("a retry replays") };
+    let Begin::Skip(Outcome::Completed(kept)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"by hand"[..]));
     let line = "resolved as executed (201), unknown to completed, by ann: the bank has it";
     assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
@@ -134,14 +134,17 @@ async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
     assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
     let attempt = world.run("k").await;
     assert_eq!(attempt.number(), 2);
-    assert!(matches!(world.begin("k").await, Begun::InFlight { .. }), "one retry runs, no more");
+    assert!(
+        matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })),
+        "one retry runs, no more"
+    );
 }
 
 #[tokio::test]
 async fn a_forgotten_key_runs_as_new_although_its_answer_was_in_the_cache() {
     let world = World::new().await;
     let id = world.completed("k").await;
-    assert!(matches!(world.begin("k").await, Begun::Replay(_)), "it is in the cache");
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))), "it is in the cache");
     world.operator.forget(id, None, &ann()).await.expect("it is forgotten");
     let line = "forgotten, completed (201) to absent, by ann: the bank has it";
     assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
@@ -195,7 +198,7 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
     assert_eq!(kept(&after), kept(&before));
     let stored = world.operator.history(before.record.id).await.expect("it is there").stored;
     assert_eq!(kept(&stored), kept(&before), "as the store has it, too");
-    let Begun::Replay(answer) = world.begin("k").await else { panic!("a retry replays") };
+    let Begin::Skip(Outcome::Completed(answer)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!(Some(answer.response.status), before.record.note.status);
     let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has it";
     assert_eq!(world.lines(before.record.id).await.last(), Some(&(Happened::Operator, line.to_owned())));
@@ -353,8 +356,8 @@ async fn pages_follow_one_another_and_the_last_has_no_cursor() {
 async fn tenants_are_told_by_the_part_of_their_requests_that_are_duplicates() {
     let world = World::new().await;
     let send = async |tenant: &str, key: String| {
-        if let Begun::Run(attempt) = world.ibid.begin(world.ask_of(tenant, &key)).await.expect("it answers") {
-            attempt.finish(Response::plain(201, "text/plain", String::new()), false).await;
+        if let Begin::Run(attempt) = world.ibid.begin(world.ask_of(tenant, &key)).await.expect("it answers") {
+            attempt.finish(Response::plain(201, "text/plain", String::new())).await;
         }
     };
     for round in 0..30 {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid::Ibid;
-use ibid::engine::Begun;
 use ibid::operator::{Operator, OperatorError};
-use ibid::outbox::{self, Outcome, Round, Verified, WorkerError};
+use ibid::outbox::{self, CallOutcome, Round, Verified, WorkerError};
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{Keep, reap_once, reap_outlook};
@@ -66,7 +66,7 @@ async fn what_is_rolled_back_enqueues_nothing() {
 async fn a_replay_enqueues_nothing() {
     let world = World::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Replay(_)));
+    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Completed(_))));
     assert_eq!(world.effects().await.len(), 1);
 }
 
@@ -74,7 +74,7 @@ async fn a_replay_enqueues_nothing() {
 async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_a_dead_one_never() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
-        "mail" => Outcome::Refused { why: "no such address".into() },
+        "mail" => CallOutcome::Refused { why: "no such address".into() },
         _ => made(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
@@ -145,7 +145,7 @@ async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
 async fn one_that_a_person_must_look_at_holds_up_its_aggregate_until_it_is_discarded() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
-        "first" => Outcome::Refused { why: "card expired".into() },
+        "first" => CallOutcome::Refused { why: "card expired".into() },
         _ => made(),
     });
     let ordered = |name: &str| NewEffect::new(name, "charge", "").ordered_by("account 7");
@@ -198,7 +198,7 @@ async fn a_lapsed_claim_of_an_effect_that_is_not_repeatable_is_unknown_and_never
 
 #[tokio::test]
 async fn what_verify_says_decides_about_an_uncertain_call() {
-    let uncertain = || Outcome::Uncertain { why: "reset by peer".into() };
+    let uncertain = || CallOutcome::Uncertain { why: "reset by peer".into() };
     for (says, state) in [(Verified::Made(world::a_charge()), Done), (Verified::NotMade, Queued)] {
         let world = World::new().await;
         let provider = Provider::new("w", move |_| uncertain());
@@ -221,7 +221,7 @@ async fn what_verify_says_decides_about_an_uncertain_call() {
 async fn what_verify_found_not_made_is_called_again_as_if_for_the_first_time() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
-        1 => Outcome::Uncertain { why: "time-out".into() },
+        1 => CallOutcome::Uncertain { why: "time-out".into() },
         _ => made(),
     });
     provider.will_verify([Verified::NotMade]);
@@ -240,7 +240,7 @@ async fn what_verify_found_not_made_is_called_again_as_if_for_the_first_time() {
 #[tokio::test]
 async fn a_verification_that_never_tells_ends_with_a_person() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Uncertain { why: "time-out".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
     let rules = Rules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     let worker = world.worker(&provider);
@@ -290,7 +290,7 @@ async fn a_claim_that_is_over_before_the_call_began_is_given_back_uncalled() {
 async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
-        4 => Outcome::NotMade { why: "503".into(), after: Some(Duration::from_secs(900)) },
+        4 => CallOutcome::NotMade { why: "503".into(), after: Some(Duration::from_secs(900)) },
         _ => not_made("503"),
     });
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
@@ -374,7 +374,7 @@ async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
     let waiter = tokio::spawn(async move { ibid.wait(ask, Duration::from_secs(60)).await });
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
     match waiter.await.unwrap().unwrap() {
-        Begun::Replay(kept) => {
+        Outcome::Completed(kept) => {
             assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"paid"[..]))
         }
         other => panic!("not answered: {other:?}"),
@@ -386,13 +386,13 @@ async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
 async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after_all() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
-        1 if call.provider_id.is_none() => Outcome::Refused { why: "card declined".into() },
+        1 if call.provider_id.is_none() => CallOutcome::Refused { why: "card declined".into() },
         _ => made(),
     });
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 1);
     assert_eq!(world.record("k").await.state, State::Unknown);
-    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Unknown { .. }));
+    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Unknown { .. })));
     assert_eq!(world.ledger(), ["w charge dead: card declined"]);
 
     let seq = world.only().await.seq;
@@ -401,13 +401,13 @@ async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after
     let other = Provider::new("w", |_| made());
     assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
     assert_eq!(world.record("k").await.state, State::Completed);
-    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begun::Replay(_)));
+    assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Completed(_))));
 }
 
 #[tokio::test]
 async fn an_owed_answer_that_is_missing_is_for_a_person_to_give() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Made(outbox::Made::default()));
+    let provider = Provider::new("w", |_| CallOutcome::Made(outbox::Made::default()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
     assert_eq!((world.only().await.state, world.record("k").await.state), (Done, State::Unknown));
@@ -423,7 +423,7 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
     let absent = Operator::new(&world.ibid).discard(seq + 1, &because("no reason")).await;
     assert!(matches!(absent, Err(OperatorError::NoSuchEffect(_))), "{absent:?}");
 
-    let provider = Provider::new("w", |_| Outcome::Refused { why: "no".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no".into() });
     world.worker(&provider).run_once().await.unwrap();
     Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
     assert_eq!(world.only().await.state, Discarded);
@@ -445,7 +445,7 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
 #[tokio::test]
 async fn an_effect_discarded_while_it_is_asked_about_leaves_its_record_unknown() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Uncertain { why: "reset".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
     world.worker(&provider).run_once().await.unwrap();
     assert_eq!(world.record("k").await.state, State::Pending);
@@ -561,7 +561,7 @@ async fn a_worker_goes_through_any_driver() {
 
     struct Charge;
     impl outbox::Handler<SqlxSqliteTx<'static>> for Charge {
-        fn call<'a>(&'a self, _: &'a outbox::Call) -> ibid_core::store::Pending<'a, Outcome> {
+        fn call<'a>(&'a self, _: &'a outbox::Call) -> ibid_core::store::Pending<'a, CallOutcome> {
             Box::pin(async { made() })
         }
         fn record<'a>(

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -37,17 +36,23 @@ async fn an_expired_key_is_refused_by_its_tombstone_until_that_goes_too() {
         };
         world.pay("k", &policy).await;
         world.hands.advance(HOUR);
-        assert!(matches!(world.begin("k", &policy).await, Begun::Expired), "whether or not the reaper came");
+        assert!(
+            matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Expired)),
+            "whether or not the reaper came"
+        );
         let ripe = Ripe { strip: 1, remove: 0 };
         assert_eq!(world.outlook().await, Outlook { records: ripe, ..Outlook::default() });
         assert_eq!(world.reap().await, Harvest { stripped: 1, ..Harvest::default() });
         let tomb = world.only().await;
         assert!(tomb.identity.is_forgotten() && tomb.fingerprint.is_some(), "{tomb:?}");
-        assert!(matches!(world.begin("k", &policy).await, Begun::Expired), "the id is enough to refuse by");
+        assert!(
+            matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Expired)),
+            "the id is enough to refuse by"
+        );
         assert_eq!(world.reap().await, Harvest::default(), "once");
         world.hands.advance(24 * HOUR);
         assert_eq!(world.reap().await, Harvest { removed: 1, ..Harvest::default() });
-        assert!(matches!(world.begin("k", &policy).await, Begun::Run(_)), "as new");
+        assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
     }
 }
 
@@ -60,7 +65,7 @@ async fn an_expired_key_runs_anew_over_its_tombstone_and_is_its_tenants_again() 
         assert_eq!(world.reap().await.stripped, 1);
         world.pay("k", &policy).await;
         assert_eq!(world.only().await.identity.key.as_str(), "k");
-        assert!(matches!(world.begin("k", &policy).await, Begun::Replay(_)));
+        assert!(matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Completed(_))));
         assert_eq!(world.reap().await, Harvest::default(), "its time counts anew");
         world.hands.advance(HOUR);
         assert_eq!(world.reap().await.stripped, 1, "and comes again");
@@ -72,8 +77,8 @@ async fn without_a_tombstone_all_goes_at_once_and_what_runs_or_is_unknown_stays_
     for world in [World::in_memory().await, World::on_sqlite().await] {
         let policy = Policy::default();
         world.pay("done", &policy).await;
-        let Begun::Run(running) = world.begin("running", &policy).await else { panic!("it is new") };
-        let Begun::Run(lost) = world.begin("unknown", &policy).await else { panic!("it is new") };
+        let Begin::Run(running) = world.begin("running", &policy).await else { panic!("it is new") };
+        let Begin::Run(lost) = world.begin("unknown", &policy).await else { panic!("it is new") };
         let (_, _late) = lost.unknown(ErrorCode::Broken).await;
         world.hands.advance(24 * HOUR);
         assert_eq!(world.reap().await, Harvest { removed: 1, ..Harvest::default() });
@@ -88,17 +93,20 @@ async fn without_a_tombstone_all_goes_at_once_and_what_runs_or_is_unknown_stays_
 async fn an_unknown_outcome_goes_after_unknown_retention_never_silently() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
         let policy = Policy { unknown_retention: Some(48 * HOUR), tombstone: HOUR, ..Policy::default() };
-        let Begun::Run(lost) = world.begin("k", &policy).await else { panic!("it is new") };
+        let Begin::Run(lost) = world.begin("k", &policy).await else { panic!("it is new") };
         drop(lost.unknown(ErrorCode::Broken).await);
         world.hands.advance(47 * HOUR);
         assert_eq!(world.reap().await, Harvest::default());
-        assert!(matches!(world.begin("k", &policy).await, Begun::Unknown { settled_in: None }));
+        assert!(matches!(
+            world.begin("k", &policy).await,
+            Begin::Skip(Outcome::Unknown { settled_in: None })
+        ));
         world.hands.advance(HOUR);
         let id = world.only().await.id;
         assert_eq!(world.reap().await, Harvest { settled: 1, stripped: 1, ..Harvest::default() });
         let history = world.store.history(id).await.unwrap();
         assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
-        assert!(matches!(world.begin("k", &policy).await, Begun::Run(_)), "as new");
+        assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
     }
 }
 
@@ -108,7 +116,7 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
         let policy = Policy { answer: AnswerRule::Async, ..Policy::default() };
         let mut ask = world.ask("k", &policy);
         ask.later = Some(Bytes::from_static(b"the request"));
-        assert!(matches!(world.ibid.begin(ask).await, Ok(Begun::Accepted { .. })));
+        assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
         world.hands.advance(policy.pending_deadline);
         assert_eq!(world.reap().await, Harvest { settled: 1, ..Harvest::default() });
         let record = world.only().await;
@@ -205,14 +213,14 @@ impl World {
         ask(&self.ibid, "shop", key, policy.clone())
     }
 
-    async fn begin(&self, key: &str, policy: &Policy) -> Begun {
+    async fn begin(&self, key: &str, policy: &Policy) -> Begin {
         self.ibid.begin(self.ask(key, policy)).await.expect("the store answers")
     }
 
     async fn pay(&self, key: &str, policy: &Policy) {
-        let Begun::Run(attempt) = self.begin(key, policy).await else { panic!("`{key}` is not new") };
+        let Begin::Run(attempt) = self.begin(key, policy).await else { panic!("`{key}` is not new") };
         let answer = Response::plain(201, "text/plain", "paid".to_owned());
-        assert!(matches!(attempt.finish(answer, false).await, Finished::Stored(_)));
+        assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
     }
 
     /// A record whose time is over, with a line of history.

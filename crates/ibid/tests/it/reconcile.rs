@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid::attempt::{Finished, Late};
-use ibid::engine::Begun;
+use ibid::attempt::LateAnswer;
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Doubtful, Find, Finding, Reconciled};
@@ -45,7 +45,7 @@ impl World {
         ask(&self.ibid, "shop", key, policy)
     }
 
-    async fn begin(&self, key: &str) -> Begun {
+    async fn begin(&self, key: &str) -> Begin {
         self.ibid.begin(self.ask(key)).await.expect("the store answers")
     }
 
@@ -55,7 +55,7 @@ impl World {
     }
 
     async fn unknown_by(&self, ask: Ask) -> Late {
-        let Begun::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
+        let Begin::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
         attempt.ready().await.expect("a fresh lease");
@@ -130,7 +130,7 @@ async fn what_is_found_executed_is_replayed_as_it_was_found_also_a_decline() {
         let came = world.reconcile(told.clone()).await;
         assert_eq!(came, Reconciled { asked: 1, settled: 1, dead_letters: 0 });
         assert!(
-            matches!(world.begin("k").await, Begun::Replay(kept) if *kept.response == answer(status)),
+            matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if *kept.response == answer(status)),
             "{status}"
         );
         let asked = told.asked.lock().unwrap().clone();
@@ -149,7 +149,9 @@ async fn not_executed_is_believed_at_the_second_look_and_the_next_request_runs_o
     let told = Told::to_say([Finding::NotExecuted, Finding::NotExecuted]);
     world.hands.advance(SETTLE);
     assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, ..QUIET });
-    let Begun::Unknown { settled_in: Some(wait) } = world.begin("k").await else { panic!("still unknown") };
+    let Begin::Skip(Outcome::Unknown { settled_in: Some(wait) }) = world.begin("k").await else {
+        panic!("still unknown")
+    };
     assert!(SETTLE <= wait && wait <= SETTLE.mul_f64(1.25), "until the next look: {wait:?}");
     world.hands.advance(SETTLE - Duration::from_micros(1));
     assert_eq!(world.reconcile(told.clone()).await, QUIET, "nobody asks before it is due");
@@ -157,7 +159,7 @@ async fn not_executed_is_believed_at_the_second_look_and_the_next_request_runs_o
     assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled: 1, dead_letters: 0 });
     assert_eq!(world.record("k").await.state, State::Retryable);
     let (one, other) = tokio::join!(world.begin("k"), world.begin("k"));
-    let runs = [&one, &other].iter().filter(|begun| matches!(begun, Begun::Run(_))).count();
+    let runs = [&one, &other].iter().filter(|begun| matches!(begun, Begin::Run(_))).count();
     assert_eq!(runs, 1);
 }
 
@@ -170,7 +172,7 @@ async fn not_there_at_first_and_executed_after_all_is_completed() {
         world.hands.advance(2 * SETTLE);
         assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled, dead_letters: 0 });
     }
-    assert!(matches!(world.begin("k").await, Begun::Replay(_)));
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 }
 
 #[tokio::test]
@@ -185,7 +187,7 @@ async fn after_the_last_question_a_person_must_look_and_nothing_is_asked_or_run_
     world.hands.advance(10 * SETTLE);
     assert_eq!(world.reconcile(told.clone()).await, QUIET);
     assert_eq!(told.asked(), ATTEMPTS as usize);
-    assert!(matches!(world.begin("k").await, Begun::Unknown { settled_in: None }));
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Unknown { settled_in: None })));
     let record = world.record("k").await;
     assert!(record.flags.dead_letter && record.state == State::Unknown && record.attempt == 1);
     let history = world.store.history(record.id).await.expect("a history");
@@ -262,12 +264,14 @@ async fn a_late_answer_during_a_question_wins_and_the_finding_changes_nothing() 
     });
     let owner = async {
         asked.notified().await;
-        assert!(matches!(late.finish(answer(201), false).await, Finished::Stored(_)));
+        assert!(matches!(late.finish(answer(201)).await, Outcome::Completed(_)));
         answered.notify_one();
     };
     let (came, ()) = tokio::join!(world.reconcile(finder), owner);
     assert_eq!(came, Reconciled { asked: 1, settled: 0, dead_letters: 0 });
-    assert!(matches!(world.begin("k").await, Begun::Replay(kept) if kept.response.status == 201));
+    assert!(
+        matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 201)
+    );
     assert!(!world.record("k").await.flags.dead_letter, "two accounts of one success are no contradiction");
 }
 
@@ -277,8 +281,10 @@ async fn a_late_answer_after_a_question_finds_the_outcome_known() {
     let late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     world.reconcile(Told::to_say([Finding::Executed(answer(200))])).await;
-    assert!(matches!(late.finish(answer(201), false).await, Finished::Superseded(_)));
-    assert!(matches!(world.begin("k").await, Begun::Replay(kept) if kept.response.status == 200));
+    assert!(matches!(late.finish(answer(201)).await, Outcome::Superseded(_)));
+    assert!(
+        matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 200)
+    );
 }
 
 #[tokio::test]
@@ -288,7 +294,7 @@ async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
     world.hands.advance(SETTLE);
     let large = Response { body: Bytes::from(vec![b'x'; 101]), ..answer(201) };
     assert_eq!(world.reconcile(Told::to_say([Finding::Executed(large)])).await.settled, 1);
-    assert!(matches!(world.begin("k").await, Begun::NotRetained));
+    assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::NotRetained(_))));
 }
 
 #[tokio::test]

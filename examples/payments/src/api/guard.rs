@@ -8,14 +8,18 @@ use ibid::core::fingerprint::Pointer;
 use ibid::core::policy::{OnLapse, OnServerError, Policy};
 use ibid::core::scope::Tenant;
 use ibid::http::hooks::{Hook, HookSecret, Mapping, Scheme, Target};
-use ibid::http::{Begins, GuardLayer, NoTenant, Routes, Rule, Tenants};
+use ibid::http::{Begins, IdempotencyLayer, MissingIdentity, Routes, Rule, TenantSource};
 
 use crate::account::Account;
 use crate::intake::{PAYMENTS, RIDES};
 use crate::listen::Failure;
 
 /// Guards every POST; these two by rules of their own.
-pub(super) fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<GuardLayer, Failure> {
+pub(super) fn guard(
+    ibid: Ibid,
+    lease: Duration,
+    hook: Option<HookSecret>,
+) -> Result<IdempotencyLayer, Failure> {
     // A month of replays, and a year in which an old key is refused instead of charged again.
     let money = Policy { lease, ..Policy::payments() };
     // The one transaction is all that a payment's handler does, and whoever takes over fences it.
@@ -31,7 +35,8 @@ pub(super) fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Re
     };
     let routes = Routes::new(money, vec![rule(PAYMENTS, payments), rule(RIDES, rides)])?;
     let hooks = hook.map(processor).transpose()?;
-    Ok(GuardLayer::with_routes(ibid, Tenants::by(tenant), routes).hooks(hooks.into_iter().collect())?)
+    Ok(IdempotencyLayer::with_routes(ibid, TenantSource::by(tenant), routes)
+        .hooks(hooks.into_iter().collect())?)
 }
 
 /// The processor tells of every charge, and names it by the key that the worker called under. So it needs no tenant.
@@ -50,7 +55,7 @@ fn processor(secret: HookSecret) -> Result<Hook, Failure> {
 }
 
 /// The account is the tenant: another account's same key is another request.
-fn tenant(head: &http::request::Parts) -> Result<Tenant, NoTenant> {
-    let account = head.extensions.get::<Account>().ok_or(NoTenant)?;
-    Tenant::new(account.name()).map_err(|_| NoTenant)
+fn tenant(head: &http::request::Parts) -> Result<Tenant, MissingIdentity> {
+    let account = head.extensions.get::<Account>().ok_or(MissingIdentity)?;
+    Tenant::new(account.name()).map_err(|_| MissingIdentity)
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use ibid::attempt::Finished;
-use ibid::axum::{Guarded, Held};
+use ibid::axum::{Guarded, HeldAttempt};
+use ibid::outcome::Outcome;
 use ibid::transaction::TxError;
 use serde_json::json;
 
@@ -22,9 +22,9 @@ use crate::provider_client::ChargeRequest;
 pub(super) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: Guarded,
-    mut held: Held,
+    mut held: HeldAttempt,
     payment: NewPayment,
-) -> Result<Finished, NotWritten> {
+) -> Result<Outcome, NotWritten> {
     let account = Account::of_tenant(&guarded.tenant);
     let mut tries = 1;
     loop {
@@ -41,10 +41,10 @@ pub(super) async fn create<D: Backend>(
 /// All or nothing: dropped before `finish` has committed, the transaction is undone.
 async fn write<D: Backend>(
     app: &App<D>,
-    held: &mut Held,
+    held: &mut HeldAttempt,
     account: &Account,
     payment: &NewPayment,
-) -> Result<Finished, NotWritten> {
+) -> Result<Outcome, NotWritten> {
     let payment_id = new_payment_id();
     let tx = app.database.begin().await.map_err(TxError::from)?;
     let mut inside = held.inside(tx).await?;

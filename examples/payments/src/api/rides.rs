@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, http};
 use http::StatusCode;
 use http::header::LOCATION;
-use ibid::axum::{Guarded, Held};
+use ibid::axum::{Guarded, HeldAttempt};
 use ibid::http::TraceContext;
 use ibid::phase::{Care, DownstreamKey, NotDone, PhaseError, Verified};
 use serde_json::json;
@@ -27,7 +27,7 @@ pub(super) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: Guarded,
     trace: Option<Extension<TraceContext>>,
-    mut held: Held,
+    mut held: HeldAttempt,
     ride: NewRide,
 ) -> Result<Response, Stopped> {
     let account = Account::of_tenant(&guarded.tenant);

@@ -25,7 +25,7 @@ pub use signature::{Encoding, HookSecret, HookSecretError, Plain, Scheme, Signed
 use super::body::ReplyBody;
 use super::layer::Shared;
 use super::routes::{Routes, Ruling};
-use super::{intake, reply, sent};
+use super::{intake, render, sent};
 use crate::evidence::{EvidenceReport, EvidenceResult};
 use crate::telemetry;
 use mapping::Named;
@@ -151,7 +151,7 @@ where
     }
     let (head, body) = request.into_parts();
     let path = sent(&head.extensions, &head.uri).path().to_owned();
-    let refused = |refusal| reply::refusal(refusal, Profile::Ietf, None);
+    let refused = |refusal| render::refusal(refusal, Profile::Ietf, None);
     // Read before anything is looked up: a source that we do not know is refused no sooner than one that we do.
     let Ok(admitted) = shared.admit(&head) else { return refused(Refusal::Overloaded) };
     let read = intake::read(body, BODY_MAX, admitted.as_ref().map(|admitted| &*admitted.body));
@@ -192,7 +192,7 @@ where
                 // Whether it is kept is not known, so it must come again.
                 Err(_) => {
                     telemetry::heard(&hook.name, "failed");
-                    return refused(reply::unavailable());
+                    return refused(render::store_unavailable());
                 }
             }
         }
@@ -204,7 +204,7 @@ where
         // Whether it is kept is not known, so it must come again.
         Ok(Err(_)) | Err(_) => {
             telemetry::heard(&hook.name, "failed");
-            refused(reply::unavailable())
+            refused(render::store_unavailable())
         }
     }
 }

@@ -75,8 +75,8 @@ async fn the_breaker_gates_begins_only() {
     }
     assert!(world.ibid.is_breaker_open());
     world.store.set(Fault::None);
-    assert!(matches!(finished.finish(created(), false).await, Finished::Stored(_)));
-    assert!(matches!(released.release(ErrorCode::NotSent).await, Finished::Freed));
+    assert!(matches!(finished.finish(created()).await, Outcome::Completed(_)));
+    assert!(matches!(released.release(ErrorCode::NotSent).await, Outcome::Released));
     assert!(world.ibid.is_breaker_open(), "nobody asked in a begin yet");
 }
 
@@ -85,7 +85,7 @@ async fn begins_past_the_queues_bound_are_refused_at_once_and_a_finish_never_is(
     let world = world(Policy::default()).await;
     let attempt = world.run("running").await;
     world.store.set(Fault::Hangs);
-    let mut finish = tokio::spawn(attempt.finish(created(), false));
+    let mut finish = tokio::spawn(attempt.finish(created()));
     // What the lanes have taken out of the queue is not in it.
     let (queued, more) = (20_000, 1_000);
     let started = Instant::now();
@@ -100,7 +100,7 @@ async fn begins_past_the_queues_bound_are_refused_at_once_and_a_finish_never_is(
     assert!(begun.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
     assert!((&mut finish).now_or_never().is_none(), "it waits");
     world.store.set(Fault::None);
-    assert!(matches!(finish.await.expect("no panic"), Finished::Stored(_)));
+    assert!(matches!(finish.await.expect("no panic"), Outcome::Completed(_)));
     world.ibid.settled().await;
 }
 
@@ -150,10 +150,12 @@ async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
         world.hands.advance(Duration::from_secs(passes));
         tokio::time::advance(Duration::from_secs(passes)).await;
         // Whether or not it waited before.
-        let Begun::InFlight { retry_in } = world.begin("slow").await else { panic!("it runs") };
+        let Begin::Skip(Outcome::InFlight { retry_in }) = world.begin("slow").await else {
+            panic!("it runs")
+        };
         assert_eq!(retry_in, Duration::from_secs(told), "{passes} s later");
         let waited = world.ibid.wait(world.ask("slow"), Duration::ZERO).await;
-        assert!(matches!(waited, Ok(Begun::InFlight { retry_in: again }) if again == retry_in));
+        assert!(matches!(waited, Ok(Outcome::InFlight { retry_in: again }) if again == retry_in));
     }
-    attempt.finish(created(), false).await;
+    attempt.finish(created()).await;
 }

@@ -7,7 +7,7 @@ async fn an_end_that_the_store_refuses_for_good_is_told_and_given_up_at_last() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(Fault::Refuses);
-    assert!(matches!(attempt.finish(created(), false).await, Finished::NotStored), "the caller is told");
+    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable), "the caller is told");
     let queued = world.store.commits();
     world.ibid.settled().await;
     let sent = world.store.commits();
@@ -26,7 +26,7 @@ async fn an_end_outlasts_hours_of_refusal_and_any_outage() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(Fault::Refuses);
-    assert!(matches!(attempt.finish(created(), false).await, Finished::NotStored));
+    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable));
     for fault in [Fault::Refuses, Fault::Down, Fault::Refuses] {
         world.store.set(fault);
         // Refusals for less than a day in all, and an outage that lasts longer than they may.

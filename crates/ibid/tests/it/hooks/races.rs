@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use ibid::http::{GuardLayer, Tenants};
+use ibid::http::{IdempotencyLayer, TenantSource};
 use ibid::operator::{Act, Found, Operator, OperatorError, answer};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
@@ -153,8 +153,8 @@ struct Node {
 impl Node {
     async fn start(store: Arc<FaultyStore>) -> Node {
         let ibid = Ibid::start(store, Settings::default()).await.expect("it starts");
-        let tenants = Tenants::by(|_| Ok(Tenant::new("ann").expect("a good name")));
-        let guard = GuardLayer::new(ibid, tenants).hooks(vec![hook()]).expect("a good hook");
+        let tenants = TenantSource::by(|_| Ok(Tenant::new("ann").expect("a good name")));
+        let guard = IdempotencyLayer::new(ibid, tenants).hooks(vec![hook()]).expect("a good hook");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let at = listener.local_addr().expect("an address");
         let serving = tokio::spawn(async move {

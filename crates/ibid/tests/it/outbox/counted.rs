@@ -21,7 +21,7 @@ async fn every_effect_is_counted_when_it_is_enqueued_done_retried_dead_or_lost()
 
     let world = World::new().await;
     let provider = Provider::new("w", |call| match (call.name.as_str(), call.tries) {
-        ("refused", _) => Outcome::Refused { why: "card expired".into() },
+        ("refused", _) => CallOutcome::Refused { why: "card expired".into() },
         ("slow", 1) => not_made("busy"),
         _ => made(),
     });
@@ -56,9 +56,9 @@ async fn effects_that_wait_for_a_person_are_dead_letters_until_they_are_settled(
     let _counts = metrics::set_default_local_recorder(&recorder);
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
-        "refused" => Outcome::Refused { why: "card expired".into() },
+        "refused" => CallOutcome::Refused { why: "card expired".into() },
         // Nobody can be asked about one; the other is asked about in a while.
-        "unsure" | "asked" => Outcome::Uncertain { why: "reset".into() },
+        "unsure" | "asked" => CallOutcome::Uncertain { why: "reset".into() },
         _ => made(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
 use ibid::operator::Operator;
-use ibid::outbox::Outcome;
+use ibid::outbox::CallOutcome;
+use ibid::outcome::{Begin, Outcome};
 use ibid::upkeep::{Keep, reap_once};
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::Policy;
@@ -17,14 +16,14 @@ use super::world::{Provider, World, because};
 #[tokio::test]
 async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Refused { why: "no such account".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no such account".into() });
     let mut ask = world.ask("k");
     ask.policy =
         Arc::new(Policy { unknown_retention: Some(Duration::from_secs(2 * DAY)), ..Policy::default() });
-    let Begun::Run(mut attempt) = world.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
+    let Begin::Run(mut attempt) = world.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();
-    assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+    assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     let worker = world.worker(&provider);
     while !worker.run_once().await.unwrap().is_idle() {}
     assert_eq!(world.record("k").await.state, State::Unknown);

@@ -6,8 +6,8 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use ibid::http::hooks::{Hook, HookSecret, Mapping, ProviderIdAt, Scheme, Target};
-use ibid::http::{Guard, GuardLayer, Tenants};
-use ibid::outbox::Outcome;
+use ibid::http::{IdempotencyLayer, IdempotencyService, TenantSource};
+use ibid::outbox::CallOutcome;
 use ibid_core::effect::NewEffect;
 use ibid_core::fingerprint::Pointer;
 use ibid_core::machine::EffectState::{Done, Queued, Unknown};
@@ -42,14 +42,14 @@ fn hook() -> Hook {
     }
 }
 
-fn guard(world: &World) -> Guard<Router> {
+fn guard(world: &World) -> IdempotencyService<Router> {
     // No route is guarded by a rule of its own: what a call is found by needs none.
-    let layer = GuardLayer::new(world.ibid.clone(), Tenants::only()).hooks(vec![hook()]).unwrap();
+    let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only()).hooks(vec![hook()]).unwrap();
     layer.layer(Router::new())
 }
 
 /// Sends a webhook as the reference library signs it: status and result.
-async fn send(app: &Guard<Router>, event: &str, kind: &str, data: Value) -> (u16, String) {
+async fn send(app: &IdempotencyService<Router>, event: &str, kind: &str, data: Value) -> (u16, String) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
     let body = json!({ "type": kind, "at": now, "data": data }).to_string();
     let signature = Webhook::new(SECRET).unwrap().sign(event, now, body.as_bytes()).unwrap();
@@ -72,7 +72,7 @@ fn word(status: u16, word: &str) -> (u16, String) {
 #[tokio::test]
 async fn a_payload_that_has_our_key_settles_the_call_made_under_it() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Uncertain { why: "reset".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
     let key = world.only().await.downstream_key;
@@ -97,7 +97,7 @@ async fn a_payload_that_has_our_key_settles_the_call_made_under_it() {
 #[tokio::test]
 async fn a_payload_without_our_key_settles_the_call_that_has_the_providers_id() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Accepted { provider_id: "ch_1".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Accepted { provider_id: "ch_1".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
     worker.run_once().await.unwrap();
@@ -114,7 +114,7 @@ async fn a_payload_without_our_key_settles_the_call_that_has_the_providers_id() 
 #[tokio::test]
 async fn a_call_that_was_never_made_is_made_once_it_can_not_come_any_more() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| Outcome::Uncertain { why: "reset".into() });
+    let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
     worker.run_once().await.unwrap();

@@ -1,9 +1,9 @@
 //! Effects that owe the Record's answer, and what befalls a worker between the call and its end, on both databases: the
 //! answer comes, or the record is `unknown`; what may not be called twice is not.
 
-use ibid::engine::Begun;
 use ibid::operator::Operator;
 use ibid::outbox::{Round, Worker};
+use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::Database;
 use ibid_core::effect::{NewEffect, Rules, Safety};
 use ibid_core::machine::EffectState::{Claimed, Done, Queued, Unknown};
@@ -224,11 +224,11 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
 async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Result<String, State> {
     let state = site.record(key).await.state;
     match site.ibid.begin(ask(&site.ibid, key)).await.unwrap() {
-        Begun::Replay(kept) => {
+        Begin::Skip(Outcome::Completed(kept)) => {
             assert_eq!((state, kept.response.status), (State::Completed, 201));
             Ok(String::from_utf8(kept.response.body.to_vec()).unwrap())
         }
-        Begun::Unknown { .. } => {
+        Begin::Skip(Outcome::Unknown { .. }) => {
             assert_eq!(state, State::Unknown);
             Err(state)
         }

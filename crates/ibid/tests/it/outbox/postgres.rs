@@ -3,14 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
 use ibid::evidence::EvidenceResult;
 use ibid::operator::Operator;
 use ibid::outbox::{
-    BoxError, Builder, Call, EffectFilter, Handler, NewEffect, Outcome, Round, Settled, StoredEffect,
+    BoxError, Builder, Call, CallOutcome, EffectFilter, Handler, NewEffect, Round, Settled, StoredEffect,
     Verified, Worker,
 };
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
 use ibid::transaction::{Database, Isolated, Isolation};
@@ -56,7 +55,7 @@ impl Node {
             inside.enqueue(effect).await.unwrap();
         }
         let answer = Response::plain(201, "text/plain", "accepted".to_owned());
-        assert!(matches!(inside.finish(answer).await.unwrap(), Finished::Stored(_)));
+        assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
     }
 
     fn building(&self, provider: &Provider) -> Builder<SqlxPostgres> {
@@ -101,7 +100,7 @@ async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
 struct Recording(Provider);
 
 impl Handler<SqlxPostgresTx<'static>> for Recording {
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
         Handler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call)
     }
 
@@ -251,9 +250,9 @@ async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_
         if undone {
             drop(first);
         } else {
-            assert!(matches!(first.finish(answer()).await.unwrap(), Finished::Stored(_)));
+            assert!(matches!(first.finish(answer()).await.unwrap(), Outcome::Completed(_)));
         }
-        assert!(matches!(second.await.unwrap(), Finished::Stored(_)));
+        assert!(matches!(second.await.unwrap(), Outcome::Completed(_)));
         tokio::join!(drain(&one, one.worker(&ann)), drain(&two, two.worker(&bob)));
     }
     let expected = ["other true", "second true", "other false", "first false", "second false"];
@@ -306,7 +305,7 @@ async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
     struct Looking;
 
     impl Handler<SqlxPostgresTx<'static>> for Looking {
-        fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+        fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
             Box::pin(async { made() })
         }
 
@@ -340,13 +339,13 @@ async fn an_owed_answer_reaches_a_client_of_another_node() {
     let mut attempt = begin(&one.ibid, "k").await;
     let mut inside = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge("charge").owing()).await.unwrap();
-    assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+    assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     let (ibid, asked) = (two.ibid.clone(), ask(&two.ibid, "k"));
     let waiter = tokio::spawn(async move { ibid.wait(asked, Duration::from_secs(60)).await });
     let provider = Provider::new("w", |_| made());
     assert_eq!(one.worker(&provider).run_once().await.unwrap().done, 1);
     match waiter.await.unwrap().unwrap() {
-        Begun::Replay(kept) => assert_eq!(&kept.response.body[..], b"paid"),
+        Outcome::Completed(kept) => assert_eq!(&kept.response.body[..], b"paid"),
         other => panic!("not answered: {other:?}"),
     }
 }
@@ -356,8 +355,8 @@ async fn an_operator_retries_and_discards() {
     let server = Postgres::start();
     let node = Node::new(&server).await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
-        "refused" => Outcome::Refused { why: "no".into() },
-        _ => Outcome::Uncertain { why: "reset".into() },
+        "refused" => CallOutcome::Refused { why: "no".into() },
+        _ => CallOutcome::Uncertain { why: "reset".into() },
     });
     node.pay("k", [charge("refused"), charge("unsure")]).await;
     assert_eq!(node.worker(&provider).run_once().await.unwrap().dead, 2);
@@ -457,7 +456,7 @@ async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
 struct Plain(Arc<Mutex<u32>>);
 
 impl<T: Send> Handler<T> for Plain {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
         *self.0.lock().unwrap() += 1;
         Box::pin(async { made() })
     }

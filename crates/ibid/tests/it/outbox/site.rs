@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::attempt::Finished;
 use ibid::evidence::{EvidenceReport, EvidenceResult};
 use ibid::operator::Operator;
-use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, Outcome, Settled, Verified, Worker};
+use ibid::outbox::{BoxError, Call, CallOutcome, Handler, Made, NewEffect, Settled, Verified, Worker};
+use ibid::outcome::Outcome;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;
 use ibid::transaction::rusqlite::Rusqlite;
@@ -96,7 +96,7 @@ impl<D: Database + Clone + 'static> Site<D> {
         let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
         inside.enqueue(effect).await.unwrap();
         let answer = Response::plain(201, "text/plain", "accepted".to_owned());
-        assert!(matches!(inside.finish(answer).await.unwrap(), Finished::Stored(_)));
+        assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
     }
 
     /// The same, with the answer owed by the effect.
@@ -104,7 +104,7 @@ impl<D: Database + Clone + 'static> Site<D> {
         let mut attempt = begin(&self.ibid, key).await;
         let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
         inside.enqueue(effect.owing()).await.unwrap();
-        assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+        assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     }
 
     pub(super) fn worker(&self, psp: &Psp) -> Worker<D>
@@ -185,7 +185,7 @@ static LINE_ON_SQLITE: Statement = Statement { text: "insert into line (text) va
 pub(super) struct Psp(Arc<Inner>);
 
 struct Inner {
-    says: Mutex<VecDeque<Outcome>>,
+    says: Mutex<VecDeque<CallOutcome>>,
     /// The keys of its calls.
     calls: Mutex<Vec<String>>,
     verifies: bool,
@@ -199,17 +199,17 @@ struct Inner {
 }
 
 impl Psp {
-    pub(super) fn new(says: impl IntoIterator<Item = Outcome>) -> Psp {
+    pub(super) fn new(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
         Psp::with(says, false, None)
     }
 
     /// Asked later, it says that it charged.
-    pub(super) fn that_can_be_asked(says: impl IntoIterator<Item = Outcome>) -> Psp {
+    pub(super) fn that_can_be_asked(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
         Psp::with(says, true, None)
     }
 
     /// It does not answer before the gate is opened.
-    pub(super) fn behind_a_gate(says: impl IntoIterator<Item = Outcome>) -> Psp {
+    pub(super) fn behind_a_gate(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
         Psp::with(says, false, Some(Semaphore::new(0)))
     }
 
@@ -218,11 +218,11 @@ impl Psp {
         Psp(Arc::new(Inner { sticks: true, ..Psp::inner([], false, None) }))
     }
 
-    fn with(says: impl IntoIterator<Item = Outcome>, verifies: bool, gate: Option<Semaphore>) -> Psp {
+    fn with(says: impl IntoIterator<Item = CallOutcome>, verifies: bool, gate: Option<Semaphore>) -> Psp {
         Psp(Arc::new(Psp::inner(says, verifies, gate)))
     }
 
-    fn inner(says: impl IntoIterator<Item = Outcome>, verifies: bool, gate: Option<Semaphore>) -> Inner {
+    fn inner(says: impl IntoIterator<Item = CallOutcome>, verifies: bool, gate: Option<Semaphore>) -> Inner {
         Inner {
             says: Mutex::new(says.into_iter().collect()),
             calls: Mutex::default(),
@@ -265,7 +265,7 @@ impl Psp {
 }
 
 impl<T: SqlTx> Handler<T> for Psp {
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
         Box::pin(async move {
             self.0.calls.lock().unwrap().push(call.downstream_key.clone());
             self.0.reached.add_permits(1);
@@ -273,7 +273,7 @@ impl<T: SqlTx> Handler<T> for Psp {
                 gate.acquire().await.unwrap().forget();
             }
             let said = self.0.says.lock().unwrap().pop_front();
-            said.unwrap_or_else(|| Outcome::Made(charged()))
+            said.unwrap_or_else(|| CallOutcome::Made(charged()))
         })
     }
 
@@ -314,8 +314,8 @@ fn charged() -> Made {
     Made { result: "answer".into(), provider_id: Some("ch_1".into()), answer }
 }
 
-pub(super) fn lost() -> Outcome {
-    Outcome::Uncertain { why: "reset".into() }
+pub(super) fn lost() -> CallOutcome {
+    CallOutcome::Uncertain { why: "reset".into() }
 }
 
 /// A charge that is never made twice blindly.

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use ibid::engine::Begun;
-use ibid::outbox::{Call, Handler, NewEffect, Outcome, Round, Verified, Worker};
+use ibid::outbox::{Call, CallOutcome, Handler, NewEffect, Round, Verified, Worker};
+use ibid::outcome::Begin;
 use ibid::transaction::Database;
 use ibid_core::response::Response;
 use ibid_core::store::Pending;
@@ -50,7 +50,7 @@ async fn pay<D: Database + Clone + 'static>(
 ) {
     let mut ask = ask(&site.ibid, key);
     ask.trace = trace.map(str::to_owned);
-    let Begun::Run(mut attempt) = site.ibid.begin(ask).await.unwrap() else { panic!("not to be run") };
+    let Begin::Run(mut attempt) = site.ibid.begin(ask).await.unwrap() else { panic!("not to be run") };
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(effect).await.unwrap();
     inside.finish(Response::plain(201, "text/plain", String::new())).await.unwrap();
@@ -61,7 +61,7 @@ async fn pay<D: Database + Clone + 'static>(
 struct Told(Arc<Mutex<Vec<Call>>>);
 
 impl<T: Send> Handler<T> for Told {
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
         self.0.lock().unwrap().push(call.clone());
         Box::pin(async { if call.tries == 1 { lost() } else { made() } })
     }
@@ -127,7 +127,7 @@ mod collected {
     struct PassesOn(Arc<Mutex<Vec<String>>>);
 
     impl<T: Send> Handler<T> for PassesOn {
-        fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+        fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
             Box::pin(async {
                 let trace = call.trace.as_deref().and_then(TraceContext::parse).expect("a trace");
                 self.0.lock().unwrap().push(trace.next().to_string());

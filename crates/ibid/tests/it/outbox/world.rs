@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::lossy::{Lossy, Reply};
-use ibid::attempt::{Attempt, Finished};
-use ibid::engine::Begun;
+use ibid::attempt::Attempt;
 use ibid::operator::Operator;
-use ibid::outbox::{BoxError, Builder, Call, Handler, Made, Outcome, Round, Settled, Verified, Worker};
+use ibid::outbox::{BoxError, Builder, Call, CallOutcome, Handler, Made, Round, Settled, Verified, Worker};
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;
@@ -82,7 +82,7 @@ impl World {
             inside.enqueue(effect).await.unwrap();
         }
         let answer = Response::plain(201, "text/plain", "accepted".to_owned());
-        assert!(matches!(inside.finish(answer).await.unwrap(), Finished::Stored(_)));
+        assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
     }
 
     /// The same, with the answer owed by the effect.
@@ -90,7 +90,7 @@ impl World {
         let mut attempt = self.begin(key).await;
         let mut inside = attempt.inside(self.tx().await).await.unwrap();
         inside.enqueue(effect).await.unwrap();
-        assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+        assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     }
 
     pub(super) fn building(&self, provider: &Provider) -> Builder<Rusqlite> {
@@ -203,7 +203,7 @@ pub(super) struct Provider(Arc<Inner>);
 
 struct Inner {
     name: &'static str,
-    says: Box<dyn Fn(&Call) -> Outcome + Send + Sync>,
+    says: Box<dyn Fn(&Call) -> CallOutcome + Send + Sync>,
     calls: Mutex<Vec<Call>>,
     verifies: Mutex<VecDeque<Verified>>,
     asked: Mutex<u32>,
@@ -217,14 +217,14 @@ struct Inner {
 impl Provider {
     pub(super) fn new(
         name: &'static str,
-        says: impl Fn(&Call) -> Outcome + Send + Sync + 'static,
+        says: impl Fn(&Call) -> CallOutcome + Send + Sync + 'static,
     ) -> Provider {
         Provider::with(name, says, None)
     }
 
     fn with(
         name: &'static str,
-        says: impl Fn(&Call) -> Outcome + Send + Sync + 'static,
+        says: impl Fn(&Call) -> CallOutcome + Send + Sync + 'static,
         gate: Option<Semaphore>,
     ) -> Provider {
         Provider(Arc::new(Inner {
@@ -275,7 +275,7 @@ impl Provider {
 }
 
 impl<T: Deref<Target = Connection> + Send> Handler<T> for Provider {
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
         Box::pin(async move {
             self.0.calls.lock().unwrap().push(call.clone());
             self.count_under_way(1);
@@ -339,7 +339,7 @@ pub(super) fn ask(ibid: &Ibid, key: &str) -> Ask {
 
 pub(super) async fn begin(ibid: &Ibid, key: &str) -> Attempt {
     match ibid.begin(ask(ibid, key)).await.unwrap() {
-        Begun::Run(attempt) => *attempt,
+        Begin::Run(attempt) => *attempt,
         other => panic!("not to be run: {other:?}"),
     }
 }
@@ -352,12 +352,12 @@ pub(super) fn a_charge() -> Made {
     }
 }
 
-pub(super) fn made() -> Outcome {
-    Outcome::Made(a_charge())
+pub(super) fn made() -> CallOutcome {
+    CallOutcome::Made(a_charge())
 }
 
-pub(super) fn not_made(why: &str) -> Outcome {
-    Outcome::NotMade { why: why.into(), after: None }
+pub(super) fn not_made(why: &str) -> CallOutcome {
+    CallOutcome::NotMade { why: why.into(), after: None }
 }
 
 struct Nothing;

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
 use ibid::operator::{Act, Found, Operator};
+use ibid::outcome::{Begin, Outcome};
 use ibid::phase::{Care, NotDone, PhaseError, Verified};
 use ibid::transaction::TxError;
 use ibid::upkeep;
@@ -52,7 +51,7 @@ async fn a_call_is_made_again_as_long_as_its_key_is_remembered<A: Adapter>(world
         let second: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
         let calls = provider.calls();
         assert_eq!(calls, [second.unwrap(), calls[0].clone()]);
-        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+        assert!(is_stored(&attempt.finish(answer(201)).await, 201));
     }
 }
 
@@ -69,12 +68,12 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
             if dropped {
                 let_go(world, attempt, &key).await;
             } else {
-                let finished = attempt.finish(answer(503), false).await;
-                assert!(matches!(finished, Finished::Unsettled { .. }), "{finished:?}");
+                let finished = attempt.finish(answer(503)).await;
+                assert!(matches!(finished, Outcome::Unknown { .. }), "{finished:?}");
             }
             assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
             let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-            assert!(matches!(begun, Begun::Unknown { .. }), "{begun:?}");
+            assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
             // Who has found that nothing came of it makes the key as good as new.
             let id = world.record(&key).await.unwrap().id;
             let act = Act::new("ann", "asked the provider").unwrap();
@@ -82,7 +81,7 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
             let mut attempt = world.begin(&key).await;
             let third: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
             assert_eq!(provider.calls()[1..], [third.unwrap()]);
-            assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+            assert!(is_stored(&attempt.finish(answer(201)).await, 201));
         }
     }
 }
@@ -90,7 +89,7 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
 async fn a_call_that_was_never_made_may_be_made_however_late<A: Adapter>(world: &World<A>) {
     let (key, provider) = ("never made", Provider::default());
     let attempt = world.begin(key).await;
-    assert!(matches!(attempt.finish(answer(503), false).await, Finished::Freed));
+    assert!(matches!(attempt.finish(answer(503)).await, Outcome::Released));
     world.grow_older(key, 25).await;
     let mut attempt = world.begin(key).await;
     let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
@@ -106,7 +105,7 @@ async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &W
     let call = async |_| Err(NotDone::NotMade("down"));
     let asked: Charge = attempt.outside_verified("charge", Duration::ZERO, verify, call).await;
     assert!(matches!(asked, Err(PhaseError::NotMade(_))), "{asked:?}");
-    assert!(matches!(attempt.finish(answer(503), false).await, Finished::Freed));
+    assert!(matches!(attempt.finish(answer(503)).await, Outcome::Released));
     assert_eq!(world.record(key).await.unwrap().note.doubt, None);
 }
 
@@ -118,7 +117,7 @@ async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(worl
     let second: Charge =
         attempt.outside_verified("charge", Duration::ZERO, verify, |key| provider.charge(key)).await;
     assert_eq!(provider.calls()[1..], [second.unwrap()]);
-    assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+    assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 }
 
 /// An Attempt that calls, does not learn what comes of it, and frees its key; or is dropped.
@@ -128,8 +127,8 @@ async fn freed_in_doubt<A: Adapter>(world: &World<A>, key: &str, provider: &Prov
     assert!(matches!(first, Err(PhaseError::Uncertain(_))), "{first:?}");
     match end {
         Some(status) => {
-            let finished = attempt.finish(answer(status), false).await;
-            assert!(matches!(finished, Finished::Freed), "{finished:?}");
+            let finished = attempt.finish(answer(status)).await;
+            assert!(matches!(finished, Outcome::Released), "{finished:?}");
         }
         None => drop(let_go(world, attempt, key).await),
     }
@@ -157,14 +156,14 @@ async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world:
         let refused: Charge =
             attempt.outside("charge", Care::Repeatable, async |_| Err(NotDone::NotMade("refused"))).await;
         assert!(matches!(refused, Err(PhaseError::NotMade(_))), "{refused:?}");
-        attempt.finish(answer(503), false).await;
+        attempt.finish(answer(503)).await;
         is_in_doubt(world, &key).await;
 
         let mut attempt = world.begin(&key).await;
         let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
         let calls = provider.calls();
         assert_eq!(calls, [made.unwrap(), calls[0].clone()]);
-        attempt.finish(answer(503), false).await;
+        attempt.finish(answer(503)).await;
         let record = world.record(&key).await.unwrap();
         assert_eq!((record.point, record.note.doubt), (1, None));
         assert!(record.expires_at.is_some());
@@ -178,7 +177,7 @@ async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &World
         world.grow_older(&key, 25).await;
         upkeep::reap_once(&world.ibid, upkeep::Keep::default()).await.unwrap();
         let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-        assert!(matches!(begun, Begun::Unknown { .. }), "{begun:?}");
+        assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
         let record = world.record(&key).await.unwrap();
         assert_eq!((record.state, record.attempt), (State::Unknown, 1));
         assert!(record.flags.dead_letter);

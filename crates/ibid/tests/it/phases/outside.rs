@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::attempt::{Attempt, Finished};
-use ibid::engine::Begun;
+use ibid::attempt::Attempt;
+use ibid::outcome::{Begin, Outcome};
 use ibid::phase::{Care, DownstreamKey, NotDone, PhaseError, Verified};
 use ibid::upkeep;
 use ibid_core::record::{Record, State};
@@ -71,7 +71,7 @@ async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &
     let kept: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
     assert_eq!(kept.unwrap(), calls[0]);
     assert_eq!(provider.calls().len(), 2, "what is recorded is not called again");
-    assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+    assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 
     // Dropped, as a client that goes away would have it: the same, without waiting for the lapse.
     let mut attempt = world.begin("let go").await;
@@ -93,7 +93,7 @@ async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &Worl
             upkeep::sweep_once(&world.ibid).await.unwrap();
         }
         let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-        assert!(matches!(begun, Begun::Unknown { .. }), "{begun:?}");
+        assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
         assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
         assert_eq!(provider.calls().len(), 1);
     }
@@ -127,7 +127,7 @@ async fn a_call_that_was_not_made_is_made_by_the_next<A: Adapter>(world: &World<
         }
         let made: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
         assert_eq!(provider.calls(), [made.unwrap()]);
-        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+        assert!(is_stored(&attempt.finish(answer(201)).await, 201));
     }
 }
 
@@ -174,7 +174,7 @@ async fn a_provider_is_asked_before_it_is_called_again<A: Adapter>(world: &World
                 continue;
             }
         }
-        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+        assert!(is_stored(&attempt.finish(answer(201)).await, 201));
     }
 }
 
@@ -208,7 +208,7 @@ async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &World<A>
         let made: Charge = attempt.outside(name, Care::Repeatable, |key| provider.charge(key)).await;
         made.unwrap();
     }
-    assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+    assert!(is_stored(&attempt.finish(answer(201)).await, 201));
     // Its time is over, on a node that does not remember it.
     world.age("key = 'keys'").await;
     let mut attempt = world.begin_on(&world.other_node().await, "keys").await;
@@ -227,8 +227,8 @@ async fn an_uncertain_call_is_not_freed_by_an_answer<A: Adapter>(world: &World<A
         let (key, provider) = (format!("answered {status}"), Provider::default());
         let mut attempt = world.begin(&key).await;
         let _: Charge = attempt.outside("charge", Care::Once, |key| provider.hangs(key)).await;
-        let finished = attempt.finish(answer(status), false).await;
-        assert!(matches!(finished, Finished::Unsettled { .. }), "{finished:?}");
+        let finished = attempt.finish(answer(status)).await;
+        assert!(matches!(finished, Outcome::Unknown { .. }), "{finished:?}");
         assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
     }
 }

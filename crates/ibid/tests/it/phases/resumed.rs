@@ -10,7 +10,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use ibid::http::{Guard, GuardLayer, Guarded, Held, NoTenant, Routes, Tenants};
+use ibid::http::{
+    Guarded, HeldAttempt, IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource,
+};
 use ibid::phase::{Care, NotDone, PhaseError};
 use ibid::transaction::TxError;
 use ibid::upkeep;
@@ -62,7 +64,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
 async fn ride<A: Adapter>(
     State(api): State<Arc<Api<A>>>,
     guarded: Guarded,
-    mut held: Held,
+    mut held: HeldAttempt,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
@@ -119,18 +121,18 @@ impl IntoResponse for Failed {
 }
 
 /// A process: an engine of its own and a guard before the API. The tenant is who the credential says.
-async fn process<A: Adapter>(api: &Arc<Api<A>>) -> (ibid::Ibid, Guard<Router>) {
+async fn process<A: Adapter>(api: &Arc<Api<A>>) -> (ibid::Ibid, IdempotencyService<Router>) {
     let ibid = api.world.other_node().await;
     let router = Router::new().route("/rides", post(ride::<A>)).with_state(api.clone());
     (ibid.clone(), layer(ibid).resumes::<_, Body, _>(router.clone()).layer(router))
 }
 
-fn layer(ibid: ibid::Ibid) -> GuardLayer {
-    let tenants = Tenants::by(|head| match head.headers.get("authorization") {
-        Some(token) => Tenant::new(token.to_str().map_err(|_| NoTenant)?).map_err(|_| NoTenant),
-        None => Err(NoTenant),
+fn layer(ibid: ibid::Ibid) -> IdempotencyLayer {
+    let tenants = TenantSource::by(|head| match head.headers.get("authorization") {
+        Some(token) => Tenant::new(token.to_str().map_err(|_| MissingIdentity)?).map_err(|_| MissingIdentity),
+        None => Err(MissingIdentity),
     });
-    GuardLayer::with_routes(ibid, tenants, Routes::new(super::policy(), vec![]).unwrap())
+    IdempotencyLayer::with_routes(ibid, tenants, Routes::new(super::policy(), vec![]).unwrap())
 }
 
 fn request(path: &str, key: &str) -> Request<Body> {

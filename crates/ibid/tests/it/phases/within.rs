@@ -1,6 +1,6 @@
 //! Phases that work in the database.
 
-use ibid::attempt::{Attempt, Finished};
+use ibid::attempt::Attempt;
 use ibid::phase::PhaseError;
 use ibid::transaction::TxError;
 use ibid::upkeep;
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::adapters::{Adapter, PATIENT};
 use crate::lossy::{Lossy, Reply};
 use crate::transaction::world::{World, answer, is_stored, pay, until};
+use ibid::outcome::Outcome;
 use ibid::transaction::Database;
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
@@ -71,7 +72,7 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
         .await;
     assert_eq!(first.unwrap(), ride);
     assert_eq!(world.record("kept").await.unwrap().point, 1);
-    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Finished::Freed));
+    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
 
     let mut attempt = world.begin("kept").await;
     assert_eq!((attempt.number(), attempt.after()), (2, 1));
@@ -117,7 +118,7 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
                 format!("{name} by attempt {by}")
             );
         }
-        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+        assert!(is_stored(&attempt.finish(answer(201)).await, 201));
         assert_eq!((world.payments(&key).await, world.effects(&key).await.len()), (3, 3));
         assert_eq!(world.replayed(&key).await, answer(201));
     }
@@ -178,7 +179,7 @@ async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
             format!("{name} by attempt {by}")
         );
     }
-    assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+    assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 }
 
 /// A sweeper without a handler sets it free after its last recovery point.
@@ -203,7 +204,7 @@ async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &Wo
         for name in ["ride", "charge", "receipt"] {
             assert_eq!(step(&mut attempt, &lossy, &key, name).await.unwrap(), format!("{name} by attempt 1"));
         }
-        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+        assert!(is_stored(&attempt.finish(answer(201)).await, 201));
         assert_eq!((world.payments(&key).await, world.effects(&key).await.len()), (3, 3), "{key}");
     }
 }
@@ -217,7 +218,7 @@ async fn a_zombie_does_not_advance<A: Adapter>(world: &World<A>) {
     assert!(matches!(refused, Err(PhaseError::LeaseLost)), "{refused:?}");
     assert_eq!(step(&mut bob, &world.db, "zombie", "ride").await.unwrap(), "ride by attempt 1");
     assert_eq!(step(&mut bob, &world.db, "zombie", "charge").await.unwrap(), "charge by attempt 2");
-    assert!(is_stored(&bob.finish(answer(201), false).await, 201));
+    assert!(is_stored(&bob.finish(answer(201)).await, 201));
     assert_eq!(world.payments("zombie").await, 2);
 }
 

@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use ibid::attempt::{Attempt, Finished};
-use ibid::engine::{Begun, Unavailable};
+use ibid::attempt::Attempt;
+use ibid::engine::Unavailable;
+use ibid::outcome::{Begin, Outcome};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Asked;
 use ibid_core::key::Key;
@@ -41,7 +42,7 @@ async fn ibid_at(url: &str) -> Ibid {
     Ibid::start(Arc::new(store), Settings::default()).await.expect("it starts")
 }
 
-async fn begin_key(ibid: &Ibid, key: &str) -> Result<Begun, Unavailable> {
+async fn begin_key(ibid: &Ibid, key: &str) -> Result<Begin, Unavailable> {
     let identity = Identity {
         tenant: Tenant::only(),
         operation: Operation { method: "POST".into(), path: "/pay".into() },
@@ -52,7 +53,7 @@ async fn begin_key(ibid: &Ibid, key: &str) -> Result<Begun, Unavailable> {
 
 async fn run(ibid: &Ibid, key: &str) -> Attempt {
     match begin_key(ibid, key).await {
-        Ok(Begun::Run(attempt)) => *attempt,
+        Ok(Begin::Run(attempt)) => *attempt,
         other => panic!("`{key}` is not to be run: {other:?}"),
     }
 }
@@ -65,7 +66,9 @@ fn answer(key: &str) -> Response {
 
 async fn assert_replays(ibid: &Ibid, key: &str) {
     match begin_key(ibid, key).await {
-        Ok(Begun::Replay(kept)) => assert_eq!(*kept.response, answer(key), "the answer of `{key}`"),
+        Ok(Begin::Skip(Outcome::Completed(kept))) => {
+            assert_eq!(*kept.response, answer(key), "the answer of `{key}`")
+        }
         other => panic!("`{key}` was acknowledged, and now it is {other:?}"),
     }
 }
@@ -91,13 +94,13 @@ impl Load {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             };
-            let Begun::Run(attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
-            match attempt.finish(answer(&key), false).await {
-                Finished::Stored(_) => {
+            let Begin::Run(attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+            match attempt.finish(answer(&key)).await {
+                Outcome::Completed(_) => {
                     self.acknowledged.lock().expect("no one panics with it").push(key);
                     self.count.send_modify(|count| *count += 1);
                 }
-                Finished::NotStored => {}
+                Outcome::NotDurable => {}
                 other => panic!("`{key}` was finished by nobody else, and is {other:?}"),
             }
         }
@@ -143,27 +146,27 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_standby_takes_over() {
 async fn an_asynchronous_failover_may_run_an_answered_request_again_and_a_finish_survives_it() {
     let mut pair = block_in_place(Pair::asynchronous);
     let ibid = ibid_at(&pair.url_for("postgres")).await;
-    assert!(matches!(run(&ibid, "kept").await.finish(answer("kept"), false).await, Finished::Stored(_)));
+    assert!(matches!(run(&ibid, "kept").await.finish(answer("kept")).await, Outcome::Completed(_)));
     block_in_place(|| pair.cut_off());
-    assert!(matches!(run(&ibid, "lost").await.finish(answer("lost"), false).await, Finished::Stored(_)));
+    assert!(matches!(run(&ibid, "lost").await.finish(answer("lost")).await, Outcome::Completed(_)));
     let under_way = run(&ibid, "under way").await;
     block_in_place(|| pair.fail_over());
 
     // Its record is gone, and its answer is the only one there is.
-    let finished = until_stored(under_way.finish(answer("under way"), false).await, &ibid).await;
+    let finished = until_stored(under_way.finish(answer("under way")).await, &ibid).await;
     assert!(finished, "a finish that finds no record writes it down as completed");
     let other = ibid_at(&pair.standby.url()).await;
     assert_replays(&other, "kept").await;
     assert_replays(&other, "under way").await;
     // What `ibid doctor` warns of.
-    assert!(matches!(begin_key(&other, "lost").await, Ok(Begun::Run(_))), "nobody remembers it");
+    assert!(matches!(begin_key(&other, "lost").await, Ok(Begin::Run(_))), "nobody remembers it");
 }
 
 /// Whether a finish came to be stored: at once, or from the queue of those that took too long.
-async fn until_stored(finished: Finished, ibid: &Ibid) -> bool {
+async fn until_stored(finished: Outcome, ibid: &Ibid) -> bool {
     match finished {
-        Finished::Stored(_) => true,
-        Finished::NotStored => tokio::time::timeout(PATIENCE, ibid.settled()).await.is_ok(),
+        Outcome::Completed(_) => true,
+        Outcome::NotDurable => tokio::time::timeout(PATIENCE, ibid.settled()).await.is_ok(),
         _ => false,
     }
 }
@@ -174,7 +177,7 @@ async fn a_finish_whose_record_was_removed_writes_it_as_completed() {
     let ibid = ibid_at(&server.url()).await;
     let attempt = run(&ibid, "k").await;
     block_in_place(|| server.sql("postgres", "delete from ibid_record"));
-    assert!(matches!(attempt.finish(answer("k"), false).await, Finished::Stored(_)));
+    assert!(matches!(attempt.finish(answer("k")).await, Outcome::Completed(_)));
     assert_replays(&ibid_at(&server.url()).await, "k").await;
 }
 

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
-use ibid::transaction::{BegunInside, Database, Isolated, Isolation, TxError};
+use ibid::outcome::{Begin, Outcome};
+use ibid::transaction::{Database, Isolated, Isolation, TxError};
 use tokio::sync::Barrier;
 
 use super::world::{Tries, World, answer, is_stored, pay};
@@ -99,7 +98,7 @@ async fn transfer<A: Adapter>(
     for run in 1.. {
         let work = async {
             let begun = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
-            let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+            let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
             pay(&mut **inside, key, "x").await?;
             for (place, add) in order.into_iter().enumerate() {
                 A::by_caller(&mut **inside, add).await?;
@@ -109,7 +108,7 @@ async fn transfer<A: Adapter>(
             }
             inside.finish(answer(201)).await
         };
-        let done: Result<Finished, TxError> = work.await;
+        let done: Result<Outcome, TxError> = work.await;
         match done {
             Ok(finished) => {
                 assert!(is_stored(&finished, 201));
@@ -132,7 +131,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
             let pool = SqlxPostgresPools::open(&world.place, 2, PATIENT).await;
             let db = Arc::new(Tries::at(Isolated::new(pool, level)));
             let first = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
-            let BegunInside::Run(mut first) = first else { panic!("{first:?}") };
+            let Begin::Run(mut first) = first else { panic!("{first:?}") };
             pay(&mut **first, &key, "ann").await.unwrap();
             let wait = if ends == "in time" { std::time::Duration::from_millis(50) } else { PATIENT };
             let second = tokio::spawn({
@@ -141,7 +140,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
             });
             if ends == "in time" {
                 let second = second.await.unwrap().unwrap();
-                assert!(matches!(second, BegunInside::Already(Begun::InFlight { .. })), "{key}: {second:?}");
+                assert!(matches!(second, Begin::Skip(Outcome::InFlight { .. })), "{key}: {second:?}");
                 assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
                 continue;
             }
@@ -153,7 +152,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
                 _ => {
                     drop(first);
                     let second = second.await.unwrap().unwrap();
-                    let BegunInside::Run(mut second) = second else { panic!("{key}: {second:?}") };
+                    let Begin::Run(mut second) = second else { panic!("{key}: {second:?}") };
                     pay(&mut **second, &key, "bob").await.unwrap();
                     assert!(is_stored(&second.finish(answer(201)).await.unwrap(), 201));
                     assert!(world.paid_by(&key, "bob").await);
@@ -162,7 +161,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
             };
             assert!(is_stored(&first.finish(answer(status)).await.unwrap(), status));
             let second = second.await.unwrap().unwrap();
-            let BegunInside::Already(Begun::Replay(kept)) = second else { panic!("{key}: {second:?}") };
+            let Begin::Skip(Outcome::Completed(kept)) = second else { panic!("{key}: {second:?}") };
             assert_eq!(*kept.response, answer(status));
             assert_eq!(world.payments(&key).await, i64::from(status == 201));
         }

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
-use ibid::transaction::{BegunInside, TxError};
+use ibid::outcome::{Begin, Outcome};
+use ibid::transaction::TxError;
 use ibid_core::record::{ErrorCode, State};
 
 use super::world::{World, answer, is_stored, pay, pay_and_charge};
@@ -30,11 +29,11 @@ async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &World<A>
     // From this process's memory, and from the database.
     for ibid in [&world.ibid, &world.other_node().await] {
         let again = ibid.begin_inside(world.ask("first"), &world.db, PATIENT).await.unwrap();
-        let BegunInside::Already(Begun::Replay(kept)) = again else { panic!("{again:?}") };
+        let Begin::Skip(Outcome::Completed(kept)) = again else { panic!("{again:?}") };
         assert_eq!(*kept.response, answer(201));
         let other = world.ask_for("first", b"{\"a\":1}");
         let other = ibid.begin_inside(other, &world.db, PATIENT).await.unwrap();
-        assert!(matches!(other, BegunInside::Already(Begun::Mismatch)), "{other:?}");
+        assert!(matches!(other, Begin::Skip(Outcome::Mismatch)), "{other:?}");
     }
     assert_eq!((world.payments("first").await, world.effects("first").await.len()), (1, 1));
 }
@@ -64,7 +63,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
             assert!(is_stored(&finished, status), "{finished:?}");
             assert_eq!(world.replayed(&key).await, answer(status));
         } else {
-            assert!(matches!(finished, Finished::Freed), "{finished:?}");
+            assert!(matches!(finished, Outcome::Released), "{finished:?}");
             assert!(world.record(&key).await.is_none(), "the reservation went with the rest");
             drop(world.begin_inside(&key).await);
         }
@@ -86,7 +85,7 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &replies);
     for (key, comes) in [("lost", true), ("never sent", false)] {
         let begun = world.ibid.begin_inside(world.ask(key), &lossy, PATIENT).await.unwrap();
-        let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+        let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
         pay_and_charge(&mut inside, key, "ann").await.unwrap();
         let finished = inside.finish(answer(201)).await;
         if comes {
@@ -109,10 +108,10 @@ async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     let attempt = world.begin("held").await;
     let begin = || world.ibid.begin_inside(world.ask("held"), &world.db, Duration::from_millis(50));
     let held = begin().await.unwrap();
-    assert!(matches!(held, BegunInside::Already(Begun::InFlight { .. })), "{held:?}");
-    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Finished::Freed));
+    assert!(matches!(held, Begin::Skip(Outcome::InFlight { .. })), "{held:?}");
+    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
     let again = begin().await.unwrap();
-    let BegunInside::Run(mut inside) = again else { panic!("{again:?}") };
+    let Begin::Run(mut inside) = again else { panic!("{again:?}") };
     assert_eq!(inside.number(), 2);
     pay(&mut **inside, "held", "ann").await.unwrap();
     drop(inside);
@@ -130,7 +129,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(worl
         // Its answer is no longer in this process's memory.
         let node = world.other_node().await;
         let begun = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
-        let BegunInside::Run(inside) = begun else { panic!("it is to be run: {begun:?}") };
+        let Begin::Run(inside) = begun else { panic!("it is to be run: {begun:?}") };
         assert_eq!(inside.number(), 1, "of its generation");
         assert!(is_stored(&inside.finish(answer(status)).await.unwrap(), status));
         assert_eq!(kept().await, before + 1);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use ibid::outcome::Begin;
 use ibid::phase::PhaseError;
-use ibid::transaction::{BegunInside, Database, OwnedTx, SqlError, SqlTx, TxError};
+use ibid::transaction::{Database, OwnedTx, SqlError, SqlTx, TxError};
 use ibid_core::sql::{Dialect, Param, Row, Statement};
 use ibid_core::store::Pending;
 use ibid_testkit::postgres::Postgres;
@@ -86,7 +87,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
                 let mut tx = db.begin().await.unwrap();
                 pay(&mut tx, &key, "x").await.unwrap();
                 tx.commit().await.unwrap();
-                assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+                assert!(is_stored(&attempt.finish(answer(201)).await, 201));
             }
             Mode::ReserveThenFinish => {
                 let mut attempt = world.begin(&key).await;
@@ -96,7 +97,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
             }
             Mode::AllInside => {
                 let begun = world.ibid.begin_inside(world.ask(&key), &db, PATIENT).await.unwrap();
-                let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+                let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
                 pay(&mut **inside, &key, "x").await.unwrap();
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
             }
@@ -108,7 +109,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
                     })
                     .await;
                 paid.unwrap();
-                assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+                assert!(is_stored(&attempt.finish(answer(201)).await, 201));
             }
         }
     }

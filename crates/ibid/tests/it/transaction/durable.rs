@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use ibid::outbox::{Call, Handler, Made, Outcome, Worker};
+use ibid::outbox::{Call, CallOutcome, Handler, Made, Worker};
+use ibid::outcome::Begin;
 use ibid::phase::PhaseError;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
-use ibid::transaction::{BegunInside, Database, OwnedTx, TxError};
+use ibid::transaction::{Database, OwnedTx, TxError};
 use ibid::{Ibid, Settings};
 use ibid_core::effect::NewEffect;
 use ibid_core::record::ErrorCode;
@@ -45,7 +46,7 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
 
     let all_inside = key("all inside");
     let begun = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
-    let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+    let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
     pay_and_charge(&mut inside, &all_inside, "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!(seen(world).await, all, "{all_inside}");
@@ -135,7 +136,7 @@ async fn app<A: Adapter>(world: &World<A>) -> A::Db {
 struct Charges;
 
 impl<T: Send> Handler<T> for Charges {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
-        Box::pin(async { Outcome::Made(Made { answer: Some(answer(201)), ..Made::default() }) })
+    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
+        Box::pin(async { CallOutcome::Made(Made { answer: Some(answer(201)), ..Made::default() }) })
     }
 }

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
+use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::tokio_postgres::TokioPostgres;
-use ibid::transaction::{BegunInside, Database, TxError};
+use ibid::transaction::{Database, TxError};
 use ibid_testkit::postgres::Pair;
 use tokio::task::{JoinSet, block_in_place};
 
@@ -49,7 +48,9 @@ async fn nothing_that_a_caller_committed_is_lost_when_a_synchronous_standby_take
     let acknowledged = std::mem::take(&mut *load.acknowledged.lock().unwrap());
     for key in &acknowledged {
         match other.begin(load.world.ask(key)).await {
-            Ok(Begun::Replay(kept)) => assert_eq!(*kept.response, answer(201), "the answer of `{key}`"),
+            Ok(Begin::Skip(Outcome::Completed(kept))) => {
+                assert_eq!(*kept.response, answer(201), "the answer of `{key}`")
+            }
             begun => panic!("`{key}` was acknowledged, and now it is {begun:?}"),
         }
         assert_eq!(load.world.payments(key).await, 1, "`{key}` is paid once");
@@ -72,7 +73,7 @@ impl Load {
                 _ => self.all_inside(&key).await,
             };
             match paid {
-                Ok(Finished::Stored(_)) => self.acknowledged.lock().unwrap().push(key),
+                Ok(Outcome::Completed(_)) => self.acknowledged.lock().unwrap().push(key),
                 Ok(other) => panic!("`{key}` was finished by nobody else, and is {other:?}"),
                 // Nobody is there: whoever asks at once again is only in the way.
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -80,17 +81,17 @@ impl Load {
         }
     }
 
-    async fn reserved_first(&self, key: &str) -> Result<Finished, TxError> {
+    async fn reserved_first(&self, key: &str) -> Result<Outcome, TxError> {
         let begun = self.world.ibid.begin(self.world.ask(key)).await?;
-        let Begun::Run(mut attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let Begin::Run(mut attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
         let mut inside = attempt.inside(self.app.begin().await?).await?;
         pay(&mut *inside, key, "app").await?;
         inside.finish(answer(201)).await
     }
 
-    async fn all_inside(&self, key: &str) -> Result<Finished, TxError> {
+    async fn all_inside(&self, key: &str) -> Result<Outcome, TxError> {
         let begun = self.world.ibid.begin_inside(self.world.ask(key), &self.app, PATIENT).await?;
-        let BegunInside::Run(mut inside) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let Begin::Run(mut inside) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
         pay(&mut **inside, key, "app").await?;
         inside.finish(answer(201)).await
     }

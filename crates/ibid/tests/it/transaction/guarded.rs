@@ -9,9 +9,12 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use ibid::attempt::Finished;
-use ibid::http::{Begins, Guard, GuardLayer, Guarded, Held, NotRun, Routes, Rule, Tenants, Unbegun};
-use ibid::outbox::{Call, Handler, Made, Outcome, Worker};
+use ibid::http::{
+    Begins, Guarded, HeldAttempt, IdempotencyLayer, IdempotencyService, ReserveError, Routes, Rule,
+    TenantSource, UnreservedRequest,
+};
+use ibid::outbox::{Call, CallOutcome, Handler, Made, Worker};
+use ibid::outcome::Outcome;
 use ibid::transaction::{Inside, OwnedTx, SqlTx, TxError};
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::Policy;
@@ -28,9 +31,9 @@ pub(super) fn policy() -> Policy {
 
 struct Api<A: Adapter> {
     world: Arc<World<A>>,
-    app: Guard<Router>,
+    app: IdempotencyService<Router>,
     /// The same, behind a guard that soon gives up a handler that hangs.
-    hasty: Guard<Router>,
+    hasty: IdempotencyService<Router>,
 }
 
 pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
@@ -48,7 +51,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
             begins: Begins::Handler,
         };
         let routes = Routes::new(policy, vec![rule]).unwrap();
-        GuardLayer::with_routes(world.ibid.clone(), Tenants::only(), routes).layer(router.clone())
+        IdempotencyLayer::with_routes(world.ibid.clone(), TenantSource::only(), routes).layer(router.clone())
     };
     let (app, hasty) = (guarded(PATIENT), guarded(Duration::from_secs(1)));
     let api = Api { world: world.clone(), app, hasty };
@@ -64,7 +67,7 @@ async fn held<A: Adapter>(
     State(world): State<Arc<World<A>>>,
     Path(what): Path<String>,
     guarded: Guarded,
-    mut held: Held,
+    mut held: HeldAttempt,
 ) -> Result<Response, TxError> {
     let key = guarded.key.as_str();
     let inside = held.inside(world.tx().await).await?;
@@ -74,9 +77,9 @@ async fn held<A: Adapter>(
 async fn unbegun<A: Adapter>(
     State(world): State<Arc<World<A>>>,
     Path(what): Path<String>,
-    unbegun: Unbegun,
+    unbegun: UnreservedRequest,
     headers: HeaderMap,
-) -> Result<Response, NotRun> {
+) -> Result<Response, ReserveError> {
     let inside = unbegun.begin(&world.db).await?;
     let again = headers.contains_key("x-again");
     Ok(work(*inside, &what, unbegun.key().as_str(), again).await?)
@@ -109,7 +112,7 @@ async fn stored<T: OwnedTx>(inside: Inside<'_, T>) -> Result<Response, TxError> 
     let mut created = Answer::plain(201, "text/plain", "created".to_owned());
     created.headers.push(("location".to_owned(), "/payments/7".into()));
     let finished = inside.finish(created).await?;
-    assert!(matches!(finished, Finished::Stored(_)), "{finished:?}");
+    assert!(matches!(finished, Outcome::Completed(_)), "{finished:?}");
     Ok("the guard answers with what is stored".into_response())
 }
 
@@ -119,7 +122,7 @@ struct Got {
     body: Bytes,
 }
 
-async fn send(app: &Guard<Router>, path: &str, key: &str, again: bool) -> Got {
+async fn send(app: &IdempotencyService<Router>, path: &str, key: &str, again: bool) -> Got {
     let mut request = Request::post(path).header("idempotency-key", key);
     if again {
         request = request.header("x-again", "1");
@@ -182,10 +185,10 @@ async fn an_answer_that_undoes_is_repeated<A: Adapter>(api: &Api<A>, mode: &str)
 struct Provider;
 
 impl<T: SqlTx> Handler<T> for Provider {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
         let paid = Answer::plain(201, "text/plain", "paid".to_owned());
         let made = Made { result: "receipt".into(), provider_id: None, answer: Some(paid) };
-        Box::pin(async move { Outcome::Made(made) })
+        Box::pin(async move { CallOutcome::Made(made) })
     }
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use ibid::identity::change::{self, Waiting};
 use ibid::identity::{IdentityPhase, StoreIdentity};
+use ibid::outcome::Begin;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
-use ibid::transaction::{BegunInside, TxError};
+use ibid::transaction::TxError;
 use ibid::{Ibid, Settings};
 use tokio::sync::mpsc;
 
@@ -53,7 +54,7 @@ type Held = Box<
 /// Reserves a key and does the work, in a transaction that is left open.
 async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Held {
     let begun = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
-    let BegunInside::Run(mut inside) = begun else { panic!("`{key}` is not to be run: {begun:?}") };
+    let Begin::Run(mut inside) = begun else { panic!("`{key}` is not to be run: {begun:?}") };
     pay(&mut **inside, key, "app").await.unwrap();
     inside
 }

@@ -1,7 +1,6 @@
 //! Reserve, then finish inside: what holds for an Attempt in the caller's transaction.
 
-use ibid::attempt::Finished;
-use ibid::engine::Begun;
+use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, TxError};
 use ibid::upkeep::{self, Keep};
 use ibid_core::effect::NewEffect;
@@ -43,10 +42,13 @@ async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &Worl
         assert_eq!(effects.len(), 1);
         assert_eq!((&effects[0].payload[..], effects[0].owes), (&b"42"[..], false));
         assert_eq!(world.replayed("together").await, answer(201));
-        assert!(matches!(world.ibid.begin(world.ask("together")).await.unwrap(), Begun::Replay(_)));
+        assert!(matches!(
+            world.ibid.begin(world.ask("together")).await.unwrap(),
+            Begin::Skip(Outcome::Completed(_))
+        ));
     }
     let other = world.ibid.begin(world.ask_for("together", b"{\"a\":1}")).await.unwrap();
-    assert!(matches!(other, Begun::Mismatch));
+    assert!(matches!(other, Begin::Skip(Outcome::Mismatch)));
 }
 
 async fn what_is_dropped_leaves_nothing_and_the_attempt_may_go_in_again<A: Adapter>(world: &World<A>) {
@@ -65,7 +67,7 @@ async fn what_is_dropped_leaves_nothing_and_the_attempt_may_go_in_again<A: Adapt
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "given up", "first").await.unwrap();
     drop(inside);
-    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Finished::Freed));
+    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
     world.nothing_of("given up").await;
     assert_eq!(world.begin("given up").await.number(), 2);
 }
@@ -85,7 +87,7 @@ async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &World<A>) {
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
     // Late news of a zombie that did nothing changes nothing.
-    assert!(matches!(zombie.release(ErrorCode::NotSent).await, Finished::Superseded(_)));
+    assert!(matches!(zombie.release(ErrorCode::NotSent).await, Outcome::Superseded(_)));
     assert!(world.paid_by("lapsed", "bob").await);
     assert_eq!(world.payments("lapsed").await, 1);
     assert_eq!(world.replayed("lapsed").await, answer(201));
@@ -109,7 +111,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
             assert!(is_stored(&finished, said.status), "{key}: {finished:?}");
             assert_eq!(world.replayed(key).await, said);
         } else {
-            assert!(matches!(finished, Finished::Freed), "{key}: {finished:?}");
+            assert!(matches!(finished, Outcome::Released), "{key}: {finished:?}");
             assert_eq!(world.begin(key).await.number(), 2, "{key}");
         }
     }
@@ -129,7 +131,7 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let mut inside = attempt.inside(lossy.begin().await.unwrap()).await.unwrap();
     pay_and_charge(&mut inside, "never sent", "ann").await.unwrap();
     assert!(matches!(inside.finish(answer(201)).await, Err(TxError::NotCommitted)));
-    assert!(matches!(attempt.outcome(), Some(Finished::Freed)));
+    assert!(matches!(attempt.outcome(), Some(Outcome::Released)));
     world.nothing_of("never sent").await;
     assert_eq!(world.begin("never sent").await.number(), 2);
 }
@@ -151,11 +153,14 @@ async fn an_owed_answer_is_pending<A: Adapter>(world: &World<A>) {
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     pay(&mut *inside, "owed", "ann").await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();
-    assert!(matches!(inside.owe().await.unwrap(), Finished::Owed));
+    assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     drop(attempt);
     let record = world.record("owed").await.unwrap();
     assert_eq!((record.state, record.due_at, record.flags.owed), (State::Pending, None, true));
-    assert!(matches!(world.ibid.begin(world.ask("owed")).await.unwrap(), Begun::InFlight { .. }));
+    assert!(matches!(
+        world.ibid.begin(world.ask("owed")).await.unwrap(),
+        Begin::Skip(Outcome::InFlight { .. })
+    ));
     assert_eq!((world.payments("owed").await, world.effects("owed").await.len()), (1, 1));
 }
 

@@ -1,7 +1,7 @@
 //! While a transaction is open on PostgreSQL, the lock on its record is its lease: nobody takes over, nobody waits for it
 //! without end, and who falls silent with it in hand is cut off.
 
-use ibid::engine::Begun;
+use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, Fault, OwnedTx, TxError};
 use ibid::upkeep;
 use ibid_core::record::State;
@@ -29,7 +29,10 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
 
     let record = world.record("held").await.unwrap();
     for ibid in [&world.ibid, &bob] {
-        assert!(matches!(ibid.begin(world.ask("held")).await.unwrap(), Begun::InFlight { .. }));
+        assert!(matches!(
+            ibid.begin(world.ask("held")).await.unwrap(),
+            Begin::Skip(Outcome::InFlight { .. })
+        ));
         assert_eq!(upkeep::sweep_once(ibid).await.unwrap(), 0);
         let renewed = ibid.store().renew(vec![(record.id, record.version)]).await.unwrap();
         assert_eq!(renewed, [Renewed::Busy]);

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::poll_immediate;
-use ibid::engine::Begun;
-use ibid::transaction::{BegunInside, Database, OwnedTx};
+use ibid::outcome::{Begin, Outcome};
+use ibid::transaction::{Database, OwnedTx};
 
 use super::world::{Tries, World, answer, is_stored, pay, until};
 use crate::adapters::place::{Place, SqlxPostgresPools, TokioPostgresPools};
@@ -20,7 +20,7 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
     let db = Arc::new(SqlxPostgresPools::open(&world.place, 2, PATIENT).await);
     for ends in ["stored", "dropped"] {
         let first = world.ibid.begin_inside(world.ask(ends), &*db, PATIENT).await.unwrap();
-        let BegunInside::Run(mut first) = first else { panic!("{first:?}") };
+        let Begin::Run(mut first) = first else { panic!("{first:?}") };
         pay(&mut **first, ends, "first").await.unwrap();
         let come = Arc::new(AtomicU32::new(0));
         let duplicates: Vec<_> = (0..20)
@@ -30,11 +30,11 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
                     come.fetch_add(1, Ordering::SeqCst);
                     let begun = world.ibid.begin_inside(world.ask(ends), &*db, PATIENT).await.unwrap();
                     match begun {
-                        BegunInside::Already(Begun::Replay(kept)) => {
+                        Begin::Skip(Outcome::Completed(kept)) => {
                             assert_eq!(*kept.response, answer(201));
                             0
                         }
-                        BegunInside::Run(mut inside) => {
+                        Begin::Run(mut inside) => {
                             pay(&mut **inside, ends, "second").await.unwrap();
                             assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
                             1
@@ -48,7 +48,7 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
         for n in 0..5 {
             let key = format!("{ends}: meanwhile {n}");
             let begun = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
-            let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+            let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
             pay(&mut **inside, &key, "x").await.unwrap();
             assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
         }
@@ -77,7 +77,7 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     for n in 0..HELD {
         let key = format!("held {n}");
         let begun = world.ibid.begin_inside(world.ask(&key), &anns, PATIENT).await.unwrap();
-        let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+        let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
         pay(&mut **inside, &key, "ann").await.unwrap();
         held.push(inside);
     }
@@ -91,7 +91,7 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     let duplicates: Vec<_> = (0..HELD).map(duplicate).collect();
     bobs.reach(8).await;
     let begun = bob.begin_inside(world.ask("fresh"), &*bobs, PATIENT).await.unwrap();
-    let BegunInside::Run(mut inside) = begun else { panic!("{begun:?}") };
+    let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
     pay(&mut **inside, "fresh", "bob").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()), "they wait for what ann has");
@@ -101,7 +101,7 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     }
     for duplicate in duplicates {
         let begun = duplicate.await.unwrap().unwrap();
-        assert!(matches!(begun, BegunInside::Already(Begun::Replay(_))), "{begun:?}");
+        assert!(matches!(begun, Begin::Skip(Outcome::Completed(_))), "{begun:?}");
     }
     assert_eq!(world.number("select count(*) from payment").await, HELD as i64 + 1);
 }
@@ -124,7 +124,7 @@ async fn a_try_in_vain_keeps_its_connection() {
     bobs.reach(4).await;
     assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
     let second = second.await.unwrap().unwrap();
-    assert!(matches!(second, BegunInside::Already(Begun::Replay(_))), "{second:?}");
+    assert!(matches!(second, Begin::Skip(Outcome::Completed(_))), "{second:?}");
     let mut tx = bobs.begin().await.unwrap();
     assert_eq!(number(&mut tx, SESSION).await, session);
     tx.rollback().await.unwrap();
@@ -143,7 +143,7 @@ async fn clients_that_hang_up_while_their_key_is_being_reserved_do_not_open_the_
     assert!(!world.ibid.is_breaker_open());
     drop(held);
     let begun = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
-    assert!(matches!(begun, BegunInside::Run(_)), "{begun:?}");
+    assert!(matches!(begun, Begin::Run(_)), "{begun:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,7 +153,7 @@ async fn a_session_waits_for_locks_as_before_once_the_key_is_reserved() {
     world.sql("alter database postgres set lock_timeout = '7s'").await;
     let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
     let inside = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
-    let BegunInside::Run(mut inside) = inside else { panic!("{inside:?}") };
+    let Begin::Run(mut inside) = inside else { panic!("{inside:?}") };
     assert_eq!(Sqlx::text(&mut **inside, SETTING).await, "7s");
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut tx = db.begin().await.unwrap();

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use ibid::attempt::{Attempt, Finished};
-use ibid::engine::Begun;
+use ibid::attempt::Attempt;
+use ibid::outcome::{Begin, Outcome};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
-use ibid::transaction::{BegunInside, Database, Inside, OwnedTx, SqlError, SqlTx, TxError};
+use ibid::transaction::{Database, Inside, OwnedTx, SqlError, SqlTx, TxError};
 use ibid::{Ibid, Settings};
 use ibid_core::effect::{EffectFilter, NewEffect, StoredEffect};
 use ibid_core::fingerprint::Asked;
@@ -83,7 +83,7 @@ impl<A: Adapter> World<A> {
 
     pub(crate) async fn begin_on(&self, ibid: &Ibid, key: &str) -> Attempt {
         match ibid.begin(self.ask(key)).await.unwrap() {
-            Begun::Run(attempt) => *attempt,
+            Begin::Run(attempt) => *attempt,
             other => panic!("`{key}` is not to be run: {other:?}"),
         }
     }
@@ -91,8 +91,8 @@ impl<A: Adapter> World<A> {
     /// Begins inside a transaction; it must be this request's to run.
     pub(crate) async fn begin_inside(&self, key: &str) -> Box<Inside<'static, <A::Db as Database>::Tx>> {
         match self.ibid.begin_inside(self.ask(key), &self.db, PATIENT).await.unwrap() {
-            BegunInside::Run(inside) => inside,
-            BegunInside::Already(begun) => panic!("`{key}` is not to be run: {begun:?}"),
+            Begin::Run(inside) => inside,
+            Begin::Skip(begun) => panic!("`{key}` is not to be run: {begun:?}"),
         }
     }
 
@@ -187,7 +187,7 @@ impl<A: Adapter> World<A> {
     pub(crate) async fn replayed(&self, key: &str) -> Response {
         // A node that has nothing in its memory.
         match self.other_node().await.begin(self.ask(key)).await.unwrap() {
-            Begun::Replay(kept) => (*kept.response).clone(),
+            Begin::Skip(Outcome::Completed(kept)) => (*kept.response).clone(),
             other => panic!("`{key}` is not replayed: {other:?}"),
         }
     }
@@ -225,8 +225,8 @@ pub(crate) fn answer(status: u16) -> Response {
     Response::plain(status, "text/plain", format!("answer {status}"))
 }
 
-pub(crate) fn is_stored(finished: &Finished, status: u16) -> bool {
-    matches!(finished, Finished::Stored(kept) if kept.response.status == status)
+pub(crate) fn is_stored(finished: &Outcome, status: u16) -> bool {
+    matches!(finished, Outcome::Completed(kept) if kept.response.status == status)
 }
 
 /// Comes back once `true`; a test that waits in vain is ended by its runner.

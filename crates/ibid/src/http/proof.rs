@@ -1,4 +1,4 @@
-//! What an answer proves about the work, and the fields that say so taken off it: they are for ibid alone.
+//! Reads what a response proves about the work, and removes the fields that only ibid needs.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::Fate;
 use super::capture::Captured;
 use crate::telemetry;
 
-/// Reads what a captured answer proves under the rules that its record was begun with, and removes the fields that no
-/// client gets and no store keeps.
+/// Reads what a captured response proves under the rules that its record was begun with, and removes the fields that no client
+/// gets and no store keeps.
 ///
-/// An answer that broke off proves nothing. Whether one that was not read to its end does is the machine's to decide.
+/// A response that broke off proves nothing. Whether one that was not read to its end does is for the machine to decide.
 pub(super) fn take_proof<B>(captured: &mut Captured<B>, policy: &Policy, route: &Arc<str>) -> Option<Proof> {
     let (head, trailers) = match captured {
         Captured::Whole { head, trailers, .. } => (head, trailers.as_mut()),
@@ -33,12 +33,12 @@ pub(super) fn take_proof<B>(captured: &mut Captured<B>, policy: &Policy, route: 
     read.proof
 }
 
-/// Removes the upstream's word from an answer that nobody guards.
+/// Removes `Ibid-Outcome` from the response to an unguarded request.
 pub(super) fn hide_outcome(headers: &mut HeaderMap) {
     headers.remove(OUTCOME_FIELD);
 }
 
-/// What the head of an answer proves. A handler in this process says it by a [`Fate`], and that goes before every field.
+/// Reads what the head of a response proves. A [`Fate`] from a handler in this process goes before every field.
 fn proof_of(head: &response::Parts, policy: &Policy) -> proof::Reading {
     if head.extensions.get::<Fate>() == Some(&Fate::Executed) {
         return proof::Reading { proof: Some(Proof::Executed), ignored: None };
@@ -48,7 +48,7 @@ fn proof_of(head: &response::Parts, policy: &Policy) -> proof::Reading {
     })
 }
 
-/// Removes the fields that are for ibid alone: the upstream's word, and what the preset of the next hop adds.
+/// Removes the fields that only ibid needs: `Ibid-Outcome`, and those that the preset of the next hop adds.
 fn hide(headers: &mut HeaderMap, policy: &Policy) {
     hide_outcome(headers);
     for name in policy.behind.into_iter().flat_map(|hop| hop.fields()) {

@@ -1,4 +1,4 @@
-//! What the client gets: the handler's answer, a stored one, or a Refusal in the profile's words.
+//! Renders the responses that ibid makes: refusals, 202, stored responses, and the header fields that it adds to a handler's.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,26 +10,26 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use ibid_core::policy::Profile;
 use ibid_core::record::Record;
 use ibid_core::refusal::Refusal;
-use ibid_core::response::{Line, Response as Kept};
+use ibid_core::response::{Line, Response as CoreResponse};
 use ibid_core::scope::Identity;
 
 use super::body::ReplyBody;
 use super::cors::{self, MadeBy};
 use super::repeatability;
+use crate::outcome::StoredResponse;
 use crate::random::random;
 
-/// Renders a refusal for a service that turns requests away before they reach the guard.
+/// The response to the client and its body.
+pub(super) type Reply<B> = Response<ReplyBody<B>>;
+
+/// Renders a refusal for a service that turns requests away before they reach the layer.
 #[doc(hidden)]
 pub fn refused<B>(reason: Refusal, profile: Profile) -> Response<ReplyBody<B>> {
     refusal(reason, profile, None)
 }
 
-/// A refusal. With an identity, 409 says where the record can be watched.
-pub(super) fn refusal<B>(
-    refusal: Refusal,
-    profile: Profile,
-    watched: Option<&Identity>,
-) -> Response<ReplyBody<B>> {
+/// Renders a refusal. With an identity, a 409 links to the page that shows the record.
+pub(super) fn refusal<B>(refusal: Refusal, profile: Profile, watched: Option<&Identity>) -> Reply<B> {
     let rendered = refusal.render(profile);
     let mut response = Response::new(ReplyBody::whole(Bytes::from(rendered.body), None));
     *response.status_mut() =
@@ -62,10 +62,11 @@ pub(super) fn refusal<B>(
     response
 }
 
-/// Accepted: the answer comes later, and this is where to look for it. The same for every retry until then.
-pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Response<ReplyBody<B>> {
+/// Renders the 202 of a request that runs without its client, with the page that shows its result. Every retry gets the same
+/// until the result is there.
+pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Reply<B> {
     let page = status_page(identity);
-    // The page is percent-encoded, so it is a JSON string as it stands.
+    // The page is percent-encoded, so it needs no escaping in JSON.
     let body = format!("{{\"accepted\":true,\"monitor\":\"{page}\"}}");
     let mut response = Response::new(ReplyBody::whole(Bytes::from(body), None));
     *response.status_mut() = StatusCode::ACCEPTED;
@@ -84,53 +85,39 @@ pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Response<Rep
     response
 }
 
-/// Says to a client that preferred 202 that this is what it got.
-pub(super) fn as_preferred<B>(response: &mut Response<B>) {
+/// Confirms the preference of a client that asked for a 202 and gets one.
+pub(super) fn confirm_preference<B>(response: &mut Response<B>) {
     if response.extensions().get::<Accepted>().is_some() {
         set(response.headers_mut(), "preference-applied", "respond-async");
     }
 }
 
-/// On a 202 of ours, not the handler's own.
+/// In the extensions of a 202 of ibid's own.
 #[derive(Clone, Copy)]
 struct Accepted;
 
-/// The store gave no answer to this one request; what that means for the next nobody has found out yet.
-pub(super) fn unavailable() -> Refusal {
+/// The refusal of a request that got no answer from the store. Whether the next one will is not known.
+pub(super) fn store_unavailable() -> Refusal {
     Refusal::StoreUnavailable { retry_after: Duration::from_secs(1) }
 }
 
-/// An answer that was stored in the handler's own transaction.
-pub(super) fn stored<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
-    let mut response = of(kept);
-    first(response.headers_mut(), record, record.policy.profile);
+/// Renders a response that was stored just now, for the client whose request it answers.
+pub(super) fn just_stored<B>(stored: &StoredResponse) -> Reply<B> {
+    let mut response = to_http(&stored.response);
+    mark_stored(response.headers_mut(), &stored.record, stored.record.policy.profile);
     cors::expose(response.headers_mut());
     response
 }
 
-/// An answer as it is kept.
-fn of<B>(kept: &Kept) -> Response<ReplyBody<B>> {
-    let trailers = (!kept.trailers.is_empty()).then(|| header_map(&kept.trailers));
-    let mut response = Response::new(ReplyBody::whole(kept.body.clone(), trailers));
-    *response.status_mut() = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    *response.headers_mut() = header_map(&kept.headers);
-    let headers = response.headers_mut();
-    // Not kept with the rest, for it names only what still follows; over HTTP/1.1 what is not named is not sent.
-    if !kept.trailers.is_empty() {
-        let names: Vec<&str> = kept.trailers.iter().map(|(name, _)| name.as_str()).collect();
-        set(headers, "trailer", &names.join(", "));
-    }
-    response
-}
-
-/// A stored answer, again.
-pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
-    let mut response = of(kept);
+/// Renders a stored response for a retry.
+pub(super) fn replay<B>(stored: &StoredResponse) -> Reply<B> {
+    let record = &stored.record;
+    let mut response = to_http(&stored.response);
     response.extensions_mut().insert(MadeBy::Replay);
     let headers = response.headers_mut();
-    uncached(headers);
+    forbid_caching(headers);
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
-    expires(headers, record);
+    mark_expiry(headers, record);
     repeatability::mark(headers, record.policy.profile, true);
     if record.policy.profile == Profile::Stripe {
         if let Some(first) = headers.get("request-id").cloned() {
@@ -143,10 +130,10 @@ pub(super) fn replay<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> 
     response
 }
 
-/// A stored answer as a page of ibid's own. Its address does not name the tenant, so nothing about it may help a cache
-/// to keep it or to ask whether it has changed, and who may read it is for ibid to say.
-pub(super) fn stored_page<B>(record: &Record, kept: &Kept) -> Response<ReplyBody<B>> {
-    let mut response = replay(record, kept);
+/// Renders a stored response as one of ibid's own pages. The page's address does not name the tenant, so no field may let a
+/// cache keep or revalidate it, and ibid decides which origins may read it.
+pub(super) fn stored_page<B>(stored: &StoredResponse) -> Reply<B> {
+    let mut response = replay(stored);
     response.extensions_mut().insert(MadeBy::Ibid);
     let headers = response.headers_mut();
     headers.remove(ETAG);
@@ -155,37 +142,51 @@ pub(super) fn stored_page<B>(record: &Record, kept: &Kept) -> Response<ReplyBody
     response
 }
 
-/// Keeps a stored answer out of every cache. Whatever the first answer said about freshness was said of that moment,
-/// and a replay may come a day later.
-fn uncached(headers: &mut HeaderMap) {
+/// Renders a response as it is stored.
+fn to_http<B>(stored: &CoreResponse) -> Reply<B> {
+    let trailers = (!stored.trailers.is_empty()).then(|| header_map(&stored.trailers));
+    let mut response = Response::new(ReplyBody::whole(stored.body.clone(), trailers));
+    *response.status_mut() = StatusCode::from_u16(stored.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.headers_mut() = header_map(&stored.headers);
+    // `Trailer` is not stored, because it names only what still follows. HTTP/1.1 sends no trailer that it does not name.
+    if !stored.trailers.is_empty() {
+        let names: Vec<&str> = stored.trailers.iter().map(|(name, _)| name.as_str()).collect();
+        set(response.headers_mut(), "trailer", &names.join(", "));
+    }
+    response
+}
+
+/// Keeps a replay out of every cache. The freshness that the first response declared was that of its moment, and a replay may
+/// come a day later.
+fn forbid_caching(headers: &mut HeaderMap) {
     let is_for_caches = |name: &&HeaderName| {
         let name = name.as_str();
         name.ends_with("-cache-control") || FOR_CACHES.contains(&name)
     };
-    let names: Vec<HeaderName> = headers.keys().filter(is_for_caches).cloned().collect();
-    for name in names {
+    while let Some(name) = headers.keys().find(is_for_caches).cloned() {
         headers.remove(name);
     }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
-/// Whether the reply is a stored answer, again.
+/// Returns whether the response is a replay.
 pub(super) fn is_replay<B>(response: &Response<B>) -> bool {
     response.headers().contains_key(REPLAYED)
 }
 
-/// Marks a first answer with how long it will be repeated.
-pub(super) fn first(headers: &mut HeaderMap, record: &Record, profile: Profile) {
-    expires(headers, record);
+/// Marks a first response with the time until which it is replayed.
+pub(super) fn mark_stored(headers: &mut HeaderMap, record: &Record, profile: Profile) {
+    mark_expiry(headers, record);
     repeatability::mark(headers, profile, true);
-    // Its retries would only get it again; an upstream that knows better has said so itself.
+    // A retry would only get the same response. An upstream that knows better has set the field itself.
     if profile == Profile::Stripe && !headers.contains_key("stripe-should-retry") {
         set(headers, "stripe-should-retry", "false");
     }
 }
 
-/// What Stripe's clients expect on a first answer; done before it is kept, so that a replay can name the first request.
-pub(super) fn stripe(headers: &mut HeaderMap, key: &str) {
+/// Adds the fields that Stripe's clients expect on a first response. Called before the response is stored, so that a replay can
+/// name the first request.
+pub(super) fn add_stripe_fields(headers: &mut HeaderMap, key: &str) {
     if !headers.contains_key("request-id") {
         set(headers, "request-id", &request_id());
     }
@@ -195,18 +196,18 @@ pub(super) fn stripe(headers: &mut HeaderMap, key: &str) {
     set(headers, "idempotency-key", key);
 }
 
-/// Marks the upstream's own answer that leaves the outcome unknown, and says where the record can be watched.
-pub(super) fn outcome_unknown(headers: &mut HeaderMap, identity: &Identity) {
+/// Marks a response of the upstream that leaves the outcome unknown, with a link to the page that shows the record.
+pub(super) fn mark_unknown(headers: &mut HeaderMap, identity: &Identity) {
     headers.insert(OUTCOME, HeaderValue::from_static("unknown"));
     append(headers, LINK, &format!("<{}>; rel=\"monitor\"", status_page(identity)));
 }
 
-/// Marks an answer that no retry will get.
-pub(super) fn not_stored(headers: &mut HeaderMap) {
+/// Marks a response that no retry will get.
+pub(super) fn mark_not_stored(headers: &mut HeaderMap) {
     headers.insert(STORED, HeaderValue::from_static("false"));
 }
 
-/// Where a record can be watched: for the client that knows its own key.
+/// The path of the page that shows a record to the client that knows its key.
 pub(super) fn status_page(identity: &Identity) -> String {
     format!(
         "/.ibid/keys/{}?method={}&path={}",
@@ -216,13 +217,13 @@ pub(super) fn status_page(identity: &Identity) -> String {
     )
 }
 
-/// An instant as HTTP writes it.
+/// Formats an instant as an HTTP date.
 pub(super) fn http_date(at: ibid_core::time::Timestamp) -> String {
     let since = Duration::from_secs(u64::try_from(at.as_secs()).unwrap_or(0)).min(HTTP_DATE_MAX);
     httpdate::fmt_http_date(UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH))
 }
 
-fn expires(headers: &mut HeaderMap, record: &Record) {
+fn mark_expiry(headers: &mut HeaderMap, record: &Record) {
     if let Some(at) = record.expires_at {
         set(headers, EXPIRES, &http_date(at));
     }
@@ -256,7 +257,7 @@ fn request_id() -> String {
     format!("req_{:016x}", u64::from_be_bytes(random()))
 }
 
-/// Everything but unreserved characters as %XX, so that any key fits into a path segment or a query.
+/// Encodes everything but unreserved characters as %XX, so that any key fits into a path segment or a query.
 fn encoded(text: &str) -> String {
     text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
         match byte {
@@ -267,19 +268,19 @@ fn encoded(text: &str) -> String {
     })
 }
 
-/// When to look for an answer that comes later: most are there by then, and a look is cheap.
+/// When to look for the result of an accepted request: most have one by then, and a look is cheap.
 pub(super) const ACCEPTED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Fields by which caches and CDNs are told to keep an answer, besides `Cache-Control` and `…-Cache-Control` (RFC 9213).
+/// Fields that let caches and CDNs store a response, besides `Cache-Control` and `…-Cache-Control` (RFC 9213).
 const FOR_CACHES: [&str; 5] = ["expires", "pragma", "surrogate-control", "edge-control", "x-accel-expires"];
 
 /// Marks a replay.
 const REPLAYED: &str = "idempotent-replayed";
-/// Until when the answer is repeated.
+/// Until when the response is replayed.
 const EXPIRES: &str = "idempotency-expires";
-/// `unknown`: this answer does not tell whether the request was executed.
+/// `unknown`: this response does not tell whether the request was executed.
 const OUTCOME: &str = "idempotency-outcome";
-/// `false`: no retry will get this answer.
+/// `false`: no retry will get this response.
 const STORED: &str = "idempotency-stored";
 
 /// The last second of the year 9999: HTTP dates have four digits.

@@ -1,5 +1,5 @@
-//! `/.ibid/…`: the state of a key for the client that sent it, its stored answer, the published policy, and what each
-//! refusal means. Read-only, and under the same tenant rules as the guarded requests.
+//! The pages under `/.ibid/`: the state of a key for the client that sent it, its stored response, the published policy, and the
+//! meaning of each refusal. Read-only, and under the same tenant rules as the guarded requests.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::Stored;
 use ibid_core::key::Key;
+use ibid_core::machine::{self, StatusView};
 use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, PathRule, Policy, Profile};
-use ibid_core::record::State;
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
 use tokio::time::Instant;
@@ -17,18 +17,19 @@ use tokio::time::Instant;
 use super::body::ReplyBody;
 use super::cors::MadeBy;
 use super::layer::Shared;
+use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
-use super::{prefer, reply, sent};
+use super::{prefer, render, sent};
 use crate::engine::retry_after_for_duplicate;
 use crate::telemetry::profile_name;
 
-/// Whether this path is ibid's own.
+/// Returns whether this path is one of ibid's own.
 pub(super) fn is_own(path: &str) -> bool {
     path.starts_with("/.ibid/")
 }
 
-/// Answers a request for one of ibid's own pages.
-pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>> {
+/// Serves one of ibid's own pages.
+pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Reply<B> {
     if request.method() == Method::OPTIONS
         && let Some(allowed) = shared.cors.preflight(request.headers())
     {
@@ -50,11 +51,11 @@ pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Respons
     }
 }
 
-/// `keys/{key}` and `keys/{key}/response`.
-async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response<ReplyBody<B>> {
+/// Serves `keys/{key}` and `keys/{key}/response`.
+async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B> {
     let (head, _) = request.into_parts();
     let Ok(tenant) = shared.tenants.find(&head) else {
-        return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
+        return render::refusal(Refusal::TenantMissing, Profile::Ietf, None);
     };
     let (key, wants_response) = match rest.strip_suffix("/response") {
         Some(key) => (key, true),
@@ -73,7 +74,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     let operation = Operation { method: upper_case(&parsed).as_str().into(), path: path.into() };
     let identity = Identity { tenant, operation, key };
     let Ok(principal) = shared.principal(&route.policy, &head) else {
-        return reply::refusal(Refusal::TenantMissing, Profile::Ietf, None);
+        return render::refusal(Refusal::TenantMissing, Profile::Ietf, None);
     };
     let id = RecordId::bound(&identity, route.policy.scope, principal.as_deref());
     let previous = shared.previous.ids(&identity, || shared.principals.find(&head).ok());
@@ -84,18 +85,19 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
         Ok(id) => shared.ibid.engine().watch(id, &identity.tenant, up_to).await,
         Err(error) => Err(error),
     };
-    match found {
-        Err(_) => reply::refusal(reply::unavailable(), profile, None),
-        Ok(None) => not_found(),
-        // A tombstone no longer says whose it was; its id does, and that was made from this tenant.
-        Ok(Some(stored)) if stored.record.is_expired(stored.now) => {
-            reply::refusal(Refusal::KeyExpired, profile, None)
-        }
-        Ok(Some(stored)) if stored.record.identity.tenant != identity.tenant => not_found(),
-        Ok(Some(stored)) if wants_response => response(shared, stored, asked_at),
-        Ok(Some(stored)) => {
-            let mut response = plain(StatusCode::OK, "application/json", state(&stored));
-            if let Some(seconds) = look_again_in(&stored) {
+    let stored = match found {
+        Err(_) => return render::refusal(render::store_unavailable(), profile, None),
+        Ok(None) => return not_found(),
+        Ok(Some(stored)) => stored,
+    };
+    match machine::describe(&stored.record, stored.now) {
+        // A tombstone no longer names its tenant. Its id does, because it was made from this tenant.
+        StatusView::Expired => render::refusal(Refusal::KeyExpired, profile, None),
+        _ if stored.record.identity.tenant != identity.tenant => not_found(),
+        view if wants_response => response(shared, &view, stored, asked_at),
+        view => {
+            let mut response = plain(StatusCode::OK, "application/json", state(&stored, &view));
+            if let Some(seconds) = look_again_in(&view, &stored) {
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
             }
             response
@@ -103,53 +105,53 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Response
     }
 }
 
-/// In how many seconds it is worth looking again; none if nothing changes by itself.
-fn look_again_in(stored: &Stored) -> Option<u64> {
-    match stored.record.state {
-        State::Pending | State::InProgress => Some(reply::ACCEPTED_RETRY_AFTER.as_secs()),
-        State::Unknown => {
-            let at = stored.record.settles_by(stored.now)?;
-            Refusal::OutcomeUnknown { retry_after: Some(at.since(stored.now)) }
+/// Returns in how many seconds the state may have changed; `None` if nothing changes it without a request.
+fn look_again_in(view: &StatusView, stored: &Stored) -> Option<u64> {
+    match view {
+        StatusView::Open => Some(render::ACCEPTED_RETRY_AFTER.as_secs()),
+        StatusView::Unknown { settles_by: Some(until) } => {
+            Refusal::OutcomeUnknown { retry_after: Some(until.since(stored.now)) }
                 .render(Profile::Ietf)
                 .retry_after
         }
-        State::Completed | State::Retryable => None,
+        _ => None,
     }
 }
 
-/// What a client should do about an unknown outcome, in the word of the refusals; none in other states.
-fn advice(stored: &Stored) -> Option<&'static str> {
-    (stored.record.state == State::Unknown)
-        .then(|| if stored.record.settles_by(stored.now).is_some() { "same-key" } else { "never" })
+/// Returns what a client should do about an unknown outcome, in the word of the refusals; `None` for other outcomes.
+fn advice(view: &StatusView) -> Option<&'static str> {
+    match view {
+        StatusView::Unknown { settles_by: Some(_) } => Some("same-key"),
+        StatusView::Unknown { settles_by: None } => Some("never"),
+        _ => None,
+    }
 }
 
-fn response<B>(shared: &Shared, stored: Stored, read_at: Instant) -> Response<ReplyBody<B>> {
-    let (record, profile) = (&stored.record, stored.record.policy.profile);
-    let refused = match record.state {
-        State::Completed if !record.flags.not_retained => {
-            return match shared.ibid.engine().replay(stored, read_at) {
-                Some(kept) => reply::stored_page(&kept.record, &kept.response),
-                None => reply::refusal(Refusal::ResponseNotRetained, profile, None),
-            };
+/// Renders the stored response, or the refusal that a retry would get.
+fn response<B>(shared: &Shared, view: &StatusView, stored: Stored, read_at: Instant) -> Reply<B> {
+    let profile = stored.record.policy.profile;
+    let refused = match view {
+        StatusView::Stored => match shared.ibid.engine().replay(stored, read_at) {
+            Some(stored) => return render::stored_page(&stored),
+            None => Refusal::ResponseNotRetained,
+        },
+        StatusView::NotRetained => Refusal::ResponseNotRetained,
+        StatusView::Unknown { settles_by: until } => {
+            Refusal::OutcomeUnknown { retry_after: until.map(|until| until.since(stored.now)) }
         }
-        State::Completed => Refusal::ResponseNotRetained,
-        State::Unknown => {
-            let at = record.settles_by(stored.now);
-            Refusal::OutcomeUnknown { retry_after: at.map(|at| at.since(stored.now)) }
+        StatusView::Open => {
+            Refusal::RequestInProgress { retry_after: retry_after_for_duplicate(&stored.record, stored.now) }
         }
-        State::Pending | State::InProgress => {
-            Refusal::RequestInProgress { retry_after: retry_after_for_duplicate(record, stored.now) }
-        }
-        State::Retryable => return not_found(),
+        _ => return not_found(),
     };
-    reply::refusal(refused, profile, None)
+    render::refusal(refused, profile, None)
 }
 
-/// The state of a record, for its client. Every value is a number, a date or a word of ours, so it is JSON as it stands.
-fn state(stored: &Stored) -> String {
+/// Renders the state of a record for its client. Every value is a number, a date or a word of ibid's, so nothing needs escaping.
+fn state(stored: &Stored, view: &StatusView) -> String {
     let record = &stored.record;
     let date = |at: Option<ibid_core::time::Timestamp>| {
-        at.map_or("null".to_owned(), |at| format!("\"{}\"", reply::http_date(at)))
+        at.map_or("null".to_owned(), |at| format!("\"{}\"", render::http_date(at)))
     };
     let word = |word: Option<&str>| word.map_or("null".to_owned(), |word| format!("\"{word}\""));
     format!(
@@ -160,7 +162,7 @@ fn state(stored: &Stored) -> String {
         record.note.status.map_or("null".to_owned(), |status| status.to_string()),
         record.attempt,
         record.is_dead_letter(stored.now),
-        word(advice(stored)),
+        word(advice(view)),
         word(record.note.last_error.map(|error| error.name())),
         date(Some(record.created_at)),
         date(record.ran_at),
@@ -169,7 +171,7 @@ fn state(stored: &Stored) -> String {
     )
 }
 
-/// The published specification: what is guarded, how, and for how long.
+/// Renders the published policy: what is guarded, how, and for how long.
 fn policy(shared: &Shared) -> String {
     let rules: Vec<String> = shared
         .routes
@@ -218,7 +220,7 @@ fn list(items: impl Iterator<Item = impl AsRef<str>>) -> String {
     items.map(|item| quoted(item.as_ref())).collect::<Vec<_>>().join(",")
 }
 
-/// A JSON string.
+/// Quotes text as a JSON string.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -232,8 +234,8 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// What one refusal means, for the person who follows the link.
-fn problem<B>(code: &str) -> Response<ReplyBody<B>> {
+/// Renders the meaning of one refusal, for a developer who follows its link.
+fn problem<B>(code: &str) -> Reply<B> {
     match refusal::ALL.iter().find(|refusal| refusal.code() == code) {
         Some(refusal) => {
             let text = format!("{}\n\n{}\n", refusal.title(), refusal.detail());
@@ -243,11 +245,11 @@ fn problem<B>(code: &str) -> Response<ReplyBody<B>> {
     }
 }
 
-fn not_found<B>() -> Response<ReplyBody<B>> {
+fn not_found<B>() -> Reply<B> {
     plain(StatusCode::NOT_FOUND, "text/plain", "not found\n".to_owned())
 }
 
-fn plain<B>(status: StatusCode, content_type: &'static str, body: String) -> Response<ReplyBody<B>> {
+fn plain<B>(status: StatusCode, content_type: &'static str, body: String) -> Reply<B> {
     let mut response = Response::new(ReplyBody::whole(Bytes::from(body), None));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -256,7 +258,7 @@ fn plain<B>(status: StatusCode, content_type: &'static str, body: String) -> Res
     response
 }
 
-/// One parameter of a query string, decoded.
+/// Returns one parameter of a query string, decoded.
 fn parameter(query: &str, name: &str) -> Option<String> {
     query
         .split('&')
@@ -264,7 +266,7 @@ fn parameter(query: &str, name: &str) -> Option<String> {
         .and_then(|(_, v)| decoded(v))
 }
 
-/// %XX undone; none if it is malformed or not UTF-8.
+/// Decodes %XX. `None` if it is malformed or not UTF-8.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());

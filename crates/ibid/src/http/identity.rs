@@ -1,0 +1,67 @@
+//! The identity of a request's sender: the tenant and, where a policy asks for it, the principal within the tenant. Both come
+//! from authentication, which the application or the gateway has done before.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use ibid_core::scope::Tenant;
+
+/// Finds the tenant of a request.
+#[derive(Clone)]
+pub struct TenantSource(Arc<TenantRule>);
+
+type TenantRule = dyn Fn(&Parts) -> Result<Tenant, MissingIdentity> + Send + Sync;
+
+impl TenantSource {
+    /// Gives every request the same tenant, for deployments that have only one.
+    pub fn only() -> TenantSource {
+        TenantSource::by(|_| Ok(Tenant::only()))
+    }
+
+    /// Takes the [`Tenant`] that your authentication put into the request's extensions. Put the layer inside authentication.
+    pub fn from_extension() -> TenantSource {
+        TenantSource::by(|head| head.extensions.get::<Tenant>().cloned().ok_or(MissingIdentity))
+    }
+
+    /// Finds the tenant by your own rule. It must come from authentication, never from the body.
+    pub fn by(
+        rule: impl Fn(&Parts) -> Result<Tenant, MissingIdentity> + Send + Sync + 'static,
+    ) -> TenantSource {
+        TenantSource(Arc::new(rule))
+    }
+
+    pub(crate) fn find(&self, head: &Parts) -> Result<Tenant, MissingIdentity> {
+        (self.0)(head)
+    }
+}
+
+/// Finds the principal of a request within its tenant, for policies with `bind = "principal"`.
+///
+/// The principal must stay the same over a client's retries. A token that is refreshed between two of them would make the
+/// second a new request.
+#[derive(Clone)]
+pub struct PrincipalSource(Arc<PrincipalRule>);
+
+type PrincipalRule = dyn Fn(&Parts) -> Result<String, MissingIdentity> + Send + Sync;
+
+impl PrincipalSource {
+    /// Finds no principal, so that policies which ask for one refuse the request.
+    pub fn none() -> PrincipalSource {
+        PrincipalSource::by(|_| Err(MissingIdentity))
+    }
+
+    /// Finds the principal by your own rule.
+    pub fn by(
+        rule: impl Fn(&Parts) -> Result<String, MissingIdentity> + Send + Sync + 'static,
+    ) -> PrincipalSource {
+        PrincipalSource(Arc::new(rule))
+    }
+
+    pub(crate) fn find(&self, head: &Parts) -> Result<String, MissingIdentity> {
+        (self.0)(head)
+    }
+}
+
+/// The request does not show which tenant or principal sent it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MissingIdentity;

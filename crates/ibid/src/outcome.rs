@@ -1,0 +1,105 @@
+//! The result of a request, as its caller sees it: one type for `begin`, `wait` and `finish`.
+//!
+//! [`Ibid::begin`](crate::Ibid::begin) returns a [`Begin`]: an attempt to run, or the [`Outcome`] that makes running
+//! unnecessary or unsafe. [`Ibid::wait`](crate::Ibid::wait) and the methods that end an [`Attempt`] return an [`Outcome`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::record::Record;
+
+use crate::attempt::Attempt;
+use crate::engine::Arrival;
+
+pub use crate::engine::StoredResponse;
+
+/// Whether a request has to run.
+///
+/// `R` is what runs it: an [`Attempt`], or the open transaction that holds one.
+#[derive(Debug)]
+pub enum Begin<R = Box<Attempt>> {
+    /// Run the request. Its record is reserved.
+    Run(R),
+    /// Don't run the request. This is its outcome so far.
+    Skip(Outcome),
+}
+
+/// What is known about a request.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The request was executed, and its response is stored durably.
+    Completed(StoredResponse),
+    /// The request was executed, durably recorded, and its response is not available for replay.
+    NotRetained(Arc<Record>),
+    /// The request was accepted and runs without its client.
+    Accepted {
+        /// Whether this very request was the one that was accepted, and not an earlier one with the same key.
+        new: bool,
+    },
+    /// Another attempt runs the request.
+    InFlight {
+        /// Estimated time until a retry finds a result.
+        retry_in: Duration,
+    },
+    /// The attempt has ended, and an effect owes the response. Callers wait for it as for an attempt that runs.
+    AwaitingEffect,
+    /// Nothing was executed, and the key is released: a new request may run.
+    Released,
+    /// It is not known whether the request was executed. That is recorded durably.
+    Unknown {
+        /// Time until the next reconciliation. `None`: an operator has to resolve it.
+        settled_in: Option<Duration>,
+    },
+    /// The key was used with a different request.
+    Mismatch,
+    /// The retention of the key is over.
+    Expired,
+    /// The end of the attempt was not durable within `finish_wait`.
+    ///
+    /// The write is retried in the background, unless the store rejects it permanently. In that case the lease lapses.
+    NotDurable,
+    /// The record was changed without this attempt, so its end was not written. Holds what is stored now.
+    Superseded(Box<Outcome>),
+}
+
+impl Begin {
+    /// The outcome for a caller that must not run the request. An attempt is dropped, which releases the key.
+    pub(crate) fn into_outcome(self) -> Outcome {
+        match self {
+            Begin::Run(_) => Outcome::Released,
+            Begin::Skip(outcome) => outcome,
+        }
+    }
+}
+
+impl Begin {
+    /// Returns how the request counts for its tenant's duplicate rate.
+    pub(crate) fn arrival(&self) -> Arrival {
+        match self {
+            Begin::Run(attempt) => Arrival::of_run(attempt.number()),
+            Begin::Skip(outcome) => outcome.arrival(),
+        }
+    }
+}
+
+impl Outcome {
+    /// Returns how a request that does not run counts for its tenant's duplicate rate.
+    pub(crate) fn arrival(&self) -> Arrival {
+        match self {
+            Outcome::Accepted { new: true } => Arrival::First,
+            Outcome::Mismatch => Arrival::Misuse,
+            _ => Arrival::Duplicate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_request_that_was_accepted_first_is_no_duplicate() {
+        let arrivals = [true, false].map(|new| Outcome::Accepted { new }.arrival());
+        assert_eq!(arrivals, [Arrival::First, Arrival::Duplicate]);
+    }
+}

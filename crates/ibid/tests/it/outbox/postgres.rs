@@ -9,7 +9,7 @@ use ibid::outbox::{
     BoxError, Builder, Call, CallOutcome, EffectFilter, Handler, NewEffect, Round, Settled, StoredEffect,
     Verified, Worker,
 };
-use ibid::outcome::{Begin, Outcome};
+use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
 use ibid::transaction::{Database, Isolated, Isolation};

@@ -58,8 +58,6 @@ pub mod attempt;
 
 pub mod outbox;
 
-pub mod ledger;
-
 pub mod operator;
 
 pub mod upkeep;

@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use ibid::ledger::{Comparison, Finding, Kind, Line, Report, Side};
+use ibid_ledger::{Comparison, ComparisonReport, DifferenceKind, LedgerDifference, LedgerLine, LineValues};
 use serde_json::{Value, json};
 
 use crate::args::LedgerArgs;
@@ -24,7 +24,7 @@ pub async fn run(args: LedgerArgs) -> Result<bool, Failure> {
     Ok(report.is_equal())
 }
 
-async fn compare(db: &Db, charges: Vec<Listed>) -> Result<Report, Failure> {
+async fn compare(db: &Db, charges: Vec<Listed>) -> Result<ComparisonReport, Failure> {
     let mut comparison = Comparison::new(COLUMNS.map(str::to_owned).to_vec());
     let mut number = 0;
     db.booked::<Failure>(|booked| {
@@ -36,32 +36,32 @@ async fn compare(db: &Db, charges: Vec<Listed>) -> Result<Report, Failure> {
         let whole = charge.whole.clone();
         comparison.theirs(theirs(number, charge), || whole)?;
     }
-    Ok(comparison.end())
+    Ok(comparison.finish())
 }
 
-fn ours(number: u64, booked: Booked) -> Line {
+fn ours(number: u64, booked: Booked) -> LedgerLine {
     let Booked { id, amount_cents, currency, status, charge_id } = booked;
     let is_pending = status == "pending";
     let status = if is_pending { String::new() } else { status };
     // One that was refused outright was never charged, and has no charge to be found.
     let was_charged = charge_id.is_some();
     let values = vec![amount_cents.to_string(), currency, status, charge_id.unwrap_or_default()];
-    Line { number, key: id, values, open: is_pending || !was_charged, partial: is_pending }
+    LedgerLine { number, key: id, values, open: is_pending || !was_charged, partial: is_pending }
 }
 
-fn theirs(number: u64, charge: Listed) -> Line {
+fn theirs(number: u64, charge: Listed) -> LedgerLine {
     // What the bank declined has failed with us.
     let status = if charge.status == "declined" { "failed".to_owned() } else { charge.status };
     let values = vec![charge.amount_cents.to_string(), charge.currency, status, charge.charge_id];
-    Line { number, key: charge.reference.unwrap_or_default(), values, open: false, partial: false }
+    LedgerLine { number, key: charge.reference.unwrap_or_default(), values, open: false, partial: false }
 }
 
-fn print(report: &Report, as_json: bool, out: &mut dyn Write) -> io::Result<()> {
+fn print(report: &ComparisonReport, as_json: bool, out: &mut dyn Write) -> io::Result<()> {
     if as_json {
-        let found: Vec<Value> = report.findings.iter().map(|finding| json_of(report, finding)).collect();
+        let found: Vec<Value> = report.differences.iter().map(|finding| json_of(report, finding)).collect();
         return writeln!(out, "{:#}", json!({ "equal": report.is_equal(), "differences": found }));
     }
-    for finding in &report.findings {
+    for finding in &report.differences {
         let key = if finding.key.is_empty() { "(no reference)" } else { &finding.key };
         let odd =
             finding.columns.iter().map(|odd| format!("  {}: {} ≠ {}", odd.column, odd.ours, odd.theirs));
@@ -70,13 +70,13 @@ fn print(report: &Report, as_json: bool, out: &mut dyn Write) -> io::Result<()> 
         writeln!(out, "{:12}  {key}{what}{}", finding.kind.name(), odd.collect::<String>())?;
     }
     let counts = report.counts;
-    let found = Kind::ALL.map(|kind| format!(", {} {}", report.count(kind), kind.name())).concat();
+    let found = DifferenceKind::ALL.map(|kind| format!(", {} {}", report.count(kind), kind.name())).concat();
     writeln!(out, "ours {}, theirs {}, alike {}{found}", counts.ours, counts.theirs, counts.alike)
 }
 
-fn json_of(report: &Report, finding: &Finding) -> Value {
-    let side = |side: &Option<Side>| {
-        let values = |side: &Side| {
+fn json_of(report: &ComparisonReport, finding: &LedgerDifference) -> Value {
+    let side = |side: &Option<LineValues>| {
+        let values = |side: &LineValues| {
             report.columns.iter().cloned().zip(side.values.iter().cloned().map(Value::from)).collect()
         };
         side.as_ref().map_or(Value::Null, |side| Value::Object(values(side)))

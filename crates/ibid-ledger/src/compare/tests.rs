@@ -7,30 +7,34 @@ use proptest::prelude::*;
 use super::*;
 
 /// Lines as `key amount`, numbered from 1; `?` before the key: open. `-` is no key.
-fn lines(text: &str) -> Vec<Line> {
+fn lines(text: &str) -> Vec<LedgerLine> {
     let line = |(number, text): (u64, &str)| {
         let (key, amount) = text.trim().split_once(' ').expect("a key and an amount");
         let (open, key) = key.strip_prefix('?').map_or((false, key), |key| (true, key));
         let key = if key == "-" { String::new() } else { key.to_owned() };
-        Line { number, key, values: vec![amount.to_owned()], open, partial: false }
+        LedgerLine { number, key, values: vec![amount.to_owned()], open, partial: false }
     };
     (1..).zip(text.split(',').filter(|text| !text.trim().is_empty())).map(line).collect()
 }
 
-fn compared(ours: Vec<Line>, theirs: Vec<Line>) -> Report {
+fn compared(ours: Vec<LedgerLine>, theirs: Vec<LedgerLine>) -> ComparisonReport {
     let mut comparison = Comparison::new(vec!["amount".to_owned()]);
     ours.into_iter().for_each(|line| comparison.ours(line).unwrap());
     for line in theirs {
-        let whole = format!("line {}", line.number);
-        comparison.theirs(line, || whole).unwrap();
+        let raw = format!("line {}", line.number);
+        comparison.theirs(line, || raw).unwrap();
     }
-    comparison.end()
+    comparison.finish()
 }
 
 /// What is found, in words.
 fn found(ours: &str, theirs: &str) -> Vec<String> {
     let report = compared(lines(ours), lines(theirs));
-    report.findings.iter().map(|finding| format!("{} {}", finding.kind.name(), finding.key)).collect()
+    report
+        .differences
+        .iter()
+        .map(|difference| format!("{} {}", difference.kind.name(), difference.key))
+        .collect()
 }
 
 #[test]
@@ -44,13 +48,13 @@ fn equal_ledgers_are_equal_in_any_order_and_by_value() {
 #[test]
 fn a_double_charge_is_found_and_comes_first() {
     let report = compared(lines("a 1, b 2"), lines("x 9, a 1, b 3, a 1, a 1"));
-    let words: Vec<&str> = report.findings.iter().map(|finding| finding.kind.name()).collect();
+    let words: Vec<&str> = report.differences.iter().map(|difference| difference.kind.name()).collect();
     assert_eq!(words, ["theirs_twice", "theirs_twice", "theirs_only", "differs"]);
-    let [second, third, ..] = &report.findings[..] else { unreachable!() };
-    assert_eq!(second.again, Some(Again { first: 2, nth: 2 }));
-    assert_eq!(third.again, Some(Again { first: 2, nth: 3 }));
+    let [second, third, ..] = &report.differences[..] else { unreachable!() };
+    assert_eq!(second.repeat, Some(RepeatedLine { first: 2, nth: 2 }));
+    assert_eq!(third.repeat, Some(RepeatedLine { first: 2, nth: 3 }));
     assert_eq!(second.ours.as_ref().map(|side| side.number), Some(1));
-    assert_eq!((second.whole.as_deref(), third.whole.as_deref()), (Some("line 4"), Some("line 5")));
+    assert_eq!((second.raw.as_deref(), third.raw.as_deref()), (Some("line 4"), Some("line 5")));
 }
 
 #[test]
@@ -61,9 +65,9 @@ fn a_double_charge_of_a_key_that_is_not_ours_is_found_too() {
 #[test]
 fn what_differs_is_named_by_its_column() {
     let report = compared(lines("a 12.50"), lines("a 12.51"));
-    let Differing { column, ours, theirs } = &report.findings[0].columns[0];
+    let ColumnDifference { column, ours, theirs } = &report.differences[0].columns[0];
     assert_eq!((column.as_str(), ours.as_str(), theirs.as_str()), ("amount", "12.50", "12.51"));
-    assert_eq!(report.findings[0].whole, None);
+    assert_eq!(report.differences[0].raw, None);
 }
 
 #[test]
@@ -82,29 +86,29 @@ fn a_line_without_a_key_stands_alone_and_is_never_a_double() {
 fn an_open_line_of_ours_may_be_there_or_not_and_must_not_differ() {
     let report = compared(lines("?a 1, ?b 1, ?c 1"), lines("a 1, c 2"));
     assert_eq!((report.counts.open_found, report.counts.open_missing), (2, 1));
-    assert_eq!((report.findings.len(), report.count(Kind::Differs)), (1, 1));
+    assert_eq!((report.differences.len(), report.count(DifferenceKind::Differs)), (1, 1));
 }
 
 #[test]
 fn what_we_do_not_know_is_compared_with_nothing() {
-    let ours = |amount: &str, partial| Line {
+    let ours = |amount: &str, partial| LedgerLine {
         number: 1,
         key: "a".to_owned(),
         values: vec![amount.to_owned()],
         open: false,
         partial,
     };
-    let found = |line| compared(vec![line], lines("a 1")).count(Kind::Differs);
+    let found = |line| compared(vec![line], lines("a 1")).count(DifferenceKind::Differs);
     assert_eq!((found(ours("", true)), found(ours("", false)), found(ours("2", true))), (0, 1, 1));
 }
 
 #[test]
 fn more_than_may_be_held_is_refused() {
-    let mut comparison = Comparison::new(vec!["amount".to_owned()]).held_bytes_max(1000);
+    let mut comparison = Comparison::new(vec!["amount".to_owned()]).memory_bytes_max(1000);
     let mut all = lines("a 1, b 1, c 1, d 1").into_iter();
     let refused = all.find_map(|line| comparison.ours(line).err());
     assert!(refused.is_some());
-    let mut comparison = Comparison::new(vec!["amount".to_owned()]).held_bytes_max(1000);
+    let mut comparison = Comparison::new(vec!["amount".to_owned()]).memory_bytes_max(1000);
     let refused = comparison.theirs(lines("a 1").remove(0), || "x".repeat(1000));
     assert!(refused.is_err());
 }
@@ -115,8 +119,8 @@ proptest! {
         ours in prop::collection::vec((0u8..6, 0u8..2), 0..12),
         theirs in prop::collection::vec((0u8..6, 0u8..2), 0..12),
     ) {
-        let side = |side: &[(u8, u8)]| -> Vec<Line> {
-            let line = |(number, (key, amount)): (u64, &(u8, u8))| Line {
+        let side = |side: &[(u8, u8)]| -> Vec<LedgerLine> {
+            let line = |(number, (key, amount)): (u64, &(u8, u8))| LedgerLine {
                 number,
                 key: format!("k{key}"),
                 values: vec![amount.to_string()],
@@ -138,11 +142,11 @@ proptest! {
         };
         let both = ours.iter().filter_map(|(key, mine)| Some((mine[0], theirs.get(key)?[0])));
         let differ = both.clone().filter(|(mine, other)| mine != other).count() as u64;
-        prop_assert_eq!(report.count(Kind::TheirsTwice), more(&theirs));
-        prop_assert_eq!(report.count(Kind::OursTwice), more(&ours));
-        prop_assert_eq!(report.count(Kind::TheirsOnly), lacks(&theirs, &ours));
-        prop_assert_eq!(report.count(Kind::OursOnly), lacks(&ours, &theirs));
-        prop_assert_eq!(report.count(Kind::Differs), differ);
+        prop_assert_eq!(report.count(DifferenceKind::TheirsTwice), more(&theirs));
+        prop_assert_eq!(report.count(DifferenceKind::OursTwice), more(&ours));
+        prop_assert_eq!(report.count(DifferenceKind::TheirsOnly), lacks(&theirs, &ours));
+        prop_assert_eq!(report.count(DifferenceKind::OursOnly), lacks(&ours, &theirs));
+        prop_assert_eq!(report.count(DifferenceKind::Differs), differ);
         prop_assert_eq!(report.counts.alike, both.count() as u64 - differ);
     }
 }

@@ -1,35 +1,35 @@
-//! The fields of one JSON line. Numbers keep the text that they were written with: an amount is never a double.
+//! Reads the fields of one JSON line. Numbers keep the text they were written with, so no amount becomes a float.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Names and values, in the order in which they are written.
-pub(super) struct Fields(Vec<(String, Box<RawValue>, String)>);
+/// Names, raw values and values as text, in the order of the line.
+pub(crate) struct JsonLine(Vec<(String, Box<RawValue>, String)>);
 
-impl Fields {
-    /// Reads one object; why not, if it can't be.
-    pub(super) fn parse(line: &[u8]) -> Result<Fields, String> {
+impl JsonLine {
+    /// Parses one object. The error says why it cannot be read.
+    pub(crate) fn parse(line: &[u8]) -> Result<JsonLine, String> {
         let text = std::str::from_utf8(line).map_err(|_| "it is not UTF-8".to_owned())?;
         serde_json::from_str(text).map_err(|error| {
-            // Its line is always the first; ours is said by whoever asked.
+            // serde_json's line number is always 1; the caller adds the one in the file.
             error.to_string().replace(" at line 1 column ", " at column ")
         })
     }
 
-    /// The value of a field as text: that of a string, nothing for null, and anything else as it is written.
-    pub(super) fn get(&self, name: &str) -> Option<&str> {
+    /// Returns a field as text: a string's content, nothing for null, anything else as written.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(field, ..)| field == name).map(|(.., text)| text.as_str())
     }
 
-    /// The names.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    /// Returns the names of the fields.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, ..)| name.as_str())
     }
 
-    /// The object again.
-    pub(super) fn whole(&self) -> String {
+    /// Writes the object as JSON again.
+    pub(crate) fn to_json(&self) -> String {
         let field = |(name, raw, _): &(String, Box<RawValue>, String)| {
             format!("{}:{}", serde_json::Value::from(name.as_str()), raw.get())
         };
@@ -37,8 +37,8 @@ impl Fields {
     }
 }
 
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields, D::Error> {
+impl<'de> Deserialize<'de> for JsonLine {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonLine, D::Error> {
         deserializer.deserialize_map(Object)
     }
 }
@@ -46,13 +46,13 @@ impl<'de> Deserialize<'de> for Fields {
 struct Object;
 
 impl<'de> Visitor<'de> for Object {
-    type Value = Fields;
+    type Value = JsonLine;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonLine, A::Error> {
         use serde::de::Error;
         let mut fields: Vec<(String, Box<RawValue>, String)> = Vec::new();
         while let Some((name, raw)) = map.next_entry::<String, Box<RawValue>>()? {
@@ -68,7 +68,7 @@ impl<'de> Visitor<'de> for Object {
             };
             fields.push((name, raw, text));
         }
-        Ok(Fields(fields))
+        Ok(JsonLine(fields))
     }
 }
 
@@ -80,10 +80,10 @@ mod tests {
     fn values_are_text_and_numbers_stay_as_written() {
         let line =
             r#"{"key":"a\"b","n":12.50,"big":9007199254740993,"none":null,"yes":true,"deep":{"a":[1]}}"#;
-        let fields = Fields::parse(line.as_bytes()).unwrap();
+        let fields = JsonLine::parse(line.as_bytes()).unwrap();
         let expected = ["a\"b", "12.50", "9007199254740993", "", "true", r#"{"a":[1]}"#];
         assert!(fields.names().zip(expected).all(|(name, text)| fields.get(name) == Some(text)));
-        assert_eq!(fields.whole(), line);
+        assert_eq!(fields.to_json(), line);
         assert_eq!(fields.get("absent"), None);
     }
 
@@ -91,9 +91,9 @@ mod tests {
     fn what_is_no_object_or_says_two_things_is_refused() {
         for line in [&b"[1]"[..], b"7", b"{", b"{} x", b"{\"a\":1,\"a\":2}", b"\xff", b"{\"a\":\"\\ud800\"}"]
         {
-            assert!(Fields::parse(line).is_err(), "{}", String::from_utf8_lossy(line));
+            assert!(JsonLine::parse(line).is_err(), "{}", String::from_utf8_lossy(line));
         }
-        let error = Fields::parse(b"{\"a\":1,\"a\":2}").err().unwrap();
+        let error = JsonLine::parse(b"{\"a\":1,\"a\":2}").err().unwrap();
         assert!(error.contains("two fields are called `a`"), "{error}");
     }
 }

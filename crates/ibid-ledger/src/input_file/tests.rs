@@ -2,20 +2,20 @@
 
 use super::*;
 
-fn table(name: &str, text: &str, wanted: Option<&[&str]>) -> Result<Table, Failure> {
+fn table(name: &str, text: &str, wanted: Option<&[&str]>) -> Result<InputFile, InputError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, text).unwrap();
     let wanted: Option<Vec<String>> =
         wanted.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-    Table::open(path.to_str().unwrap(), None, wanted.as_deref())
+    InputFile::open(path.to_str().unwrap(), None, wanted.as_deref())
 }
 
 /// Each line's number and cells, or what is wrong with it.
 fn rows(name: &str, text: &str, wanted: Option<&[&str]>) -> Vec<String> {
     let mut table = table(name, text, wanted).unwrap();
     let mut rows = Vec::new();
-    while let Some(row) = table.next() {
+    while let Some(row) = table.next_row() {
         rows.push(match row {
             Ok(row) => format!("{} {}", row.number, row.cells.join("|")),
             Err(failure) => failure.message.split_once(", ").unwrap().1.to_owned(),
@@ -44,12 +44,12 @@ fn a_line_of_csv_that_can_not_be_read_is_named_and_the_next_is_read() {
 fn a_quote_that_is_never_closed_does_not_fill_the_memory() {
     let text = format!("key,amount\na,\"{}", "x\n".repeat(1 << 20));
     let mut table = table("a.csv", &text, None).unwrap();
-    let failure = table.next().unwrap().err().unwrap();
+    let failure = table.next_row().unwrap().err().unwrap();
     assert!(failure.message.ends_with("the line is longer than 1 MiB"), "{failure}");
     let text = format!("{{\"key\":\"a\"}}\n{{\"key\":\"{}\"}}\n", "x".repeat(1 << 20));
     let mut table = self::table("a.jsonl", &text, None).unwrap();
-    assert!(table.next().unwrap().is_ok());
-    let failure = table.next().unwrap().err().unwrap();
+    assert!(table.next_row().unwrap().is_ok());
+    let failure = table.next_row().unwrap().err().unwrap();
     assert!(failure.message.ends_with("line 2: the line is longer than 1 MiB"), "{failure}");
 }
 
@@ -70,17 +70,17 @@ fn with_named_columns_lines_of_json_may_have_others_too() {
         ["1 a|1", "2 b|2", "line 3: there is no field `key`"]
     );
     let mut table = table("a.jsonl", text, Some(&["key"])).unwrap();
-    table.next();
-    let whole = table.next().unwrap().unwrap().whole(&["key".to_owned()]);
+    table.next_row();
+    let whole = table.next_row().unwrap().unwrap().to_json(&["key".to_owned()]);
     assert_eq!(whole, "{\"x\":{},\"n\":2,\"key\":\"b\"}");
 }
 
 #[test]
 fn a_file_that_is_none_of_these_is_refused() {
     let refused = |name: &str, text: &str| table(name, text, None).err().unwrap();
-    assert_eq!(refused("a.txt", "").exit, crate::output::Exit::Usage);
+    assert_eq!(refused("a.txt", "").kind, InputErrorKind::Invalid);
     assert!(refused("a.csv", "").message.contains("there is no header"));
     assert!(refused("a.csv", "key,key\n").message.contains("two columns are called `key`"));
-    assert_eq!(Table::open("no/such.csv", None, None).err().unwrap().exit, crate::output::Exit::World);
+    assert_eq!(InputFile::open("no/such.csv", None, None).err().unwrap().kind, InputErrorKind::Unreadable);
     assert!(table("a.jsonl", "\n", None).unwrap().is_blank());
 }

@@ -1,14 +1,14 @@
-//! Amounts by their exact value: `12.50` is `12.5`, and no double comes between.
+//! Compares amounts by their exact decimal value: `12.50` equals `12.5`. No floating point is involved.
 
-/// Whether two values say the same: as text, or as decimal numbers.
+/// Returns whether two values are equal, as text or as decimal numbers.
 ///
-/// A number is digits with perhaps a sign before and a fraction behind. What begins with a superfluous zero is no number:
-/// the last four digits of a card are not an amount. Nor is what has an exponent: some ids look like that.
-pub(super) fn same(a: &str, b: &str) -> bool {
+/// A number is digits with an optional minus sign and an optional fraction. Text with a superfluous leading zero is not a
+/// number: the last four digits of a card are not an amount. Neither is text with an exponent: some ids look like that.
+pub(super) fn is_same_value(a: &str, b: &str) -> bool {
     a == b || parts(a).is_some_and(|a| Some(a) == parts(b))
 }
 
-/// Sign, whole part and fraction, in the one form that a value has.
+/// Splits a number into sign, whole part and fraction, normalised so that equal values have equal parts.
 fn parts(text: &str) -> Option<(bool, &str, &str)> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -34,16 +34,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_the_same_by_value_and_nothing_else_is() {
+    fn only_decimal_numbers_are_compared_by_value() {
         for (a, b) in [("12.50", "12.5"), ("12", "12.00"), ("0", "-0.0"), ("-1.10", "-1.1"), ("EUR", "EUR")] {
-            assert!(same(a, b) && same(b, a), "{a} {b}");
+            assert!(is_same_value(a, b) && is_same_value(b, a), "{a} {b}");
         }
         let odd = [("12.5", "12.05"), ("1", "-1"), ("0042", "42"), ("1e2", "100"), ("1.", "1"), ("+1", "1")];
         for (a, b) in odd.into_iter().chain([("", "0"), (".5", "0.5"), ("1,5", "1.5"), ("eur", "EUR")]) {
-            assert!(!same(a, b) && !same(b, a), "{a} {b}");
+            assert!(!is_same_value(a, b) && !is_same_value(b, a), "{a} {b}");
         }
         // As doubles these two are one.
-        assert!(!same("9007199254740993", "9007199254740992"));
-        assert!(same("0.10000000000000000000000001", "0.100000000000000000000000010"));
+        assert!(!is_same_value("9007199254740993", "9007199254740992"));
+        assert!(is_same_value("0.10000000000000000000000001", "0.100000000000000000000000010"));
     }
 }

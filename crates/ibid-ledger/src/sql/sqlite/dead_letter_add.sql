@@ -1,4 +1,4 @@
--- Add a dead letter of a ledger, once. No row back means that it is there already, or was and a person let it go.
+-- Add a dead letter of a ledger, once. No row back: it exists already, or an operator has discarded it.
 insert into ibid_effect (
   record, birth, name, count, nonce, kind, state, open, tries, lease_us, created_at,
   downstream_key, rules, owes, tenant, payload, last_error

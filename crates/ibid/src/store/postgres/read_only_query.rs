@@ -1,19 +1,19 @@
-//! One statement that only reads, in a transaction that can't write, through a cursor: the server keeps the rest.
+//! Runs one read-only statement in a read-only transaction, through a cursor, so that the server keeps the rest.
 
 use tokio_postgres::{Error, SimpleQueryMessage};
 
 use super::connect::Place;
 use super::{OpenError, open};
-use crate::store::rows::{EachRow, Next, RowsError};
+use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
-/// Gives each row of `sql` to `each`; the names of the columns.
+/// Passes each row of `sql` to `on_row` and returns the column names.
 pub(super) async fn read(
     place: &Place,
     sql: &str,
-    each: EachRow<'_>,
-) -> Result<Vec<String>, RowsError<OpenError>> {
+    on_row: RowCallback<'_>,
+) -> Result<Vec<String>, ReadOnlyQueryError<OpenError>> {
     let dialled = place.dial().await;
-    let connection = dialled.map_err(|error| RowsError::Open(open::unreachable(place, error)))?;
+    let connection = dialled.map_err(|error| ReadOnlyQueryError::Open(open::unreachable(place, error)))?;
     connection.run(include_str!("sql/rows_begin.sql")).await.map_err(failed)?;
     // Not as a simple query: that would take several statements, and one of them could end the transaction.
     let declare = format!("{}{sql}", include_str!("sql/rows_declare.sql"));
@@ -30,7 +30,7 @@ pub(super) async fn read(
                 SimpleQueryMessage::Row(row) => {
                     any = true;
                     let cells = (0..row.len()).map(|at| row.get(at).map(str::to_owned)).collect();
-                    if each(&columns, cells) == Next::Stop {
+                    if on_row(&columns, cells).is_break() {
                         return Ok(columns);
                     }
                 }
@@ -45,11 +45,11 @@ pub(super) async fn read(
 
 /// Class 42 is a wrong statement, 22 wrong values in it, 25 one that writes or would like to; 0A000 a cursor over what is
 /// no query.
-fn failed(error: Error) -> RowsError<OpenError> {
+fn failed(error: Error) -> ReadOnlyQueryError<OpenError> {
     match (error.code().map(|code| code.code()), error.as_db_error()) {
         (Some(code), Some(told)) if code == "0A000" || matches!(&code[..2], "22" | "25" | "42") => {
-            RowsError::Refused(told.message().to_owned())
+            ReadOnlyQueryError::Refused(told.message().to_owned())
         }
-        _ => RowsError::Failed(error.into()),
+        _ => ReadOnlyQueryError::Failed(error.into()),
     }
 }

@@ -1,4 +1,4 @@
-//! One statement that only reads, on a connection that can't write.
+//! Runs one read-only statement on a connection that cannot write.
 
 use std::fmt::Write as _;
 
@@ -8,30 +8,34 @@ use rusqlite::{Connection, Error};
 
 use super::Place;
 use super::open::{self, OpenError, named};
-use crate::store::rows::{EachRow, Next, RowsError};
+use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
-/// Gives each row of `sql` to `each`; the names of the columns.
-pub(super) fn read(place: &Place, sql: &str, each: EachRow<'_>) -> Result<Vec<String>, RowsError<OpenError>> {
+/// Passes each row of `sql` to `on_row` and returns the column names.
+pub(super) fn read(
+    place: &Place,
+    sql: &str,
+    on_row: RowCallback<'_>,
+) -> Result<Vec<String>, ReadOnlyQueryError<OpenError>> {
     if matches!(place.path.try_exists(), Ok(false)) {
-        return Err(RowsError::Open(OpenError::Missing { path: place.path.clone() }));
+        return Err(ReadOnlyQueryError::Open(OpenError::Missing { path: place.path.clone() }));
     }
     let opened = open::reader(place).and_then(|connection| {
         connection.pragma_update(None, "query_only", true)?;
         Ok(connection)
     });
-    let connection = opened.map_err(|error| RowsError::Open(named(&place.path, error)))?;
-    rows(&connection, sql, each).map_err(|error| match &error {
+    let connection = opened.map_err(|error| ReadOnlyQueryError::Open(named(&place.path, error)))?;
+    rows(&connection, sql, on_row).map_err(|error| match &error {
         // The authors of the statement can mend these; the rest is the file's.
-        Error::MultipleStatement | Error::InvalidQuery => RowsError::Refused(error.to_string()),
+        Error::MultipleStatement | Error::InvalidQuery => ReadOnlyQueryError::Refused(error.to_string()),
         Error::SqliteFailure(code, text) if matches!(code.code, ErrorCode::Unknown | ErrorCode::ReadOnly) => {
-            RowsError::Refused(text.clone().unwrap_or_else(|| error.to_string()))
+            ReadOnlyQueryError::Refused(text.clone().unwrap_or_else(|| error.to_string()))
         }
-        Error::SqlInputError { msg, .. } => RowsError::Refused(msg.clone()),
-        _ => RowsError::Failed(error.into()),
+        Error::SqlInputError { msg, .. } => ReadOnlyQueryError::Refused(msg.clone()),
+        _ => ReadOnlyQueryError::Failed(error.into()),
     })
 }
 
-fn rows(connection: &Connection, sql: &str, each: EachRow<'_>) -> rusqlite::Result<Vec<String>> {
+fn rows(connection: &Connection, sql: &str, on_row: RowCallback<'_>) -> rusqlite::Result<Vec<String>> {
     let mut statement = connection.prepare(sql)?;
     // What writes would be refused anyway; a `begin` or a `pragma` would be let through.
     if !statement.readonly() || statement.column_count() == 0 {
@@ -44,7 +48,7 @@ fn rows(connection: &Connection, sql: &str, each: EachRow<'_>) -> rusqlite::Resu
         for at in 0..columns.len() {
             cells.push(text(row.get_ref(at)?)?);
         }
-        if each(&columns, cells) == Next::Stop {
+        if on_row(&columns, cells).is_break() {
             break;
         }
     }

@@ -1,4 +1,4 @@
--- Add a dead letter of a ledger, once. No row back means that it is there already, or was and a person let it go.
+-- Add a dead letter of a ledger, once. No row back: it exists already, or an operator has discarded it.
 with t as materialized (select coalesce($2::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now)
 insert into ibid_effect (
   record, birth, name, count, nonce, kind, state, open, tries, lease_us, created_at,

@@ -1,4 +1,4 @@
-//! The comparison as a chore: again and again, with gauges that say what the last one found and when it was.
+//! `--every`: repeats the comparison, with gauges for the differences and the time of the last round.
 
 use std::convert::Infallible;
 use std::io::{Write, stderr, stdout};
@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
-use ibid::ledger::{Kind, Report};
 use ibid::telemetry;
+use ibid_ledger::{ComparisonReport, DifferenceKind};
 use metrics::gauge;
 use tokio::runtime::Handle;
 use tokio::time::MissedTickBehavior;
@@ -20,7 +20,7 @@ use crate::gateway::admin::{self, Metrics};
 use crate::gateway::{ADMIN_LIMITS, bind, server};
 use crate::output::{Failure, Failures, print_line};
 
-/// Compares every `length` until the process is told to stop. A round that fails is told of, and the next one comes.
+/// Compares every `length` until the process receives a stop signal. A failed round is printed, and the next one runs.
 pub(super) async fn run(plan: Plan, length: Duration, admin: Option<SocketAddr>) -> Result<(), Failures> {
     let metrics = Metrics::install()?;
     let mut stop = std::pin::pin!(crate::stop_signal()?);
@@ -38,7 +38,7 @@ pub(super) async fn run(plan: Plan, length: Duration, admin: Option<SocketAddr>)
             _ = ticker.tick() => {}
         }
         let (round, here) = (plan.clone(), Handle::current());
-        // Files and SQLite are read on a thread of their own, so that metrics are served meanwhile.
+        // Files and SQLite are read on a separate thread, so that metrics are served meanwhile.
         let mut round = tokio::task::spawn_blocking(move || here.block_on(one(&round)));
         let ended = tokio::select! {
             () = &mut stop => {
@@ -57,18 +57,18 @@ pub(super) async fn run(plan: Plan, length: Duration, admin: Option<SocketAddr>)
 
 async fn one(plan: &Plan) -> Result<(), Failures> {
     let (report, letters) = plan.compare().await?;
-    show(&plan.args.source, &report);
+    set_gauges(&plan.args.source, &report);
     let out = &mut stdout();
     match plan.args.json {
-        // One line a round, so that a program can tell one from the next.
+        // One line per round, so that a program can tell one from the next.
         true => print_line(out, print::json(&report, letters))?,
         false => print::table(&report, letters, out, &mut stderr())?,
     }
     Ok(())
 }
 
-fn show(source: &str, report: &Report) {
-    for kind in Kind::ALL {
+fn set_gauges(source: &str, report: &ComparisonReport) {
+    for kind in DifferenceKind::ALL {
         let labels = [("source", source.to_owned()), ("kind", kind.name().to_owned())];
         gauge!(telemetry::LEDGER_DIFFERENCES, &labels).set(report.count(kind) as f64);
     }

@@ -32,13 +32,11 @@ pub(crate) async fn create<D: Backend>(
     mut held: Held,
     Valid(ride): Valid<NewRide>,
 ) -> Result<Response, Problem> {
-    let (record_id, account) = (held.record_id(), guarded.tenant.as_str().to_owned());
+    let (record_id, account, ride) = (held.record_id(), guarded.tenant.as_str(), &ride);
 
     // 1. The ride, in one transaction. Its id is the result of the phase: later attempts get the same id.
-    let booked = ride.clone();
     let ride_id: String = held
         .phase("ride_created", &app.database, |tx| {
-            let (account, ride) = (account.clone(), booked.clone());
             Box::pin(async move {
                 let ride_id = format!("ride_{}", Uuid::now_v7().simple());
                 tx.run(
@@ -47,7 +45,7 @@ pub(crate) async fn create<D: Backend>(
                      values ($1, $2, $3, $4, $5, $6, $7, $8)",
                     &[
                         ride_id.as_str().into(),
-                        account.as_str().into(),
+                        account.into(),
                         ride.payment.customer_id.as_str().into(),
                         SqlValue::Integer(ride.payment.amount_cents),
                         ride.payment.currency.as_str().into(),
@@ -87,18 +85,17 @@ pub(crate) async fn create<D: Backend>(
     let charge = charged.map_err(|error| stopped(&error))?;
 
     // 3. The result, in one transaction.
-    let (id, settled) = (ride_id.clone(), charge.clone());
+    let (id, charge) = (ride_id.as_str(), &charge);
     let name = if charge.succeeded { "receipt" } else { "ride_failed" };
     let receipt_id: Option<String> = held
         .phase(name, &app.database, |tx| {
-            let (id, charge) = (id.clone(), settled.clone());
             Box::pin(async move {
                 let receipt_id = charge.succeeded.then(|| format!("rcpt_{}", Uuid::now_v7().simple()));
                 tx.run(
                     "update ride set status = $2, charge_id = $3, receipt_id = $4
                       where id = $1 and status = 'pending'",
                     &[
-                        id.as_str().into(),
+                        id.into(),
                         charge.status().into(),
                         SqlValue::Text(charge.charge_id.as_deref()),
                         SqlValue::Text(receipt_id.as_deref()),

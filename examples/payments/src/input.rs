@@ -43,11 +43,11 @@ pub struct Valid<T>(pub T);
 /// A body that can be read field by field.
 pub trait Input: Sized {
     /// Reads the fields; `None` if one is invalid.
-    fn read(fields: &mut Fields) -> Option<Self>;
+    fn read(fields: &mut InputFields) -> Option<Self>;
 }
 
 impl Input for NewPayment {
-    fn read(fields: &mut Fields) -> Option<NewPayment> {
+    fn read(fields: &mut InputFields) -> Option<NewPayment> {
         // All fields are read before the first `?`, so that every mistake is reported at once.
         let (customer_id, amount_cents) = (fields.text("customerId", 255), fields.amount("amountCents"));
         let currency = fields.currency("currency");
@@ -56,7 +56,7 @@ impl Input for NewPayment {
 }
 
 impl Input for NewRide {
-    fn read(fields: &mut Fields) -> Option<NewRide> {
+    fn read(fields: &mut InputFields) -> Option<NewRide> {
         let payment = NewPayment::read(fields);
         let (origin, destination) = (fields.text("origin", 512), fields.text("destination", 512));
         Some(NewRide { payment: payment?, origin: origin?, destination: destination? })
@@ -67,7 +67,7 @@ impl Input for NewRide {
 pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
     let object = serde_json::from_slice(body);
     let left = object.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let mut fields = Fields { left, errors: Vec::new() };
+    let mut fields = InputFields { left, errors: Vec::new() };
     let input = T::read(&mut fields);
     // An unknown field is most likely a misspelt one, and must not be ignored.
     let unknown =
@@ -77,12 +77,12 @@ pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
 }
 
 /// The fields that are still to be read, and the errors so far.
-pub struct Fields {
+pub struct InputFields {
     left: Map<String, Value>,
     errors: Vec<(String, String)>,
 }
 
-impl Fields {
+impl InputFields {
     fn text(&mut self, name: &str, bytes_max: usize) -> Option<String> {
         let is_valid = |text: &String| {
             // PostgreSQL cannot store a NUL, and a name has no other control characters either.

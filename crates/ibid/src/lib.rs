@@ -64,8 +64,6 @@ pub mod outcome;
 
 pub mod outbox;
 
-pub mod ledger;
-
 pub mod operator;
 
 pub mod upkeep;

@@ -3,6 +3,7 @@
 
 mod api;
 mod application;
+mod processor;
 mod script;
 
 use std::io::Write;
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
             admin: reachable(admin_address),
             api: api_address,
             payments: reachable(application.payments_address()),
-            provider: reachable(application.provider_address()),
+            provider: reachable(application.processor_address()),
             taken: [listen, admin, payments, provider].into_iter().filter_map(|place| place.taken).collect(),
             ibid: program(),
             store,
@@ -127,10 +128,10 @@ fn program() -> String {
     }
 }
 
-/// As of `payments serve`.
+/// The default of `payments`.
 const PAYMENTS_LISTEN: &str = "127.0.0.1:8090";
 
-/// As of `payments provider`.
+/// The default of the simulated card processor.
 const PROVIDER_LISTEN: &str = "127.0.0.1:8091";
 
 #[cfg(test)]

@@ -376,19 +376,13 @@ async fn a_hook_that_names_neither_a_record_nor_an_effect_is_refused_at_start() 
     }
 }
 
-/// The reference application's processor behind the gateway: it makes each charge, resets the connection, and tells of the
-/// charge by its own webhook.
-#[cfg(feature = "demo")]
+/// The simulated processor behind the gateway: it makes each charge, resets the connection, and reports the charge by its
+/// own webhook.
 #[tokio::test]
 async fn a_charge_whose_answer_was_reset_is_settled_by_the_processors_own_webhook() {
-    use payments::outgoing::HttpUrl;
-    use payments::provider::charges::Processor;
-    use payments::provider::faults::{Dice, Faults};
-    use payments::provider::ledger::Ledger;
-    use payments::provider::server;
-    use payments::provider::webhook::{Secret, Webhooks};
+    use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};
 
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let upstream = format!("http://{}", listener.local_addr().expect("an address"));
     let config = r#"
 [[hook]]
@@ -404,12 +398,13 @@ body = "/data"
 provider_id = "/data/chargeId"
 "#;
     let gateway = Setup::before(&upstream).config(config).variable("PSP_SECRET", SECRET).start();
-    let url = HttpUrl::parse(&format!("http://{}/.ibid/hooks/processor", gateway.addr())).expect("a URL");
-    let webhooks = Webhooks::start(url, Secret::parse(SECRET).expect("a secret"));
-    let ledger = Ledger::open(None, false).expect("books");
-    let faults = Faults::parse("reset=first").expect("faults");
-    let processor = Processor::new(ledger, Dice::new(faults, 1), Some(webhooks));
-    let serving = tokio::spawn(server::serve(listener, processor.router()));
+    let secret = WebhookSecret::parse(SECRET).expect("a secret");
+    let options = ProcessorOptions {
+        faults: ChargeFaults::parse("reset=first").expect("faults"),
+        webhook: Some((gateway.addr(), "/.ibid/hooks/processor".to_owned(), secret)),
+        ..ProcessorOptions::default()
+    };
+    let _processor = CardProcessor::start_on(listener, options);
     for (key, amount, status) in [("pays", 500, 200), ("declines", 613, 402)] {
         let body = json!({ "amountCents": amount, "currency": "EUR", "customerId": "c" }).to_string();
         let charge = Request::post("/charges").key(key).header("Content-Type", "application/json").body(body);
@@ -423,5 +418,4 @@ provider_id = "/data/chargeId"
         let charge: Value = serde_json::from_slice(&retry.body).expect("a charge");
         assert_eq!((&charge["idempotencyKey"], &charge["amountCents"]), (&json!(key), &json!(amount)));
     }
-    serving.abort();
 }

@@ -16,7 +16,6 @@ mod http;
 mod http_async;
 mod http_key;
 mod identity;
-mod ledger;
 mod lossy;
 mod operator;
 mod outbox;
@@ -29,6 +28,7 @@ mod outbox;
     feature = "sea-orm"
 ))]
 mod phases;
+mod read_only_query;
 mod reaping;
 mod reconcile;
 mod reference;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
 use ibid_testkit::client::{Client, Response};
+use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
 use tokio::sync::mpsc;
 use tokio::task::block_in_place;
 
@@ -59,7 +60,11 @@ async fn everything_settles(place: Place) {
         Err(_) => RandomState::new().hash_one(0u8),
     };
     println!("IBID_SEED={seed}");
-    let provider = Program::provider(&["--faults", FAULTS, "--seed", &seed.to_string()]);
+    let provider = CardProcessor::start(ProcessorOptions {
+        faults: ChargeFaults::parse(FAULTS).expect("faults"),
+        seed,
+        ..ProcessorOptions::default()
+    });
     let mut world = World { place, provider };
     let mut dice = Dice(seed);
     let mut crashes: Vec<usize> = (0..CRASHES).map(|_| 1 + dice.below(CLIENTS * REQUESTS)).collect();
@@ -121,7 +126,7 @@ async fn everything_settles(place: Place) {
 
     // None of it would be so if nothing had been broken.
     let cut = scene.cut.load(Ordering::Relaxed);
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     let (asked, charged) = (list["requests"].as_u64().expect("a number"), list["count"].as_u64());
     println!("{answers} answers, {cut} requests cut, {asked} calls for {charged:?} charges");
     assert!(cut > 0, "a node died with a request in its hands");

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use ibid_testkit::client::{Client, Request, Response};
 use ibid_testkit::postgres::Postgres;
-use payments::db::{Db, StoreUrl};
+use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
+use payments::db::Db;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -39,8 +40,9 @@ impl Place {
         }
     }
 
-    pub(crate) fn store_url(&self) -> StoreUrl {
-        StoreUrl::parse(&self.url()).expect("a good URL")
+    /// Connects to the database of a node that has started.
+    pub(crate) async fn db(&self) -> Db {
+        Db::connect(&self.url()).await.expect("the database answers")
     }
 }
 
@@ -64,15 +66,21 @@ macro_rules! on_both_databases {
 
 pub(crate) use on_both_databases;
 
+/// A processor that charges again for the same key, with these faults.
+pub(crate) fn keyless_processor(faults: &str) -> CardProcessor {
+    let faults = ChargeFaults::parse(faults).expect("faults");
+    CardProcessor::start(ProcessorOptions { faults, ignore_keys: true, ..ProcessorOptions::default() })
+}
+
 /// A database with a processor. Nodes are started on it and killed as the story wants.
 pub(crate) struct World {
     pub(crate) place: Place,
-    pub(crate) provider: Program,
+    pub(crate) provider: CardProcessor,
 }
 
 impl World {
     pub(crate) fn new(place: Place, faults: &str) -> World {
-        World { place, provider: Program::provider(&["--faults", faults]) }
+        World { place, provider: CardProcessor::with_faults(faults) }
     }
 
     /// A node whose holders may be silent for so long, and whose chores do not keep a story waiting.
@@ -88,14 +96,14 @@ impl World {
     /// The command of a node.
     pub(crate) fn serve(&self, lease: &str, sweep_every: &str, poll_every: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-        command.args(["serve", "--store", &self.place.url(), "--provider", &self.provider.url()]);
+        command.args(["--store", &self.place.url(), "--provider", &self.provider.url()]);
         command.args(["--lease", lease, "--sweep-every", sweep_every, "--poll-every", poll_every]);
         command
     }
 
     /// The one column of a question to the database.
     pub(crate) async fn texts(&self, sql: &'static str) -> Vec<String> {
-        let db = Db::connect(&self.place.store_url()).await.expect("the database answers");
+        let db = self.place.db().await;
         let found = match &db {
             Db::Postgres(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
             Db::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
@@ -106,7 +114,7 @@ impl World {
 
     /// Whether nobody holds a whole file.
     pub(crate) async fn can_be_written(&self) -> bool {
-        let db = Db::connect(&self.place.store_url()).await.expect("the database answers");
+        let db = self.place.db().await;
         let free = match &db {
             Db::Postgres(_) => true,
             Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.is_ok(),
@@ -120,14 +128,9 @@ impl World {
         eventually(sql, async || (self.texts(sql).await == wanted).then_some(())).await;
     }
 
-    /// How the processor charged: the reference of every charge, in order.
+    /// Returns the reference of every charge, sorted.
     pub(crate) async fn charged(&self) -> Vec<String> {
-        let (_, list) = self.provider.look("/charges").await;
-        let charges = list["charges"].as_array().expect("a list");
-        let mut references: Vec<String> = charges
-            .iter()
-            .map(|charge| charge["reference"].as_str().expect("a reference").to_owned())
-            .collect();
+        let mut references = self.provider.charges("reference").await;
         references.sort();
         references
     }
@@ -187,7 +190,7 @@ impl Node {
 
     /// All payments of a customer.
     pub(crate) async fn payments(&self, token: &str, customer: &str) -> Vec<Value> {
-        let (status, page) = self.get(&format!("/payments?customerId={customer}&limit=200"), token).await;
+        let (status, page) = self.get(&format!("/payments?customerId={customer}"), token).await;
         assert_eq!(status, 200, "{page}");
         page["payments"].as_array().expect("a list").clone()
     }

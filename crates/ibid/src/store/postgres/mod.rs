@@ -23,7 +23,7 @@ use self::connect::{Place, Pools};
 use self::flight::Tids;
 use self::row::Policies;
 use super::checkup::Checkup;
-use super::rows::{EachRow, RowsError};
+use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 mod ask;
 mod batch;
@@ -35,9 +35,9 @@ mod failure;
 mod flight;
 mod migrate;
 mod open;
+mod read_only_query;
 mod reap;
 mod row;
-mod rows;
 mod sql_side;
 mod tls;
 
@@ -131,9 +131,9 @@ impl PostgresStore {
         url: &str,
         options: PostgresOptions,
         sql: &str,
-        each: EachRow<'_>,
-    ) -> Result<Vec<String>, RowsError<OpenError>> {
-        rows::read(&Place::new(url, options).map_err(RowsError::Open)?, sql, each).await
+        on_row: RowCallback<'_>,
+    ) -> Result<Vec<String>, ReadOnlyQueryError<OpenError>> {
+        read_only_query::read(&Place::new(url, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row).await
     }
 
     /// Where `url` leads, without user and password: the form that may be shown and logged.

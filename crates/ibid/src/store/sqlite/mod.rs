@@ -25,7 +25,7 @@ use self::sql_side::OnDisk;
 use self::writer::Job;
 use super::checkup::Checkup;
 use super::clock::Clock;
-use super::rows::{EachRow, RowsError};
+use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 mod batch;
 mod checkup;
@@ -33,10 +33,10 @@ mod evidence;
 mod failure;
 mod open;
 mod queue;
+mod read_only_query;
 mod reader;
 mod reap;
 mod row;
-mod rows;
 mod run;
 mod schema;
 mod sql_side;
@@ -146,10 +146,10 @@ impl SqliteStore {
         path: &Path,
         options: SqliteOptions,
         sql: &str,
-        each: EachRow<'_>,
-    ) -> Result<Vec<String>, RowsError<OpenError>> {
+        on_row: RowCallback<'_>,
+    ) -> Result<Vec<String>, ReadOnlyQueryError<OpenError>> {
         let options = SqliteOptions { create: false, ..options };
-        rows::read(&Place::new(path, options).map_err(RowsError::Open)?, sql, each)
+        read_only_query::read(&Place::new(path, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row)
     }
 
     /// Queues a job for the writer and waits for its reply.

@@ -171,14 +171,14 @@ mod postgres {
 
     #[tokio::test]
     async fn each_letter_is_written_once_and_is_a_persons_on_postgres() {
-        let server = Postgres::start();
+        let server = Postgres::shared();
         let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.unwrap();
         each_is_written_once_and_is_a_persons(Arc::new(store)).await;
     }
 
     #[tokio::test]
     async fn a_statement_that_reads_is_run_and_no_other_on_postgres() {
-        let server = Postgres::start();
+        let server = Postgres::shared();
         let url = server.url();
         drop(PostgresStore::open(&url, PostgresOptions::default()).await.unwrap());
         let some = |text: &str| Some(text.to_owned());

@@ -2,8 +2,9 @@
 //! changes its settings.
 //!
 //! A test's own server has its own data directory and port and is gone with the test. Each server flushes as a
-//! production server does, because durability is part of what is tested. All of it blocks; starting takes some tenths
-//! of a second. It must not know what ibid keeps in it.
+//! production server does, because durability is part of what is tested. Its files are in memory where there is room: no
+//! test takes the machine's power away, and nobody waits for a disk. All of it blocks; starting takes some tenths of a
+//! second. It must not know what ibid keeps in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-use self::install::Install;
+use self::install::{Install, Medium};
 use crate::program::free_port;
 
 mod install;
@@ -72,8 +73,17 @@ impl Postgres {
 
     /// The same, with files in its data directory that it alone may read: keys, certificates.
     pub fn start_with_files(settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
+        Postgres::start_at(Medium::Memory, settings, files)
+    }
+
+    /// Starts a server whose files are on the disk, which is what figures are about.
+    pub fn start_on_disk(settings: &[(&str, &str)]) -> Postgres {
+        Postgres::start_at(Medium::Disk, settings, &[])
+    }
+
+    fn start_at(medium: Medium, settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
         let install = Install::find();
-        let directory = install.new_directory();
+        let directory = install.new_directory(medium);
         install.fill(&directory);
         for (name, text) in files {
             install.put(&data(&directory).join(name), text);
@@ -84,7 +94,7 @@ impl Postgres {
     /// Starts a standby that follows this server. What a commit waits for is up to this server's settings: give it
     /// `synchronous_standby_names` to make the standby a synchronous one.
     pub fn standby(&self, name: &str, settings: &[(&str, &str)]) -> Postgres {
-        let directory = self.install.new_directory();
+        let directory = self.install.new_directory(Medium::Memory);
         let source =
             format!("host={HOST} port={} user={USER} dbname={USER} application_name={name}", self.port);
         let mut backup = self.install.as_owner("pg_basebackup");

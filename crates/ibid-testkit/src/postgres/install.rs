@@ -19,6 +19,14 @@ pub(super) struct Install {
     home: PathBuf,
 }
 
+/// Where a server's files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Medium {
+    /// In memory if there is room, otherwise on the disk. What the server flushed outlives its processes there as well.
+    Memory,
+    Disk,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     uid: u32,
@@ -71,29 +79,34 @@ impl Install {
         assert!(output.status.success(), "{command:?} failed: {complaint}");
     }
 
-    /// A directory for one server, and nothing of servers whose process was killed.
-    pub(super) fn new_directory(&self) -> PathBuf {
+    /// A directory for one server, in memory or on the disk.
+    pub(super) fn new_directory(&self, medium: Medium) -> PathBuf {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        sweep(&self.home);
+        let home = self.swept(medium);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = self.home.join(format!("{SERVER}{}-{count}", std::process::id()));
+        let directory = home.join(format!("{SERVER}{}-{count}", std::process::id()));
         // A process with our pid may have been killed here before.
         let _ = fs::remove_dir_all(&directory);
-        fs::create_dir(&directory).expect("a directory for a server");
+        fs::create_dir_all(&directory).expect("a directory for a server");
         let data = directory.join("data");
         fs::create_dir(&data).expect("a directory for data");
         self.hand_over(&data);
         directory
     }
 
-    /// The directory of the server that the tests of this run share: in memory if there is room, so that nobody waits
-    /// for a disk. It is there when this returns, whoever made it.
+    /// The directory of the server that the tests of this run share. It is there when this returns, whoever made it.
     pub(super) fn shared_directory(&self, runner: i32, run: &str) -> PathBuf {
-        let home = memory().unwrap_or_else(|| self.home.clone());
-        sweep(&home);
-        let directory = home.join(format!("{SERVER}{runner}-{run}"));
+        let directory = self.swept(Medium::Memory).join(format!("{SERVER}{runner}-{run}"));
         fs::create_dir_all(&directory).expect("a directory for a server");
         directory
+    }
+
+    /// Where such directories are, and nothing of servers whose process was killed.
+    fn swept(&self, medium: Medium) -> PathBuf {
+        let memory = if medium == Medium::Memory { memory() } else { None };
+        let home = memory.unwrap_or_else(|| self.home.clone());
+        sweep(&home);
+        home
     }
 
     /// Whether this directory is in memory.
@@ -160,7 +173,7 @@ fn sweep(home: &Path) {
     }
 }
 
-/// Where files are kept in memory, if there is room for a server. A disk that flushes costs half of a test's time.
+/// Where files are kept in memory, if there is room for a server.
 fn memory() -> Option<PathBuf> {
     let found = rustix::fs::statvfs(MEMORY).ok()?;
     (found.f_bavail.saturating_mul(found.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))

@@ -151,7 +151,8 @@ async fn clients_that_hang_up_while_their_key_is_being_reserved_do_not_open_the_
 async fn a_session_waits_for_locks_as_before_once_the_key_is_reserved() {
     const SETTING: &str = "select current_setting('lock_timeout')";
     let world = Sqlx::new(Place::postgres()).await;
-    world.sql("alter database postgres set lock_timeout = '7s'").await;
+    let database = world.place.at.rsplit('/').next().unwrap();
+    world.sql(&format!("alter database {database} set lock_timeout = '7s'")).await;
     let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
     let inside = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
     let BegunInside::Run(mut inside) = inside else { panic!("{inside:?}") };

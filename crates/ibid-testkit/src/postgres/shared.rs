@@ -63,6 +63,7 @@ fn of_run(run: &str) -> (Install, PathBuf, u16) {
 }
 
 /// Starts the server and its keeper; none if the server ended instead of taking connections.
+#[expect(clippy::zombie_processes, reason = "the keeper outlives the test that starts it")]
 fn start(install: &Install, runner: i32, directory: &Path) -> Option<u16> {
     let port = free_port();
     let server = install.as_owner_while_we_live("postgres");

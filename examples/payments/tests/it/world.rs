@@ -125,13 +125,23 @@ impl World {
                   where ctid in (select ctid from ibid_effect where state = 2 for update skip locked)"
             }
         };
+        self.write(lapse).await;
+    }
+
+    /// Makes effects that wait for their next try due now.
+    pub(crate) async fn hurry(&self) {
+        // 1 is `queued`.
+        self.write("update ibid_effect set due_at = 1 where state = 1 and due_at > 1").await;
+    }
+
+    async fn write(&self, sql: &'static str) {
         let db = Db::connect(&self.place.store_url()).await.expect("the database answers");
-        let lapsed = match &db {
-            Db::Postgres(pool) => sqlx::raw_sql(lapse).execute(pool).await.map(drop),
-            Db::Sqlite(pool) => sqlx::raw_sql(lapse).execute(pool).await.map(drop),
+        let written = match &db {
+            Db::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+            Db::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
         };
         db.close().await;
-        lapsed.expect("the rows can be written");
+        written.expect("the rows can be written");
     }
 
     /// Whether nobody holds a whole file.

@@ -123,7 +123,7 @@ fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Fa
 }
 
 async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
-    let server = Postgres::start_with(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
+    let server = Postgres::start_on_disk(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
     let database = server.create_database();
     let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
     let ibid = payment::engine(Arc::new(store)).await?;

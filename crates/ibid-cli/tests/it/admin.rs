@@ -105,9 +105,10 @@ async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
     assert_eq!(upstream.requests().len(), seen + 1, "it went upstream");
 }
 
-async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on));
+    let setup = with_token(Setup::before(&upstream.url()));
     let gateway = setup.start();
     let record = unknown(&gateway, "k").await;
     assert_eq!((&record["state"], &record["dead_letter"]), (&json!("unknown"), &json!(false)));
@@ -137,11 +138,11 @@ async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer(on
         "{told}"
     );
 }
-on_every_store!(an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer);
 
-async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on));
+    let setup = with_token(Setup::before(&upstream.url()));
     let gateway = setup.start();
     let record = unknown(&gateway, "k").await;
     let path = format!("/v1/records/{}/resolve", id(&record));
@@ -153,11 +154,11 @@ async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry(on: O
     assert_eq!((first.status, is_replay(&first), is_replay(&second)), (201, false, true));
     assert_eq!(upstream.executions("k"), before + 1);
 }
-on_every_store!(what_an_operator_found_not_executed_is_executed_once_by_the_retry);
 
-async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on).config(FAILS));
+    let setup = with_token(Setup::before(&upstream.url()).config(FAILS));
     let gateway = setup.start();
     let mut holder = gateway.client().await;
     holder.send(&pay("k", "gate;status=201")).await;
@@ -188,7 +189,6 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
     assert_problem(&post(&gateway, &path, &twice).await, 409, "not-now");
     upstream.gate().release(1);
 }
-on_every_store!(a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is);
 
 /// A record whose answer was lost, of a route without rules of its own.
 async fn unknown_elsewhere(gateway: &Gateway) -> Value {
@@ -197,9 +197,10 @@ async fn unknown_elsewhere(gateway: &Gateway) -> Value {
     only(gateway, "state=unknown&key=u").await
 }
 
-async fn a_forgotten_key_runs_as_new(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_forgotten_key_runs_as_new() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on));
+    let setup = with_token(Setup::before(&upstream.url()));
     let gateway = setup.start();
     gateway.call(&pay("k", "status=201;body=first")).await;
     assert!(is_replay(&gateway.call(&pay("k", "status=201;body=second")).await));
@@ -217,7 +218,6 @@ async fn a_forgotten_key_runs_as_new(on: On) {
         post(&gateway, &format!("/v1/records/{unknown}/forget"), &json!({ "who": "a", "reason": "b" })).await;
     assert_problem(&refused, 409, "not-now");
 }
-on_every_store!(a_forgotten_key_runs_as_new);
 
 async fn of_two_operators_at_once_one_settles_it_and_the_other_is_told(on: On) {
     let upstream = Upstream::start().await;

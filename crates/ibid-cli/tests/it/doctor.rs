@@ -178,7 +178,7 @@ async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     drop(gateway);
     let sql = format!("update ibid_record set ran_at = completed_at - {took_ms}000");
     match setup.server() {
-        Some(server) => drop(server.sql("postgres", &sql)),
+        Some(server) => drop(server.sql(server.database(), &sql)),
         None => drop(
             rusqlite::Connection::open(setup.database())
                 .and_then(|file| file.execute(&sql, []))

@@ -127,7 +127,7 @@ async fn what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind
 fn kept(setup: &Setup, text: &str) -> u32 {
     if let Some(server) = setup.server() {
         let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
-        return server.sql("postgres", &sql).trim().parse().expect("a number");
+        return server.sql(server.database(), &sql).trim().parse().expect("a number");
     }
     let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
     let sql = "select count(*) from ibid_body where instr(data, cast(?1 as blob)) > 0";
@@ -166,10 +166,10 @@ async fn a_client_has_its_way_where_the_route_lets_it() {
     assert_eq!(always.header("preference-applied").as_deref(), Some("respond-async"));
 }
 
-on_every_store!(a_duplicate_of_a_running_request_may_be_shown_where_to_look);
-async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nin_flight = \"accepted\"\n");
+    let setup = Setup::before(&upstream.url()).config("[defaults]\nin_flight = \"accepted\"\n");
     let gateway = setup.start();
     let request = pay("k").fixture("gate;status=201;body=paid");
     let mut first = gateway.client().await;
@@ -184,10 +184,10 @@ async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look(on: On) {
     assert_eq!(upstream.executions("k"), 1);
 }
 
-on_every_store!(what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there);
-async fn what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there() {
     let nobody = Reserved::port();
-    let setup = Setup::before(&nobody.url()).on(on).config(ASYNC);
+    let setup = Setup::before(&nobody.url()).config(ASYNC);
     let gateway = setup.start();
     let page = accepted(&gateway.call(&paid("k")).await);
     let refused = |said: &Value| said["state"] == "pending" && said["last_error"] == "not_sent";
@@ -370,11 +370,11 @@ async fn a_delivery_that_runs_at_shutdown_comes_to_its_end() {
     assert_eq!(upstream.executions("k"), 1);
 }
 
-on_every_store!(with_upkeep_off_a_gateway_leaves_the_chores_to_another);
-async fn with_upkeep_off_a_gateway_leaves_the_chores_to_another(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn with_upkeep_off_a_gateway_leaves_the_chores_to_another() {
     let upstream = Upstream::start().await;
     let off = "[defaults]\nanswer = \"async\"\n[upkeep]\nrun = false\n";
-    let setup = Setup::before(&upstream.url()).on(on).config(off);
+    let setup = Setup::before(&upstream.url()).config(off);
     let idle = setup.start();
     let page = accepted(&idle.call(&paid("k")).await);
     let chores = idle.page("/metrics").await.text();

@@ -52,9 +52,9 @@ async fn forty_connections_with_one_request_are_executed_once_and_answered_alike
     assert_eq!(gateway.metric("ibid_reserve_replay_total", "").await, 39.0);
 }
 
-on_every_store!(duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look);
-async fn duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look() {
+    let (upstream, _setup, gateway) = world().await;
     let request = pay("impatient").fixture("gate;status=201;body=paid").header("Prefer", "wait=0");
     let mut first = gateway.client().await;
     first.send(&request).await;
@@ -111,9 +111,9 @@ async fn forty_streams_of_one_http2_connection_are_executed_once_or_refused_whil
     assert_eq!((upstream.executions("streams"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs);
-async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs() {
+    let (upstream, _setup, gateway) = world().await;
     let mut first = gateway.client().await;
     first.send(&pay("mine").fixture("gate")).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -128,9 +128,9 @@ async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_
     assert_eq!(upstream.total(), 1);
 }
 
-on_every_store!(a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry);
-async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry() {
+    let (upstream, _setup, gateway) = world().await;
     for (n, how) in ["fin", "rst"].into_iter().enumerate() {
         let request = pay(how).fixture(&format!("gate;status=201;body=paid by {how}"));
         let mut client = gateway.client().await;
@@ -176,9 +176,9 @@ async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind(
     assert_eq!(upstream.executions("fin-early"), 1);
 }
 
-on_every_store!(the_status_page_follows_a_key_and_the_policy_is_published);
-async fn the_status_page_follows_a_key_and_the_policy_is_published(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_status_page_follows_a_key_and_the_policy_is_published() {
+    let (upstream, _setup, gateway) = world().await;
     let page = "/.ibid/keys/watched?method=POST&path=/payments";
     assert_eq!(gateway.call(&Request::get(page)).await.status, 404);
     let mut client = gateway.client().await;

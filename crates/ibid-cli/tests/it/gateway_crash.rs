@@ -65,7 +65,7 @@ async fn crash(on: On, gateways: usize) {
 
     let mut dice = Dice(seed);
     let mut kills = 0;
-    while kills < KILLS {
+    while kills < kills_wanted() {
         // Moments are told by what was delivered, answered or heard since the last kill; where in its work each of the
         // other clients is by then is anybody's guess.
         let counter = [&upstream.ledger.delivered, &upstream.ledger.answered, &load.heard][dice.below(3)];
@@ -452,8 +452,10 @@ const FREE: [u16; 3] = [409, 425, 429];
 
 const CLIENTS: usize = 16;
 
-/// In each of the two tests; with the last ones there are over a hundred and twenty in all.
-const KILLS: usize = 60;
+/// In each of the tests. `scripts/soak` wants many.
+fn kills_wanted() -> usize {
+    if std::env::var_os("IBID_SOAK").is_some() { 200 } else { 20 }
+}
 
 const LEASE: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(200);

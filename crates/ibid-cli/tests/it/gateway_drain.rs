@@ -10,10 +10,10 @@ fn pay(key: &str) -> Request {
     Request::post("/payments").key(key).body("five")
 }
 
-on_every_store!(a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean);
-async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on);
+    let setup = Setup::before(&upstream.url());
     let mut gateway = setup.start();
     let mut idle = gateway.client().await;
     assert_eq!(idle.call(&pay("idle")).await.status, 200);
@@ -40,10 +40,10 @@ async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clea
     assert_eq!(upstream.executions("running"), 1);
 }
 
-on_every_store!(a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same);
-async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on).config("[server]\ndrain_for = \"500ms\"\n");
+    let setup = Setup::before(&upstream.url()).config("[server]\ndrain_for = \"500ms\"\n");
     let mut gateway = setup.start();
     let mut client = gateway.client().await;
     client.send(&pay("slow").fixture("gate;status=201;body=paid")).await;

@@ -128,12 +128,12 @@ async fn unknown(gateway: &Gateway, key: &str) {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 409, "outcome-unknown");
 }
 
-on_every_store!(what_is_unknown_is_settled_by_a_signed_webhook_alone);
-async fn what_is_unknown_is_settled_by_a_signed_webhook_alone(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
     let upstream = Upstream::start().await;
     // So that an attempt is over soon.
     let config = format!("[defaults]\nupstream_timeout = \"3s\"\nlinger = \"0s\"\n{CONFIG}");
-    let setup = setup(&upstream, on).config(&config);
+    let setup = setup(&upstream, On::Sqlite).config(&config);
     let gateway = setup.start();
     unknown(&gateway, "paid").await;
     assert_eq!(said("evt_1", "payment.succeeded", "paid").to(&gateway).await, word(200, "settled"));

@@ -48,9 +48,9 @@ async fn a_body_is_asked_for_only_when_it_is_wanted() {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-on_every_store!(a_chunked_body_is_the_same_request_as_one_with_a_length);
-async fn a_chunked_body_is_the_same_request_as_one_with_a_length(on: On) {
-    let (upstream, gateway) = world_on(on, "[defaults]\nmax_request_body = \"1KiB\"\n").await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_chunked_body_is_the_same_request_as_one_with_a_length() {
+    let (upstream, gateway) = world_with("[defaults]\nmax_request_body = \"1KiB\"\n").await;
     let chunked = gateway.call(&pay("chunked").body("five pounds").chunked().fixture("echo")).await;
     assert_eq!(chunked.status, 200);
     let with_length = gateway.call(&pay("chunked").body("five pounds")).await;
@@ -116,9 +116,9 @@ async fn compressed_bytes_are_replayed_as_they_came() {
     assert_eq!(upstream.requests()[0].header("accept-encoding").as_deref(), Some("identity"));
 }
 
-on_every_store!(trailers_of_an_answer_arrive_and_are_replayed);
-async fn trailers_of_an_answer_arrive_and_are_replayed(on: On) {
-    let (_upstream, gateway) = world_on(on, "").await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn trailers_of_an_answer_arrive_and_are_replayed() {
+    let (_upstream, gateway) = world().await;
     let request = pay("trailers").fixture("trailers;status=201").header("TE", "trailers");
     for replayed in [false, true] {
         let answer = gateway.call(&request).await;
@@ -127,9 +127,9 @@ async fn trailers_of_an_answer_arrive_and_are_replayed(on: On) {
     }
 }
 
-on_every_store!(answers_without_a_body_stay_without_one);
-async fn answers_without_a_body_stay_without_one(on: On) {
-    let (upstream, gateway) = world_on(on, "").await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn answers_without_a_body_stay_without_one() {
+    let (upstream, gateway) = world().await;
     for status in [204, 304] {
         let request = pay(&format!("s{status}")).fixture(&format!("status={status};header=ETag: \"v1\""));
         let mut client = gateway.client().await;
@@ -184,9 +184,9 @@ async fn the_key_reaches_the_upstream_as_it_was_sent() {
     assert_eq!(keys, [["bare-key"], ["\"quoted key\""]], "both spellings are one key");
 }
 
-on_every_store!(an_answer_over_the_limit_is_passed_on_whole_and_its_retries_are_told_so);
-async fn an_answer_over_the_limit_is_passed_on_whole_and_its_retries_are_told_so(on: On) {
-    let (upstream, gateway) = world_on(on, "[defaults]\nmax_response_body = \"64KiB\"\n").await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_answer_over_the_limit_is_passed_on_whole_and_its_retries_are_told_so() {
+    let (upstream, gateway) = world_with("[defaults]\nmax_response_body = \"64KiB\"\n").await;
     for (key, framing) in [("length", ""), ("chunked", ";chunked"), ("until-close", ";until-close")] {
         let request = pay(key).fixture(&format!("status=201;bytes=300000{framing}"));
         let first = gateway.call(&request).await;
@@ -201,9 +201,9 @@ async fn an_answer_over_the_limit_is_passed_on_whole_and_its_retries_are_told_so
     assert!(is_replay(&replay) && replay.body.len() == 65_536);
 }
 
-on_every_store!(an_event_stream_reaches_the_client_as_it_comes_and_is_not_kept);
-async fn an_event_stream_reaches_the_client_as_it_comes_and_is_not_kept(on: On) {
-    let (upstream, gateway) = world_on(on, "").await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_event_stream_reaches_the_client_as_it_comes_and_is_not_kept() {
+    let (upstream, gateway) = world().await;
     let request = pay("stream").fixture("events");
     let mut client = gateway.client().await;
     client.send(&request).await;

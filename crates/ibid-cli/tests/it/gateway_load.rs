@@ -1,4 +1,4 @@
-//! A hundred thousand requests leave memory and file descriptors where they were.
+//! A hundred thousand requests leave memory and file descriptors where they were. `scripts/soak` runs it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

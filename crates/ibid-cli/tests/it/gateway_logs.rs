@@ -76,7 +76,9 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     upstream.until(|tally| tally.begun > before).await;
     let mut lock = None;
     match setup.server() {
-        Some(server) => drop(server.sql("postgres", "alter table ibid_record rename to ibid_record_away")),
+        Some(server) => {
+            drop(server.sql(server.database(), "alter table ibid_record rename to ibid_record_away"))
+        }
         None => lock = Some(WriteLock::on(&setup).await),
     }
     for n in 0..7 {
@@ -86,7 +88,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     assert!(held.read().await.is_some());
     drop(lock);
     if let Some(server) = setup.server() {
-        server.sql("postgres", "alter table ibid_record_away rename to ibid_record");
+        server.sql(server.database(), "alter table ibid_record_away rename to ibid_record");
     }
     until_async("the gateway takes requests again", async || {
         (gateway.call(&pay("back").fixture("status=201")).await.status == 201).then_some(())

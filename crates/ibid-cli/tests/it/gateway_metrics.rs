@@ -170,11 +170,12 @@ async fn metrics_equal_what_happened(on: On) {
 }
 on_every_store!(metrics_equal_what_happened);
 
-async fn a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once() {
     let upstream = Upstream::start().await;
     // The sweeper has its first turn before anything lapses, and comes too late for the rest of this test.
     let config = CONFIG.replace("sweep_every = \"100ms\"", "sweep_every = \"1h\"");
-    let setup = Setup::before(&upstream.url()).on(on).config(&config);
+    let setup = Setup::before(&upstream.url()).config(&config);
     let gateway = setup.start();
     until_async("the sweeper has had its turn", async || {
         let ran = samples(&gateway).await;
@@ -200,7 +201,6 @@ async fn a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_onc
     assert_eq!(of(&samples(&gateway).await, "ibid_zombie_keys_total"), [" 1"]);
     assert_eq!(gateway.said().matches("a lease lapsed").count(), 1);
 }
-on_every_store!(a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once);
 
 #[tokio::test]
 async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_for_it() {

@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
-on_every_store!(what_the_upstream_says_it_executed_is_replayed);
-async fn what_the_upstream_says_it_executed_is_replayed(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_the_upstream_says_it_executed_is_replayed() {
     let upstream = Upstream::start().await;
     upstream.behave("status=200;body=paid;header=x-payment: 7;header=set-cookie: a=b");
-    let setup = setup(&upstream, "status = 201").on(on);
+    let setup = setup(&upstream, "status = 201");
     let gateway = setup.start();
     let lost = gateway.call(&lost("k")).await;
     assert_problem(&lost, 502, "outcome-unknown");
@@ -38,11 +38,11 @@ async fn what_the_upstream_says_it_executed_is_replayed(on: On) {
     until_async("it is counted", async || (counts(&gateway).await == (1.0, 1.0, 0.0)).then_some(())).await;
 }
 
-on_every_store!(what_is_absent_twice_is_run_once_more_by_the_next_retry);
-async fn what_is_absent_twice_is_run_once_more_by_the_next_retry(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_absent_twice_is_run_once_more_by_the_next_retry() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
-    let setup = setup(&upstream, "").on(on);
+    let setup = setup(&upstream, "");
     let gateway = setup.start();
     assert_problem(&gateway.call(&lost("k")).await, 502, "outcome-unknown");
     let ran = until_known(&gateway, "k").await;

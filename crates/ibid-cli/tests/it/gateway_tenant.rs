@@ -5,16 +5,16 @@ use ibid_testkit::upstream::Upstream;
 use ibid_testkit::upstream_h2::UpstreamH2;
 
 use crate::h2_client::H2Client;
-use crate::harness::{On, Setup, assert_problem, is_replay, on_every_store};
+use crate::harness::{Setup, assert_problem, is_replay};
 
 fn pay(key: &str) -> Request {
     Request::post("/payments").key(key).body("five")
 }
 
-on_every_store!(a_tenant_header_from_loopback_keeps_tenants_apart);
-async fn a_tenant_header_from_loopback_keeps_tenants_apart(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_tenant_header_from_loopback_keeps_tenants_apart() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).tenant("header:x-tenant-id").start();
+    let gateway = Setup::before(&upstream.url()).tenant("header:x-tenant-id").start();
     let of = |tenant: &str| pay("shared").header("X-Tenant-Id", tenant).fixture(&format!("body={tenant}"));
     assert_eq!(gateway.call(&of("ann")).await.text(), "ann");
     assert_eq!(gateway.call(&of("bob")).await.text(), "bob");
@@ -49,10 +49,10 @@ async fn a_tenant_header_from_an_untrusted_hop_is_not_believed_and_not_passed_on
     assert_eq!(gateway.said().matches(line).count(), 1, "once a minute for each address");
 }
 
-on_every_store!(a_static_credential_is_a_tenant_and_a_token_that_changes_is_not);
-async fn a_static_credential_is_a_tenant_and_a_token_that_changes_is_not(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_static_credential_is_a_tenant_and_a_token_that_changes_is_not() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).tenant("authorization").start();
+    let gateway = Setup::before(&upstream.url()).tenant("authorization").start();
     let of = |credential: &str| pay("shared").header("Authorization", credential);
     assert!(!is_replay(&gateway.call(&of("Bearer sk_live_ann")).await));
     assert!(!is_replay(&gateway.call(&of("Bearer sk_live_bob")).await));

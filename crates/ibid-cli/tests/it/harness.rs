@@ -74,10 +74,19 @@ impl Setup {
         }
     }
 
-    /// On another kind of store.
-    pub(crate) fn on(mut self, on: On) -> Setup {
-        self.server = (on == On::Postgres).then(|| Arc::new(Postgres::start()));
-        self.url = self.server.as_ref().map(|server| server.url());
+    /// On another kind of store: a new database on the server that all tests share.
+    pub(crate) fn on(self, on: On) -> Setup {
+        self.on_server((on == On::Postgres).then(Postgres::shared))
+    }
+
+    /// On another kind of store, with no other test's transactions beside it.
+    pub(crate) fn alone_on(self, on: On) -> Setup {
+        self.on_server((on == On::Postgres).then(Postgres::start))
+    }
+
+    fn on_server(mut self, server: Option<Postgres>) -> Setup {
+        self.url = server.as_ref().map(Postgres::url);
+        self.server = server.map(Arc::new);
         self
     }
 

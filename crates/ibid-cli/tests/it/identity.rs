@@ -67,7 +67,7 @@ async fn another_identity_is_refused_with_the_difference() {
 on_every_store!(after_a_change_a_retry_is_not_delivered_again);
 async fn after_a_change_a_retry_is_not_delivered_again(on: On) {
     let upstream = Upstream::start().await;
-    let before = Setup::before(&upstream.url()).config(&soon("")).on(on);
+    let before = Setup::before(&upstream.url()).config(&soon("")).alone_on(on);
     let after = before.clone().config(&soon("[defaults]\nscope = \"tenant\"\n"));
     let mut old = block_in_place(|| before.start());
     let first = old.call(&pay("k")).await;

@@ -48,7 +48,7 @@ fn found(output: &Output) -> Vec<String> {
 /// Runs a statement on the store.
 fn sql(setup: &Setup, sql: &str) {
     match setup.server() {
-        Some(server) => drop(server.sql("postgres", sql)),
+        Some(server) => drop(server.sql(server.database(), sql)),
         None => {
             rusqlite::Connection::open(setup.database()).and_then(|file| file.execute_batch(sql)).expect(sql)
         }

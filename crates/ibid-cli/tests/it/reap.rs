@@ -42,7 +42,7 @@ async fn records_that_the_application_holds_are_passed_over_and_counted(on: On) 
     let held = "create table payment (record KIND references ibid_record (id));
                 insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
     match world.setup.server() {
-        Some(server) => drop(server.sql("postgres", &held.replace("KIND", "bytea"))),
+        Some(server) => drop(server.sql(server.database(), &held.replace("KIND", "bytea"))),
         None => {
             let file = rusqlite::Connection::open(world.setup.database()).expect("the file opens");
             file.execute_batch(&held.replace("KIND", "blob")).expect("payments");

@@ -110,7 +110,7 @@ async fn a_store_without_an_outbox_and_a_source_without_a_name_are_refused() {
 
 #[tokio::test]
 async fn each_letter_is_written_once_and_is_a_persons_on_postgres() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.unwrap();
     each_is_written_once_and_is_a_persons(Arc::new(store)).await;
 }

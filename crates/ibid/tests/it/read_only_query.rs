@@ -74,7 +74,7 @@ mod postgres {
 
     #[tokio::test]
     async fn a_statement_that_reads_is_run_and_no_other_on_postgres() {
-        let server = Postgres::start();
+        let server = Postgres::shared();
         let url = server.url();
         drop(PostgresStore::open(&url, PostgresOptions::default()).await.unwrap());
         let some = |text: &str| Some(text.to_owned());

@@ -131,7 +131,7 @@ fn counted(change: &Change, commit: &Commit) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_postgres_store_keeps_the_contract() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for prepare in [true, false] {
         let database = server.create_database();
         let store = open_with(&server, &database, |options| options.prepare = prepare).await;
@@ -141,7 +141,7 @@ async fn the_postgres_store_keeps_the_contract() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_stores_on_one_database_never_both_win() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     // What a database is set to does not change what ibid does.
     server.sql(

@@ -63,7 +63,8 @@ macro_rules! every_commit_lasts {
     ($($driver:ident: $adapter:ty;)*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $driver() {
-            durable::every_rule(&world::World::<$adapter>::new(Place::postgres()).await).await;
+            // It makes a role.
+            durable::every_rule(&world::World::<$adapter>::new(Place::own_postgres()).await).await;
         })*
     };
 }

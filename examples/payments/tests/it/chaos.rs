@@ -3,8 +3,8 @@
 //! each, and no answer ever changes.
 //!
 //! Each life of a node ends at a place in its work, the nth time that it comes by, both drawn from the seed; the database
-//! crashes after a number of answers, drawn too. Clients go on until all of it has happened. `IBID_SEED=… cargo nextest run
-//! …` draws the same again.
+//! crashes after a number of answers, drawn too. Clients go on until all of it has happened. `scripts/soak` runs it;
+//! `IBID_SEED=… cargo nextest run --profile soak …` draws the same again.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -27,7 +27,7 @@ use crate::world::{Place, World, eventually, posted};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_settles_whatever_is_killed_on_postgres() {
-    everything_settles(Place::postgres()).await;
+    everything_settles(Place::own_postgres()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

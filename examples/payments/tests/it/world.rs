@@ -29,6 +29,11 @@ impl Place {
     }
 
     pub(crate) fn postgres() -> Place {
+        Place::Postgres(Box::new(Postgres::shared()))
+    }
+
+    /// On a server that the story may crash.
+    pub(crate) fn own_postgres() -> Place {
         Place::Postgres(Box::new(Postgres::start()))
     }
 
@@ -110,6 +115,41 @@ impl World {
         };
         db.close().await;
         found.expect("a list of texts")
+    }
+
+    /// Lets every lease of a request or effect lapse now. For when all nodes are killed or stopped: a live one would
+    /// lose what it holds.
+    pub(crate) async fn lapse(&self) {
+        // 2 is `in_progress`, and `claimed`. What a stopped node has locked lapses in its own time.
+        let lapse = match &self.place {
+            Place::Sqlite(_) => {
+                "update ibid_record set due_at = 1 where state = 2;
+                 update ibid_effect set due_at = 1 where state = 2"
+            }
+            Place::Postgres(_) | Place::Database(..) => {
+                "update ibid_record set due_at = 1, watch_state = state, watch_at = 1
+                  where ctid in (select ctid from ibid_record where state = 2 for update skip locked);
+                 update ibid_effect set due_at = 1
+                  where ctid in (select ctid from ibid_effect where state = 2 for update skip locked)"
+            }
+        };
+        self.write(lapse).await;
+    }
+
+    /// Makes effects that wait for their next try due now.
+    pub(crate) async fn hurry(&self) {
+        // 1 is `queued`.
+        self.write("update ibid_effect set due_at = 1 where state = 1 and due_at > 1").await;
+    }
+
+    async fn write(&self, sql: &'static str) {
+        let db = self.place.db().await;
+        let written = match &db {
+            Db::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+            Db::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+        };
+        db.close().await;
+        written.expect("the rows can be written");
     }
 
     /// Whether nobody holds a whole file.

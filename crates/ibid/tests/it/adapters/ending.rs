@@ -77,7 +77,7 @@ pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adap
     let mut tx = elsewhere.begin().await.unwrap();
     // Connections are closed or rolled back a moment later; one left open would stay so, and the test would not end.
     let open = "select count(*) from pg_stat_activity \
-                where backend_type = 'client backend' and pid <> pg_backend_pid() and xact_start is not null";
+                where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null";
     while number(&mut tx, open).await > 0 {
         // The statistics are a snapshot of the transaction.
         super::query(&mut tx, "select pg_stat_clear_snapshot()", &[], &[]).await.unwrap();

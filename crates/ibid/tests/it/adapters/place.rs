@@ -24,12 +24,18 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn postgres() -> Place {
-        // A deadlock is looked for after a second otherwise.
-        Place::on(Postgres::start_with(&[("deadlock_timeout", "20ms")]))
+        Place::on(Postgres::shared())
     }
 
-    /// The same on a server with settings of its own.
-    pub(crate) fn on(server: Postgres) -> Place {
+    /// On a server that the test may stop or make roles on.
+    pub(crate) fn own_postgres() -> Place {
+        Place::on(Postgres::start())
+    }
+
+    fn on(server: Postgres) -> Place {
+        // A deadlock is looked for after a second otherwise.
+        let soon = format!("alter database {} set deadlock_timeout = '20ms'", server.database());
+        server.sql(server.database(), &soon);
         Place { at: server.url(), server: Some(server), _directory: None }
     }
 

@@ -47,7 +47,7 @@ async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_postgres() {
     use ibid::store::postgres::{PostgresOptions, PostgresStore};
-    let server = ibid_testkit::postgres::Postgres::start();
+    let server = ibid_testkit::postgres::Postgres::shared();
     let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.expect("it opens");
     one_wins(Arc::new(store)).await;
 }

@@ -132,7 +132,7 @@ fn charge(name: &str) -> NewEffect {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once_and_what_is_rolled_back_never() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
     let mut attempt = begin(&node.ibid, "undone").await;
     let mut inside = attempt.inside(node.database.begin().await.unwrap()).await.unwrap();
@@ -152,7 +152,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once_and_what_is_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_nodes_carry_out_five_hundred_effects_once_each() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     for key in 0..50 {
         one.pay(&format!("k{key}"), (0..10).map(|n| charge(&format!("e{n}")))).await;
@@ -170,7 +170,7 @@ async fn two_nodes_carry_out_five_hundred_effects_once_each() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stricter_isolation_costs_tries_and_changes_nothing() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         let node = Node::new(&server).await;
         node.pay(&format!("{level:?}"), (0..40).map(|n| charge(&format!("e{n}")))).await;
@@ -188,7 +188,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_effect_that_somebody_holds_is_passed_over() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
     node.pay("k", [charge("held"), charge("free")]).await;
     let mut holder = node.database.0.begin().await.unwrap();
@@ -203,7 +203,7 @@ async fn an_effect_that_somebody_holds_is_passed_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let in_order = |n: u32| NewEffect::new("x", "charge", n.to_string()).ordered_by("account 7");
     for n in 0..20 {
@@ -218,7 +218,7 @@ async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
 /// Places are given at enqueue and seen at commit: without the wait a later place could be seen, and called, first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_the_order_of_commits() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let of = |aggregate: &str, payload: &str| {
         NewEffect::new("x", "charge", payload.to_owned()).ordered_by(aggregate)
@@ -238,8 +238,9 @@ async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_
             inside.enqueue(effect).await.unwrap();
             inside.finish(answer()).await.unwrap()
         });
-        let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
-        while server.sql("postgres", waits).trim() != "1" {
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event = 'advisory' and datname = current_database()";
+        while server.sql(server.database(), waits).trim() != "1" {
             assert!(!second.is_finished(), "it is behind one that is not committed");
             tokio::task::yield_now().await;
         }
@@ -261,7 +262,7 @@ async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     one.pay("k", [charge("charge").repeatable()]).await;
     let gate = Gate::closed("zombie");
@@ -270,11 +271,11 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     gate.reached().await;
 
     let lapse = "update ibid_effect set due_at = 0";
-    server.sql("postgres", lapse);
+    server.sql(server.database(), lapse);
     let bob = Provider::new("bob", |_| made());
     let worker = two.worker(&bob);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
-    server.sql("postgres", lapse);
+    server.sql(server.database(), lapse);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     gate.open();
     assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
@@ -324,7 +325,7 @@ async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
         }
     }
 
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let node = Node::new(&server).await;
     node.pay("k", [charge("charge")]).await;
     let worker = Worker::builder(node.ibid.clone(), node.database.clone()).on("charge", Looking);
@@ -334,7 +335,7 @@ async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owed_answer_reaches_a_client_of_another_node() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let mut attempt = begin(&one.ibid, "k").await;
     let mut inside = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
@@ -352,7 +353,7 @@ async fn an_owed_answer_reaches_a_client_of_another_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operator_retries_and_discards() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let node = Node::new(&server).await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "refused" => CallOutcome::Refused { why: "no".into() },
@@ -400,10 +401,10 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n, \
         lateral (select case n % 3 when 0 then 3 when 1 then 1 else 5 end, n % 3 <> 0, \
           case n % 3 when 1 then 9000000000000000 + n end, 'filled ' || n) s(state, open, due_at, aggregate)";
-    server.sql("postgres", fill);
+    server.sql(server.database(), fill);
     for analyzed in [false, true] {
         if analyzed {
-            server.sql("postgres", "analyze");
+            server.sql(server.database(), "analyze");
         }
         let before = server.log().len();
         node.pay(&format!("after {analyzed}"), [in_order(1)]).await;
@@ -432,10 +433,10 @@ async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
         select e.record, n, 'fill', 1, 1, e.kind, 3, false, 0, e.lease_us, 0, 'fill ' || n, 'ch_fill_' || n, e.rules, \
         false, e.tenant, '' from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n";
     let key = node.effects().await[0].downstream_key.clone();
-    server.sql("postgres", fill);
+    server.sql(server.database(), fill);
     for analyzed in [false, true] {
         if analyzed {
-            server.sql("postgres", "analyze");
+            server.sql(server.database(), "analyze");
         }
         let before = server.log().len();
         let by_id = EffectAt::ProviderId { kind: "charge".into(), id: "ch_1".into() };
@@ -468,7 +469,7 @@ impl<T: Send> Handler<T> for Plain {
 
 #[tokio::test]
 async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let node = Node::new(&server).await;
     // Neither repeatable nor verified: a lapsed claim of it would be a person's.
     node.pay("k", [NewEffect::new("charge", "charge", "")]).await;
@@ -478,9 +479,9 @@ async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     let worker =
         Worker::builder(node.ibid.clone(), database).on("charge", Plain(calls.clone())).build().unwrap();
     let round = tokio::spawn(async move { (worker.run_once().await.unwrap(), worker) });
-    let waits =
-        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%ibid_effect%'";
-    while server.sql("postgres", waits).trim() != "1" {
+    let waits = "select count(*) from pg_stat_activity
+         where wait_event_type = 'Lock' and datname = current_database() and query like '%ibid_effect%'";
+    while server.sql(server.database(), waits).trim() != "1" {
         assert!(!round.is_finished(), "it waits for what the claim will come to");
         tokio::task::yield_now().await;
     }
@@ -488,7 +489,7 @@ async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     let (given_back, worker) = round.await.unwrap();
     assert_eq!((given_back, *calls.lock().unwrap()), (Round { again: 1, ..Round::default() }, 0));
     assert_eq!(node.effects().await[0].state, Queued);
-    server.sql("postgres", "update ibid_effect set due_at = 0");
+    server.sql(server.database(), "update ibid_effect set due_at = 0");
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!(*calls.lock().unwrap(), 1);
 }

@@ -49,7 +49,7 @@ pub(super) async fn sqlite() -> Site<Rusqlite> {
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 pub(super) async fn postgres() -> Site<ibid::transaction::sqlx_postgres::SqlxPostgres> {
     use ibid::store::postgres::{PostgresOptions, PostgresStore};
-    let server = ibid_testkit::postgres::Postgres::start();
+    let server = ibid_testkit::postgres::Postgres::shared();
     let wait = Duration::from_secs(30);
     let options = PostgresOptions { connection_wait: wait, ..PostgresOptions::default() };
     let store = PostgresStore::open(&server.url(), options).await.unwrap();

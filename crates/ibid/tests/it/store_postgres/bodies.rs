@@ -26,7 +26,7 @@ fn again(record: &Record, clears_bodies: bool) -> Change {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_generation_leaves_nothing_of_the_one_before_it() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     // All begun at one instant.
@@ -56,7 +56,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
 /// One that keeps its generation and replaces what is beside it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let begun = put(&*store, &begin()).await.record;
@@ -70,7 +70,7 @@ async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
 /// A body of the very same instant belongs to whoever has its birth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_else() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let short = Arc::new(Policy { lease: LONG, retention: SHORT, ..Policy::default() });
@@ -99,7 +99,7 @@ async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_e
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_goes_on_while_the_reaper_looks_is_left_for_the_next_time() {
     for anew in [false, true] {
-        let server = Postgres::start();
+        let server = Postgres::shared();
         let database = server.create_database();
         let store = open(&server, &database).await;
         let (first, change) = super::upkeep::going();
@@ -132,9 +132,9 @@ async fn a_record_that_goes_on_while_the_reaper_looks_is_left_for_the_next_time(
             let store = store.clone();
             async move { store.reap(Course::Records, 0, 100).await.expect("it reaps") }
         });
-        while server.sql("postgres", "select count(*) from pg_stat_activity where wait_event = 'advisory'")
-            == "0"
-        {
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event = 'advisory' and datname = current_database()";
+        while server.sql(&database, waits) == "0" {
             tokio::task::yield_now().await;
         }
         if anew {

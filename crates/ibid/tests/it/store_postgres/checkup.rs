@@ -17,7 +17,7 @@ fn asynchronous() -> Standby {
 
 #[tokio::test]
 async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let url = server.url_for(&database);
     let seen = checkup(&url).await;

@@ -26,7 +26,7 @@ async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore) -> Vec
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_can_not_be_read_hides_no_other() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let ids = lapsed(&server, &database, &store).await;

@@ -9,7 +9,7 @@ use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_goes_through_but_for_the_id_that_a_stranger_is_inserting() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for is_fresh in [true, false] {
         a_batch_goes_through_but_for_one(&server, is_fresh).await;
     }
@@ -45,7 +45,7 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_a_stranger_holds_is_busy_and_never_taken_for_lost_or_won() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for is_fresh in [true, false] {
         a_held_row_is_busy(&server, is_fresh).await;
     }
@@ -93,7 +93,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_that_can_not_be_stored_fails_alone() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let mut batch: Vec<Change> = (0..16).map(|_| begin()).collect();
@@ -119,7 +119,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for (code, is_fresh) in [("40001", true), ("40P01", true), ("55P03", true), ("40001", false)] {
         let database = server.create_database();
         let store = open(&server, &database).await;

@@ -23,7 +23,7 @@ fn catalog(server: &Postgres, database: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (ours, theirs, both) = (server.create_database(), server.create_database(), server.create_database());
     open(&server, &ours).await;
     server.sql(&theirs, &PostgresStore::migration_sql(0));
@@ -42,7 +42,7 @@ async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes
 /// Or an application that publishes all its tables, for a replica or for what follows its changes, could not use ibid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_table_can_be_published() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(&database, "create publication everything for all tables");
@@ -57,7 +57,7 @@ async fn every_table_can_be_published() {
 
 #[tokio::test]
 async fn the_tables_are_made_in_the_first_schema_of_the_search_path() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     server.sql(&database, "create schema guard");
     server.sql("postgres", &format!("alter database {database} set search_path = guard, public"));
@@ -75,7 +75,7 @@ async fn refusal(url: &str, options: PostgresOptions) -> OpenError {
 
 #[tokio::test]
 async fn a_schema_that_is_not_ours_to_use_is_refused() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let url = server.url_for(&database);
     let no_migration = || PostgresOptions { migrate: false, ..options() };

@@ -24,7 +24,7 @@ fn ids(names: &[Name]) -> Vec<ibid_core::scope::RecordId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reaper_puts_off_what_was_finished_later_than_begun_to_its_real_instant() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let begun = put(&*store, &kept_for(LONG)).await.record;
@@ -51,7 +51,7 @@ async fn the_reaper_puts_off_what_was_finished_later_than_begun_to_its_real_inst
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reaper_looks_again_in_an_hour_at_what_still_runs_and_finds_what_nobody_else_did() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let running = put(&*store, &begin()).await.record;
@@ -81,7 +81,7 @@ async fn the_reaper_looks_again_in_an_hour_at_what_still_runs_and_finds_what_nob
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_a_step_of_the_reaper_takes_is_put_off_and_what_is_behind_it_goes() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     commit_all(&*store, (0..300).map(|_| begin()).collect()).await;

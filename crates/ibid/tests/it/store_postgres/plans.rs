@@ -80,7 +80,7 @@ async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_a
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flight_in_a_session_without_its_settings_writes_nothing() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     drop(open(&server, &database).await);
     let fly = |set: &str, begins: &str, finishes: &str, ids: &str| {

@@ -19,7 +19,7 @@ type Told = HashMap<RecordId, Vec<Change>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_each_was_told_is_what_is_stored_whoever_is_at_work_beside_it() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let stores = [open(&server, &database).await, open(&server, &database).await];
     let names: Arc<Vec<Name>> = Arc::new((0..KEYS).map(|_| Name::fresh()).collect());

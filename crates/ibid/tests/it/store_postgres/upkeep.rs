@@ -77,7 +77,7 @@ pub(super) fn going() -> (Name, Change) {
 
 #[tokio::test]
 async fn a_business_row_outlives_the_record_that_it_points_to() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(
@@ -95,7 +95,7 @@ async fn a_business_row_outlives_the_record_that_it_points_to() {
 
 #[tokio::test]
 async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(&database, "create table payment (record bytea references ibid_record (id))");
@@ -135,7 +135,7 @@ async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
 
 #[tokio::test]
 async fn however_many_records_are_held_a_run_ends_counts_each_once_and_takes_what_is_behind_them() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let names: Vec<Name> = (0..250).map(|_| Name::fresh()).collect();
@@ -160,7 +160,7 @@ async fn however_many_records_are_held_a_run_ends_counts_each_once_and_takes_wha
 
 #[tokio::test]
 async fn a_constraint_that_is_checked_at_the_end_holds_its_record_alone() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let deferred = "references ibid_record (id) deferrable initially deferred";
@@ -177,7 +177,7 @@ async fn a_constraint_that_is_checked_at_the_end_holds_its_record_alone() {
 
 #[tokio::test]
 async fn a_record_with_a_call_still_to_be_made_stays() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let (name, change) = going();
@@ -198,7 +198,7 @@ async fn a_record_with_a_call_still_to_be_made_stays() {
 
 #[tokio::test]
 async fn a_tombstone_holds_id_fingerprint_and_instants_and_goes_in_its_turn() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let name = Name::fresh();
@@ -223,7 +223,7 @@ async fn a_tombstone_holds_id_fingerprint_and_instants_and_goes_in_its_turn() {
 
 #[tokio::test]
 async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_an_open_one_never() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let (name, change) = going();

@@ -36,7 +36,7 @@ fn sorted(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lapsed_record_that_a_stranger_holds_is_passed_over_and_found_once_it_is_let_go() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let ids = lapsed(&server, &database, &store, 10).await;
@@ -67,7 +67,7 @@ async fn a_lapsed_record_that_a_stranger_holds_is_passed_over_and_found_once_it_
 /// Two processes look at different policies, and share the list of what was held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_who_looks_waits_for_another_who_does() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let ids = lapsed(&server, &database, &store, 3).await;
@@ -90,7 +90,7 @@ async fn nobody_who_looks_waits_for_another_who_does() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn several_who_look_at_once_miss_nothing() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let begins = open(&server, &database).await;
     let mut stores = Vec::new();
@@ -128,7 +128,7 @@ async fn several_who_look_at_once_miss_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_one_step_takes_at_one_instant_and_at_many_are_all_found() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let first = lapsed(&server, &database, &store, 1).await[0];
@@ -149,7 +149,7 @@ async fn more_than_one_step_takes_at_one_instant_and_at_many_are_all_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let stranger = stranger(&server, &database).await;
@@ -181,7 +181,7 @@ async fn a_begin_that_is_committed_after_its_instant_was_passed_is_still_found()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_was_set_back_hides_nothing() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let before = lapsed(&server, &database, &store, 2).await;
@@ -194,7 +194,7 @@ async fn a_clock_that_was_set_back_hides_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_whose_holder_went_on_in_time_is_never_put_into_the_order() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let begins: Vec<Change> = (0..20).map(|_| fresh(&Name::fresh(), SHORT)).collect();
@@ -215,7 +215,7 @@ async fn a_record_whose_holder_went_on_in_time_is_never_put_into_the_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lapsed_record_is_found_whatever_its_policy_says_of_retention() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let day = Duration::from_secs(24 * 3600);
@@ -238,7 +238,7 @@ async fn a_lapsed_record_is_found_whatever_its_policy_says_of_retention() {
 /// Another policy's records have the same instants in the reaper's order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_of_other_policies_at_the_same_instants_are_neither_lost_nor_taken_for_lapsed() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let under = |lease, retention| Arc::new(Policy { lease, retention, ..Policy::default() });
@@ -255,7 +255,7 @@ async fn records_of_other_policies_at_the_same_instants_are_neither_lost_nor_tak
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_known_to_be_due_is_found_although_no_more_can_be_looked_for() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let ids = lapsed(&server, &database, &store, 2).await;
@@ -269,7 +269,7 @@ async fn what_is_known_to_be_due_is_found_although_no_more_can_be_looked_for() {
 /// As after the restore of a part of the tables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_place_all_is_looked_through_from_the_first_record_on() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let before = lapsed(&server, &database, &store, 2).await;

@@ -17,7 +17,8 @@ use crate::adapters::place::{Place, TokioPostgresPools};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_never_commits_under_the_old_identity() {
-    let place = Place::postgres();
+    // The change waits for every transaction of the server.
+    let place = Place::own_postgres();
     // The first one's word on how long a read is good for counts for all.
     node(&place, StoreIdentity::default()).await;
     let world = World::<TokioPostgresPools>::new(place).await;

@@ -59,7 +59,8 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     pay_and_charge(&mut inside, "cut off", "zombie").await.unwrap();
     // As the server does by itself once it has waited for a lease.
     let silent = "with silent as materialized (select pid from pg_stat_activity
-                    where state = 'idle in transaction' and pid <> pg_backend_pid())
+                    where state = 'idle in transaction' and datname = current_database()
+                      and pid <> pg_backend_pid())
                   select count(*) from silent where pg_terminate_backend(pid, 30000)";
     assert_eq!(world.number(silent).await, 1);
     world.lapse("cut off").await;

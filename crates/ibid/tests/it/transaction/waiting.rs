@@ -52,7 +52,8 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
             pay(&mut **inside, &key, "x").await.unwrap();
             assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
         }
-        let in_use = "select count(*) from pg_stat_activity where state = 'idle in transaction'";
+        let in_use = "select count(*) from pg_stat_activity
+                      where state = 'idle in transaction' and datname = current_database()";
         assert_eq!(world.number(in_use).await, 1, "the first alone is at work");
         if ends == "stored" {
             assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
@@ -150,7 +151,8 @@ async fn clients_that_hang_up_while_their_key_is_being_reserved_do_not_open_the_
 async fn a_session_waits_for_locks_as_before_once_the_key_is_reserved() {
     const SETTING: &str = "select current_setting('lock_timeout')";
     let world = Sqlx::new(Place::postgres()).await;
-    world.sql("alter database postgres set lock_timeout = '7s'").await;
+    let database = world.place.at.rsplit('/').next().unwrap();
+    world.sql(&format!("alter database {database} set lock_timeout = '7s'")).await;
     let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
     let inside = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = inside else { panic!("{inside:?}") };

@@ -74,6 +74,7 @@ async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
             return None;
         }
         armed.dies().await;
+        world.lapse().await;
         let next = Node(Program::of(serve()));
         turn_to.send_replace(next.0.address);
         Some(next)

@@ -50,6 +50,7 @@ async fn run(hit: Hit, place: Place) -> usize {
     let asking = crate::world::try_post_to(address, "/rides", TOKEN, "k", &body);
     let (answer, ()) = join(asking, armed.dies()).await;
     assert!(answer.is_none(), "it died with the request in its hands");
+    world.lapse().await;
     let node = Node(Program::of(serve()));
     let ended = eventually("the ride ends", async || {
         let answer = node.try_post("/rides", TOKEN, "k", &body).await?;

@@ -50,11 +50,11 @@ impl World {
     }
 
     /// A request that was sent and never answered.
-    async fn unknown(&self, key: &str) -> Late {
+    async fn unknown(&self, key: &str) -> LateAnswer {
         self.unknown_by(self.ask(key)).await
     }
 
-    async fn unknown_by(&self, ask: Ask) -> Late {
+    async fn unknown_by(&self, ask: Ask) -> LateAnswer {
         let Begin::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };

@@ -8,7 +8,7 @@ use ibid::outbox::{
     self, BoxError, Builder, Call, CallOutcome, EffectFilter, Handler, NewEffect, Round, Settled,
     StoredEffect, Verified, Worker,
 };
-use ibid::outcome::{Begin, Outcome};
+use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
 use ibid::transaction::{Database, Isolated, Isolation};

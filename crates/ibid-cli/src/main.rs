@@ -7,10 +7,6 @@ mod gateway;
 mod open;
 mod output;
 mod progress;
-#[cfg(feature = "otlp")]
-mod spans;
-#[cfg(not(feature = "otlp"))]
-#[path = "spans_off.rs"]
 mod spans;
 
 use std::io::{stderr, stdout};
@@ -234,7 +230,12 @@ fn logging(log: &config::Log) -> Result<Spans, Failure> {
         true => lines.json().boxed(),
         false => lines.with_ansi(false).boxed(),
     };
-    tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans.layer()).init();
+    let registry = tracing_subscriber::registry().with(lines.with_filter(filter));
+    // Not `with(None)`: beside a layer without a filter, even an empty one, every span is made although no layer wants it.
+    match spans.layer() {
+        Some(layer) => registry.with(layer).init(),
+        None => registry.init(),
+    }
     if let Some(warning) = spans.warning() {
         tracing::warn!("{warning}");
     }
@@ -247,7 +248,7 @@ fn at_store(
     command: impl AsyncFnOnce(Operator) -> Result<(), Failure>,
 ) -> Result<(), Failures> {
     let url = config::store_of(place)?;
-    wait_for(async { command(Operator::at(open_store(&url, false).await?)).await })
+    wait_for(async { command(Operator::on_store(open_store(&url, false).await?)).await })
 }
 
 /// Runs a command that asks a store a few questions: one thread is enough.

@@ -1,153 +1,190 @@
-//! Spans to a collector by OTLP over HTTP, where the usual `OTEL_…` variables name one.
+//! Spans to a collector by OTLP over HTTP, if the usual `OTEL_…` variables name one. Without the feature `otlp` none are
+//! sent.
 //!
-//! Plain HTTP only: a collector stands beside the gateway and goes on from there, with TLS and credentials of its own.
+//! Plain HTTP only: the collector runs next to the gateway and forwards the spans, with its own TLS and credentials.
 
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
-use std::time::Duration;
+pub(crate) use imp::Spans;
 
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use opentelemetry::trace::TracerProvider;
-use opentelemetry_http::{HttpClient, HttpError};
-use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::SdkTracerProvider;
-use tokio::runtime::Runtime;
-use tracing::{Level, Subscriber};
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::registry::LookupSpan;
-
-use crate::output::Failure;
-
-/// Where spans go.
-pub(crate) struct Spans(Option<SdkTracerProvider>);
-
-impl Spans {
-    /// To the collector that the variables name; nowhere if they name none.
-    pub(crate) fn of_process() -> Result<Spans, Failure> {
-        let of = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let Some((name, endpoint)) = ENDPOINTS.iter().find_map(|name| Some((*name, of(name)?))) else {
-            return Ok(Spans(None));
-        };
-        if of("OTEL_SDK_DISABLED").is_some_and(|word| word.eq_ignore_ascii_case("true")) {
-            return Ok(Spans(None));
-        }
-        if !endpoint.starts_with("http://") {
-            return Err(Failure::usage(format!("`{name}` is `{endpoint}`"))
-                .because("spans are sent over plain HTTP only")
-                .hint("put a collector beside the gateway, such as `http://127.0.0.1:4318`"));
-        }
-        let refused = |error: &dyn fmt::Display| {
-            Failure::usage(format!("spans can't be sent to `{endpoint}`")).because(error.to_string())
-        };
-        let plain = Plain::new().map_err(|error| refused(&error))?;
-        let exporter = SpanExporter::builder().with_http().with_http_client(plain).build();
-        let exporter = exporter.map_err(|error| refused(&error))?;
-        let resource = Resource::builder();
-        let resource = match of("OTEL_SERVICE_NAME") {
-            Some(_) => resource,
-            None => resource.with_service_name("ibid"),
-        };
-        let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
-            .with_resource(resource.build())
-            .build();
-        Ok(Spans(Some(provider)))
-    }
-
-    /// What collects them: those of ibid itself.
-    pub(crate) fn layer<S>(&self) -> Option<impl Layer<S> + use<S>>
-    where
-        S: Subscriber + for<'span> LookupSpan<'span>,
-    {
-        let tracer = self.0.as_ref()?.tracer("ibid");
-        let layer = tracing_opentelemetry::layer()
-            .with_location(false)
-            .with_threads(false)
-            .with_tracked_inactivity(false)
-            .with_tracer(tracer);
-        Some(layer.with_filter(Targets::new().with_target("ibid", Level::DEBUG)))
-    }
-
-    /// Nothing that the log should say.
-    pub(crate) fn warning(&self) -> Option<&'static str> {
-        None
-    }
-}
-
-impl Drop for Spans {
-    /// Sends what is left, for a moment at most.
-    fn drop(&mut self) {
-        if let Some(provider) = &self.0
-            && let Err(error) = provider.shutdown_with_timeout(LAST_SPANS_FOR)
-        {
-            tracing::warn!(%error, "the last spans were not sent");
-        }
-    }
-}
-
-/// An HTTP client for the thread that sends spans: it runs nowhere else, so that collecting never takes the gateway's
-/// own threads.
-struct Plain {
-    runtime: Runtime,
-    client: Client<HttpConnector, Full<Bytes>>,
-}
-
-impl Plain {
-    fn new() -> std::io::Result<Plain> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Plain { runtime, client: Client::builder(TokioExecutor::new()).build_http() })
-    }
-
-    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let answer = self.client.request(request.map(Full::new)).await?;
-        let (head, body) = answer.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?.to_bytes();
-        Ok(Response::from_parts(head, body))
-    }
-}
-
-impl HttpClient for Plain {
-    fn send_bytes<'a, 'async_trait>(
-        &'a self,
-        request: Request<Bytes>,
-    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'async_trait>>
-    where
-        'a: 'async_trait,
-        Self: 'async_trait,
-    {
-        Box::pin(async move {
-            self.runtime.block_on(async {
-                match tokio::time::timeout(SEND_FOR, self.send(request)).await {
-                    Ok(sent) => sent,
-                    Err(_) => Err("the collector did not answer in time".into()),
-                }
-            })
-        })
-    }
-}
-
-impl fmt::Debug for Plain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Plain")
-    }
-}
-
-/// The more special one first.
+/// Variables that name the collector, the more specific one first.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// How long one batch may take: OTLP's own default.
-const SEND_FOR: Duration = Duration::from_secs(10);
+#[cfg(not(feature = "otlp"))]
+mod imp {
+    use tracing_subscriber::layer::Identity;
 
-/// A collector says next to nothing.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
+    use super::ENDPOINTS;
+    use crate::output::Failure;
 
-/// How long a stopping gateway waits for its last spans: less than an orchestrator waits for the gateway.
-const LAST_SPANS_FOR: Duration = Duration::from_secs(3);
+    /// Sends no spans.
+    pub(crate) struct Spans {
+        /// Whether the variables name a collector.
+        is_wanted: bool,
+    }
+
+    impl Spans {
+        pub(crate) fn of_process() -> Result<Spans, Failure> {
+            let is_named = |name| std::env::var_os(name).is_some_and(|endpoint| !endpoint.is_empty());
+            Ok(Spans { is_wanted: ENDPOINTS.into_iter().any(is_named) })
+        }
+
+        pub(crate) fn layer(&self) -> Option<Identity> {
+            None
+        }
+
+        /// Returns what the log should say.
+        pub(crate) fn warning(&self) -> Option<&'static str> {
+            self.is_wanted.then_some("this ibid was built without `otlp`: no spans are sent")
+        }
+    }
+}
+
+#[cfg(feature = "otlp")]
+mod imp {
+    use std::fmt;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full, Limited};
+    use hyper_util::client::legacy::Client;
+    use hyper_util::client::legacy::connect::HttpConnector;
+    use hyper_util::rt::TokioExecutor;
+    use opentelemetry::trace::TracerProvider;
+    use opentelemetry_http::{HttpClient, HttpError};
+    use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
+    use opentelemetry_sdk::Resource;
+    use opentelemetry_sdk::trace::SdkTracerProvider;
+    use tokio::runtime::Runtime;
+    use tracing::{Level, Subscriber};
+    use tracing_subscriber::Layer;
+    use tracing_subscriber::filter::Targets;
+    use tracing_subscriber::registry::LookupSpan;
+
+    use super::ENDPOINTS;
+    use crate::output::Failure;
+
+    /// Sends spans to a collector, if one is named.
+    pub(crate) struct Spans(Option<SdkTracerProvider>);
+
+    impl Spans {
+        /// Reads the variables; sends nothing if they name no collector.
+        pub(crate) fn of_process() -> Result<Spans, Failure> {
+            let of = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+            let Some((name, endpoint)) = ENDPOINTS.iter().find_map(|name| Some((*name, of(name)?))) else {
+                return Ok(Spans(None));
+            };
+            if of("OTEL_SDK_DISABLED").is_some_and(|word| word.eq_ignore_ascii_case("true")) {
+                return Ok(Spans(None));
+            }
+            if !endpoint.starts_with("http://") {
+                return Err(Failure::usage(format!("`{name}` is `{endpoint}`"))
+                    .because("spans are sent over plain HTTP only")
+                    .hint("put a collector beside the gateway, such as `http://127.0.0.1:4318`"));
+            }
+            let refused = |error: &dyn fmt::Display| {
+                Failure::usage(format!("spans can't be sent to `{endpoint}`")).because(error.to_string())
+            };
+            let plain = Plain::new().map_err(|error| refused(&error))?;
+            let exporter = SpanExporter::builder().with_http().with_http_client(plain).build();
+            let exporter = exporter.map_err(|error| refused(&error))?;
+            let resource = Resource::builder();
+            let resource = match of("OTEL_SERVICE_NAME") {
+                Some(_) => resource,
+                None => resource.with_service_name("ibid"),
+            };
+            let provider = SdkTracerProvider::builder()
+                .with_batch_exporter(exporter)
+                .with_resource(resource.build())
+                .build();
+            Ok(Spans(Some(provider)))
+        }
+
+        /// Returns the layer that collects ibid's own spans.
+        pub(crate) fn layer<S>(&self) -> Option<impl Layer<S> + use<S>>
+        where
+            S: Subscriber + for<'span> LookupSpan<'span>,
+        {
+            let tracer = self.0.as_ref()?.tracer("ibid");
+            let layer = tracing_opentelemetry::layer()
+                .with_location(false)
+                .with_threads(false)
+                .with_tracked_inactivity(false)
+                .with_tracer(tracer);
+            Some(layer.with_filter(Targets::new().with_target("ibid", Level::DEBUG)))
+        }
+
+        /// Returns what the log should say: nothing.
+        pub(crate) fn warning(&self) -> Option<&'static str> {
+            None
+        }
+    }
+
+    impl Drop for Spans {
+        /// Sends the remaining spans, for [`LAST_SPANS_FOR`] at most.
+        fn drop(&mut self) {
+            if let Some(provider) = &self.0
+                && let Err(error) = provider.shutdown_with_timeout(LAST_SPANS_FOR)
+            {
+                tracing::warn!(%error, "last spans not sent");
+            }
+        }
+    }
+
+    /// An HTTP client for the thread that sends spans: it runs nowhere else, so that collecting never takes the gateway's
+    /// own threads.
+    struct Plain {
+        runtime: Runtime,
+        client: Client<HttpConnector, Full<Bytes>>,
+    }
+
+    impl Plain {
+        fn new() -> std::io::Result<Plain> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            Ok(Plain { runtime, client: Client::builder(TokioExecutor::new()).build_http() })
+        }
+
+        async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+            let answer = self.client.request(request.map(Full::new)).await?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?.to_bytes();
+            Ok(Response::from_parts(head, body))
+        }
+    }
+
+    impl HttpClient for Plain {
+        fn send_bytes<'a, 'async_trait>(
+            &'a self,
+            request: Request<Bytes>,
+        ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'async_trait>>
+        where
+            'a: 'async_trait,
+            Self: 'async_trait,
+        {
+            Box::pin(async move {
+                self.runtime.block_on(async {
+                    match tokio::time::timeout(SEND_FOR, self.send(request)).await {
+                        Ok(sent) => sent,
+                        Err(_) => Err("the collector did not answer in time".into()),
+                    }
+                })
+            })
+        }
+    }
+
+    impl fmt::Debug for Plain {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Plain")
+        }
+    }
+
+    /// How long one batch may take: OTLP's own default.
+    const SEND_FOR: Duration = Duration::from_secs(10);
+
+    /// Largest response of a collector that is read: it says next to nothing.
+    const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+    /// How long a stopping gateway waits for its last spans: less than an orchestrator waits for the gateway.
+    const LAST_SPANS_FOR: Duration = Duration::from_secs(3);
+}

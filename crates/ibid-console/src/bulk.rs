@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use ibid::operator::{BULK_MAX, Deed, Filter, Found, Seen};
+use ibid::operator::{BULK_MAX, BulkAction, Filter, Found, SeenVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -72,10 +72,10 @@ pub(crate) async fn preview(
 ) -> Result<Json<PreviewView>, Problem> {
     let filter = body.filter.filter()?;
     let deed = match body.deed {
-        DeedWord::Completed => Deed::Resolve(Found::Executed(ibid::operator::answer(200, "", ""))),
-        DeedWord::NotExecuted => Deed::Resolve(Found::NotExecuted),
-        DeedWord::Seen => Deed::Seen,
-        DeedWord::Forgotten => Deed::Forget,
+        DeedWord::Completed => BulkAction::Resolve(Found::Executed(ibid::operator::answer(200, "", ""))),
+        DeedWord::NotExecuted => BulkAction::Resolve(Found::NotExecuted),
+        DeedWord::Seen => BulkAction::Acknowledge,
+        DeedWord::Forgotten => BulkAction::Forget,
     };
     let shown = desk.operator.preview(Filter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
     let seen = |stored: &ibid_core::change::Stored| {
@@ -149,20 +149,20 @@ pub(crate) async fn act(
     let seen = |seen: &SeenView| {
         let id =
             words::cursor(&seen.id).map_err(|_| Problem::invalid("`id` is an id in full: 64 hex digits"))?;
-        Ok(Seen { id, version: words::version(&seen.version)? })
+        Ok(SeenVersion { id, version: words::version(&seen.version)? })
     };
-    let seen: Vec<Seen> = body.records.iter().map(seen).collect::<Result<_, Problem>>()?;
+    let seen: Vec<SeenVersion> = body.records.iter().map(seen).collect::<Result<_, Problem>>()?;
     let deed = body.deed.read()?;
-    if let Deed::Resolve(found) = &deed {
+    if let BulkAction::Resolve(found) = &deed {
         words::possible(found)?;
     }
-    let results = desk.operator.each(&seen, &deed, &act).await;
+    let results = desk.operator.apply(&seen, &deed, &act).await;
     let done = results.iter().filter(|(_, result)| result.is_ok()).count() as u64;
     tracing::info!(done, of = results.len(), who = act.who(), "an operator acted on many records");
     let refused = results.into_iter().filter_map(|(id, result)| {
         let refused = result.err()?;
         let why = refused.to_string();
-        use ibid::operator::Refused::{Changed, NotNow};
+        use ibid::operator::OperatorError::{Changed, NotNow};
         let record = match &refused {
             NotNow { stored, .. } | Changed { stored, .. } => Some(RecordView::of(stored)),
             _ => None,

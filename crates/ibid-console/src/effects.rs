@@ -2,7 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
-use ibid::outbox::{EffectFilter, OperatorError};
+use ibid::operator::OperatorError;
+use ibid::outbox::EffectFilter;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -53,14 +54,14 @@ pub(crate) async fn list(
     Asked(which): Asked<WhichEffects>,
 ) -> Result<Json<EffectPage>, Problem> {
     let filter = EffectFilter {
-        state: which.state.map(Into::into),
+        state: which.state.map(|word| word.0),
         record: which.record.as_deref().map(cursor).transpose()?,
         dead_letter: false,
         after: place(which.after)?,
         limit: limit(which.limit)?,
     };
     let (effects, next) = match desk.operator.effects(filter).await {
-        Err(OperatorError::NoSql) => (Vec::new(), None),
+        Err(OperatorError::NoOutbox) => (Vec::new(), None),
         found => found?,
     };
     Ok(Json(EffectPage { effects: effects.iter().map(EffectView::of).collect(), next }))
@@ -186,7 +187,7 @@ pub(crate) async fn dead_letters(
 
 /// With the effect as it is now, for whoever came too late.
 async fn told(desk: &Desk, seq: i64, error: OperatorError) -> Problem {
-    let late = matches!(error, OperatorError::NotNow(_) | OperatorError::Moved);
+    let late = matches!(error, OperatorError::EffectNotNow(_) | OperatorError::EffectChanged);
     let problem = Problem::from(error);
     match desk.operator.effect(seq).await {
         Ok(effect) if late => problem.effect(EffectView::of(&effect)),

@@ -45,7 +45,7 @@ use problem::Problem;
 /// The API over this engine, for those who know the token.
 pub fn router(ibid: &Ibid, token: Token) -> Router {
     let (router, document) = parts();
-    let desk = Desk { operator: Operator::of(ibid), ibid: ibid.clone() };
+    let desk = Desk { operator: Operator::new(ibid), ibid: ibid.clone() };
     router
         .route("/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
         .fallback(nowhere)

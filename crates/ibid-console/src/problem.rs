@@ -6,9 +6,10 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
-use ibid::operator::Refused;
-use ibid::outbox::OperatorError;
+use ibid::operator::OperatorError;
+use ibid_core::change::{History, Stored};
 use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
 use serde::Serialize;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, response};
 use utoipa::{IntoResponses, ToSchema};
@@ -85,6 +86,13 @@ impl Problem {
             .detail("an act may have been written all the same: look again")
     }
 
+    /// With the record as it is now, and the line of history that last settled it.
+    fn record(mut self, stored: &Stored, last: Option<Box<(Timestamp, History)>>) -> Problem {
+        self.0.record = Some(Box::new(RecordView::of(stored)));
+        self.0.last = last.map(|last| HistoryView::of(&last));
+        self
+    }
+
     /// With the effect as it is now.
     pub(crate) fn effect(mut self, effect: EffectView) -> Problem {
         self.0.effect = Some(Box::new(effect));
@@ -116,52 +124,31 @@ impl From<StoreError> for Problem {
     }
 }
 
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Problem {
-        let detail = refused.to_string();
-        let conflict = |code, title| Problem::new(StatusCode::CONFLICT, code, title).detail(&detail);
-        match refused {
-            Refused::NoSuchRecord => Problem::new(StatusCode::NOT_FOUND, "no-such-record", "No such record")
-                .detail("no record's id begins so; expired records are removed"),
-            Refused::Ambiguous(page) => {
-                let mut problem = conflict("ambiguous-id", "Several records begin so");
-                problem.0.detail = Some("give more digits of the id".to_owned());
-                problem.0.records = page.records.iter().map(RecordView::of).collect();
-                problem
-            }
-            Refused::NotNow { stored, last } => {
-                let mut problem = conflict("not-now", "The record does not allow it now");
-                problem.0.record = Some(Box::new(RecordView::of(&stored)));
-                problem.0.last = last.map(|last| HistoryView::of(&last));
-                problem
-            }
-            Refused::Changed { stored, last } => {
-                let mut problem = conflict("changed", "The record has changed");
-                problem.0.record = Some(Box::new(RecordView::of(&stored)));
-                problem.0.last = last.map(|last| HistoryView::of(&last));
-                problem
-            }
-            Refused::TooLarge { .. } => Problem::unacceptable(detail),
-            Refused::Store(error) => Problem::store(&error),
-        }
-    }
-}
-
 impl From<OperatorError> for Problem {
     fn from(error: OperatorError) -> Problem {
         let detail = error.to_string();
+        let new = |status, code, title| Problem::new(status, code, title).detail(&detail);
+        let conflict = |code, title| new(StatusCode::CONFLICT, code, title);
         match error {
-            OperatorError::NoSql => {
-                Problem::new(StatusCode::CONFLICT, "no-outbox", "There is no outbox").detail(detail)
+            OperatorError::NoSuchRecord => new(StatusCode::NOT_FOUND, "no-such-record", "No such record")
+                .detail("no record's id begins so; expired records are removed"),
+            OperatorError::Ambiguous(page) => {
+                let mut problem =
+                    conflict("ambiguous-id", "Several records begin so").detail("give more digits of the id");
+                problem.0.records = page.records.iter().map(RecordView::of).collect();
+                problem
             }
-            OperatorError::NoSuchEffect(_) => {
-                Problem::new(StatusCode::NOT_FOUND, "no-such-effect", "No such effect").detail(detail)
+            OperatorError::NotNow { stored, last } => {
+                conflict("not-now", "The record does not allow it now").record(&stored, last)
             }
-            OperatorError::NotNow(_) | OperatorError::NothingToMake | OperatorError::Moved => {
-                Problem::new(StatusCode::CONFLICT, "not-now", "The effect does not allow it now")
-                    .detail(detail)
+            OperatorError::Changed { stored, last } => {
+                conflict("changed", "The record has changed").record(&stored, last)
             }
+            OperatorError::TooLarge { .. } => Problem::unacceptable(detail),
+            OperatorError::NoOutbox => conflict("no-outbox", "There is no outbox"),
+            OperatorError::NoSuchEffect(_) => new(StatusCode::NOT_FOUND, "no-such-effect", "No such effect"),
             OperatorError::Store(error) => Problem::store(&error),
+            _ => conflict("not-now", "The effect does not allow it now"),
         }
     }
 }

@@ -53,8 +53,8 @@ pub(crate) struct Life {
     responses((status = 200, description = "The record", body = Life), Refusals)
 )]
 pub(crate) async fn show(State(desk): State<Desk>, At(id): At<String>) -> Result<Json<Life>, Problem> {
-    let found = desk.operator.one(&prefix(&id)?).await?;
-    let life = desk.operator.life(found.record.id).await?;
+    let found = desk.operator.get(&prefix(&id)?).await?;
+    let life = desk.operator.history(found.record.id).await?;
     Ok(Json(Life {
         record: RecordView::of(&life.stored),
         answer_bytes: life.stored.answer.as_ref().map(|bytes| bytes.len() as u64),
@@ -79,9 +79,9 @@ pub(crate) async fn resolve(
     Told(body): Told<ResolveBody>,
 ) -> Result<Json<RecordView>, Problem> {
     let (act, seen, found) = body.read()?;
-    let id = desk.operator.one(&prefix(&id)?).await?.record.id;
+    let id = desk.operator.get(&prefix(&id)?).await?.record.id;
     let stored = match &found {
-        None => desk.operator.seen(id, seen, &act).await?,
+        None => desk.operator.acknowledge(id, seen, &act).await?,
         Some(found) => {
             possible(found)?;
             desk.operator.resolve(id, seen, found, &act).await?
@@ -115,7 +115,7 @@ pub(crate) async fn forget(
     Told(body): Told<ActBody>,
 ) -> Result<Json<Forgotten>, Problem> {
     let (act, seen) = body.read()?;
-    let id = desk.operator.one(&prefix(&id)?).await?.record.id;
+    let id = desk.operator.get(&prefix(&id)?).await?.record.id;
     let stored = desk.operator.forget(id, seen, &act).await?;
     tracing::info!(record = %id.short(), who = act.who(), "an operator forgot a record");
     let final_everywhere_in_seconds = desk.ibid.cache_ttl().as_secs();

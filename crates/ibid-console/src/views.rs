@@ -67,7 +67,7 @@ impl RecordView {
         let (identity, note) = (&record.identity, &record.note);
         RecordView {
             id: record.id.to_string(),
-            state: record.state.into(),
+            state: StateWord(record.state),
             dead_letter: record.is_dead_letter(stored.now),
             outcome: record.outcome(),
             status: note.status,
@@ -155,7 +155,7 @@ impl EffectView {
             tenant: effect.tenant.clone(),
             name: effect.name.clone(),
             kind: effect.kind.clone(),
-            state: effect.state.into(),
+            state: EffectWord(effect.state),
             tries: effect.tries,
             due_at: effect.due_at.map(rfc3339),
             created_at: rfc3339(effect.created_at),

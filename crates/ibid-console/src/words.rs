@@ -1,94 +1,61 @@
 //! The words of requests: filters, names and reasons, given answers. Each is checked here, and what comes out is the
 //! engine's own type.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use ibid::operator::{Act, Deed, Filter, Found, PathPattern, answer};
+use ibid::operator::{Act, BulkAction, Filter, Found, PathPattern, answer};
 use ibid_core::machine::{Answer, EffectState};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::response::Response;
 use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::time::Timestamp;
-use serde::{Deserialize, Serialize};
-use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
-use utoipa::{IntoParams, ToSchema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use crate::problem::Problem;
 
-/// Where a record stands.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[schema(as = State)]
-pub(crate) enum StateWord {
-    Pending,
-    InProgress,
-    Completed,
-    Retryable,
-    Unknown,
-}
+/// Defines the JSON form of a state of `ibid_core`, which has the only list of its words.
+macro_rules! state_word {
+    ($word:ident, $state:ident, $description:literal) => {
+        #[doc = $description]
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $word(pub(crate) $state);
 
-impl From<StateWord> for State {
-    fn from(word: StateWord) -> State {
-        match word {
-            StateWord::Pending => State::Pending,
-            StateWord::InProgress => State::InProgress,
-            StateWord::Completed => State::Completed,
-            StateWord::Retryable => State::Retryable,
-            StateWord::Unknown => State::Unknown,
+        impl Serialize for $word {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.0.name())
+            }
         }
-    }
-}
 
-impl From<State> for StateWord {
-    fn from(state: State) -> StateWord {
-        match state {
-            State::Pending => StateWord::Pending,
-            State::InProgress => StateWord::InProgress,
-            State::Completed => StateWord::Completed,
-            State::Retryable => StateWord::Retryable,
-            State::Unknown => StateWord::Unknown,
+        impl<'de> Deserialize<'de> for $word {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let word = String::deserialize(deserializer)?;
+                $state::from_name(&word)
+                    .map($word)
+                    .ok_or_else(|| de::Error::unknown_variant(&word, &$state::NAMES))
+            }
         }
-    }
-}
 
-/// Where an effect stands.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[schema(as = EffectState)]
-pub(crate) enum EffectWord {
-    Queued,
-    Claimed,
-    Done,
-    Unknown,
-    Dead,
-    Discarded,
-}
-
-impl From<EffectWord> for EffectState {
-    fn from(word: EffectWord) -> EffectState {
-        match word {
-            EffectWord::Queued => EffectState::Queued,
-            EffectWord::Claimed => EffectState::Claimed,
-            EffectWord::Done => EffectState::Done,
-            EffectWord::Unknown => EffectState::Unknown,
-            EffectWord::Dead => EffectState::Dead,
-            EffectWord::Discarded => EffectState::Discarded,
+        impl PartialSchema for $word {
+            fn schema() -> RefOr<Schema> {
+                let object = ObjectBuilder::new().schema_type(Type::String).description(Some($description));
+                object.enum_values(Some($state::NAMES)).into()
+            }
         }
-    }
+
+        impl ToSchema for $word {
+            fn name() -> Cow<'static, str> {
+                stringify!($state).into()
+            }
+        }
+    };
 }
 
-impl From<EffectState> for EffectWord {
-    fn from(state: EffectState) -> EffectWord {
-        match state {
-            EffectState::Queued => EffectWord::Queued,
-            EffectState::Claimed => EffectWord::Claimed,
-            EffectState::Done => EffectWord::Done,
-            EffectState::Unknown => EffectWord::Unknown,
-            EffectState::Dead => EffectWord::Dead,
-            EffectState::Discarded => EffectWord::Discarded,
-        }
-    }
-}
+state_word!(StateWord, State, "The state of a record.");
+state_word!(EffectWord, EffectState, "The state of an effect.");
 
 /// Which records. All that is given must fit.
 #[derive(Debug, Default, Deserialize, IntoParams, ToSchema)]
@@ -115,7 +82,7 @@ pub(crate) struct Which {
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
     #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     path: Option<String>,
-    /// Only of paths that this route pattern matches, such as `/payments/{id}`.
+    /// Only of paths that this pattern matches, such as `/payments/{id}`; with a trailing slash: `/payments/{id}/`.
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
     #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     route: Option<String>,
@@ -174,7 +141,7 @@ impl Which {
             return Err(Problem::invalid("`method` is an HTTP method in upper case"));
         }
         Ok(Filter {
-            state: self.state.map(State::from),
+            state: self.state.map(|word| word.0),
             tenant: text("tenant", self.tenant)?,
             key: text("key", self.key)?,
             method: self.method,
@@ -211,7 +178,7 @@ fn line(description: &str, length_max: usize) -> Object {
         .build()
 }
 
-/// Who acts and why. Both are kept in the record's history for good.
+/// Who acts and why. Both are kept in the record's history.
 pub(crate) fn checked(who: &str, reason: &str) -> Result<Act, Problem> {
     Act::new(who, reason).map_err(|error| Problem::invalid(error.to_string()))
 }
@@ -300,12 +267,12 @@ pub(crate) enum DeedBody {
 }
 
 impl DeedBody {
-    pub(crate) fn read(self) -> Result<Deed, Problem> {
+    pub(crate) fn read(self) -> Result<BulkAction, Problem> {
         Ok(match self {
-            DeedBody::Completed(answer) => Deed::Resolve(Found::Executed(answer.read()?)),
-            DeedBody::NotExecuted => Deed::Resolve(Found::NotExecuted),
-            DeedBody::Seen => Deed::Seen,
-            DeedBody::Forgotten => Deed::Forget,
+            DeedBody::Completed(answer) => BulkAction::Resolve(Found::Executed(answer.read()?)),
+            DeedBody::NotExecuted => BulkAction::Resolve(Found::NotExecuted),
+            DeedBody::Seen => BulkAction::Acknowledge,
+            DeedBody::Forgotten => BulkAction::Forget,
         })
     }
 }

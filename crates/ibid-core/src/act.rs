@@ -1,4 +1,4 @@
-//! Who acts on a record by hand, and why: kept in its history for good.
+//! Who acts on a record by hand, and why: kept in its history.
 
 use std::fmt;
 

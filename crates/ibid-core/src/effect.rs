@@ -7,7 +7,7 @@ use minicbor::{Decode, Encode};
 use sha2::{Digest, Sha256};
 
 use crate::change::Mark;
-use crate::machine::{Doubt, Effect, EffectState};
+use crate::machine::{ClaimReason, Doubt, Effect, EffectState};
 use crate::record::{Nonce, Version};
 use crate::scope::RecordId;
 use crate::time::Timestamp;
@@ -263,20 +263,35 @@ pub struct EffectChange {
     pub last_error: Option<String>,
 }
 
-/// Which Effects a worker takes: those due in `from`, to hold them in `to` for their lease.
+impl EffectChange {
+    /// A write that changes only the version of `effect`: state and tries stay, and what is left until it is due.
+    pub fn touch(effect: &StoredEffect, nonce: Nonce) -> EffectChange {
+        EffectChange {
+            seq: effect.seq,
+            expect: effect.version,
+            nonce,
+            state: effect.state,
+            tries: effect.tries,
+            due_in: effect.due_at.map(|due_at| due_at.since(effect.now)),
+            called: Mark::Keep,
+            ended: Mark::Keep,
+            result: None,
+            provider_id: None,
+            last_error: None,
+        }
+    }
+}
+
+/// The due effects that a worker claims, each for the lease in its rules.
 #[derive(Clone, Debug)]
 pub struct Take {
     /// Only of these kinds.
     pub kinds: Vec<String>,
-    /// Where they stand.
-    pub from: EffectState,
-    /// Where they will stand.
-    pub to: EffectState,
-    /// Of this write, for each.
+    /// What they are claimed for. The first claim that counts as a try sets the instant of the first call: it is
+    /// durable before the first outside byte.
+    pub reason: ClaimReason,
+    /// Nonce of this write, for each of them.
     pub nonce: Nonce,
-    /// Whether the take counts as a try. The first that does is the instant of the first call: it is durable before
-    /// the first outside byte.
-    pub counts: bool,
     /// How many at most.
     pub limit: u32,
 }

@@ -64,6 +64,10 @@ pub fn is_reachable(pattern: &str, is_exempt: bool) -> bool {
 /// Returns a normalized path without the parameters of its segments (`;x=1`), which servlet containers drop before they
 /// choose a handler. None if it has none.
 pub fn without_parameters(path: &str) -> Option<String> {
+    // Nearly every path.
+    if !path.bytes().any(|byte| matches!(byte, b';' | b'%')) {
+        return None;
+    }
     let cut = |segment: &str| -> usize {
         [";", "%3B"].iter().filter_map(|mark| segment.find(mark)).min().unwrap_or(segment.len())
     };

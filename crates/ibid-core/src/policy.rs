@@ -1,7 +1,10 @@
 //! The rules of one route. A Record keeps the Policy it was begun with, so a later configuration governs
 //! later records only.
 
+mod check;
 mod identity;
+mod micros;
+mod status_class;
 
 use std::time::Duration;
 
@@ -11,11 +14,13 @@ use crate::cbor_default::{optional_micros, true_by_default};
 use crate::fingerprint::Recipe;
 use crate::forward_key::ForwardKey;
 use crate::key_source::KeyFrom;
-use crate::proof::{Hop, NotExecutedWhen, Proof};
+use crate::proof::{Hop, NotExecutedWhen};
 use crate::repeatability::REQUEST_ID;
 use crate::scope::ScopeRule;
 
+pub use check::PolicyError;
 pub use identity::{IdentityFieldError, IdentityRules};
+pub use status_class::{Class, FREE_ON};
 
 /// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -99,7 +104,7 @@ pub struct Policy {
     #[n(28)]
     pub behind: Option<Hop>,
     /// How long an unknown outcome that nothing can settle is kept, from when it became a dead letter. None: for ever.
-    #[cbor(n(26), with = "maybe_micros")]
+    #[cbor(n(26), with = "micros::optional")]
     #[cbor(default)]
     pub unknown_retention: Option<Duration>,
     /// The pattern of the route, as metrics name it. None: `*`.
@@ -313,29 +318,6 @@ impl Reconcile {
     }
 }
 
-/// What an answer's status says about the work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// The answer is the outcome.
-    Stored,
-    /// The work was not done, and the answer says so.
-    Free {
-        /// After 401 and 403 even the fingerprint goes: whoever holds the key may come back with another request.
-        forget_fingerprint: bool,
-    },
-    /// The work may have been done.
-    Ambiguous,
-}
-
-/// The free list: statuses of servers that refused the request before any work. 409 and 423 belong to it when they carry
-/// `Retry-After`.
-///
-/// 503 and 408 are not here: proxies and timeout middleware answer them while the request is executed.
-pub const FREE_ON: [u16; 5] = [401, 403, 425, 429, 501];
-
-/// Statuses that belong to the free list when they carry `Retry-After`.
-const FREE_WITH_RETRY_AFTER: [u16; 2] = [409, 423];
-
 impl Default for Policy {
     fn default() -> Self {
         Policy {
@@ -436,153 +418,9 @@ impl Policy {
         PRESETS.iter().find(|(known, _)| *known == name).map(|(_, make)| make())
     }
 
-    /// Whether the rules can be kept together.
-    pub fn check(&self) -> Result<(), PolicyError> {
-        let durations = [
-            ("wait", self.wait, true),
-            ("lease", self.lease, false),
-            ("max_run", self.max_run, false),
-            ("retention", self.retention, false),
-            ("tombstone", self.tombstone, true),
-            ("pending_deadline", self.pending_deadline, false),
-            ("upstream_timeout", self.upstream_timeout, false),
-            ("linger", self.linger, true),
-        ];
-        for (field, length, may_be_zero) in durations {
-            if length.is_zero() && !may_be_zero {
-                return Err(PolicyError::new(field, "must be longer than zero"));
-            }
-            if length > DURATION_MAX {
-                return Err(PolicyError::new(field, "must be at most 100 years"));
-            }
-        }
-        if self.lease < LEASE_MIN {
-            return Err(PolicyError::new(
-                "lease",
-                "must be at least 100ms: it is renewed at a third of its length",
-            ));
-        }
-        if self.retention < self.lease {
-            return Err(PolicyError::new("retention", "must not be shorter than the lease"));
-        }
-        if self.max_run < self.lease {
-            return Err(PolicyError::new("max_run", "must not be shorter than the lease"));
-        }
-        if self.after_expiry == AfterExpiry::Refuse && self.tombstone.is_zero() {
-            return Err(PolicyError::new(
-                "after_expiry",
-                "`refuse` needs a tombstone: without one nothing is left to refuse by",
-            ));
-        }
-        if let Some(age) = self.max_request_age {
-            if age.is_zero() {
-                return Err(PolicyError::new("max_request_age", "must be longer than zero"));
-            }
-            if age > self.remembered_for() {
-                return Err(PolicyError::new(
-                    "max_request_age",
-                    "must not be longer than the key is remembered (retention, and the tombstone with \
-                     `after_expiry = \"refuse\"`): an older request could run a second time",
-                ));
-            }
-        }
-        if self.stream && self.answer != AnswerRule::Sync {
-            return Err(PolicyError::new(
-                "stream",
-                "needs `answer = \"sync\"`: a stream is not retained, so nobody could fetch it later",
-            ));
-        }
-        if self.max_attempts == 0 {
-            return Err(PolicyError::new("max_attempts", "must be at least 1"));
-        }
-        if let Some(status) = self.free_on.iter().find(|status| !(400..600).contains(*status)) {
-            return Err(PolicyError::new(
-                "free_on",
-                &format!("`{status}` is not an error status: a success is never free"),
-            ));
-        }
-        if let Some(status) = self.store_on.iter().find(|status| self.free_on.contains(status)) {
-            return Err(PolicyError::new("store_on", &format!("`{status}` is in `free_on`, too")));
-        }
-        let is_of_list = |status: &u16| FREE_ON.contains(status) || FREE_WITH_RETRY_AFTER.contains(status);
-        if let Some(status) = self.store_on.iter().find(|status| !is_of_list(status)) {
-            let problem = format!("`{status}` is not on the free list: 401, 403, 409, 423, 425, 429, 501");
-            return Err(PolicyError::new("store_on", &problem));
-        }
-        self.not_executed_when.iter().try_for_each(NotExecutedWhen::check)?;
-        if self.unknown_retention.is_some_and(|length| length > DURATION_MAX) {
-            return Err(PolicyError::new("unknown_retention", "must be at most 100 years"));
-        }
-        if self.unknown_retention.is_some_and(|length| length <= self.settled_in_max()) {
-            let problem = "must be longer than any run and its reconciliation can take: max_run, lease, upstream_timeout and \
-                           linger, and attempts × settle";
-            return Err(PolicyError::new("unknown_retention", problem));
-        }
-        match &self.reconcile {
-            Some(reconcile) if reconcile.attempts == 0 => {
-                Err(PolicyError::new("attempts", "must be at least 1"))
-            }
-            Some(reconcile) if reconcile.settle < 2 * self.upstream_timeout => Err(PolicyError::new(
-                "settle",
-                "must be at least 2 × upstream_timeout: before that a delivery may still run",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// How long a run and the questions about it may take in all.
-    fn settled_in_max(&self) -> Duration {
-        let run = (self.max_run + self.lease).max(self.over_in());
-        let asked = self.reconcile.as_ref().map_or(Duration::ZERO, |rule| {
-            // A pause may be spread by a quarter, and is never longer than five minutes where nobody answers.
-            rule.settle.max(QUESTION_PAUSE_MAX).saturating_mul(rule.attempts).mul_f64(1.25)
-        });
-        run.saturating_add(asked)
-    }
-
     /// How long after its begin an Attempt is over: nobody delivers or reads for it any more.
     pub fn over_in(&self) -> Duration {
         self.upstream_timeout + self.linger
-    }
-
-    /// What an answer says about the work, under this policy. The first of these decides: proof, `store_on`, `free_on`, the
-    /// free list, `on_server_error`.
-    pub fn classify(&self, status: u16, retry_after: bool, proof: Option<Proof>) -> Class {
-        let free = Class::Free { forget_fingerprint: matches!(status, 401 | 403) };
-        match proof {
-            Some(Proof::Executed) => return Class::Stored,
-            Some(Proof::NotExecuted) => return free,
-            None if self.store_on.contains(&status) => return Class::Stored,
-            None if self.free_on.contains(&status) || FREE_ON.contains(&status) => return free,
-            None => {}
-        }
-        match status {
-            _ if retry_after && FREE_WITH_RETRY_AFTER.contains(&status) => free,
-            500 => match self.on_server_error {
-                OnServerError::Unknown => Class::Ambiguous,
-                OnServerError::Retry => free,
-                OnServerError::Store => Class::Stored,
-            },
-            // A hop or a middleware may answer these while the first run is still at work.
-            408 | 501.. => Class::Ambiguous,
-            _ => Class::Stored,
-        }
-    }
-}
-
-/// A rule that can't be kept, and the key that names it in a configuration.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{field}` {problem}")]
-pub struct PolicyError {
-    /// The key in a configuration.
-    pub field: &'static str,
-    /// What is wrong with its value.
-    pub problem: String,
-}
-
-impl PolicyError {
-    pub(crate) fn new(field: &'static str, problem: &str) -> Self {
-        PolicyError { field, problem: problem.to_owned() }
     }
 }
 
@@ -599,65 +437,9 @@ pub const PRESETS: [Preset; 4] = [
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Longest duration of a policy: past it a typing error is likelier than a wish, and sums stay far from overflow.
-const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Shortest lease: a renewal must fit into a third of it, and a disk may take tens of milliseconds.
-const LEASE_MIN: Duration = Duration::from_millis(100);
-
-/// Longest pause between two questions of a reconciler where nobody answers.
-const QUESTION_PAUSE_MAX: Duration = Duration::from_secs(300);
-
-/// A duration that may be absent, as microseconds.
-mod maybe_micros {
-    use super::Duration;
-    use minicbor::encode::Write;
-    use minicbor::{Decode, Decoder, Encode, Encoder};
-
-    pub(super) fn encode<C, W: Write>(
-        length: &Option<Duration>,
-        e: &mut Encoder<W>,
-        ctx: &mut C,
-    ) -> Result<(), minicbor::encode::Error<W::Error>> {
-        length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX)).encode(e, ctx)
-    }
-
-    pub(super) fn decode<C>(
-        d: &mut Decoder<'_>,
-        ctx: &mut C,
-    ) -> Result<Option<Duration>, minicbor::decode::Error> {
-        Ok(Option::<u64>::decode(d, ctx)?.map(Duration::from_micros))
-    }
-}
-
-/// Durations as microseconds, the unit of every stored instant.
-mod micros {
-    use super::Duration;
-    use minicbor::encode::Write;
-    use minicbor::{Decoder, Encoder};
-
-    pub(super) fn encode<C, W: Write>(
-        length: &Duration,
-        e: &mut Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), minicbor::encode::Error<W::Error>> {
-        e.u64(u64::try_from(length.as_micros()).unwrap_or(u64::MAX))?.ok()
-    }
-
-    pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Duration, minicbor::decode::Error> {
-        d.u64().map(Duration::from_micros)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn refused(change: impl FnOnce(&mut Policy)) -> &'static str {
-        let mut policy = Policy::default();
-        change(&mut policy);
-        policy.check().expect_err("this policy can't be kept").field
-    }
 
     #[test]
     fn the_default_and_every_preset_can_be_kept() {
@@ -667,119 +449,6 @@ mod tests {
             assert_eq!(Policy::preset(name), Some(make()));
         }
         assert_eq!(Policy::preset("paymnets"), None);
-    }
-
-    #[test]
-    fn a_zero_duration_is_refused_except_for_wait_tombstone_and_linger() {
-        assert_eq!(refused(|p| p.lease = Duration::ZERO), "lease");
-        assert_eq!(refused(|p| p.max_run = Duration::ZERO), "max_run");
-        assert_eq!(refused(|p| p.retention = Duration::ZERO), "retention");
-        assert_eq!(refused(|p| p.pending_deadline = Duration::ZERO), "pending_deadline");
-        assert_eq!(refused(|p| p.upstream_timeout = Duration::ZERO), "upstream_timeout");
-        let zeros = Policy {
-            wait: Duration::ZERO,
-            tombstone: Duration::ZERO,
-            linger: Duration::ZERO,
-            ..Policy::default()
-        };
-        assert_eq!(zeros.check(), Ok(()));
-    }
-
-    #[test]
-    fn rules_that_contradict_each_other_are_refused() {
-        assert_eq!(refused(|p| p.retention = Duration::from_secs(59)), "retention");
-        assert_eq!(refused(|p| p.max_run = Duration::from_secs(59)), "max_run");
-        assert_eq!(refused(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
-        assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
-        assert_eq!(refused(|p| p.store_on.push(503)), "store_on");
-        let hour = Some(Duration::from_secs(3600));
-        assert_eq!(Policy { unknown_retention: hour, ..Policy::default() }.check(), Ok(()));
-        assert_eq!(refused(|p| p.unknown_retention = Some(p.max_run + p.lease)), "unknown_retention");
-        assert_eq!(
-            refused(|p| (p.unknown_retention, p.reconcile) = (hour, Some(Reconcile::new(DAY, 2)))),
-            "unknown_retention"
-        );
-        assert_eq!(refused(|p| (p.free_on, p.store_on) = (vec![429], vec![429])), "store_on");
-        for (status, header, value) in [
-            (200, "x-a", "1"),
-            (503, "x a", "1"),
-            (503, "ibid-outcome", "1"),
-            (503, "x-a", " 1"),
-            (503, "x-a", ""),
-        ] {
-            let rule =
-                NotExecutedWhen { status: vec![status], header: header.into(), values: vec![value.into()] };
-            assert_eq!(refused(|p| p.not_executed_when.push(rule)), "not_executed_when");
-        }
-        assert_eq!(refused(|p| p.max_attempts = 0), "max_attempts");
-        assert_eq!(refused(|p| (p.stream, p.answer) = (true, AnswerRule::Async)), "stream");
-        assert_eq!(refused(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
-        let reconcile = |settle| Some(Reconcile::new(Duration::from_secs(settle), 10));
-        assert_eq!(refused(|p| p.reconcile = reconcile(59)), "settle");
-    }
-
-    const FREE: Class = Class::Free { forget_fingerprint: false };
-
-    #[test]
-    fn every_status_has_the_class_that_the_contract_gives_it() {
-        let policy = Policy::default();
-        for status in [200, 201, 204, 301, 304, 400, 404, 409, 410, 422, 423] {
-            assert_eq!(policy.classify(status, false, None), Class::Stored, "{status}");
-        }
-        for status in [425, 429, 501] {
-            assert_eq!(policy.classify(status, false, None), FREE, "{status}");
-        }
-        for status in [401, 403] {
-            let forgotten = Class::Free { forget_fingerprint: true };
-            assert_eq!(policy.classify(status, false, None), forgotten, "{status}");
-        }
-        for status in [409, 423] {
-            assert_eq!(policy.classify(status, true, None), FREE, "{status}");
-        }
-        for status in [408, 500, 502, 503, 504, 505, 507, 520, 530, 599] {
-            assert_eq!(policy.classify(status, false, None), Class::Ambiguous, "{status}");
-            assert_eq!(policy.classify(status, true, None), Class::Ambiguous, "{status} with Retry-After");
-        }
-    }
-
-    #[test]
-    fn on_server_error_speaks_of_500_alone() {
-        assert_eq!(Policy::stripe().classify(500, false, None), Class::Stored);
-        assert_eq!(Policy::one_transaction().classify(500, false, None), FREE);
-        for status in [408, 502, 503, 504, 520] {
-            assert_eq!(Policy::stripe().classify(status, false, None), Class::Ambiguous, "{status}");
-            assert_eq!(Policy::one_transaction().classify(status, false, None), Class::Ambiguous, "{status}");
-        }
-    }
-
-    #[test]
-    fn the_first_rule_that_speaks_decides() {
-        let policy = Policy {
-            free_on: vec![402, 500, 503],
-            store_on: vec![409, 429],
-            on_server_error: OnServerError::Store,
-            ..Policy::default()
-        };
-        for (status, retry_after, proof, class) in [
-            (503, false, Some(Proof::Executed), Class::Stored),
-            (429, false, Some(Proof::NotExecuted), FREE),
-            (201, false, Some(Proof::NotExecuted), FREE),
-            (401, false, Some(Proof::NotExecuted), Class::Free { forget_fingerprint: true }),
-            (429, false, None, Class::Stored),
-            (409, true, None, Class::Stored),
-            (402, false, None, FREE),
-            (503, false, None, FREE),
-            (500, false, None, FREE),
-            (425, false, None, FREE),
-            (423, true, None, FREE),
-            (502, false, None, Class::Ambiguous),
-        ] {
-            assert_eq!(
-                policy.classify(status, retry_after, proof),
-                class,
-                "{status} {retry_after} {proof:?}"
-            );
-        }
     }
 
     #[test]

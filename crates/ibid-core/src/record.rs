@@ -46,6 +46,9 @@ impl State {
     pub const ALL: [State; 5] =
         [State::Pending, State::InProgress, State::Completed, State::Retryable, State::Unknown];
 
+    /// The word for each state, in the order of [`ALL`](Self::ALL).
+    pub const NAMES: [&'static str; 5] = ["pending", "in_progress", "completed", "retryable", "unknown"];
+
     /// The code that stores keep.
     pub fn code(self) -> u8 {
         self as u8
@@ -58,16 +61,10 @@ impl State {
 
     /// The word for it, as in the contract.
     pub fn name(self) -> &'static str {
-        match self {
-            State::Pending => "pending",
-            State::InProgress => "in_progress",
-            State::Completed => "completed",
-            State::Retryable => "retryable",
-            State::Unknown => "unknown",
-        }
+        State::NAMES[self as usize - 1]
     }
 
-    /// The state that goes by this word.
+    /// The state with this name.
     pub fn from_name(name: &str) -> Option<State> {
         State::ALL.into_iter().find(|state| state.name() == name)
     }
@@ -317,3 +314,18 @@ impl Record {
 
 /// What the note of a record takes that has nothing special about it, rounded up; with a trace or a provider's id it grows.
 const NOTE_BYTES: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_has_its_name() {
+        for (state, name) in State::ALL.into_iter().zip(State::NAMES) {
+            assert_eq!(state.name(), name);
+            assert_eq!(format!("{state:?}").to_lowercase(), name.replace('_', ""));
+            assert_eq!(State::from_name(name), Some(state));
+        }
+        assert_eq!(State::from_name("lost"), None);
+    }
+}

@@ -38,6 +38,8 @@ pub enum Fault {
     LosesReplies,
     /// Every commit waits until another mode is set.
     Hangs,
+    /// Every load waits until another mode is set.
+    HangsReads,
     /// Every step of the reaper on this course fails.
     FailsOn(Course),
     /// What was read of bodies comes once another mode is set: as old as it is by then.
@@ -87,6 +89,8 @@ impl Store for FaultyStore {
 
     fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
         Box::pin(async move {
+            let mut mode = self.mode.subscribe();
+            let _ = mode.wait_for(|fault| *fault != Fault::HangsReads).await;
             self.check("load")?;
             self.inner.load(ids).await
         })

@@ -1,8 +1,8 @@
 //! [`Attempt`]: one run of a request under a lease. It renews the lease, ends once, and records what it knows even if dropped.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -16,8 +16,10 @@ use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::Renewed;
 use metrics::counter;
+use parking_lot::Mutex;
 
-use crate::engine::{Ibid, Living, apart, still_owns};
+use crate::engine::{DrainGuard, GiveUp, run_to_completion, still_owns};
+use crate::ibid::Ibid;
 use crate::outcome::Outcome;
 use crate::telemetry;
 
@@ -47,7 +49,7 @@ pub struct Attempt {
     /// The progress of this run through its phases.
     pub(crate) progress: Progress,
     /// Dropped last: a shutdown waits for it.
-    _living: Living,
+    _guard: DrainGuard,
 }
 
 /// The instant from which the lease counts: just before the write or the renewal that gave it was sent. An attempt shares it with
@@ -61,17 +63,17 @@ impl LeasedAt {
     }
 
     fn get(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, at: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        *self.0.lock() = at;
     }
 
     /// Notes that the renewal sent at `sent_at` was confirmed, and returns whether it counts. After the lease has expired none
     /// does, whatever the store answers.
     fn renewed(&self, sent_at: Instant, lease: Duration) -> bool {
-        let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = self.0.lock();
         let counts = at.elapsed() < lease;
         if counts {
             *at = sent_at.max(*at);
@@ -107,9 +109,9 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
-        let living = ibid.inner().attempt_lives();
+        let guard = ibid.engine().drain.track_attempt();
         Attempt {
-            _living: living,
+            _guard: guard,
             ibid,
             ask,
             begun,
@@ -280,7 +282,7 @@ impl Attempt {
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
             let sent_at = Instant::now();
-            let renewed = tokio::time::timeout(lease, self.ibid.inner().renew(&self.begun)).await;
+            let renewed = tokio::time::timeout(lease, self.ibid.engine().renew(&self.begun)).await;
             match renewed {
                 Ok(Some(Renewed::Until(_))) if self.leased_at.renewed(sent_at, lease) => {}
                 _ => return Err(LeaseGone),
@@ -297,7 +299,7 @@ impl Attempt {
     /// new one; this attempt's reservation under the old id, sent before a long pause, arrives after that. It must not run as well.
     pub(crate) async fn confirms_identity(&self) -> bool {
         let is_confirmed =
-            !self.checks_identity.load(Ordering::SeqCst) || self.ibid.inner().confirm_identity().await;
+            !self.checks_identity.load(Ordering::SeqCst) || self.ibid.engine().confirm_identity().await;
         if is_confirmed {
             self.checks_identity.store(false, Ordering::SeqCst);
         }
@@ -321,14 +323,14 @@ impl Attempt {
             while next < until {
                 tokio::time::sleep_until(next).await;
                 let sent_at = Instant::now();
-                match ibid.inner().renew(&record).await {
+                match ibid.engine().renew(&record).await {
                     Some(Renewed::Until(_)) => {
                         leased_at.renewed(sent_at, lease);
                         next += lease / 3;
                     }
                     // A write holds the row at this moment, or the store does not answer: retry soon.
                     Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
-                    Some(Renewed::Lost) => match ibid.inner().load(record.id).await {
+                    Some(Renewed::Lost) => match ibid.engine().load(record.id).await {
                         // Another write did not take it over: continue with the new version.
                         Ok(Some(stored))
                             if still_owns(&stored, &record) && stored.record.version != record.version =>
@@ -375,13 +377,13 @@ impl Attempt {
     /// Ends the attempt without knowing whether it was executed. A later [`LateAnswer::finish`] may still settle the record.
     pub async fn unknown(mut self, why: ErrorCode) -> (Outcome, LateAnswer) {
         self.ended = true;
-        let living = self.ibid.inner().attempt_lives();
+        let guard = self.ibid.engine().drain.track_attempt();
         let late = LateAnswer {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
             proof: None,
-            _living: living,
+            _guard: guard,
         };
         (self.end(End::Uncertain(why), None).await, late)
     }
@@ -398,7 +400,7 @@ pub struct LateAnswer {
     begun: Arc<Record>,
     proof: Option<Proof>,
     /// A shutdown waits for handlers whose late response is still read.
-    _living: Living,
+    _guard: DrainGuard,
 }
 
 impl LateAnswer {
@@ -466,23 +468,23 @@ async fn end_of(
     end: End,
     response: Option<Arc<Response>>,
 ) -> Outcome {
-    let runtime = &ibid.inner().runtime;
+    let runtime = &ibid.engine().runtime;
     let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
-    let living = ibid.inner().attempt_lives();
-    let ended = apart(runtime, async move {
-        let (started, inner, record) = (Instant::now(), ibid.inner().clone(), begun.id);
+    let guard = ibid.engine().drain.track_attempt();
+    let ended = run_to_completion(runtime, async move {
+        let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
         let bytes = response.as_ref().map_or(0, |response| response.body.len());
         let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response, started).await });
-        let deadline = started.checked_add(inner.finish_wait);
-        let finished = inner.deadlines.within(deadline, &mut write).await;
+        let deadline = started.checked_add(engine.finish_wait);
+        let finished = engine.deadlines.within(deadline, &mut write).await;
         telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = finished.unwrap_or_else(|| {
             tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
             // Counted before the caller continues, so that a shutdown does not miss it.
-            inner.loosely_with(bytes, async move { drop(write.await) });
+            engine.background.spawn(bytes, async move { drop(write.await) });
             Outcome::NotDurable
         });
-        drop(living);
+        drop(guard);
         if matches!(finished, Outcome::NotDurable) {
             counter!(telemetry::NOT_STORED).increment(1);
         }
@@ -502,8 +504,8 @@ async fn write_end(
     // The record is most likely still as it was begun, so no read before the write.
     let known = Stored { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
-        .inner()
-        .settle_stubbornly(Some(known), |nonce| match &end {
+        .engine()
+        .write_until_done(Some(known), GiveUp::Late, |nonce| match &end {
             End::Answered(answer) => Event::Answered { begun, nonce, answer },
             End::NotExecuted(why) => Event::NotExecuted { begun, nonce, why: *why },
             End::Uncertain(why) => Event::Uncertain { begun, nonce, why: *why },
@@ -514,7 +516,7 @@ async fn write_end(
     }
     match (settlement.decision, settlement.stored, response) {
         (Decision::Stored, Some(stored), Some(response)) => {
-            Outcome::Completed(ibid.inner().remember(stored.record, response, sent_at, stored.now))
+            Outcome::Completed(ibid.engine().remember(stored.record, response, sent_at, stored.now))
         }
         (Decision::Stored, Some(stored), None) => Outcome::NotRetained(stored.record),
         (Decision::Freed, _, _) => Outcome::Released,
@@ -522,7 +524,7 @@ async fn write_end(
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
             tracing::error!(record = %begun.id.short(), "attempt ended after its record was changed without it; its end is not written");
-            Outcome::Superseded(Box::new(ibid.instead(ask, stored, sent_at)))
+            Outcome::Superseded(Box::new(ibid.current_outcome(ask, stored, sent_at)))
         }
         (_, None, _) => Outcome::Released,
     }
@@ -544,7 +546,7 @@ impl Drop for Attempt {
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
         // Without a runtime the process is ending, and the lease lapses instead.
         if tokio::runtime::Handle::try_current().is_ok() {
-            ibid.inner().clone().loosely(async move {
+            ibid.engine().clone().background.spawn(0, async move {
                 write_end(&ibid, &ask, &begun, end, None, Instant::now()).await;
             });
         }

@@ -50,7 +50,11 @@ pub mod http;
 #[cfg(feature = "axum")]
 pub mod axum;
 
+mod ibid;
+
 pub mod engine;
+
+pub mod evidence;
 
 pub mod identity;
 
@@ -74,17 +78,15 @@ pub mod phase;
 
 pub mod telemetry;
 
-mod by_id;
+mod backoff;
 
-#[cfg(feature = "failpoints")]
-mod failpoint;
+mod random;
 
-#[cfg(not(feature = "failpoints"))]
-#[path = "failpoint_off.rs"]
 mod failpoint;
 
 pub use attempt::Attempt;
-pub use engine::{Ibid, Settings};
+pub use engine::Settings;
+pub use ibid::Ibid;
 pub use ibid_core as core;
 pub use outcome::{Begin, Outcome};
 

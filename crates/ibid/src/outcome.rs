@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::record::Record;
-use ibid_core::response::Response;
 
 use crate::attempt::Attempt;
+use crate::engine::Arrival;
+
+pub use crate::engine::StoredResponse;
 
 /// Whether a request has to run.
 ///
@@ -60,15 +62,6 @@ pub enum Outcome {
     Superseded(Box<Outcome>),
 }
 
-/// A stored response and its record.
-#[derive(Clone, Debug)]
-pub struct StoredResponse {
-    /// The completed record.
-    pub record: Arc<Record>,
-    /// The response that retries get.
-    pub response: Arc<Response>,
-}
-
 impl Begin {
     /// The outcome for a caller that must not run the request. An attempt is dropped, which releases the key.
     pub(crate) fn into_outcome(self) -> Outcome {
@@ -76,5 +69,37 @@ impl Begin {
             Begin::Run(_) => Outcome::Released,
             Begin::Skip(outcome) => outcome,
         }
+    }
+}
+
+impl Begin {
+    /// Returns how the request counts for its tenant's duplicate rate.
+    pub(crate) fn arrival(&self) -> Arrival {
+        match self {
+            Begin::Run(attempt) => Arrival::of_run(attempt.number()),
+            Begin::Skip(outcome) => outcome.arrival(),
+        }
+    }
+}
+
+impl Outcome {
+    /// Returns how a request that does not run counts for its tenant's duplicate rate.
+    pub(crate) fn arrival(&self) -> Arrival {
+        match self {
+            Outcome::Accepted { new: true } => Arrival::First,
+            Outcome::Mismatch => Arrival::Misuse,
+            _ => Arrival::Duplicate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_request_that_was_accepted_first_is_no_duplicate() {
+        let arrivals = [true, false].map(|new| Outcome::Accepted { new }.arrival());
+        assert_eq!(arrivals, [Arrival::First, Arrival::Duplicate]);
     }
 }

@@ -20,8 +20,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
-use crate::engine::{Settlement, nonce};
+use crate::engine::{GiveUp, Settlement};
 use crate::failpoint::{self, Hit};
+use crate::random::nonce;
 use crate::transaction::inside::Committed;
 use crate::transaction::{Inside, TxError};
 
@@ -363,17 +364,17 @@ impl Attempt {
 
     /// Writes what this Attempt has to say of its Phases, and goes on under the new Version.
     async fn tell<E>(&mut self, said: Said) -> Result<Stored, PhaseError<E>> {
-        let (inner, begun) = (self.ibid().inner().clone(), self.begun().clone());
+        let (engine, begun) = (self.ibid().engine().clone(), self.begun().clone());
         let known = Stored { record: begun.clone(), answer: None, now: begun.created_at };
         let sent_at = Instant::now();
         if failpoint::at("tell.before").await == Hit::Error {
             return Err(PhaseError::NotStored);
         }
-        let written = inner.settle_stubbornly(Some(known), |nonce| match &said {
+        let written = engine.write_until_done(Some(known), GiveUp::Late, |nonce| match &said {
             Said::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
             Said::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
         });
-        let written = tokio::time::timeout(inner.finish_wait, written).await;
+        let written = tokio::time::timeout(engine.finish_wait, written).await;
         if failpoint::at("tell.after").await == Hit::Lost {
             return Err(PhaseError::NotStored);
         }
@@ -409,7 +410,7 @@ impl Attempt {
         }
         if self.progress.left.is_none() {
             let (id, birth) = (self.begun().id, self.begun().birth);
-            let bodies = self.ibid().inner().store.bodies(id, birth).await?;
+            let bodies = self.ibid().engine().store.bodies(id, birth).await?;
             self.progress.left = Some(bodies.into_iter().collect());
         }
         let left = self.progress.left.as_ref().and_then(|left| left.get(&BodyKind::Phase(step.point).code()));

@@ -307,7 +307,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "questions that taught nothing: no answer, or one that says neither executed nor not executed",
     ),
     (RECORDS, "gauge", "records, by state"),
-    (DEAD_LETTERS, "gauge", "what a person must look at, by kind: records, effects"),
+    (
+        DEAD_LETTERS,
+        "gauge",
+        "what an operator must look at, by kind: records, effects. A record counts from when its outcome became unknown; \
+         lists show it once its attempt's time (upstream_timeout and linger) is over",
+    ),
     (
         OLDEST_UNKNOWN,
         "gauge",

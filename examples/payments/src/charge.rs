@@ -2,7 +2,7 @@
 //!
 //! A payment is `succeeded` or `failed` only when that is certain. An effect that ends without an answer (dead or
 //! unknown) leaves its payment `pending`: the money may be taken, and a person has to look. Once they have had it made
-//! after all (`ibid::outbox::retry`), it ends the payment like any other.
+//! after all (`ibid::operator::Operator::retry`), it ends the payment like any other.
 
 use std::ops::DerefMut;
 use std::time::Duration;

@@ -27,7 +27,7 @@ pub(crate) struct WhichArgs {
     #[arg(long, conflicts_with = "route")]
     pub(crate) path: Option<String>,
 
-    /// Only of paths that this route pattern matches, such as `/payments/{id}` [default: every path]
+    /// Only of paths that this pattern matches, such as `/payments/{id}`; with a trailing slash: `/payments/{id}/` [default: every path]
     #[arg(long, value_name = "PATTERN")]
     pub(crate) route: Option<String>,
 
@@ -105,11 +105,11 @@ pub(crate) struct KeysForgetArgs {
 /// Who acts, why, and whether it is meant.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ActArgs {
-    /// Why: kept in the history for good [default: none, it must be said]
+    /// Why: kept in the history [default: none, it must be said]
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
 
-    /// Who acts: kept in the history for good [default: the user that runs the command]
+    /// Who acts: kept in the history [default: the user that runs the command]
     #[arg(long, value_name = "NAME")]
     pub(crate) who: Option<String>,
 

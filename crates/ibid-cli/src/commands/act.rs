@@ -3,8 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
-use ibid::operator::{Act, ActError, Refused};
-use ibid::outbox::OperatorError;
+use ibid::operator::{Act, ActError, OperatorError};
 use ibid_core::store::StoreError;
 
 use super::keys::print_records;
@@ -35,12 +34,12 @@ pub(super) fn meant() -> Failure {
     Failure::no("nothing was done yet").hint("if that is right, say it again with `--yes`")
 }
 
-/// Why an act on a record was not done.
-pub(super) fn refused(refused: Refused, id: &str, out: &mut dyn Write) -> Failure {
-    match refused {
-        Refused::NoSuchRecord => Failure::no(format!("no record begins with `{id}`"))
+/// Turns the error of an action on the record `id` into the command's failure.
+pub(super) fn refused(error: OperatorError, id: &str, out: &mut dyn Write) -> Failure {
+    match error {
+        OperatorError::NoSuchRecord => Failure::no(format!("no record begins with `{id}`"))
             .hint("expired records are removed; `ibid keys list` shows what is there"),
-        Refused::Ambiguous(page) => {
+        OperatorError::Ambiguous(page) => {
             let more = if page.next.is_some() { "more than " } else { "" };
             let message = format!("{more}{} records begin with `{id}`", page.records.len());
             if let Err(failure) = print_records(&page.records, out) {
@@ -48,25 +47,23 @@ pub(super) fn refused(refused: Refused, id: &str, out: &mut dyn Write) -> Failur
             }
             Failure::no(message).hint("give more digits: `ibid keys list --json` has ids in full")
         }
-        Refused::NotNow { .. } | Refused::Changed { .. } => Failure::no(refused.to_string()).hint(
+        OperatorError::NotNow { .. } | OperatorError::Changed { .. } => Failure::no(error.to_string()).hint(
             "an unknown record is resolved, a completed or expired one forgotten, what runs is left alone",
         ),
-        Refused::TooLarge { .. } => Failure::usage(refused.to_string()).hint("give a smaller `--body`"),
-        Refused::Store(error) => failed(&error),
+        OperatorError::TooLarge { .. } => Failure::usage(error.to_string()).hint("give a smaller `--body`"),
+        error => not_done(error),
     }
 }
 
-/// Why an act on an effect was not done.
+/// Turns the error of an action on an effect into the command's failure.
 pub(super) fn not_done(error: OperatorError) -> Failure {
     match error {
-        OperatorError::NoSql => Failure::usage(error.to_string()).hint("name a SQL store with `--store`"),
+        OperatorError::NoOutbox => Failure::usage(error.to_string()).hint("name a SQL store with `--store`"),
         OperatorError::NoSuchEffect(_) => {
             Failure::no(error.to_string()).hint("`ibid effects list` shows what is there")
         }
-        OperatorError::NotNow(_) | OperatorError::NothingToMake | OperatorError::Moved => {
-            Failure::no(error.to_string()).hint("`ibid effects list` shows how it stands")
-        }
         OperatorError::Store(error) => failed(&error),
+        error => Failure::no(error.to_string()).hint("`ibid effects list` shows how it stands"),
     }
 }
 

@@ -2,15 +2,14 @@
 
 use std::io::Write;
 
-use ibid::operator::Operator;
+use ibid::operator::{EffectAction, Operator};
 use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
 use ibid_console::rfc3339;
 use serde_json::{Value, json};
 
 use super::act::{act, meant, not_done, refused};
-use super::keys::parse_prefix;
+use super::keys::{no_state, parse_prefix};
 use crate::args::operator::{EffectArgs, EffectsListArgs};
-use crate::config::value::near_miss;
 use crate::output::{Failure, print_json, print_line, print_table};
 
 /// Lists the effects that fit; how to go on is said on `talk`.
@@ -20,10 +19,16 @@ pub(crate) async fn list(
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let state = args.state.as_deref().map(parse_state).transpose()?;
+    let state = match &args.state {
+        None => None,
+        Some(word) => Some(
+            EffectState::from_name(word)
+                .ok_or_else(|| no_state(word, "no state of an effect", &EffectState::NAMES))?,
+        ),
+    };
     let record = match &args.record {
         None => None,
-        Some(id) => match operator.one(&parse_prefix(id)?).await {
+        Some(id) => match operator.get(&parse_prefix(id)?).await {
             Ok(stored) => Some(stored.record.id),
             Err(error) => return Err(refused(error, id, out)),
         },
@@ -52,7 +57,7 @@ pub(crate) async fn retry(
 ) -> Result<(), Failure> {
     let who = act(&args.act)?;
     if !args.act.yes {
-        let effect = preview(operator, args, out).await?;
+        let effect = preview(operator, args, EffectAction::Retry, out).await?;
         print_line(talk, "would be retried: the worker makes the call under the same downstream key")?;
         if effect.may_be_second() {
             print_line(talk, "careful: the provider may have forgotten that key, and do it a second time")?;
@@ -72,7 +77,7 @@ pub(crate) async fn discard(
 ) -> Result<(), Failure> {
     let who = act(&args.act)?;
     if !args.act.yes {
-        let effect = preview(operator, args, out).await?;
+        let effect = preview(operator, args, EffectAction::Discard, out).await?;
         print_line(talk, "would be discarded: nobody makes the call any more")?;
         if effect.owes {
             print_line(talk, "its record's answer waits for it, and would be unknown")?;
@@ -86,6 +91,7 @@ pub(crate) async fn discard(
 async fn preview(
     operator: &Operator,
     args: &EffectArgs,
+    action: EffectAction,
     out: &mut dyn Write,
 ) -> Result<StoredEffect, Failure> {
     let effect = operator.effect(args.seq).await.map_err(not_done)?;
@@ -93,10 +99,8 @@ async fn preview(
         true => print_json(out, &effect_json(&effect))?,
         false => print_effects(std::slice::from_ref(&effect), out)?,
     }
-    match effect.state {
-        EffectState::Dead | EffectState::Unknown => Ok(effect),
-        state => Err(not_done(ibid::outbox::OperatorError::NotNow(state))),
-    }
+    action.check(&effect).map_err(not_done)?;
+    Ok(effect)
 }
 
 fn print_done(
@@ -148,17 +152,6 @@ fn effect_json(effect: &StoredEffect) -> Value {
         "may_be_second": effect.may_be_second(),
         "provider_id": effect.provider_id,
         "last_error": effect.last_error,
-    })
-}
-
-fn parse_state(word: &str) -> Result<EffectState, Failure> {
-    let names = || EffectState::ALL.iter().map(|state| state.name());
-    EffectState::ALL.into_iter().find(|state| state.name() == word).ok_or_else(|| {
-        let hint = match near_miss(word, names()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("the states are {}", names().collect::<Vec<_>>().join(", ")),
-        };
-        Failure::usage(format!("`--state {word}` is no state of an effect")).hint(hint)
     })
 }
 

@@ -237,14 +237,16 @@ fn due_name(state: State) -> &'static str {
 }
 
 fn parse_state(word: &str) -> Result<State, Failure> {
-    State::from_name(word).ok_or_else(|| {
-        let names = || State::ALL.iter().map(|state| state.name());
-        let hint = match near_miss(word, names()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("the states are {}", names().collect::<Vec<_>>().join(", ")),
-        };
-        Failure::usage(format!("`--state {word}` is no state")).hint(hint)
-    })
+    State::from_name(word).ok_or_else(|| no_state(word, "no state", &State::NAMES))
+}
+
+/// Explains that `word` is not one of the `names` that `--state` takes.
+pub(super) fn no_state(word: &str, what: &str, names: &[&str]) -> Failure {
+    let hint = match near_miss(word, names.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("the states are {}", names.join(", ")),
+    };
+    Failure::usage(format!("`--state {word}` is {what}")).hint(hint)
 }
 
 pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use ibid::operator::{Deed, Filter, Found, Operator, Refused, answer};
+use ibid::operator::{BulkAction, Filter, Found, Operator, OperatorError, answer};
 use ibid_core::change::Stored;
 
 use super::act::{act, meant, refused};
@@ -19,7 +19,7 @@ pub(crate) async fn resolve(
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let deed = if args.seen { Deed::Seen } else { Deed::Resolve(found(args)?) };
+    let deed = if args.seen { BulkAction::Acknowledge } else { BulkAction::Resolve(found(args)?) };
     run(operator, &args.target, &deed, &args.act, out, talk).await
 }
 
@@ -30,7 +30,7 @@ pub(crate) async fn forget(
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    run(operator, &args.target, &Deed::Forget, &args.act, out, talk).await?;
+    run(operator, &args.target, &BulkAction::Forget, &args.act, out, talk).await?;
     if args.act.yes {
         print_line(
             talk,
@@ -43,7 +43,7 @@ pub(crate) async fn forget(
 async fn run(
     operator: &Operator,
     target: &TargetArgs,
-    deed: &Deed,
+    deed: &BulkAction,
     args: &ActArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
@@ -62,14 +62,14 @@ async fn run(
 async fn one(
     operator: &Operator,
     id: &str,
-    deed: &Deed,
+    deed: &BulkAction,
     args: &ActArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let who = act(args)?;
     let prefix = parse_prefix(id)?;
-    let one = match operator.one(&prefix).await {
+    let one = match operator.get(&prefix).await {
         Ok(one) => one,
         Err(error) => return Err(refused(error, id, out)),
     };
@@ -77,27 +77,27 @@ async fn one(
     if !args.yes {
         let full = record.to_string().parse().ok();
         let preview = operator.preview(Filter { prefix: full, ..Filter::default() }, deed).await;
-        let preview = preview.map_err(|error| refused(Refused::Store(error), id, out))?;
+        let preview = preview.map_err(|error| refused(OperatorError::Store(error), id, out))?;
         show(&one, args.json, out)?;
         if preview.records.is_empty() {
             // What is asked of the machine again says why.
             let last = None;
-            return Err(refused(Refused::NotNow { stored: Box::new(one), last }, id, out));
+            return Err(refused(OperatorError::NotNow { stored: Box::new(one), last }, id, out));
         }
         print_line(talk, format_args!("would be {}, by {}: {}", words(deed), who.who(), who.reason()))?;
         return Err(meant());
     }
     let done = match deed {
-        Deed::Resolve(found) => operator.resolve(record, None, found, &who).await,
-        Deed::Seen => operator.seen(record, None, &who).await,
-        Deed::Forget => operator.forget(record, None, &who).await,
+        BulkAction::Resolve(found) => operator.resolve(record, None, found, &who).await,
+        BulkAction::Acknowledge => operator.acknowledge(record, None, &who).await,
+        BulkAction::Forget => operator.forget(record, None, &who).await,
     };
     match done {
         Ok(stored) if args.json => print_json(out, &record_json(&stored)),
         Ok(stored) => {
             let state = match deed {
-                Deed::Resolve(_) | Deed::Seen => stored.record.state.name(),
-                Deed::Forget => "absent",
+                BulkAction::Resolve(_) | BulkAction::Acknowledge => stored.record.state.name(),
+                BulkAction::Forget => "absent",
             };
             print_line(out, format_args!("{}: {}, now {state}", record.short(), words(deed)))
         }
@@ -112,12 +112,12 @@ fn show(stored: &Stored, json: bool, out: &mut dyn Write) -> Result<(), Failure>
     }
 }
 
-pub(super) fn words(deed: &Deed) -> String {
+pub(super) fn words(deed: &BulkAction) -> String {
     match deed {
-        Deed::Resolve(Found::Executed(answer)) => format!("resolved as executed ({})", answer.status),
-        Deed::Resolve(_) => "resolved as not executed".to_owned(),
-        Deed::Seen => "a dead letter no longer".to_owned(),
-        Deed::Forget => "forgotten".to_owned(),
+        BulkAction::Resolve(Found::Executed(answer)) => format!("resolved as executed ({})", answer.status),
+        BulkAction::Resolve(_) => "resolved as not executed".to_owned(),
+        BulkAction::Acknowledge => "a dead letter no longer".to_owned(),
+        BulkAction::Forget => "forgotten".to_owned(),
     }
 }
 

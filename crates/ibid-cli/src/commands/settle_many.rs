@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use ibid::operator::{BULK_MAX, Deed, Filter, Operator, Refused, Seen};
+use ibid::operator::{BULK_MAX, BulkAction, Filter, Operator, OperatorError, SeenVersion};
 use ibid_core::change::Stored;
 use ibid_core::scope::RecordId;
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::progress;
 pub(super) async fn run(
     operator: &Operator,
     which: &WhichArgs,
-    deed: &Deed,
+    deed: &BulkAction,
     args: &ActArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
@@ -54,11 +54,11 @@ pub(super) async fn run(
     let bar = progress::bar(Some(count as u64), args.json);
     let (mut done, mut refused) = (0, Vec::new());
     for some in shown.seen.chunks(BULK_MAX as usize) {
-        for (id, result) in operator.each(some, deed, &who).await {
+        for (id, result) in operator.apply(some, deed, &who).await {
             bar.inc(1);
             match result {
                 Ok(_) => done += 1,
-                Err(Refused::Store(error)) => {
+                Err(OperatorError::Store(error)) => {
                     bar.finish_and_clear();
                     print_line(talk, format_args!("{done} records were {} before that", words(deed)))?;
                     return Err(failed(&error));
@@ -73,7 +73,7 @@ pub(super) async fn run(
 
 /// What a deed would be done to.
 struct Shown {
-    seen: Vec<Seen>,
+    seen: Vec<SeenVersion>,
     /// The first of them, for a person to look at.
     first: Vec<Stored>,
     left_alone: u64,
@@ -82,7 +82,7 @@ struct Shown {
 }
 
 /// All that `deed` would change, page by page. Writes nothing.
-async fn look(operator: &Operator, filter: Filter, deed: &Deed) -> Result<Shown, Failure> {
+async fn look(operator: &Operator, filter: Filter, deed: &BulkAction) -> Result<Shown, Failure> {
     let mut shown = Shown { seen: Vec::new(), first: Vec::new(), left_alone: 0, more: false };
     let mut after = None;
     loop {
@@ -90,7 +90,7 @@ async fn look(operator: &Operator, filter: Filter, deed: &Deed) -> Result<Shown,
         let preview = operator.preview(page, deed).await.map_err(|error| failed(&error))?;
         shown.left_alone += preview.left_alone;
         let room = SHOWN_MAX.saturating_sub(shown.first.len());
-        let seen = |stored: &Stored| Seen { id: stored.record.id, version: stored.record.version };
+        let seen = |stored: &Stored| SeenVersion { id: stored.record.id, version: stored.record.version };
         shown.seen.extend(preview.records.iter().map(seen));
         shown.first.extend(preview.records.into_iter().take(room));
         after = preview.next;
@@ -103,13 +103,14 @@ async fn look(operator: &Operator, filter: Filter, deed: &Deed) -> Result<Shown,
 
 fn tell(
     done: u64,
-    refused: &[(RecordId, Refused)],
-    deed: &Deed,
+    refused: &[(RecordId, OperatorError)],
+    deed: &BulkAction,
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     if as_json {
-        let why = |(id, why): &(RecordId, Refused)| json!({ "id": id.to_string(), "why": why.to_string() });
+        let why =
+            |(id, why): &(RecordId, OperatorError)| json!({ "id": id.to_string(), "why": why.to_string() });
         let refused: Vec<_> = refused.iter().map(why).collect();
         print_json(out, &json!({ "done": done, "refused": refused }))?;
     } else {

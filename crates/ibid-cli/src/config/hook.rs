@@ -7,8 +7,11 @@ use ibid::http::hooks::{Encoding, Hook, HookSecret, Hooks, Mapping, Plain, Schem
 use ibid::http::{Begins, Routes, Rule};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::policy::Policy;
+use serde_json::json;
 
+use super::defaults::KeyDefaults;
 use super::read::{Reader, Section};
+use super::value::word_of;
 use super::{Route, hook_target};
 
 /// Reads every `[[hook]]` and holds it against the routes.
@@ -94,7 +97,7 @@ fn default_event(scheme: Option<&Scheme>) -> Option<Pointer> {
 }
 
 fn whole() -> Pointer {
-    Pointer::parse("").expect("the empty pointer is the whole document")
+    Pointer::parse(BODY).expect("the empty pointer is the whole document")
 }
 
 fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Scheme> {
@@ -103,9 +106,7 @@ fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Sch
     let word = section.choice("scheme", &words, &[]);
     let header = header(section, reader, "header");
     let prefix = section.text("prefix").unwrap_or_default();
-    let encoding = section
-        .choice("encoding", &[("hex", Encoding::Hex), ("base64", Encoding::Base64)], &[])
-        .unwrap_or(Encoding::Hex);
+    let encoding = section.choice("encoding", &ENCODINGS, &[]).unwrap_or(ENCODING);
     let timestamp = section.text("timestamp");
     let signed = section.text("signed");
     let only_hmac = ["header", "prefix", "encoding", "timestamp", "signed"];
@@ -163,7 +164,7 @@ fn read_signed(
         reader.refuse(line, format!("`timestamp` is `{timestamp}`, which is not a header name"));
         return None;
     };
-    let signed = signed.unwrap_or_else(|| "{timestamp}.{body}".to_owned());
+    let signed = signed.unwrap_or_else(|| SIGNED.to_owned());
     let parts = signed.strip_suffix("{body}").and_then(|rest| rest.split_once("{timestamp}"));
     match parts {
         Some((before, between)) if !between.contains('{') => {
@@ -258,6 +259,32 @@ fn header(section: &mut Section<'_, '_>, reader: &Reader<'_>, key: &'static str)
     let problem = || reader.refuse(line, format!("`{key}` is `{text}`, which is not a header name"));
     text.parse().inspect_err(|_| problem()).ok()
 }
+
+/// Returns the defaults of a `[[hook]]` by their keys.
+pub(super) fn defaults() -> KeyDefaults {
+    vec![
+        ("prefix", json!("")),
+        ("encoding", json!(word_of(&ENCODINGS, &ENCODING))),
+        ("signed", json!(SIGNED)),
+        ("executed", json!([])),
+        ("not_executed", json!([])),
+        ("status", json!(STATUS)),
+        ("statuses", json!({})),
+        ("body", json!(BODY)),
+    ]
+}
+
+/// Words for the encoding of a digest.
+const ENCODINGS: [(&str, Encoding); 2] = [("hex", Encoding::Hex), ("base64", Encoding::Base64)];
+
+/// Most senders without a standard write hex.
+const ENCODING: Encoding = Encoding::Hex;
+
+/// Signed text by default; a sender's time makes an old webhook recognisable.
+const SIGNED: &str = "{timestamp}.{body}";
+
+/// Pointer to the body by default: the whole payload.
+const BODY: &str = "";
 
 /// The status of an answer that the provider told of, unless another is given: it is a report, not what a handler made.
 const STATUS: u16 = 200;

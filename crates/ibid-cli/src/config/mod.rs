@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use http::uri::Scheme;
 use http::{Method, Uri};
-use ibid::upkeep::Keep;
+use ibid::Settings;
+use ibid::upkeep::{Keep, Schedule};
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::{BindRule, PathRule, Policy};
 use toml::de::DeTable;
@@ -28,6 +29,7 @@ use route::RouteDraft;
 
 mod advice;
 mod cors;
+pub(crate) mod defaults;
 mod forward_key;
 mod header_names;
 mod hook;
@@ -130,6 +132,34 @@ pub(crate) struct Upkeep {
     pub(crate) keep: Keep,
     pub(crate) reconcile_every: Duration,
     pub(crate) duplicate_percent: u32,
+}
+
+impl Default for StoreOptions {
+    fn default() -> StoreOptions {
+        let usual = Settings::default();
+        StoreOptions {
+            begin_timeout: usual.begin_timeout,
+            finish_wait: usual.finish_wait,
+            cache_bytes: usual.cache_bytes,
+            cache_ttl: usual.cache_ttl,
+            identity_valid_for: usual.identity_valid_for,
+        }
+    }
+}
+
+impl Default for Upkeep {
+    fn default() -> Upkeep {
+        let usual = Schedule::default();
+        Upkeep {
+            run: true,
+            sweep_every: usual.sweep_every,
+            reap_every: usual.reap_every,
+            keep: usual.keep,
+            reconcile_every: usual.reconcile_every,
+            // The file has whole percents, the library a rate from 0 to 1.
+            duplicate_percent: (Settings::default().duplicate_rate * 100.0).round() as u32,
+        }
+    }
 }
 
 impl Config {
@@ -460,12 +490,13 @@ fn read_store_section(
 ) -> (Option<StoreUrl>, StoreOptions) {
     let mut section = root.section("store", "store");
     let url = read_store(&mut section, reader, given(&flags.store));
+    let usual = StoreOptions::default();
     let options = StoreOptions {
-        begin_timeout: section.positive("begin_timeout").unwrap_or(Duration::from_secs(2)),
-        finish_wait: section.positive("finish_wait").unwrap_or(Duration::from_secs(10)),
-        cache_bytes: section.size("cache_bytes").unwrap_or(32 << 20),
-        cache_ttl: section.positive("cache_ttl").unwrap_or(Duration::from_secs(60)),
-        identity_valid_for: section.seconds("identity_valid_for").unwrap_or(Duration::from_secs(15)),
+        begin_timeout: section.positive("begin_timeout").unwrap_or(usual.begin_timeout),
+        finish_wait: section.positive("finish_wait").unwrap_or(usual.finish_wait),
+        cache_bytes: section.size("cache_bytes").unwrap_or(usual.cache_bytes),
+        cache_ttl: section.positive("cache_ttl").unwrap_or(usual.cache_ttl),
+        identity_valid_for: section.seconds("identity_valid_for").unwrap_or(usual.identity_valid_for),
     };
     section.finish();
     (url, options)
@@ -669,13 +700,14 @@ fn read_admin_token(reader: &Reader<'_>, variables: &Variables) -> Option<ibid_c
 
 fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
     let mut section = root.section("upkeep", "upkeep");
+    let usual = Upkeep::default();
     let upkeep = Upkeep {
-        run: section.boolean("run").unwrap_or(true),
-        sweep_every: section.positive("sweep_every").unwrap_or(Duration::from_secs(10)),
-        reap_every: section.positive("reap_every").unwrap_or(Duration::from_secs(60)),
+        run: section.boolean("run").unwrap_or(usual.run),
+        sweep_every: section.positive("sweep_every").unwrap_or(usual.sweep_every),
+        reap_every: section.positive("reap_every").unwrap_or(usual.reap_every),
         keep: read_keep(&mut section),
-        reconcile_every: section.positive("reconcile_every").unwrap_or(Duration::from_secs(5)),
-        duplicate_percent: section.percent("duplicate_percent").unwrap_or(50),
+        reconcile_every: section.positive("reconcile_every").unwrap_or(usual.reconcile_every),
+        duplicate_percent: section.percent("duplicate_percent").unwrap_or(usual.duplicate_percent),
     };
     section.finish();
     upkeep

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use toml::de::{DeInteger, DeTable, DeValue};
 
+use super::defaults;
 use super::keys;
 use super::value::{DURATION_FORM, SIZE_FORM, near_miss, parse_duration, parse_size};
 use crate::output::{Failure, Failures};
@@ -81,7 +82,7 @@ struct Field<'d> {
 }
 
 impl<'r, 'd> Section<'r, 'd> {
-    /// The table of this name in [`keys::KEYS`]; none if it is not in the file, and then it has no keys.
+    /// The table of this name in [`keys`]; none if it is not in the file, and then it has no keys.
     pub(super) fn new(
         reader: &'r Reader<'r>,
         name: &'static str,
@@ -91,7 +92,7 @@ impl<'r, 'd> Section<'r, 'd> {
         Section { reader, name, table, line, asked: BTreeSet::new(), lines: BTreeMap::new() }
     }
 
-    /// The table under `key`, by the name it has in [`keys::KEYS`].
+    /// The table under `key`, by the name it has in [`keys`].
     pub(super) fn section(&mut self, key: &'static str, name: &'static str) -> Section<'r, 'd> {
         let field = self.take(key);
         let line = field.as_ref().map_or(0, |field| field.line);
@@ -338,7 +339,7 @@ impl<'r, 'd> Section<'r, 'd> {
         if let Some(near) = near_miss(name, self.asked.iter().copied()) {
             return format!("did you mean `{near}`?");
         }
-        match keys::KEYS.iter().find(|known| known.key == name) {
+        match keys::all().find(|known| known.key == name) {
             Some(elsewhere) => format!("`{name}` is a key of {}", keys::title(elsewhere.section)),
             None => "remove it; the reference page `configuration` lists every key".to_owned(),
         }
@@ -380,11 +381,11 @@ impl<'r, 'd> Section<'r, 'd> {
 
     fn failure(&self, field: &Field<'_>, problem: &str) -> Failure {
         let failure = Failure::usage(format!("{}: `{}` {problem}", self.reader.place(field.line), field.key));
-        match keys::find(self.name, field.key) {
-            Some(known) if !known.default.is_empty() => {
-                failure.hint(format!("the default is {}", known.default))
-            }
-            _ => failure,
+        match keys::find(self.name, field.key)
+            .and_then(|known| defaults::default_of(known.section, known.key))
+        {
+            Some(default) => failure.hint(format!("the default is {default}")),
+            None => failure,
         }
     }
 }

@@ -1,13 +1,14 @@
-//! Writes the reference pages out of the list of keys and the help texts, and fails when they are stale.
+//! Generates the reference pages from the keys, their defaults and the help texts, and fails when a page is stale.
 //!
-//! `IBID_BLESS=1 cargo test -p ibid-cli` writes them anew.
+//! `IBID_BLESS=1 cargo nextest run -p ibid-cli reference` writes them.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use clap::CommandFactory;
 
-use super::keys::{KEYS, title};
+use super::defaults::default_of;
+use super::keys::{self, title};
 use super::*;
 use crate::args::Cli;
 
@@ -31,8 +32,10 @@ fn defaults_as_file() -> String {
         } else if !section.is_empty() {
             writeln!(text, "[{section}]").unwrap();
         }
-        for key in KEYS.iter().filter(|key| key.section == section && !key.default.is_empty()) {
-            writeln!(text, "{} = {}", key.key, key.default).unwrap();
+        for key in keys::all().filter(|key| key.section == section) {
+            if let Some(default) = default_of(section, key.key) {
+                writeln!(text, "{} = {default}", key.key).unwrap();
+            }
         }
     }
     text
@@ -76,15 +79,15 @@ fn every_listed_key_is_read() {
         if again {
             writeln!(text, "name = \"calls\"").unwrap();
         }
-        for key in KEYS.iter().filter(|key| key.section == name && !skipped.contains(&key.key)) {
-            writeln!(text, "{} = {}", key.key, example(name, key.key, key.default)).unwrap();
+        for key in keys::all().filter(|key| key.section == name && !skipped.contains(&key.key)) {
+            writeln!(text, "{} = {}", key.key, example(name, key.key, default_of(name, key.key))).unwrap();
         }
     }
     let config = Config::read(&GatewayArgs::default(), &Variables::default(), "ibid.toml", &text);
     config.unwrap_or_else(|failures| panic!("{failures}\n{text}"));
 }
 
-fn example(section: &str, key: &str, default: &str) -> String {
+fn example(section: &str, key: &str, default: Option<String>) -> String {
     let value = match (section, key) {
         ("tenant", "from") => "\"header:x-tenant-id\"",
         ("fingerprint", "secrets") => "[\"0123456789abcdef\"]",
@@ -105,16 +108,15 @@ fn example(section: &str, key: &str, default: &str) -> String {
         ("hook", "kind") => "\"charge\"",
         ("hook", "tenant" | "key" | "outcome" | "event" | "event_time") => "\"/a\"",
         ("hook", "downstream_key" | "provider_id") => "\"/b\"",
-        _ => default,
+        _ => return default.unwrap_or_else(|| panic!("`{key}` of `{section}` needs an example")),
     };
-    assert!(!value.is_empty(), "`{key}` of `{section}` needs an example");
     value.to_owned()
 }
 
 fn configuration_page() -> String {
     let mut page = CONFIGURATION_HEAD.to_owned();
     let mut section = None;
-    for key in KEYS {
+    for key in keys::all() {
         if section != Some(key.section) {
             section = Some(key.section);
             let heading = match key.section {
@@ -127,7 +129,8 @@ fn configuration_page() -> String {
                 .unwrap();
             page.push_str("| --- | --- | --- | --- |\n");
         }
-        let default = if key.default.is_empty() { "none".to_owned() } else { format!("`{}`", key.default) };
+        let default = default_of(key.section, key.key);
+        let default = default.map_or_else(|| "none".to_owned(), |default| format!("`{default}`"));
         writeln!(page, "| `{}` | {} | {default} | {} |", key.key, key.kind, key.why).unwrap();
     }
     page.push_str(CONFIGURATION_TAIL);
@@ -185,7 +188,7 @@ fn compare(name: &str, page: &str) {
 const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n";
 
 const CONFIGURATION_HEAD: &str = "\
-<!-- Written by a test of ibid-cli: change crates/ibid-cli/src/config/keys.rs and run it with IBID_BLESS=1. -->
+<!-- Written by a test of ibid-cli: change crates/ibid-cli/src/config/keys/ or the default in the code, and run it with IBID_BLESS=1. -->
 
 # Configuration
 
@@ -203,7 +206,8 @@ says so. Only `guard = \"off\"` exempts. [What is guarded](../concepts/guarded.m
 const CONFIGURATION_TAIL: &str = "
 ## Not in this release
 
-`[limits]`, `on_lapse = \"resume\"`, the tenant sources `jwt` and `forward-auth:`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message of its own, never taken and
+`[limits]`, `on_lapse = \"resume\"` (the library has it), the tenant sources `jwt` and `forward-auth:`, profiles other than `ietf`,
+`stripe` and `repeatability`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message, never taken and
 ignored.
 ";
 

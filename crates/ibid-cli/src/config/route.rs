@@ -6,7 +6,9 @@ use std::time::Duration;
 use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Method};
 use ibid_core::policy::{Policy, Question, Reconcile};
+use serde_json::json;
 
+use super::defaults::{KeyDefaults, duration};
 use super::policy::Overlay;
 use super::read::{Reader, Section};
 use super::value::near_miss;
@@ -233,12 +235,12 @@ fn read_rule(
             .trim()
             .to_owned(),
         headers: section.pairs("headers").unwrap_or_default(),
-        executed: section.statuses("executed").unwrap_or_else(|| vec![200]),
-        not_executed: section.statuses("not_executed").unwrap_or_else(|| vec![404]),
+        executed: section.statuses("executed").unwrap_or_else(|| EXECUTED.to_vec()),
+        not_executed: section.statuses("not_executed").unwrap_or_else(|| NOT_EXECUTED.to_vec()),
         status: section.status("status"),
     };
     let settle = section.positive("settle");
-    let attempts = section.count("attempts").unwrap_or(10);
+    let attempts = section.count("attempts").unwrap_or(ATTEMPTS);
     let lines = section.lines().clone();
     let line_of = |key: &str| lines.get(key).copied().unwrap_or(section.line);
     if request.is_none() && !lines.contains_key("request") {
@@ -311,6 +313,26 @@ pub(super) fn placeholders(text: &str) -> Vec<String> {
     let opened = text.split('{').skip(1);
     opened.filter_map(|rest| Some(rest.split_once('}')?.0.trim_start_matches('*').to_owned())).collect()
 }
+
+/// Returns the defaults of `[route.reconcile]` by their keys.
+pub(super) fn reconcile_defaults() -> KeyDefaults {
+    vec![
+        ("headers", json!({})),
+        ("executed", json!(EXECUTED)),
+        ("not_executed", json!(NOT_EXECUTED)),
+        ("settle", duration(SETTLE)),
+        ("attempts", json!(ATTEMPTS)),
+    ]
+}
+
+/// Statuses of a look-up that say that the request was executed, by default.
+const EXECUTED: [u16; 1] = [200];
+
+/// Statuses of a look-up that say that it was not, by default: a resource that was never made is not found.
+const NOT_EXECUTED: [u16; 1] = [404];
+
+/// Look-ups before the record is a dead letter. With growing pauses they span a longer outage.
+const ATTEMPTS: u32 = 10;
 
 /// How far apart "not executed" must be seen by default: twice the default time-out of the upstream.
 const SETTLE: Duration = Duration::from_secs(60);

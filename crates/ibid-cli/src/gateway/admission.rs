@@ -1,12 +1,10 @@
 //! Whether a guarded request is taken in: a slot, room for its body, and not too many runs of its connection.
 
-use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use http::request::Parts;
 use ibid::http::{Admission, Admitted, BodyBytes, Crowded};
-use tokio::sync::Semaphore;
 
 use super::bounds::{self, Bound};
 use super::connections::{Connection, ConnectionRun};
@@ -14,7 +12,7 @@ use super::replies::Buffers;
 
 /// The bounds of guarded requests.
 pub(crate) struct GuardedSlots {
-    slots: Arc<Semaphore>,
+    used: Arc<AtomicUsize>,
     max: usize,
     max_per_connection: usize,
     buffers: Arc<Buffers>,
@@ -22,12 +20,11 @@ pub(crate) struct GuardedSlots {
 
 impl GuardedSlots {
     pub(crate) fn new(max: usize, max_per_connection: usize, buffers: Arc<Buffers>) -> GuardedSlots {
-        let max = max.min(Semaphore::MAX_PERMITS);
-        GuardedSlots { slots: Arc::new(Semaphore::new(max)), max, max_per_connection, buffers }
+        GuardedSlots { used: Arc::default(), max, max_per_connection, buffers }
     }
 
     pub(crate) fn used(&self) -> usize {
-        self.max - self.slots.available_permits()
+        self.used.load(Ordering::Relaxed)
     }
 
     pub(crate) fn max(&self) -> usize {
@@ -48,14 +45,25 @@ impl Admission for GuardedSlots {
                 run => run,
             },
         };
-        let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else {
+        let slot = GuardedSlot(Arc::clone(&self.used));
+        // Never over the bound. A request that is refused counts for an instant and may have another one refused too.
+        if slot.0.fetch_add(1, Ordering::AcqRel) >= self.max {
             return Err(crowded(Bound::Guarded));
-        };
+        }
         if !self.buffers.has_room_for_request(0) {
             return Err(Crowded);
         }
         let bytes = HeldBody { buffers: Arc::clone(&self.buffers), bytes: AtomicU64::new(0), _run: run };
-        Ok(Admitted { client: Box::new(slot) as Box<dyn Any + Send + Sync>, body: Arc::new(bytes) })
+        Ok(Admitted { client: Box::new(slot), body: Arc::new(bytes) })
+    }
+}
+
+/// One of the slots, free again when it is dropped.
+struct GuardedSlot(Arc<AtomicUsize>);
+
+impl Drop for GuardedSlot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

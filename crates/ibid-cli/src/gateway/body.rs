@@ -11,12 +11,12 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::http::WithoutKey;
 
-use super::fields::RequestFields;
+use super::GateRules;
 
 /// A client's body.
 pub(crate) enum ClientBody {
     /// Still arriving, and which of its trailers pass.
-    Arriving(Incoming, Arc<RequestFields>),
+    Arriving(Incoming, Arc<GateRules>),
     /// Read.
     Whole(Full<Bytes>),
     /// Passing unguarded, and looked at once it has passed.
@@ -80,12 +80,12 @@ impl Body for ClientBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match &mut *self {
-            ClientBody::Arriving(body, fields) => {
+            ClientBody::Arriving(body, rules) => {
                 let mut polled = Pin::new(body).poll_frame(cx);
                 if let Poll::Ready(Some(Ok(frame))) = &mut polled
                     && let Some(trailers) = frame.trailers_mut()
                 {
-                    fields.clean_trailers(trailers);
+                    rules.clean_trailers(trailers);
                 }
                 polled
             }

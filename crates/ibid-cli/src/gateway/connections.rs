@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::bounds::{self, Bound};
 use super::replies::{KeptForReply, Reply};
+use super::upgrade::TunnelSlot;
 
 /// Every connection of one listener.
 pub(crate) struct Connections {
@@ -25,9 +27,9 @@ pub(crate) struct Connections {
     next_id: AtomicU64,
     clock: Clock,
     became_idle: Notify,
+    /// Callers of [`Connections::slot`] that wait, so that a connection that becomes idle wakes one only if there is one.
+    waiting: AtomicUsize,
     relief: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    #[cfg(test)]
-    waits: AtomicBool,
 }
 
 impl Connections {
@@ -39,9 +41,8 @@ impl Connections {
             next_id: AtomicU64::new(0),
             clock: Clock(Instant::now()),
             became_idle: Notify::new(),
+            waiting: AtomicUsize::new(0),
             relief: OnceLock::new(),
-            #[cfg(test)]
-            waits: AtomicBool::new(false),
         }
     }
 
@@ -57,9 +58,11 @@ impl Connections {
             return slot;
         }
         bounds::reached(Bound::Connections);
-        #[cfg(test)]
-        self.waits.store(true, Ordering::Release);
+        let _waiting = Waiting::count(&self.waiting);
         loop {
+            // Registered before the search, so that a connection that becomes idle during it is not missed.
+            let mut became_idle = std::pin::pin!(self.became_idle.notified());
+            became_idle.as_mut().enable();
             if !self.end_longest_idle()
                 && let Some(relief) = self.relief.get()
             {
@@ -68,7 +71,7 @@ impl Connections {
             let freed = Arc::clone(&self.slots).acquire_owned();
             tokio::select! {
                 slot = freed => return slot.expect("the semaphore is never closed"),
-                () = self.became_idle.notified() => {}
+                () = became_idle => {}
                 () = tokio::time::sleep(LOOK_AGAIN_AFTER) => {}
             }
         }
@@ -80,8 +83,10 @@ impl Connections {
         let now = self.clock.now();
         let connection = Arc::new(Connection {
             peer,
+            // An address is plain ASCII.
+            peer_field: HeaderValue::try_from(peer.ip().to_string()).expect("plain ASCII"),
             clock: self.clock,
-            all: Arc::downgrade(self),
+            all: Arc::clone(self),
             opened: now,
             busy: AtomicUsize::new(0),
             idle_since: AtomicU64::new(now),
@@ -92,16 +97,17 @@ impl Connections {
             replies: Mutex::default(),
             order: AtomicU8::new(ORDER_NONE),
             ordered: Notify::new(),
+            tunnel: TunnelSlot::default(),
             kept_for_tunnel: OnceLock::new(),
         });
         lock(&self.open).insert(id, Arc::clone(&connection));
         Registered { id, connections: Arc::clone(self), connection }
     }
 
-    /// Whether a connection has had to wait for a slot.
+    /// Whether a connection waits for a slot.
     #[cfg(test)]
     pub(crate) fn waits(&self) -> bool {
-        self.waits.load(Ordering::Acquire)
+        self.waiting.load(Ordering::SeqCst) > 0
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -136,6 +142,22 @@ impl Connections {
     }
 }
 
+/// Counts a caller of [`Connections::slot`] while it waits.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn count(waiting: &AtomicUsize) -> Waiting<'_> {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Waiting(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// One connection in the list of its listener.
 pub(crate) struct Registered {
     id: u64,
@@ -152,8 +174,13 @@ impl Drop for Registered {
 /// One client connection, as seen from outside of its task.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
+    /// The address of the peer, as a line of `X-Forwarded-For`.
+    pub(crate) peer_field: HeaderValue,
+    /// Where a request leaves the tunnel that the connection is to become.
+    pub(crate) tunnel: TunnelSlot,
     clock: Clock,
-    all: Weak<Connections>,
+    /// No cycle that lasts: the list drops the connection when [`Registered`] goes.
+    all: Arc<Connections>,
     opened: u64,
     /// Requests whose reply has not been written to its end.
     busy: AtomicUsize,
@@ -327,10 +354,12 @@ impl Drop for Busy {
         let connection = &self.0;
         // The time first: a connection must not be seen idle with the time of an earlier rest.
         connection.idle_since.store(connection.clock.now(), Ordering::Relaxed);
-        if connection.busy.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(all) = connection.all.upgrade()
+        // Sequentially consistent with `Waiting::count`: T1 (here) counts down and sees no waiter; T2 counts itself as
+        // waiting and searches; therefore T2 sees the connection idle. Notifying at each request would take one lock for all.
+        if connection.busy.fetch_sub(1, Ordering::SeqCst) == 1
+            && connection.all.waiting.load(Ordering::SeqCst) > 0
         {
-            all.became_idle.notify_waiters();
+            connection.all.became_idle.notify_waiters();
         }
     }
 }

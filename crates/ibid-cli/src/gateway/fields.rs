@@ -6,7 +6,6 @@
 //! refused.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Version, request};
@@ -18,10 +17,11 @@ use super::tenant::{TenantFrom, TenantHow};
 /// The rules for one gateway's request fields.
 #[derive(Debug, Default)]
 pub(crate) struct RequestFields {
-    /// Fields that this configuration goes by: the key's, the tenant's and the fingerprinted ones.
-    configured: HashSet<HeaderName>,
-    /// The same as CGI reads them.
-    folded: HashSet<String>,
+    /// Fields that this configuration goes by: the key's, the tenant's and the fingerprinted ones. A handful, so comparing
+    /// each is faster than hashing.
+    configured: Vec<HeaderName>,
+    /// The names among them as CGI reads them, if that is another name.
+    folded: Vec<String>,
 }
 
 impl RequestFields {
@@ -31,12 +31,21 @@ impl RequestFields {
             let names = policy.recipe.headers().iter().chain(&policy.first_sent).map(String::as_str);
             policy.key_from.header_names().chain(names)
         });
-        let mut configured: HashSet<HeaderName> = names.filter_map(|name| name.parse().ok()).collect();
-        if let TenantFrom::Header(name) = &tenant.from {
-            configured.insert(name.clone());
+        let mut configured: Vec<HeaderName> = Vec::new();
+        let tenant = match &tenant.from {
+            TenantFrom::Header(name) => Some(name.clone()),
+            _ => None,
+        };
+        for name in names.filter_map(|name| name.parse().ok()).chain(tenant) {
+            if !configured.contains(&name) {
+                configured.push(name);
+            }
         }
-        let folded = configured.iter().map(|name| fold(name.as_str()).into_owned()).collect();
-        RequestFields { configured, folded }
+        let folded = configured.iter().filter_map(|name| match fold(name.as_str()) {
+            Cow::Owned(folded) => Some(folded),
+            Cow::Borrowed(_) => None,
+        });
+        RequestFields { folded: folded.collect(), configured }
     }
 
     /// Takes off what must not reach the upstream, and keeps `Connection` from taking off what must. Returns a field
@@ -78,11 +87,17 @@ impl RequestFields {
         if self.configured.contains(name) {
             return false;
         }
-        let folded = fold(name.as_str());
-        let is_odd = matches!(folded, Cow::Owned(_));
-        self.folded.contains(&*folded)
-            || (is_odd
-                && (END_TO_END.contains(&&*folded) || is_forwarded(&folded) || folded == "transfer-encoding"))
+        match fold(name.as_str()) {
+            // Most names: CGI reads them as they are, so only a configured name that it reads otherwise can meet them.
+            Cow::Borrowed(name) => self.folded.iter().any(|folded| folded == name),
+            Cow::Owned(folded) => {
+                self.folded.contains(&folded)
+                    || self.configured.iter().any(|name| name.as_str() == folded)
+                    || END_TO_END.contains(&&*folded)
+                    || is_forwarded(&folded)
+                    || folded == "transfer-encoding"
+            }
+        }
     }
 }
 
@@ -132,7 +147,7 @@ fn is_forwarded(name: &str) -> bool {
 /// The name as CGI reads it, but with hyphens: everything that is no letter or digit becomes one.
 fn fold(name: &str) -> Cow<'_, str> {
     let is_usual = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    match name.chars().all(is_usual) {
+    match name.bytes().all(|byte| is_usual(byte.into())) {
         true => Cow::Borrowed(name),
         false => Cow::Owned(name.chars().map(|c| if is_usual(c) { c } else { '-' }).collect()),
     }

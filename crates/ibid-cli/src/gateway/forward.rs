@@ -13,7 +13,6 @@
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::error::Error as StdError;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -437,9 +436,8 @@ fn end_to_end(headers: HeaderMap) -> HeaderMap {
 }
 
 /// Say on whose behalf we ask: the list of addresses grows with each hop.
-pub(crate) fn mark_peer(headers: &mut HeaderMap, peer: IpAddr) {
-    let address = HeaderValue::try_from(peer.to_string()).expect("an address is plain ASCII");
-    let had_one = headers.append(X_FORWARDED_FOR, address);
+pub(crate) fn mark_peer(headers: &mut HeaderMap, address: &HeaderValue) {
+    let had_one = headers.append(X_FORWARDED_FOR, address.clone());
     if had_one {
         join_lines(headers, X_FORWARDED_FOR, b", ");
     }

@@ -72,7 +72,10 @@ async fn the_upstream_learns_on_whose_behalf_we_ask() {
     let forwarder = forwarder(&upstream.url(), false);
     let from_us = |request: http::request::Builder| {
         let mut request = request.header("host", "shop.test").header("connection", "x-forwarded-for");
-        super::forward::mark_peer(request.headers_mut().unwrap(), "192.0.2.7".parse().unwrap());
+        super::forward::mark_peer(
+            request.headers_mut().unwrap(),
+            &http::HeaderValue::from_static("192.0.2.7"),
+        );
         request
     };
     send(&forwarder, from_us(post("a", ""))).await;

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
 use ibid::http::{
@@ -66,6 +66,7 @@ use crate::output::Failure;
 use admission::GuardedSlots;
 use body::ClientBody;
 use bounds::Bound;
+use connections::Connection;
 use descriptors::Sockets;
 use fields::RequestFields;
 use forward::{ForwardBody, Forwarder};
@@ -73,7 +74,7 @@ use next_hop::HopNotice;
 use pass_slots::PassSlots;
 use pass_timeout::{Progress, TellingBody};
 use replies::KeptForReply;
-use server::{Door, PeerAddr, ServerLimits};
+use server::{Door, ServerLimits};
 use stall::{StallWatch, StallingBody};
 use tenant::TenantHow;
 use untrusted::UntrustedHops;
@@ -138,10 +139,12 @@ impl Gateway {
         let policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
         let app = Gate {
             guard: layer.layer(upstream),
-            tenant: Arc::new(config.tenant.clone()),
-            untrusted: Arc::default(),
-            fields: Arc::new(RequestFields::new(&config.tenant, policies)),
-            profile: config.defaults.profile,
+            rules: Arc::new(GateRules {
+                tenant: config.tenant.clone(),
+                untrusted: UntrustedHops::default(),
+                fields: RequestFields::new(&config.tenant, policies),
+                profile: config.defaults.profile,
+            }),
         };
         bounds::none_reached_yet();
         metrics.before_each_page(move || bounds.show());
@@ -204,10 +207,35 @@ impl Gateway {
 #[derive(Clone)]
 struct Gate {
     guard: IdempotencyService<Upstream>,
-    tenant: Arc<TenantHow>,
-    untrusted: Arc<UntrustedHops>,
-    fields: Arc<RequestFields>,
+    rules: Arc<GateRules>,
+}
+
+/// What is believed of a request's fields. One `Arc`, because each request clones the gate.
+pub(crate) struct GateRules {
+    tenant: TenantHow,
+    untrusted: UntrustedHops,
+    fields: RequestFields,
     profile: Profile,
+}
+
+impl GateRules {
+    /// Takes off what a client may not say, and adds the client's own address.
+    fn clean(&self, headers: &mut HeaderMap, connection: &Connection) {
+        let peer = connection.peer.ip();
+        if let Some(field) = self.tenant.strip_untrusted(headers, peer) {
+            self.untrusted.report(field, peer);
+        }
+        if let Some(field) = self.fields.clean(headers, self.tenant.trusts(peer)) {
+            self.untrusted.report(&field, peer);
+        }
+        // Here, because a request that is delivered later no longer has its connection.
+        forward::mark_peer(headers, &connection.peer_field);
+    }
+
+    /// Takes protected fields off a request's trailers.
+    pub(crate) fn clean_trailers(&self, trailers: &mut HeaderMap) {
+        self.fields.clean_trailers(trailers);
+    }
 }
 
 impl Service<Request<Incoming>> for Gate {
@@ -220,24 +248,15 @@ impl Service<Request<Incoming>> for Gate {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         if let Err(refusal) = fields::check(&head) {
-            return Box::pin(std::future::ready(Ok(ibid::http::refused(refusal, self.profile))));
+            return Box::pin(std::future::ready(Ok(ibid::http::refused(refusal, self.rules.profile))));
         }
-        let body = ClientBody::Arriving(body, Arc::clone(&self.fields));
-        let mut request = Request::from_parts(head, body);
-        if let Some(PeerAddr(peer)) = request.extensions().get().copied() {
-            if let Some(field) = self.tenant.strip_untrusted(request.headers_mut(), peer.ip()) {
-                self.untrusted.report(field, peer.ip());
-            }
-            let is_trusted = self.tenant.trusts(peer.ip());
-            if let Some(field) = self.fields.clean(request.headers_mut(), is_trusted) {
-                self.untrusted.report(&field, peer.ip());
-            }
-            // Here, for a request that is delivered later no longer has its connection.
-            forward::mark_peer(request.headers_mut(), peer.ip());
+        if let Some(connection) = head.extensions.get::<Arc<Connection>>() {
+            self.rules.clean(&mut head.headers, connection);
         }
-        self.guard.call(request)
+        let body = ClientBody::Arriving(body, Arc::clone(&self.rules));
+        self.guard.call(Request::from_parts(head, body))
     }
 }
 
@@ -387,8 +406,8 @@ fn tenants(how: &TenantHow, secret: &Secret) -> TenantSource {
     let (how, secret) = (how.clone(), secret.clone());
     TenantSource::by(move |head| {
         // A request without a peer did not come through our listener.
-        let PeerAddr(peer) = head.extensions.get().copied().ok_or(MissingIdentity)?;
-        how.tenant_of(head, peer.ip(), &secret).map_err(|refusal| {
+        let connection = head.extensions.get::<Arc<Connection>>().ok_or(MissingIdentity)?;
+        how.tenant_of(head, connection.peer.ip(), &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "a guarded request without a tenant");
             MissingIdentity
         })

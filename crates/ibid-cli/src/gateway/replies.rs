@@ -227,11 +227,20 @@ pub(crate) struct CountedBody<B> {
     rest: Bytes,
     is_over: bool,
     is_large: bool,
-    reply: Arc<Reply>,
+    count: Count,
+}
+
+/// How the bytes of a reply are counted.
+enum Count {
+    /// Until each is written.
+    Counted(Arc<Reply>),
+    /// Not at all, because the reply is small and the only one of its connection. The request counts as busy until its
+    /// last byte is handed over; a client that does not read it blocks the socket, which is watched apart from replies.
+    Small { _busy: Busy },
 }
 
 /// Counts the body of a response that answers the request behind `busy`.
-pub(crate) fn counted_reply<B>(
+pub(crate) fn counted_reply<B: Body>(
     response: Response<B>,
     busy: Busy,
     buffers: Arc<Buffers>,
@@ -239,6 +248,14 @@ pub(crate) fn counted_reply<B>(
     let (mut head, body) = response.into_parts();
     let mut kept = head.extensions.remove::<KeptForReply>();
     let stream = STREAM.try_with(AbortHandle::clone).ok();
+    if stream.is_none()
+        && kept.is_none()
+        && body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BYTES)
+    {
+        let count = Count::Small { _busy: busy };
+        let body = CountedBody { body, rest: Bytes::new(), is_over: false, is_large: false, count };
+        return Response::from_parts(head, body);
+    }
     let connection: Arc<Connection> = Arc::clone(busy.connection());
     if head.status == StatusCode::SWITCHING_PROTOCOLS
         && let Some(kept) = kept.take()
@@ -256,23 +273,28 @@ pub(crate) fn counted_reply<B>(
         reader: AtomicWaker::new(),
         _kept: kept,
     });
-    let body = CountedBody { body, rest: Bytes::new(), is_over: false, is_large: false, reply };
+    let count = Count::Counted(reply);
+    let body = CountedBody { body, rest: Bytes::new(), is_over: false, is_large: false, count };
     Response::from_parts(head, body)
 }
 
 impl<B> CountedBody<B> {
     fn next_piece(&mut self) -> Bytes {
+        let Count::Counted(reply) = &self.count else { return std::mem::take(&mut self.rest) };
         if self.rest.len() <= PIECE_BYTES {
             return std::mem::take(&mut self.rest);
         }
         let data = self.rest.split_to(PIECE_BYTES);
-        Bytes::from_owner(Held { data, counted: 0, reply: Arc::clone(&self.reply) })
+        Bytes::from_owner(Held { data, counted: 0, reply: Arc::clone(reply) })
     }
 
-    /// Whether the end of the stream waits for the reader, so that the stream can be reset until then: once it has
+    /// The reply, if the end of its stream waits for the reader, so that the stream can be reset until then: once it has
     /// ended, its bytes are the connection's, and only closing the connection would free them.
-    fn waits_for_reader(&self) -> bool {
-        self.is_large && self.reply.stream.is_some()
+    fn waiting_reply(&self) -> Option<&Arc<Reply>> {
+        match &self.count {
+            Count::Counted(reply) if self.is_large && reply.stream.is_some() => Some(reply),
+            _ => None,
+        }
     }
 }
 
@@ -288,14 +310,17 @@ impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
         if !this.rest.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(this.next_piece()))));
         }
-        this.is_over |= this.waits_for_reader() && this.body.is_end_stream();
+        this.is_over |= this.waiting_reply().is_some() && this.body.is_end_stream();
         if !this.is_over {
             match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if data.is_empty() => return Poll::Ready(Some(Ok(Frame::data(data)))),
                     Ok(data) => {
                         this.is_large |= data.len() > PIECE_BYTES;
-                        this.rest = this.reply.hold(data);
+                        this.rest = match &this.count {
+                            Count::Counted(reply) => reply.hold(data),
+                            Count::Small { .. } => data,
+                        };
                         return Poll::Ready(Some(Ok(Frame::data(this.next_piece()))));
                     }
                     Err(frame) => return Poll::Ready(Some(Ok(frame))),
@@ -305,9 +330,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
             }
         }
         this.is_over = true;
-        if this.waits_for_reader() {
-            this.reply.reader.register(cx.waker());
-            if this.reply.held() > 0 {
+        if let Some(reply) = this.waiting_reply() {
+            reply.reader.register(cx.waker());
+            if reply.held() > 0 {
                 return Poll::Pending;
             }
         }
@@ -317,7 +342,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
     fn is_end_stream(&self) -> bool {
         self.rest.is_empty()
             && self.body.is_end_stream()
-            && !(self.waits_for_reader() && self.reply.held() > 0)
+            && self.waiting_reply().is_none_or(|reply| reply.held() == 0)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -356,6 +381,10 @@ tokio::task_local! {
 /// How much is handed to a connection at once: one HTTP/2 frame of the usual size. It is also the least that a reader
 /// has to take within the stall time-out.
 const PIECE_BYTES: usize = 16 * 1024;
+
+/// Up to here a reply over HTTP/1.1 is not counted: a connection has one at a time, and hyper's own buffers for the
+/// connection are larger.
+const SMALL_BYTES: u64 = 4 * 1024;
 
 /// When memory is short, a reader that takes less than a piece in this time is one that has stopped: 16 KiB/s is slower
 /// than any line that clients of an API are on.

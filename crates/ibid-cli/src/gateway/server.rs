@@ -28,7 +28,6 @@ use tower_service::Service;
 use super::bounds::{self, Bound};
 use super::connections::{Connections, Patience, Registered, Socket, Verdict};
 use super::replies::{Buffers, StreamExecutor, counted_reply};
-use super::upgrade::TunnelSlot;
 use crate::config::Server;
 
 /// The state that the connections of one listener share.
@@ -54,7 +53,7 @@ impl Door {
 /// Serves until `shutdown` is ready, then drains: no new connections, what runs may finish until
 /// [`ServerLimits::drain_for`] is over, and what is left then is cut.
 ///
-/// Each request carries its [`PeerAddr`] and its [`Connection`](super::connections::Connection) as extensions.
+/// Each request carries its [`Connection`](super::connections::Connection) as an extension.
 pub(crate) async fn serve<S, B>(
     listener: TcpListener,
     service: S,
@@ -110,10 +109,6 @@ where
     drop(drains);
     drain(draining, connections, limits.drain_for).await
 }
-
-/// The address a request came from: the other end of its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PeerAddr(pub(crate) SocketAddr);
 
 /// How the serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,12 +239,9 @@ impl Conversation {
         // Answers are written whole; waiting to fill a packet would only delay them.
         let _ = stream.set_nodelay(true);
         let ours = Arc::clone(&connection);
-        let tunnel = TunnelSlot::default();
-        let tunnelling = tunnel.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             let (busy, buffers) = (ours.begin(), Arc::clone(&buffers));
-            request.extensions_mut().insert(PeerAddr(peer));
-            request.extensions_mut().insert(tunnelling.clone());
+            // One extension for all that is known of the connection: each costs an allocation at every request.
             request.extensions_mut().insert(Arc::clone(&ours));
             let answer = service.clone().oneshot(request);
             async move { answer.await.map(|answer| counted_reply(answer, busy, buffers)) }
@@ -300,7 +292,7 @@ impl Conversation {
             // The client's doing in nearly every case: hung up, timed out, spoke no HTTP.
             tracing::debug!(%peer, error, "connection ended early");
         }
-        if let Some(tunnel) = tunnel.take() {
+        if let Some(tunnel) = connection.tunnel.take() {
             // Not idle, however quiet it is: it isn't closed to make room.
             let _busy = connection.begin();
             tokio::select! {

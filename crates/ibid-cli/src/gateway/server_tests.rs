@@ -18,8 +18,9 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
+use super::connections::Connection;
 use super::forward::Forwarder;
-use super::server::{Door, Drained, PeerAddr, ServerLimits, serve, serve_behind};
+use super::server::{Door, Drained, ServerLimits, serve, serve_behind};
 use super::upstream_tls::TlsSettings;
 
 #[tokio::test]
@@ -248,9 +249,9 @@ fn quiet(release: Arc<Notify>) -> TestBody {
 }
 
 fn what_is_known(request: &http::Request<Incoming>) -> String {
-    let PeerAddr(peer) = request.extensions().get().unwrap();
+    let connection: &Arc<Connection> = request.extensions().get().unwrap();
     let version: Version = request.version();
-    format!("{version:?} {peer}")
+    format!("{version:?} {}", connection.peer)
 }
 
 /// Client, our server, the forwarder and the upstream in a row. The server lasts as long as the test.

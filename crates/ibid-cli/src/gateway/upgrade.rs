@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, heade
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
+use super::connections::Connection;
 use super::pass_slots::PassSlot;
 
 /// The protocols that a request may be upgraded to, as an extension of that request: an order to the forwarder to pass
@@ -20,9 +21,9 @@ use super::pass_slots::PassSlot;
 #[derive(Clone, Debug)]
 pub(crate) struct UpgradeTo(pub(crate) HeaderValue);
 
-/// Where a request leaves the tunnel that its connection is to become, as an extension of that request.
-#[derive(Clone, Default)]
-pub(crate) struct TunnelSlot(Arc<Mutex<Option<Tunnel>>>);
+/// Where a request leaves the tunnel that its connection is to become.
+#[derive(Default)]
+pub(crate) struct TunnelSlot(Mutex<Option<Tunnel>>);
 
 impl TunnelSlot {
     /// The tunnel, once the connection has been upgraded.
@@ -59,7 +60,7 @@ impl Tunnel {
 
 /// A client's wish for an upgrade, with the client's side of the tunnel.
 pub(crate) struct Wish {
-    slot: TunnelSlot,
+    connection: Arc<Connection>,
     client: OnUpgrade,
 }
 
@@ -67,20 +68,20 @@ impl Wish {
     /// Takes the wish out of an unguarded request and marks the request for the forwarder; none if it has no wish that
     /// is passed on.
     pub(crate) fn take<B>(request: &mut Request<B>) -> Option<Wish> {
-        let slot = request.extensions_mut().remove::<TunnelSlot>()?;
         let to = wanted(request.version(), request.headers())?;
+        let connection = Arc::clone(request.extensions().get::<Arc<Connection>>()?);
         // The connection can't be upgraded without it.
         request.extensions().get::<OnUpgrade>()?;
         let client = hyper::upgrade::on(&mut *request);
         request.extensions_mut().insert(UpgradeTo(to));
-        Some(Wish { slot, client })
+        Some(Wish { connection, client })
     }
 
     /// Joins the two sides if the upstream has agreed.
     pub(crate) fn fulfil<B>(self, answer: &mut Response<B>, slot: Arc<PassSlot>) {
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let upstream = hyper::upgrade::on(answer);
-            self.slot.put(Tunnel { client: self.client, upstream, _slot: slot });
+            self.connection.tunnel.put(Tunnel { client: self.client, upstream, _slot: slot });
         }
     }
 }

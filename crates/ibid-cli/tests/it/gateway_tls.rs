@@ -38,6 +38,34 @@ async fn a_request_to_an_https_upstream_runs_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_https_upstream_is_asked_over_https() {
+    let (authority, upstream) = (Authority::new(), Upstream::start().await);
+    upstream.behave("status=200;body=paid");
+    let identity = authority.certificate(&["127.0.0.1"]);
+    let front = TlsFront::start(upstream.addr(), &identity, TlsOptions::default()).await;
+    let setup = Setup::before(&front.url());
+    file(&setup, "ca.pem", &authority.pem());
+    let gateway = setup
+        .config(
+            "[upstream_tls]\nca = \"ca.pem\"\n[upkeep]\nreconcile_every = \"100ms\"\n\
+             [defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n[[route]]\nmatch = \"POST /payments\"\n\
+             [route.reconcile]\nrequest = \"GET /payments/by-key/{key}\"\nsettle = \"1s\"\n",
+        )
+        .start();
+    let lost = Request::post("/payments").key("k").body("{\"amount\": 5}").fixture("cut=read");
+    assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
+    let known = until_async("the outcome is known", async || {
+        let answer = gateway.call(&pay("k")).await;
+        (answer.status != 409).then_some(answer)
+    })
+    .await;
+    assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true), "{known:?}");
+    let asked: Vec<_> = upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect();
+    assert_eq!((asked.len(), asked[0].target.as_str()), (1, "/payments/by-key/k"));
+    assert_eq!(upstream.executions("k"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_untrusted_certificate_leaves_the_key_free() {
     let (authority, upstream) = (Authority::new(), Upstream::start().await);
     let identity = authority.certificate(&["127.0.0.1"]);

@@ -1,24 +1,27 @@
-//! The life of an Effect, one outbox row: a call to the outside still to be made. Pure, like the rest.
+//! The states of an effect, one outbox row: a call to the outside that has to be made. Pure, like the rest of the machine.
 
 use std::time::Duration;
 
 use super::backoff;
+use crate::change::Mark;
+use crate::effect::{EffectChange, StoredEffect};
+use crate::record::Nonce;
 
-/// Where an Effect stands.
+/// The state of an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum EffectState {
-    /// To be made.
+    /// The call has to be made.
     Queued = 1,
     /// A worker holds it under a lease.
     Claimed = 2,
-    /// Made, and its result recorded.
+    /// The call was made and its result recorded.
     Done = 3,
-    /// Nobody knows whether it was made.
+    /// It is not known whether the call was made.
     Unknown = 4,
-    /// Tries used up; a person must look.
+    /// The provider refused, or the tries are used up. An operator must look at it.
     Dead = 5,
-    /// A person decided that it will not be made.
+    /// An operator decided that the call will not be made.
     Discarded = 6,
 }
 
@@ -33,6 +36,19 @@ impl EffectState {
         EffectState::Discarded,
     ];
 
+    /// The word for each state, in the order of [`ALL`](Self::ALL).
+    pub const NAMES: [&'static str; 6] = ["queued", "claimed", "done", "unknown", "dead", "discarded"];
+
+    /// The state of an effect that has just been enqueued.
+    pub const ENQUEUED: EffectState = EffectState::Queued;
+
+    /// The state of a new dead letter that is no call of ours, but something that an operator must see.
+    pub const LETTER: EffectState = EffectState::Dead;
+
+    /// The states of dead letters: those that always are, and those that are while they are not due
+    /// ([`is_dead_letter`](Self::is_dead_letter)).
+    pub const DEAD_LETTERS: (EffectState, EffectState) = (EffectState::Dead, EffectState::Unknown);
+
     /// The code that stores keep.
     pub fn code(self) -> u8 {
         self as u8
@@ -43,47 +59,78 @@ impl EffectState {
         EffectState::ALL.into_iter().find(|state| state.code() == code)
     }
 
-    /// Whether it is over: neither made any more nor a person's to look at.
+    /// The word for it, as in the contract.
+    pub fn name(self) -> &'static str {
+        EffectState::NAMES[self as usize - 1]
+    }
+
+    /// The state with this name.
+    pub fn from_name(name: &str) -> Option<EffectState> {
+        EffectState::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Whether the effect is over: no call will be made, and no operator has to look at it.
     pub fn is_final(self) -> bool {
         matches!(self, EffectState::Done | EffectState::Discarded)
     }
 
-    /// The word for it, as in the contract.
-    pub fn name(self) -> &'static str {
-        match self {
-            EffectState::Queued => "queued",
-            EffectState::Claimed => "claimed",
-            EffectState::Done => "done",
-            EffectState::Unknown => "unknown",
-            EffectState::Dead => "dead",
-            EffectState::Discarded => "discarded",
-        }
+    /// Whether an effect in this state is a dead letter: only an operator, or evidence from outside, moves it on. An
+    /// unknown one is a dead letter while no verification is due.
+    pub fn is_dead_letter(self, is_due: bool) -> bool {
+        let (always, unless_due) = EffectState::DEAD_LETTERS;
+        self == always || (self == unless_due && !is_due)
     }
 }
 
-/// What the machine must know of an Effect.
+/// What a worker claims an effect for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimReason {
+    /// The worker that held it went silent.
+    Lapsed,
+    /// Ask the provider whether its call was made.
+    Verify,
+    /// Make its call.
+    Call,
+}
+
+impl ClaimReason {
+    /// Every reason, in the order in which a worker looks for them. Lapsed claims and open questions come first: they
+    /// are few, and a full queue must not starve them.
+    pub const ALL: [ClaimReason; 3] = [ClaimReason::Lapsed, ClaimReason::Verify, ClaimReason::Call];
+
+    /// The state of due effects that are claimed for this reason, and their state while a worker holds them.
+    pub fn states(self) -> (EffectState, EffectState) {
+        match self {
+            ClaimReason::Lapsed => (EffectState::Claimed, EffectState::Claimed),
+            ClaimReason::Verify => (EffectState::Unknown, EffectState::Unknown),
+            ClaimReason::Call => (EffectState::Queued, EffectState::Claimed),
+        }
+    }
+
+    /// Whether the claim counts as a try. Questions count, so that they end.
+    pub fn is_try(self) -> bool {
+        self != ClaimReason::Lapsed
+    }
+}
+
+/// The part of an effect that its next state depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// Where it stands.
+    /// Its state.
     pub state: EffectState,
     /// How often it was claimed.
     pub tries: u32,
-    /// Claims before a person is asked.
+    /// How often it may be claimed before it is dead.
     pub tries_max: u32,
     /// What may be done about an uncertain call, as of now.
     pub doubt: Doubt,
 }
 
 impl Effect {
-    /// Whether it is only a letter to a person: it may be tried not even once.
+    /// Whether it is only a letter to an operator: it may not be tried even once.
     pub fn is_letter(&self) -> bool {
         self.tries_max == 0
     }
-}
-
-/// Where a letter begins that is no call of ours but something that a person must see.
-pub fn letter_state() -> EffectState {
-    EffectState::Dead
 }
 
 /// What may be done about a call that may have been made.
@@ -93,14 +140,14 @@ pub enum Doubt {
     Repeat,
     /// Ask whether it was made, after this pause.
     Verify {
-        /// So long a call may still be under way.
+        /// How long a call may still be in flight.
         settle: Duration,
     },
-    /// Nothing but to ask a person.
+    /// Only an operator can find out.
     Stop,
 }
 
-/// What happened to an Effect.
+/// What happened to an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EffectEvent {
     /// A worker takes it.
@@ -112,7 +159,7 @@ pub enum EffectEvent {
         /// When the provider wants to be asked again.
         after: Option<Duration>,
     },
-    /// The provider refused for good.
+    /// The provider refused permanently.
     Refused,
     /// The call may have been made.
     Uncertain,
@@ -126,11 +173,10 @@ pub enum EffectEvent {
     Discard,
 }
 
-/// Where the Effect goes, and after which pause it is due there; `None` leaves it alone. Unknown without a pause is a
-/// person's.
+/// The next state of an effect, and the pause after which it is due there. `None` leaves it alone.
 pub type EffectVerdict = Option<(EffectState, Option<Duration>)>;
 
-/// What becomes of the Effect.
+/// Returns the next state of an effect.
 pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
     use EffectEvent::{Claim, Discard, Lapsed, Made, NotMade, Refused, Retry, Uncertain, Verified};
     use EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
@@ -147,18 +193,56 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
             // Where the provider does not deduplicate, an uncertain call is never made again blindly.
             Doubt::Stop => (Unknown, None),
         }),
-        // Also while it waits to be made again: whichever try did it, it is done.
+        // Also while it waits for its next try: whichever try made the call, it is done.
         (Queued | Claimed | Unknown, Verified(Some(true))) => Some((Done, None)),
         (Claimed | Unknown, Verified(Some(false))) => Some(again(effect, None)),
         (Claimed | Unknown, Verified(None)) if effect.tries >= effect.tries_max => Some((Unknown, None)),
         (Claimed | Unknown, Verified(None)) => Some((Unknown, Some(backoff(effect.tries)))),
-        // Nobody ever asked for it, so there is nothing to make.
+        // It was never enqueued, so there is nothing to make.
         (_, Retry) if effect.is_letter() => None,
-        // An operator's word that making it (again) is right.
+        // The operator answers for making it (again).
         (Dead | Unknown, Retry) => Some((Queued, Some(Duration::ZERO))),
         (Dead | Unknown, Discard) => Some((Discarded, None)),
         _ => None,
     }
+}
+
+/// Returns the write that `event` leads to, without result, provider id and error: these are the caller's to fill in.
+/// `None` leaves the effect alone.
+///
+/// `jitter` is from 0 to 1, drawn by the caller. It spreads the pause over 0.75 to 1.25 of its length, so that effects
+/// which failed together do not retry together.
+pub fn change_effect(
+    effect: &StoredEffect,
+    event: EffectEvent,
+    nonce: Nonce,
+    jitter: f64,
+) -> Option<EffectChange> {
+    let (state, pause) = decide_effect(&effect.to_decide(), event)?;
+    let pause_min = match event {
+        EffectEvent::NotMade { after } => after.unwrap_or_default(),
+        // A call may be in flight for the whole of this pause, so it is never shortened.
+        EffectEvent::Uncertain | EffectEvent::Lapsed if state == EffectState::Unknown => {
+            pause.unwrap_or_default()
+        }
+        _ => Duration::ZERO,
+    };
+    Some(EffectChange {
+        state,
+        tries: if event == EffectEvent::Retry { 0 } else { effect.tries },
+        due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter).max(pause_min)),
+        called: match event {
+            // No call was made, or an operator answers for it: the provider's memory counts from the next call.
+            EffectEvent::Verified(Some(false)) | EffectEvent::Retry => Mark::Clear,
+            _ => Mark::Keep,
+        },
+        ended: match (effect.state, state) {
+            (EffectState::Unknown, EffectState::Unknown) => Mark::Keep,
+            (_, EffectState::Unknown) => Mark::Now,
+            _ => Mark::Clear,
+        },
+        ..EffectChange::touch(effect, nonce)
+    })
 }
 
 /// Queued again with backoff, never sooner than the provider wishes; dead once the tries are used up.
@@ -236,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_letter_can_be_discarded_and_never_made() {
-        let letter = Effect { tries_max: 0, ..effect(letter_state(), Doubt::Stop, 0) };
+        let letter = Effect { tries_max: 0, ..effect(EffectState::LETTER, Doubt::Stop, 0) };
         assert_eq!(decide_effect(&letter, Retry), None);
         assert_eq!(decide_effect(&letter, Claim), None);
         assert_eq!(decide_effect(&letter, Discard), Some((Discarded, None)));
@@ -271,5 +355,25 @@ mod tests {
         };
         assert_eq!(pause(90), Some((Queued, Some(Duration::from_secs(90)))));
         assert_eq!(pause(0), Some((Queued, Some(Duration::from_secs(8)))));
+    }
+
+    #[test]
+    fn a_claim_for_a_call_is_the_transition_of_a_claim() {
+        for reason in ClaimReason::ALL {
+            let (from, to) = reason.states();
+            let claimed = (reason == ClaimReason::Call).then_some(to);
+            assert_eq!(goes(from, Doubt::Stop, Claim), claimed, "{reason:?}");
+            assert_eq!(from == to, claimed.is_none(), "no other claim changes the state: {reason:?}");
+        }
+    }
+
+    #[test]
+    fn every_state_has_its_name() {
+        for (state, name) in EffectState::ALL.into_iter().zip(EffectState::NAMES) {
+            assert_eq!(state.name(), name);
+            assert_eq!(format!("{state:?}").to_lowercase(), name);
+            assert_eq!(EffectState::from_name(name), Some(state));
+        }
+        assert_eq!(EffectState::from_name("lost"), None);
     }
 }

@@ -1,94 +1,125 @@
-//! What evidence from outside does to a record: it settles what is unknown, and changes nothing else.
+//! What evidence from outside proves about a record or an effect. It settles an unknown outcome, keeps a call that was
+//! made from being made again, and changes nothing else.
+//!
+//! For an effect, "executed" is never stale. A downstream key belongs to one effect of one generation of one record, and an
+//! id of the provider to one call of it, so whichever try made the call, it is done, and no other may be made.
+//!
+//! "Not executed" proves something only of an instant at which no call could be in flight any more. For an effect that is
+//! [`Rules::settle_ms`] after the last call was over or its worker given up. Each later try replaces that instant, and it
+//! is gone while the outcome is known, so evidence from before the present try never counts. A claimed effect gets its next
+//! event from its worker: no webhook takes it away from a worker. An effect that was never claimed was not called, so
+//! evidence about it is kept.
+//!
+//! [`Rules::settle_ms`]: crate::effect::Rules::settle_ms
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Answer, Decision, Finder, Found, Verdict, settle};
+use super::{Answer, Decision, EffectState, Finder, Found, Verdict, settle};
 use crate::change::{Change, Expect, Happened, History};
+use crate::effect::StoredEffect;
 use crate::evidence::Kept;
 use crate::record::{Nonce, Record, State};
+use crate::time::Timestamp;
 
-/// What evidence means for a record, or an Effect, as it stands.
+/// What evidence proves about a record, or an effect, in its present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bearing {
-    /// It is unknown, and this settles it.
+pub enum EvidenceVerdict {
+    /// The outcome is unknown, and this settles it.
     Settles,
-    /// It may become unknown, and then this settles it.
+    /// The outcome may become unknown, and then this settles it.
     Early,
-    /// It says "not executed" of an instant at which it could still be executed: it never settles anything.
+    /// It says "not executed" of an instant at which the call could still be made: it never settles anything.
     Premature,
-    /// It speaks of an earlier Attempt, and never settles this one.
+    /// It is about an earlier attempt, and never settles this one.
     Stale,
-    /// The outcome is known already, and this says nothing else.
+    /// The outcome is known already, and this says the same.
     Known,
-    /// The outcome is known already, and this says something else: a person should hear of it.
+    /// The outcome is known already, and this says something else: an operator should learn of it.
     Contradicts,
 }
 
-/// What the evidence means for the record.
-pub fn bearing(record: Option<&Record>, kept: &Kept) -> Bearing {
+/// Judges evidence about a record; none: the record does not exist, or not yet.
+pub fn judge_record(record: Option<&Record>, kept: &Kept) -> EvidenceVerdict {
     let frees = kept.evidence.what == Found::NotExecuted;
-    let Some(record) = record else { return of_open(frees) };
-    // Two tests, for a store's clock may be set back: an Attempt that began after the arrival is another owner.
+    let Some(record) = record else { return judge_open(frees) };
+    // Two tests, because a store's clock may be set back: an attempt that began after the arrival is another owner.
     let is_other = kept.evidence.owner.is_some_and(|owner| owner != record.owner);
     if is_other || record.ran_at.is_some_and(|ran_at| kept.as_of < ran_at) {
-        return Bearing::Stale;
+        return EvidenceVerdict::Stale;
     }
     match record.state {
-        State::Unknown if frees && !settle::is_over(record, kept.as_of) => Bearing::Premature,
-        State::Unknown => Bearing::Settles,
+        State::Unknown if frees && !settle::is_over(record, kept.as_of) => EvidenceVerdict::Premature,
+        State::Unknown => EvidenceVerdict::Settles,
         // It may be run again, which says nothing of what was done.
-        State::Pending | State::Retryable if record.note.doubt.is_some() => of_open(frees),
-        // What waits for its next run is what `retryable` is to others.
-        State::Pending if record.attempt > 0 && !record.flags.owed => of_free(kept),
-        State::InProgress | State::Pending => of_open(frees),
-        State::Completed if contradicts(record, &kept.evidence.what) => Bearing::Contradicts,
-        State::Completed => Bearing::Known,
-        State::Retryable => of_free(kept),
+        State::Pending | State::Retryable if record.note.doubt.is_some() => judge_open(frees),
+        // An accepted request that waits for its next run is like a `retryable` one.
+        State::Pending if record.attempt > 0 && !record.flags.owed => judge_retryable(kept),
+        State::InProgress | State::Pending => judge_open(frees),
+        State::Completed if contradicts(record, &kept.evidence.what) => EvidenceVerdict::Contradicts,
+        State::Completed => EvidenceVerdict::Known,
+        State::Retryable => judge_retryable(kept),
     }
 }
 
-/// However long it has run: what it was not seen to do, it may be about to do.
-fn of_open(frees: bool) -> Bearing {
-    if frees { Bearing::Premature } else { Bearing::Early }
+/// Judges evidence about an effect; none: the effect does not exist, or not yet.
+pub fn judge_effect(effect: Option<&StoredEffect>, kept: &Kept) -> EvidenceVerdict {
+    let frees = kept.evidence.what == Found::NotExecuted;
+    let Some(effect) = effect else { return judge_open(frees) };
+    match effect.state {
+        EffectState::Unknown if frees && !is_over(effect, kept.as_of) => EvidenceVerdict::Premature,
+        EffectState::Unknown => EvidenceVerdict::Settles,
+        EffectState::Queued if !frees && effect.version.count > FIRST => EvidenceVerdict::Settles,
+        EffectState::Queued | EffectState::Claimed => judge_open(frees),
+        EffectState::Done if frees || is_another(effect, &kept.evidence.what) => EvidenceVerdict::Contradicts,
+        EffectState::Done => EvidenceVerdict::Known,
+        // An operator must learn that the call was made after all.
+        EffectState::Dead | EffectState::Discarded if !frees => EvidenceVerdict::Contradicts,
+        EffectState::Dead | EffectState::Discarded => EvidenceVerdict::Known,
+    }
 }
 
-fn of_free(kept: &Kept) -> Bearing {
+/// The outcome is still open. However long it has run: a call that was not seen yet may be about to be made.
+fn judge_open(frees: bool) -> EvidenceVerdict {
+    if frees { EvidenceVerdict::Premature } else { EvidenceVerdict::Early }
+}
+
+fn judge_retryable(kept: &Kept) -> EvidenceVerdict {
     match kept.evidence.what {
-        Found::Executed(_) => Bearing::Contradicts,
-        Found::NotExecuted | Found::Nothing => Bearing::Known,
+        Found::Executed(_) => EvidenceVerdict::Contradicts,
+        Found::NotExecuted | Found::Nothing => EvidenceVerdict::Known,
     }
 }
 
-/// Somebody outside said what became of the record.
+/// Applies evidence to a record.
 pub(super) fn told(record: Option<&Record>, nonce: Nonce, kept: &Kept) -> Verdict {
-    match (bearing(record, kept), record) {
-        (Bearing::Settles, Some(record)) => {
+    match (judge_record(record, kept), record) {
+        (EvidenceVerdict::Settles, Some(record)) => {
             let what = &kept.evidence.what;
             match settle::found(Some(record), nonce, Finder::Webhook, what, kept.as_of, 0.0) {
                 Verdict::Write(mut change, decision) => {
                     let told = Arc::make_mut(&mut change);
-                    told.history.iter_mut().for_each(|line| named(line, kept));
-                    // Invariant: the event is used up by the very commit that it led to.
+                    told.history.iter_mut().for_each(|line| add_event(line, kept));
+                    // Invariant: the evidence is used up by the very commit that it led to.
                     told.uses = Some(kept.evidence.name.clone());
                     Verdict::Write(change, decision)
                 }
                 nothing => nothing,
             }
         }
-        (Bearing::Contradicts, Some(record)) => contradiction(record, nonce, kept),
-        (Bearing::Early, _) => Verdict::Keep(Decision::Later),
+        (EvidenceVerdict::Contradicts, Some(record)) => contradiction(record, nonce, kept),
+        (EvidenceVerdict::Early, _) => Verdict::Keep(Decision::Later),
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// Says in the history which event it was.
-fn named(line: &mut History, kept: &Kept) {
+/// Adds the name of the event to a line of history.
+fn add_event(line: &mut History, kept: &Kept) {
     let name = &kept.evidence.name;
     line.detail = format!("{} (event `{}` of `{}`)", line.detail, name.event, name.source);
 }
 
-/// What is stored stays as it is: an answer never changes, and what is free may be run by somebody right now. So only
-/// the history grows.
+/// Only the history grows: a stored response never changes, and a retryable record may be running again right now.
 fn contradiction(record: &Record, nonce: Nonce, kept: &Kept) -> Verdict {
     let says = match &kept.evidence.what {
         Found::Executed(answer) => format!("executed with {}", answer.status),
@@ -96,7 +127,7 @@ fn contradiction(record: &Record, nonce: Nonce, kept: &Kept) -> Verdict {
     };
     let detail = format!("webhook: {says}, although it is {}", record.state.name());
     let mut line = History { what: Happened::LateAnswer, detail };
-    named(&mut line, kept);
+    add_event(&mut line, kept);
     let change = Change {
         id: record.id,
         expect: Expect::Version(record.version),
@@ -110,7 +141,7 @@ fn contradiction(record: &Record, nonce: Nonce, kept: &Kept) -> Verdict {
     Verdict::Write(Arc::new(change), Decision::Superseded)
 }
 
-/// Whether a stored answer and the evidence can't both be true.
+/// Whether a stored response and the evidence cannot both be true.
 fn contradicts(record: &Record, what: &Found) -> bool {
     let failed = |status: u16| status >= 400;
     match (what, record.note.status) {
@@ -118,5 +149,153 @@ fn contradicts(record: &Record, what: &Found) -> bool {
         // A stored failure may well stand for something that was not executed.
         (Found::NotExecuted, Some(stored)) => !failed(stored),
         _ => false,
+    }
+}
+
+/// Whether no call of the effect could be in flight at that instant.
+fn is_over(effect: &StoredEffect, as_of: Timestamp) -> bool {
+    let settle = Duration::from_millis(effect.rules.settle_ms);
+    // A process that does not know this field leaves the instant of an earlier call.
+    let ended_at =
+        effect.ended_at.filter(|ended_at| effect.called_at.is_none_or(|called_at| called_at <= *ended_at));
+    ended_at.is_some_and(|ended_at| ended_at.after(settle) <= as_of)
+}
+
+/// Whether the provider did two things for one effect.
+fn is_another(effect: &StoredEffect, what: &Found) -> bool {
+    match (what, &effect.provider_id) {
+        (Found::Executed(answer), Some(known)) => answer.provider_id.as_ref().is_some_and(|id| id != known),
+        _ => false,
+    }
+}
+
+/// The count of the version that an effect is enqueued at.
+const FIRST: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::effect::Rules;
+    use crate::evidence::{About, EffectAt, EventName, Evidence};
+    use crate::machine::Answer;
+    use crate::record::{Nonce, Version};
+    use crate::scope::RecordId;
+    use EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
+
+    #[test]
+    fn executed_settles_an_unknown_effect_at_any_age() {
+        for as_of in [0, 5, ENDED_AT, i64::MAX] {
+            assert_eq!(
+                judge_effect(Some(&effect(Unknown)), &told(paid("ch_1"), as_of)),
+                EvidenceVerdict::Settles
+            );
+        }
+    }
+
+    #[test]
+    fn not_executed_counts_once_no_call_can_be_in_flight() {
+        let over_at = ENDED_AT + 60_000_000;
+        let says = |as_of| judge_effect(Some(&effect(Unknown)), &told(Found::NotExecuted, as_of));
+        assert_eq!(
+            (says(over_at - 1), says(over_at)),
+            (EvidenceVerdict::Premature, EvidenceVerdict::Settles)
+        );
+        let without_end = StoredEffect { ended_at: None, ..effect(Unknown) };
+        let later = told(Found::NotExecuted, i64::MAX);
+        assert_eq!(judge_effect(Some(&without_end), &later), EvidenceVerdict::Premature);
+        for state in [Queued, Claimed] {
+            assert_eq!(judge_effect(Some(&effect(state)), &later), EvidenceVerdict::Premature, "{state:?}");
+        }
+        assert_eq!(judge_effect(None, &later), EvidenceVerdict::Premature);
+    }
+
+    #[test]
+    fn evidence_about_a_first_try_is_early() {
+        let early = told(paid("ch_1"), i64::MAX);
+        for effect in [None, Some(effect(Queued)), Some(effect(Claimed))] {
+            assert_eq!(judge_effect(effect.as_ref(), &early), EvidenceVerdict::Early, "{effect:?}");
+        }
+    }
+
+    #[test]
+    fn executed_settles_an_effect_queued_for_another_try() {
+        let again = StoredEffect { version: Version { count: 3, nonce: Nonce(3) }, ..effect(Queued) };
+        assert_eq!(judge_effect(Some(&again), &told(paid("ch_1"), 0)), EvidenceVerdict::Settles);
+        let not = told(Found::NotExecuted, i64::MAX);
+        assert_eq!(judge_effect(Some(&again), &not), EvidenceVerdict::Premature);
+    }
+
+    #[test]
+    fn the_end_of_an_earlier_call_proves_nothing() {
+        let called_since =
+            StoredEffect { called_at: Some(Timestamp::from_micros(ENDED_AT + 1)), ..effect(Unknown) };
+        let not = told(Found::NotExecuted, i64::MAX);
+        assert_eq!(judge_effect(Some(&called_since), &not), EvidenceVerdict::Premature);
+    }
+
+    #[test]
+    fn a_settled_effect_stays_and_contradictions_are_seen() {
+        let says = |state, what| judge_effect(Some(&effect(state)), &told(what, i64::MAX));
+        assert_eq!(says(Done, paid("ch_1")), EvidenceVerdict::Known);
+        assert_eq!(says(Done, paid("ch_2")), EvidenceVerdict::Contradicts, "two charges under one key");
+        assert_eq!(says(Done, Found::NotExecuted), EvidenceVerdict::Contradicts);
+        for state in [Dead, Discarded] {
+            assert_eq!(says(state, paid("ch_1")), EvidenceVerdict::Contradicts);
+            assert_eq!(says(state, Found::NotExecuted), EvidenceVerdict::Known);
+        }
+    }
+
+    const ENDED_AT: i64 = 1_000_000_000;
+
+    fn effect(state: EffectState) -> StoredEffect {
+        StoredEffect {
+            seq: 1,
+            record: RecordId::from_bytes([7; 32]),
+            birth: Nonce(1),
+            tenant: "ann".into(),
+            name: "charge".into(),
+            kind: "charge".into(),
+            version: Version { count: 1, nonce: Nonce(1) },
+            state,
+            tries: 1,
+            due_at: None,
+            created_at: Timestamp::from_micros(0),
+            called_at: Some(Timestamp::from_micros(10)),
+            ended_at: Some(Timestamp::from_micros(ENDED_AT)),
+            done_at: None,
+            aggregate: None,
+            downstream_key: "ibid-1".into(),
+            rules: Rules::default(),
+            owes: false,
+            trace: None,
+            payload: Bytes::new(),
+            result: None,
+            provider_id: Some("ch_1".into()),
+            last_error: None,
+            now: Timestamp::from_micros(ENDED_AT),
+        }
+    }
+
+    fn told(what: Found, as_of: i64) -> Kept {
+        let evidence = Evidence {
+            name: EventName { source: "psp".into(), event: "evt".into() },
+            about: About::Effect(EffectAt::DownstreamKey("ibid-1".into())),
+            owner: None,
+            what,
+            age: Duration::ZERO,
+        };
+        Kept { seq: 1, evidence, as_of: Timestamp::from_micros(as_of), open: true }
+    }
+
+    fn paid(id: &str) -> Found {
+        Found::Executed(Answer {
+            status: 201,
+            retry_after: false,
+            kept: None,
+            provider_id: Some(id.into()),
+            proof: None,
+        })
     }
 }

@@ -5,11 +5,11 @@
 //! `docs/reference/states.md` is the whole table, made by running [`decide`] on every state and event.
 
 mod effect;
-mod effect_evidence;
 mod evidence;
 mod holder;
 mod request;
 mod settle;
+mod status;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-pub use effect::{Doubt, Effect, EffectEvent, EffectState, EffectVerdict, decide_effect, letter_state};
-pub use effect_evidence::bearing_on_effect;
-pub use evidence::{Bearing, bearing};
-pub use request::{holds_key, view};
+pub use effect::{
+    ClaimReason, Doubt, Effect, EffectEvent, EffectState, EffectVerdict, change_effect, decide_effect,
+};
+pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
+pub use request::holds_key;
 pub use settle::may_be_asked_about;
+pub use status::{StatusView, describe};
 
 use crate::act::Act;
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
@@ -641,8 +643,8 @@ fn kept_briefly(draft: &mut Draft) {
     }
 }
 
-/// From one try to the next: doubling from a second, so that a short outage costs little, up to five minutes, so
-/// that a long one is noticed when it ends.
+/// The pause after so many tries: 2 s after the first, doubling, so that a short outage costs little, up to five minutes,
+/// so that the end of a long one is noticed.
 fn backoff(tries: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(1u32.checked_shl(tries.min(16)).unwrap_or(u32::MAX)).min(BACKOFF_MAX)
 }

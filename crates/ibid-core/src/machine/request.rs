@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ask, Decision, Role, Verdict, as_it_is, change, freed, kept_briefly, same, settle, write};
+use super::{
+    Ask, Decision, Role, StatusView, Verdict, as_it_is, change, describe, freed, kept_briefly, same, settle,
+    write,
+};
 use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
 use crate::policy::{AfterExpiry, OnLapse};
 use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
@@ -18,23 +21,23 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
     if is_as_absent(record, now) {
         return begin(ask, role, Expect::Version(record.version));
     }
-    if record.is_expired(now) {
-        return Verdict::Keep(Decision::Expired);
-    }
-    // In every state, so that 422 wins over 409 and over `unknown`.
-    if !ask.is_what_was_asked(record) {
-        return Verdict::Keep(Decision::Mismatch);
-    }
-    match record.state {
-        State::Completed | State::Pending | State::Unknown => Verdict::Keep(view(record, now)),
-        // Another run could not settle it, and nobody else will.
-        State::Retryable if settle::is_past_key_window(record, now) => {
+    match describe(record, now) {
+        StatusView::Expired => Verdict::Keep(Decision::Expired),
+        // In every state, so that 422 wins over 409 and over `unknown`.
+        _ if !ask.is_what_was_asked(record) => Verdict::Keep(Decision::Mismatch),
+        StatusView::NotRetained => Verdict::Keep(Decision::NotRetained),
+        StatusView::Stored => Verdict::Keep(Decision::Replay),
+        StatusView::Unknown { settles_by } => Verdict::Keep(Decision::Unknown { until: settles_by }),
+        // Another run could not settle it, and nothing else will.
+        StatusView::Retryable if settle::is_past_key_window(record, now) => {
             written(record, settle::forgotten(record, ask.nonce), now)
         }
-        // Nothing was done and nobody's request holds the key. Another request may come, and must not inherit the
-        // downstream keys of the first: a new generation.
-        State::Retryable if record.fingerprint.is_none() => begin(ask, role, Expect::Version(record.version)),
-        State::Retryable => match role {
+        // Nothing was executed, and no request holds the key. The next request may be another one and must not inherit
+        // the downstream keys of the first: a new generation.
+        StatusView::Retryable if record.fingerprint.is_none() => {
+            begin(ask, role, Expect::Version(record.version))
+        }
+        StatusView::Retryable => match role {
             Role::Caller | Role::Careful if ask.later.is_some() => {
                 let mut draft = same(record);
                 draft.flags = Flags::default();
@@ -48,8 +51,11 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
             ),
             Role::Waiter => Verdict::Keep(Decision::Free),
         },
-        State::InProgress if record.is_due(now) => lapsed(record, ask, role, now),
-        State::InProgress => {
+        StatusView::Open if record.state == State::Pending => {
+            Verdict::Keep(Decision::Wait { overlong: false })
+        }
+        StatusView::Open if record.is_due(now) => lapsed(record, ask, role, now),
+        StatusView::Open => {
             let left = record.due_at.map(|due| due.since(now));
             Verdict::Keep(Decision::Wait { overlong: left.is_some_and(|left| left > record.policy.lease) })
         }
@@ -120,20 +126,6 @@ pub(super) fn seal(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Ver
             let expect = Expect::Version(record.version);
             Verdict::Write(change(record.id, expect, nonce, as_it_is(record, now)), Decision::Freed)
         }
-    }
-}
-
-/// Decides what a client that only looks at a record is told, without the request that it belongs to.
-///
-/// The record stays as it is: a lapsed lease counts as running until a request or the sweeper notices it.
-pub fn view(record: &Record, now: Timestamp) -> Decision {
-    match record.state {
-        _ if record.is_expired(now) => Decision::Expired,
-        State::Completed if record.flags.not_retained => Decision::NotRetained,
-        State::Completed => Decision::Replay,
-        State::Pending | State::InProgress => Decision::Wait { overlong: false },
-        State::Unknown => Decision::Unknown { until: record.settles_by(now) },
-        State::Retryable => Decision::Free,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ibid_core::change::{Commit, Happened};
 use ibid_core::effect::KEY_WINDOW;
 use ibid_core::evidence::{About, EventName, Evidence, Kept};
-use ibid_core::machine::{Bearing, Decision, Event, Found, Role, Verdict, bearing, decide};
+use ibid_core::machine::{Decision, Event, EvidenceVerdict, Found, Role, Verdict, decide, judge_record};
 use ibid_core::policy::Policy;
 use ibid_core::record::{ErrorCode, Nonce, Record, State};
 use ibid_core::time::Timestamp;
@@ -115,7 +115,7 @@ fn evidence_that_comes_early_changes_nothing_until_the_outcome_is_unknown() {
     assert_eq!(play.record(), begun, "nothing changes");
     play.becomes_unknown(&begun);
     assert_eq!(play.told(&kept), Decision::Settled);
-    assert_eq!(bearing(None, &kept), Bearing::Early, "a record that is not there may come");
+    assert_eq!(judge_record(None, &kept), EvidenceVerdict::Early, "a record that is not there may come");
 }
 
 #[test]
@@ -124,20 +124,20 @@ fn not_executed_from_before_the_attempts_end_never_frees_the_key_whenever_it_is_
     let mut early = vec![play.arrives(Found::NotExecuted)];
     let begun = play.begins();
     early.push(play.arrives(Found::NotExecuted));
-    assert_eq!(bearing(None, &early[0]), Bearing::Premature, "it may be about to run");
-    assert_eq!(bearing(Some(&begun), &early[1]), Bearing::Premature, "it runs");
+    assert_eq!(judge_record(None, &early[0]), EvidenceVerdict::Premature, "it may be about to run");
+    assert_eq!(judge_record(Some(&begun), &early[1]), EvidenceVerdict::Premature, "it runs");
     assert_eq!(play.told(&early[1]), Decision::Ignored);
     play.becomes_unknown(&begun);
     let over_at = begun.ran_at.expect("it ran").after(begun.policy.over_in());
     early.push(Kept { as_of: over_at.before(Duration::from_micros(1)), ..early[1].clone() });
     play.waits_for_the_attempts_end();
     for kept in &early {
-        assert_eq!(bearing(play.shelf.record(), kept), Bearing::Premature, "{:?}", kept.as_of);
+        assert_eq!(judge_record(play.shelf.record(), kept), EvidenceVerdict::Premature, "{:?}", kept.as_of);
         assert_eq!(play.told(kept), Decision::Ignored);
     }
     assert_eq!(play.record().state, State::Unknown);
     let over = Kept { as_of: over_at, ..early[1].clone() };
-    assert_eq!(bearing(play.shelf.record(), &over), Bearing::Settles);
+    assert_eq!(judge_record(play.shelf.record(), &over), EvidenceVerdict::Settles);
     assert_eq!(play.told(&over), Decision::Settled);
 }
 
@@ -147,7 +147,7 @@ fn what_runs_for_longer_than_it_should_is_not_free_because_somebody_saw_nothing(
     play.begins();
     play.waits_for_the_attempts_end();
     let kept = play.arrives(Found::NotExecuted);
-    assert_eq!(bearing(play.shelf.record(), &kept), Bearing::Premature);
+    assert_eq!(judge_record(play.shelf.record(), &kept), EvidenceVerdict::Premature);
     assert_eq!(play.told(&kept), Decision::Ignored);
 }
 
@@ -164,7 +164,7 @@ fn evidence_on_an_attempt_never_settles_the_next_one_whatever_the_clock_says() {
     // The store's clock was set back, and the arrival looks later than the second attempt's begin.
     let later = Kept { as_of: Timestamp::from_micros(i64::MAX), ..kept.clone() };
     for old in [kept, later] {
-        assert_eq!(bearing(play.shelf.record(), &old), Bearing::Stale);
+        assert_eq!(judge_record(play.shelf.record(), &old), EvidenceVerdict::Stale);
         assert_eq!(play.told(&old), Decision::Ignored);
         assert_eq!(play.record().state, State::Unknown);
     }
@@ -189,13 +189,13 @@ fn evidence_from_before_the_attempts_begin_is_stale_even_if_it_arrives_after_it(
 #[test]
 fn a_stored_answer_and_a_free_key_stay_as_they_are_and_contradictions_are_told() {
     for (stored, what, expected) in [
-        (201, paid(), Bearing::Known),
-        (201, Found::Executed(answer(402, "psp")), Bearing::Contradicts),
-        (201, Found::NotExecuted, Bearing::Contradicts),
-        (402, Found::NotExecuted, Bearing::Known),
-        (402, paid(), Bearing::Contradicts),
-        (429, Found::NotExecuted, Bearing::Known),
-        (429, paid(), Bearing::Contradicts),
+        (201, paid(), EvidenceVerdict::Known),
+        (201, Found::Executed(answer(402, "psp")), EvidenceVerdict::Contradicts),
+        (201, Found::NotExecuted, EvidenceVerdict::Contradicts),
+        (402, Found::NotExecuted, EvidenceVerdict::Known),
+        (402, paid(), EvidenceVerdict::Contradicts),
+        (429, Found::NotExecuted, EvidenceVerdict::Known),
+        (429, paid(), EvidenceVerdict::Contradicts),
     ] {
         let mut play = Play::new();
         let begun = play.begins();
@@ -203,11 +203,11 @@ fn a_stored_answer_and_a_free_key_stay_as_they_are_and_contradictions_are_told()
         play.happens(&Event::Answered { begun: &begun, nonce, answer: &said });
         let (before, lines) = (play.record(), play.shelf.history().len());
         let kept = play.arrives(what);
-        assert_eq!(bearing(Some(&before), &kept), expected, "{stored}");
+        assert_eq!(judge_record(Some(&before), &kept), expected, "{stored}");
         let told = play.told(&kept);
         assert_eq!(play.record(), before, "{stored}: nothing changes");
         let added = play.shelf.history().len() - lines;
-        let contradicts = expected == Bearing::Contradicts;
+        let contradicts = expected == EvidenceVerdict::Contradicts;
         assert_eq!(
             (told == Decision::Superseded, added),
             (contradicts, usize::from(contradicts)),
@@ -226,8 +226,11 @@ fn what_is_said_of_a_call_in_doubt_waits_until_nobody_can_make_it_again() {
     assert_eq!(play.record().state, State::Retryable);
     play.waits_for_the_attempts_end();
     let kept = play.arrives(Found::Executed(answer(201, "psp")));
-    assert_eq!(bearing(play.shelf.record(), &kept), Bearing::Early);
-    assert_eq!(bearing(play.shelf.record(), &play.arrives(Found::NotExecuted)), Bearing::Premature);
+    assert_eq!(judge_record(play.shelf.record(), &kept), EvidenceVerdict::Early);
+    assert_eq!(
+        judge_record(play.shelf.record(), &play.arrives(Found::NotExecuted)),
+        EvidenceVerdict::Premature
+    );
     assert_eq!(play.told(&kept), Decision::Later);
     play.shelf.now = play.shelf.now.after(KEY_WINDOW);
     let nonce = play.nonce();

@@ -10,7 +10,7 @@ use crate::{oracle, vectors};
 fn where_no_digit_is_lost_the_text_is_rfc_8785s() {
     let mut read = 0;
     for (name, input) in vectors::read_dir("jcs/input") {
-        let output = vectors::read(&format!("jcs/output/{name}")).expect("every input has its output");
+        let output = vectors::read(&format!("jcs/output/{name}"));
         let ours = String::from_utf8(json_exact::canonical(&input).unwrap()).unwrap();
         // The one number of these files that a double cannot hold: RFC 8785 rounds it, and we must not.
         let rounded = ours.replace("333333333.33333329", "333333333.3333333");
@@ -25,8 +25,9 @@ fn where_no_digit_is_lost_the_text_is_rfc_8785s() {
 #[test]
 fn shortest_double_texts_are_already_exact() {
     for file in ["jcs/es6/es6-first-1000.txt", "jcs/es6/es6-random-1000.txt"] {
-        let Some(lines) = vectors::read(file) else { continue };
-        for line in String::from_utf8(lines).unwrap().lines() {
+        let text = String::from_utf8(vectors::read(file)).unwrap();
+        assert_eq!(text.lines().count(), 1000, "{file} is whole");
+        for line in text.lines() {
             let (_bits, text) = line.split_once(',').expect("bits and text");
             assert_eq!(json_exact::canonical(text.as_bytes()).unwrap(), text.as_bytes());
             for shift in [-25, -3, 0, 1, 22] {
@@ -78,7 +79,7 @@ fn no_two_hard_files_are_taken_for_one_unless_they_are() {
 fn hard_files() -> Vec<(String, Vec<u8>)> {
     let mut files = vectors::read_dir("json-parsing/test_parsing");
     files.extend(vectors::read_dir("json-parsing/test_transform"));
-    assert!(files.is_empty() || files.len() == 338, "the collection is whole: {}", files.len());
+    assert_eq!(files.len(), 338, "the collection is whole");
     files
 }
 

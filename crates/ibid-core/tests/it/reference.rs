@@ -13,7 +13,8 @@ fn the_page_of_refusals_says_what_the_code_says() {
          Why a client is turned away. In profile `ietf` a refusal is `application/problem+json` (RFC 9457): `type` is \
          `urn:ibid:problem:` and the code, `retry` says what to do next. Profile `stripe` answers in Stripe's shape. Every \
          refusal carries `Cache-Control: no-store` and a `Link` to its page under `/.ibid/problems/`; 409 also links the \
-         status page of the client's own record (`rel=\"monitor\"`).\n\n\
+         status page of the client's own record (`rel=\"monitor\"`). A request that passes unguarded gets the gateway's own \
+         502, 503 or 504 under the same types, without `retry` and `Link`.\n\n\
          | code | `ietf` | `stripe` | retry | `Retry-After` | meaning |\n| --- | --- | --- | --- | --- | --- |\n",
     );
     for refusal in ALL {

@@ -9,13 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
+use foldhash::fast::RandomState;
 use futures_util::FutureExt;
 use ibid_core::change::{Change, Commit, Expect};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Store, StoreError};
 use tokio::sync::{Notify, oneshot};
-
-use crate::by_id::ById;
 
 /// Sends Changes to the store in batches.
 #[derive(Clone)]
@@ -52,7 +51,7 @@ struct Queue {
     others: VecDeque<Item>,
     inserts: VecDeque<Item>,
     /// Ids under way: a second Change of the same id waits for the first one's fate.
-    in_flight: HashSet<RecordId, ById>,
+    in_flight: HashSet<RecordId, RandomState>,
     counts: Counts,
     closed: bool,
 }

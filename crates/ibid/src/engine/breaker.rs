@@ -1,60 +1,60 @@
-//! Stops asking a store that does not answer, so that clients get their 503 at once and the store gets its rest. It
-//! gates begins only, never a finish, a renewal or a release.
+//! A circuit breaker: stops asking a store that does not answer, so that clients get their 503 at once and the store gets
+//! its rest. It gates begins only, never a finish, a renewal or a release.
 //!
-//! Closed → open after failures in a row → one probe after a pause → closed if the store answered, else open again for
-//! longer. A probe whose fate is not known is a failed one: nothing closes it but an answer.
+//! Closed → open after failures in a row → one probe after a pause → closed if the store answered, otherwise open again
+//! for longer. A probe whose fate is unknown counts as failed: only an answer closes the breaker.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::gauge;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::jitter;
+use crate::random::jitter;
 use crate::telemetry;
 
 #[derive(Default)]
-pub(crate) struct Breaker(Mutex<Stand>);
+pub(crate) struct Breaker(Mutex<BreakerState>);
 
-enum Stand {
+enum BreakerState {
     Closed {
-        /// Begins given up in a row.
+        /// Begins without a reply in a row.
         failures: u32,
     },
     Open {
-        /// When one may find out.
+        /// When the next probe may start.
         until: Instant,
-        /// How long the next pause is at most.
+        /// Longest pause if the next probe fails.
         pause: Duration,
-        /// Whether one is finding out.
+        /// Whether a probe is in flight.
         probing: bool,
     },
 }
 
-impl Default for Stand {
+impl Default for BreakerState {
     fn default() -> Self {
-        Stand::Closed { failures: 0 }
+        BreakerState::Closed { failures: 0 }
     }
 }
 
-/// The right to ask the store once. Dropped without a word it counts as failed if its begin has panicked, and as unused if
-/// it was cancelled: that a client hung up says nothing about the store.
+/// The right to ask the store once. Dropped without a verdict it counts as failed if its begin has panicked, and as unused
+/// if it was cancelled: a client that hung up says nothing about the store.
 pub(crate) struct Pass<'a> {
     breaker: &'a Breaker,
-    /// It finds out for all the others.
+    /// Whether this is the probe of an open breaker.
     probe: bool,
     used: bool,
 }
 
 impl Breaker {
-    /// The right to ask the store, or how long to the next probe. Once the pause is over one caller finds out, and
-    /// until it has, nobody else does.
+    /// Returns the right to ask the store, or how long the breaker stays open. Once the pause is over one caller probes the
+    /// store; until its probe has ended, all others are refused.
     pub(crate) fn enter(&self, now: Instant) -> Result<Pass<'_>, Duration> {
-        let probe = match &mut *self.stand() {
-            Stand::Closed { .. } => false,
-            Stand::Open { until, .. } if now < *until => return Err(*until - now),
-            Stand::Open { probing: true, pause, .. } => return Err(*pause),
-            Stand::Open { probing, .. } => {
+        let probe = match &mut *self.state() {
+            BreakerState::Closed { .. } => false,
+            BreakerState::Open { until, .. } if now < *until => return Err(*until - now),
+            BreakerState::Open { probing: true, pause, .. } => return Err(*pause),
+            BreakerState::Open { probing, .. } => {
                 *probing = true;
                 true
             }
@@ -62,57 +62,56 @@ impl Breaker {
         Ok(Pass { breaker: self, probe, used: false })
     }
 
-    /// How long to the next probe; none while it is closed.
-    pub(crate) fn shut_for(&self, now: Instant) -> Option<Duration> {
-        match &*self.stand() {
-            Stand::Closed { .. } => None,
-            Stand::Open { probing: true, pause, .. } => Some(*pause),
-            Stand::Open { until, .. } => Some(until.saturating_duration_since(now)),
+    /// Returns how long it is to the next probe, or `None` while the breaker is closed.
+    pub(crate) fn pause_left(&self, now: Instant) -> Option<Duration> {
+        match &*self.state() {
+            BreakerState::Closed { .. } => None,
+            BreakerState::Open { probing: true, pause, .. } => Some(*pause),
+            BreakerState::Open { until, .. } => Some(until.saturating_duration_since(now)),
         }
     }
 
-    /// Whether begins are being turned away.
+    /// Returns whether begins are being refused.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(&*self.stand(), Stand::Open { .. })
+        matches!(&*self.state(), BreakerState::Open { .. })
     }
 
-    /// Says how it stands, for the gauge.
-    pub(crate) fn tell(&self) {
+    /// Sets the gauge `ibid_breaker_open`.
+    pub(crate) fn publish_gauge(&self) {
         gauge!(telemetry::BREAKER_OPEN).set(f64::from(u8::from(self.is_open())));
     }
 
-    fn stand(&self) -> MutexGuard<'_, Stand> {
-        // Replaced as a whole: nobody panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, BreakerState> {
+        self.0.lock()
     }
 }
 
 impl Pass<'_> {
-    /// The store answered, whoever asked.
+    /// Reports that the store answered. That closes the breaker, also if this is not the probe.
     pub(crate) fn answered(mut self) {
         self.used = true;
-        let before = std::mem::take(&mut *self.breaker.stand());
-        if matches!(before, Stand::Open { .. }) {
+        let before = std::mem::take(&mut *self.breaker.state());
+        if matches!(before, BreakerState::Open { .. }) {
             tracing::info!("the store answers again");
-            self.breaker.tell();
+            self.breaker.publish_gauge();
         }
     }
 
-    /// The begin was given up without an answer.
+    /// Reports that the begin got no reply.
     pub(crate) fn failed(mut self, now: Instant) {
         self.used = true;
         self.fail(now);
     }
 
-    /// The store was not asked after all: nothing was found out.
+    /// Reports that the store was not asked after all.
     pub(crate) fn unused(mut self) {
         self.used = true;
         self.give_back();
     }
 
-    /// Another may find out.
+    /// Lets another caller probe.
     fn give_back(&self) {
-        if let Stand::Open { probing, .. } = &mut *self.breaker.stand()
+        if let BreakerState::Open { probing, .. } = &mut *self.breaker.state()
             && self.probe
         {
             *probing = false;
@@ -120,34 +119,34 @@ impl Pass<'_> {
     }
 
     fn fail(&self, now: Instant) {
-        let open = |pause: Duration| Stand::Open {
-            // Not all nodes at once, and never past the pause.
+        let open = |pause: Duration| BreakerState::Open {
+            // Spread, so that not all nodes probe at once, but never longer than the pause.
             until: now + pause.mul_f64(0.75 + 0.25 * jitter()),
             pause: (pause * 2).min(PAUSE_MAX),
             probing: false,
         };
         let opened = {
-            let mut stand = self.breaker.stand();
-            match &mut *stand {
-                Stand::Closed { failures } if *failures + 1 < FAILURES_MAX => {
+            let mut state = self.breaker.state();
+            match &mut *state {
+                BreakerState::Closed { failures } if *failures + 1 < FAILURES_MAX => {
                     *failures += 1;
                     false
                 }
-                Stand::Closed { .. } => {
-                    *stand = open(PAUSE_MIN);
+                BreakerState::Closed { .. } => {
+                    *state = open(PAUSE_MIN);
                     true
                 }
-                // What was under way when it opened says nothing new; only the probe does.
-                Stand::Open { pause, .. } if self.probe => {
-                    *stand = open(*pause);
+                // Begins that were in flight when the breaker opened say nothing new; only the probe does.
+                BreakerState::Open { pause, .. } if self.probe => {
+                    *state = open(*pause);
                     false
                 }
-                Stand::Open { .. } => false,
+                BreakerState::Open { .. } => false,
             }
         };
         if opened {
-            tracing::error!("the store does not answer: keys are not reserved for now");
-            self.breaker.tell();
+            tracing::error!("circuit breaker opened: store not answering, new keys are refused");
+            self.breaker.publish_gauge();
         }
     }
 }
@@ -162,14 +161,13 @@ impl Drop for Pass<'_> {
     }
 }
 
-/// Begins given up in a row before the rest is refused unasked. Fewer, and one slow disk flush would refuse everybody.
+/// Begins without a reply in a row that open the breaker. With fewer, one slow disk flush would refuse all requests.
 const FAILURES_MAX: u32 = 5;
 
-/// How long nobody asks at first: about a failover's connection reset.
+/// First pause: about a failover's connection reset.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// How long nobody asks at most. A probe costs the store next to nothing, and every second more is one in which a store
-/// that is back is not used.
+/// Longest pause. A probe costs the store next to nothing, and with every second more a store that is back stays unused.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 
 #[cfg(test)]
@@ -177,7 +175,7 @@ mod tests {
     use super::*;
 
     fn pass(breaker: &Breaker, at: Instant) -> Pass<'_> {
-        breaker.enter(at).unwrap_or_else(|left| panic!("it is shut for {left:?}"))
+        breaker.enter(at).unwrap_or_else(|left| panic!("the breaker is open for {left:?}"))
     }
 
     fn opened(at: Instant) -> Breaker {
@@ -191,28 +189,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_opens_after_failures_in_a_row_lets_one_find_out_and_closes_on_success() {
+    async fn breaker_opens_after_failures_and_closes_after_a_probe() {
         let start = Instant::now();
         let breaker = opened(start);
-        let left = breaker.enter(start).err().expect("shut");
+        let left = breaker.enter(start).err().expect("it is open");
         assert!(left > PAUSE_MIN / 2 && left <= PAUSE_MIN, "{left:?}");
         let later = start + left;
         let probe = pass(&breaker, later);
         for long in 0..100 {
-            assert!(breaker.enter(later + PAUSE_MAX * long).is_err(), "one finds out, and only one");
+            assert!(breaker.enter(later + PAUSE_MAX * long).is_err(), "one probe at a time");
         }
         probe.answered();
         assert!(breaker.enter(later).is_ok() && breaker.enter(later).is_ok() && !breaker.is_open());
     }
 
     #[tokio::test]
-    async fn a_probe_without_an_answer_keeps_it_open_for_longer_each_time_up_to_a_bound() {
+    async fn each_failed_probe_lengthens_the_pause_up_to_a_bound() {
         let mut now = Instant::now();
         let breaker = opened(now);
         let mut pauses = Vec::new();
         for _ in 0..6 {
-            let left = breaker.enter(now).err().expect("shut");
-            assert_eq!(breaker.shut_for(now), Some(left));
+            let left = breaker.enter(now).err().expect("it is open");
+            assert_eq!(breaker.pause_left(now), Some(left));
             pauses.push(left);
             now += left;
             pass(&breaker, now).failed(now);
@@ -226,18 +224,21 @@ mod tests {
         for _ in 0..FAILURES_MAX {
             pass(&breaker, now).failed(now);
         }
-        assert!(breaker.enter(now).err().expect("shut") <= PAUSE_MIN, "the pause begins anew");
+        assert!(
+            breaker.enter(now).err().expect("it is open") <= PAUSE_MIN,
+            "the pause starts at its minimum again"
+        );
     }
 
     #[tokio::test]
-    async fn what_was_under_way_when_it_opened_neither_prolongs_it_nor_ends_the_probe() {
+    async fn begins_in_flight_when_it_opens_do_not_prolong_the_pause() {
         let start = Instant::now();
         let breaker = Breaker::default();
         let under_way: Vec<_> = (0..20).map(|_| pass(&breaker, start)).collect();
         for _ in 0..FAILURES_MAX {
             pass(&breaker, start).failed(start);
         }
-        let left = breaker.enter(start).err().expect("shut");
+        let left = breaker.enter(start).err().expect("it is open");
         let mut under_way = under_way.into_iter();
         under_way.next().expect("one").failed(start + left / 2);
         assert_eq!(breaker.enter(start).err(), Some(left));
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_probe_that_panics_or_is_not_sent_gives_its_place_to_another() {
+    async fn a_panicked_or_unused_probe_lets_another_caller_probe() {
         let start = Instant::now();
         let breaker = opened(start);
         let later = start + PAUSE_MIN;
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_begin_that_is_cancelled_says_nothing_and_gives_its_place_to_another() {
+    async fn a_cancelled_begin_counts_neither_way() {
         let start = Instant::now();
         let breaker = Breaker::default();
         for _ in 0..2 * FAILURES_MAX {
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_between_failures_keeps_it_closed() {
+    fn a_success_between_failures_keeps_the_breaker_closed() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         for _ in 0..10 * FAILURES_MAX {
             pass(&breaker, start).failed(start);

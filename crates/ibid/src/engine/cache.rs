@@ -1,10 +1,11 @@
-//! Completed records of this process, bounded in bytes. A completed answer never changes, so it may be kept; absence
-//! and `in_progress` never are.
+//! A cache of completed records, bounded by bytes. The response of a completed record never changes, so it may be cached.
+//! Absence and `in_progress` are never cached.
 
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+use foldhash::fast::RandomState;
 use ibid_core::record::{Record, State};
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
@@ -12,52 +13,54 @@ use ibid_core::time::Timestamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as QuickCache;
 
-use crate::by_id::ById;
-
-/// A completed record and its answer.
+/// A completed record and its response.
 #[derive(Clone, Debug)]
 pub(crate) struct Cached {
     pub(crate) record: Arc<Record>,
     pub(crate) response: Arc<Response>,
-    /// Taken before the record was read, so that what has passed since is never counted too short.
+    /// An instant from before the record was read, so that its age is never taken for less than it is.
     read_at: Instant,
-    /// The store's clock when it was read.
+    /// The store's time when the record was read.
     now: Timestamp,
 }
 
 pub(crate) struct Cache {
-    kept: QuickCache<RecordId, Cached, Weight, ById>,
+    entries: QuickCache<RecordId, Cached, Weight, RandomState>,
     ttl: Duration,
 }
 
 impl Cache {
     pub(crate) fn new(bytes_max: u64, ttl: Duration) -> Cache {
         let items = (bytes_max / ENTRY_BYTES as u64).clamp(16, 1 << 20) as usize;
-        Cache { kept: QuickCache::with(items, bytes_max, Weight, ById::default(), Default::default()), ttl }
+        Cache {
+            entries: QuickCache::with(items, bytes_max, Weight, RandomState::default(), Default::default()),
+            ttl,
+        }
     }
 
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// The completed record under this id and the time it is now, unless it is too old to be trusted.
+    /// Returns the completed record under this id and the store's time now, unless the entry is older than the TTL or the
+    /// record has expired.
     pub(crate) fn get(&self, id: &RecordId) -> Option<(Cached, Timestamp)> {
-        let cached = self.kept.get(id)?;
+        let cached = self.entries.get(id)?;
         let age = cached.read_at.elapsed();
         let now = cached.now.after(age);
         if age >= self.ttl || cached.record.is_expired(now) {
-            self.kept.remove(id);
+            self.entries.remove(id);
             return None;
         }
         Some((cached, now))
     }
 
-    /// Trusts what it has under this id no longer.
+    /// Removes the entry of a record.
     pub(crate) fn forget(&self, id: &RecordId) {
-        self.kept.remove(id);
+        self.entries.remove(id);
     }
 
-    /// Keeps a completed record; anything else is left alone.
+    /// Caches a completed record whose response is retained, and ignores any other.
     pub(crate) fn put(
         &self,
         record: &Arc<Record>,
@@ -69,7 +72,7 @@ impl Cache {
             return;
         }
         let cached = Cached { record: record.clone(), response: response.clone(), read_at, now };
-        self.kept.insert(record.id, cached);
+        self.entries.insert(record.id, cached);
     }
 }
 
@@ -84,5 +87,5 @@ impl Weighter<RecordId, Cached> for Weight {
     }
 }
 
-/// What an entry takes besides headers and body: record, identity and the cache's own links, rounded up.
+/// Bytes of an entry besides headers and body: record, identity and the cache's own links, rounded up.
 const ENTRY_BYTES: usize = 1024;

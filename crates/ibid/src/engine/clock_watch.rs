@@ -1,66 +1,70 @@
-//! Compares the store's clock with this process's monotonic one, and remembers when the store was away. After either a
-//! lapse may be none, so nobody takes over to run for one lease. Node time may only delay.
+//! Compares the store's clock with this process's monotonic clock, and remembers store outages.
+//!
+//! After a clock jump or an outage a lapsed lease may belong to a live attempt, so no request takes over to run for one
+//! lease period. The node's clock can only delay a takeover.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
 use ibid_core::time::Timestamp;
+use parking_lot::Mutex;
 
 #[derive(Default)]
-pub(crate) struct ClockWatch(Mutex<Inner>);
+pub(crate) struct ClockWatch(Mutex<Observed>);
 
 #[derive(Default)]
-struct Inner {
+struct Observed {
+    /// The last time that the store returned, and when it was asked for.
     last: Option<(Instant, Timestamp)>,
+    /// When the clocks last disagreed, or the store came back after an outage.
     jumped_at: Option<Instant>,
-    /// The first failure since the store last answered.
+    /// When the store first failed since it last answered.
     away_at: Option<Instant>,
 }
 
 impl ClockWatch {
-    /// The store said `now` in an answer that arrived at `at`.
+    /// Notes that the store returned `now` for an operation that was sent at `at`.
     pub(crate) fn observe(&self, at: Instant, now: Timestamp) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((last_at, last_now)) = inner.last else {
-            inner.last = Some((at, now));
+        let mut observed = self.0.lock();
+        let Some((last_at, last_now)) = observed.last else {
+            observed.last = Some((at, now));
             return;
         };
-        // One of many that were written together, and asked for before the one that was seen last.
-        if now == last_now && at <= last_at && inner.away_at.is_none() {
+        // One of many changes of one commit, and not sent later than the one observed last.
+        if now == last_now && at <= last_at && observed.away_at.is_none() {
             return;
         }
         let own = at.saturating_duration_since(last_at);
         let forward = now.since(last_now);
         let back = last_now.since(now);
-        // Only an answer to what was asked after the failure tells that the store is back.
-        let is_back = inner.away_at.take_if(|away_at| at >= *away_at).is_some();
+        // Only an operation that was sent after the failure proves that the store is back.
+        let is_back = observed.away_at.take_if(|away_at| at >= *away_at).is_some();
         if back > JUMP_MAX || forward.abs_diff(own) > JUMP_MAX || (is_back && own > AWAY_MAX) {
-            inner.jumped_at = Some(at);
-            inner.last = Some((at, now));
+            observed.jumped_at = Some(at);
+            observed.last = Some((at, now));
         } else if at > last_at {
-            inner.last = Some((at, now));
+            observed.last = Some((at, now));
         }
     }
 
-    /// The store did not answer. Whoever holds a lease could not renew it meanwhile, and after a failover what was
-    /// renewed last may be lost.
+    /// Notes that the store did not answer. Meanwhile no owner could renew its lease, and a failover may lose the last
+    /// renewals.
     pub(crate) fn failed(&self, at: Instant) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.away_at.get_or_insert(at);
+        let mut observed = self.0.lock();
+        observed.away_at.get_or_insert(at);
     }
 
-    /// Whether a takeover to run must wait, for a record with this lease.
+    /// Returns whether a takeover must wait, for a record with this lease.
     pub(crate) fn is_unsure(&self, at: Instant, lease: Duration) -> bool {
-        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.jumped_at.is_some_and(|jumped_at| at.saturating_duration_since(jumped_at) < lease)
+        let observed = self.0.lock();
+        observed.jumped_at.is_some_and(|jumped_at| at.saturating_duration_since(jumped_at) < lease)
     }
 }
 
-/// More than a slow answer, less than any sensible lease.
+/// Largest difference between the clocks that counts as none: more than a slow reply, less than any sensible lease.
 const JUMP_MAX: Duration = Duration::from_secs(1);
 
-/// A renewal that failed is tried again within seconds: a store that was away for less has made nobody lapse.
+/// Longest outage that counts as none: a failed renewal is retried within seconds, so no lease has lapsed by then.
 const AWAY_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -82,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_store_was_away_takeovers_wait_for_one_lease_and_a_blip_changes_nothing() {
+    fn takeovers_wait_for_one_lease_after_an_outage_but_not_a_blip() {
         let (watch, start, lease) = (ClockWatch::default(), Instant::now(), Duration::from_secs(60));
         let answered = |secs| watch.observe(at(start, secs).0, at(start, secs).1);
         answered(100);
@@ -99,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_jump_in_either_direction_takeovers_wait_for_one_lease() {
+    fn takeovers_wait_for_one_lease_after_a_jump_either_way() {
         for shift in [3_600_000_000i64, -3_600_000_000] {
             let (watch, start) = (ClockWatch::default(), Instant::now());
             let (own, store) = at(start, 10_000);

@@ -1,34 +1,33 @@
-//! Deadlines of what waits for the store, with one timer for all of them: nearly everything is answered long before its
-//! deadline, and a timer for each costs several times what it takes to note one down.
-//!
-//! It must not know what waits.
+//! Deadlines of operations on the store, with one timer for all of them: nearly every operation is answered long before
+//! its deadline, and a timer for each costs several times what it takes to note one deadline down.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-/// Bounds waits. The timer ends with it.
+/// Bounds waits with one shared timer task, which ends when this is dropped.
 pub(crate) struct Deadlines(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     waits: Mutex<Waits>,
-    /// The timer must look sooner than it meant to.
+    /// Wakes the timer earlier than it planned.
     sooner: Notify,
 }
 
 #[derive(Default)]
 struct Waits {
-    /// One for each that waits, at the place that it knows.
-    places: Vec<Option<Wait>>,
+    /// One slot for each wait, at an index that the wait knows.
+    slots: Vec<Option<Wait>>,
     free: Vec<usize>,
-    /// When the timer looks next. None: when somebody comes.
-    looks_at: Option<Instant>,
-    /// Nobody looks any more.
+    /// When the timer wakes next. `None` while nothing waits.
+    timer_at: Option<Instant>,
+    /// Whether the timer has ended.
     closed: bool,
 }
 
@@ -45,17 +44,17 @@ impl Deadlines {
         Deadlines(shared)
     }
 
-    /// What comes of `work`; none if it has come to nothing by the deadline, if it has one, or if the runtime of the timer
-    /// has ended.
+    /// Runs `work` until its deadline, if it has one. Returns `None` if the work has not ended by then, or if the timer's
+    /// runtime has shut down.
     pub(crate) async fn within<F: Future>(&self, deadline: Option<Instant>, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
-        let mut place = Place { shared: &self.0, place: None };
+        let mut slot = Slot { shared: &self.0, index: None };
         poll_fn(|context| {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
                 return Poll::Ready(Some(done));
             }
             match deadline {
-                Some(deadline) if place.is_over(deadline, context.waker()) => Poll::Ready(None),
+                Some(deadline) if slot.is_over(deadline, context.waker()) => Poll::Ready(None),
                 _ => Poll::Pending,
             }
         })
@@ -72,49 +71,49 @@ impl Drop for Deadlines {
 
 impl Shared {
     fn waits(&self) -> MutexGuard<'_, Waits> {
-        // Nothing in here panics half-way through a change.
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waits.lock()
     }
 }
 
-/// Where one that waits is noted down, from when it first had to.
-struct Place<'a> {
+/// The slot of one wait.
+struct Slot<'a> {
     shared: &'a Shared,
-    place: Option<usize>,
+    /// Taken when the wait is first polled without a result.
+    index: Option<usize>,
 }
 
-impl Place<'_> {
-    /// Whether the wait is over. If not, `waker` is told when it is.
+impl Slot<'_> {
+    /// Returns whether the wait is over. If not, `waker` is woken when it is.
     fn is_over(&mut self, deadline: Instant, waker: &Waker) -> bool {
         let mut waits = self.shared.waits();
-        if waits.closed || self.place.is_some() && Instant::now() >= deadline {
+        if waits.closed || self.index.is_some() && Instant::now() >= deadline {
             return true;
         }
         let wait = Wait { deadline, waker: waker.clone() };
-        match self.place.or_else(|| waits.free.pop()) {
-            Some(place) => {
-                waits.places[place] = Some(wait);
-                self.place = Some(place);
+        match self.index.or_else(|| waits.free.pop()) {
+            Some(index) => {
+                waits.slots[index] = Some(wait);
+                self.index = Some(index);
             }
             None => {
-                self.place = Some(waits.places.len());
-                waits.places.push(Some(wait));
+                self.index = Some(waits.slots.len());
+                waits.slots.push(Some(wait));
             }
         }
-        if waits.looks_at.is_none_or(|looks_at| deadline < looks_at) {
-            waits.looks_at = Some(deadline);
+        if waits.timer_at.is_none_or(|timer_at| deadline < timer_at) {
+            waits.timer_at = Some(deadline);
             self.shared.sooner.notify_one();
         }
         false
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
+        if let Some(index) = self.index {
             let mut waits = self.shared.waits();
-            waits.places[place] = None;
-            waits.free.push(place);
+            waits.slots[index] = None;
+            waits.free.push(index);
         }
     }
 }
@@ -123,28 +122,28 @@ struct Timer(Arc<Shared>);
 
 impl Timer {
     async fn run(self) {
-        while let Some(looks_at) = self.look() {
+        while let Some(next) = self.wake_expired() {
             let sooner = self.0.sooner.notified();
-            match looks_at {
-                Some(looks_at) => drop(timeout_at(looks_at, sooner).await),
+            match next {
+                Some(next) => drop(timeout_at(next, sooner).await),
                 None => sooner.await,
             }
         }
     }
 
-    /// Wakes those whose deadline has passed. When to look again, if somebody waits; none at the end.
-    fn look(&self) -> Option<Option<Instant>> {
+    /// Wakes the waits whose deadline has passed. Returns the next deadline, if anything waits, and `None` at the end.
+    fn wake_expired(&self) -> Option<Option<Instant>> {
         let mut waits = self.0.waits();
         let now = Instant::now();
         let mut next = None;
-        for wait in waits.places.iter().flatten() {
+        for wait in waits.slots.iter().flatten() {
             if wait.deadline <= now {
                 wait.waker.wake_by_ref();
             } else if next.is_none_or(|next| wait.deadline < next) {
                 next = Some(wait.deadline);
             }
         }
-        waits.looks_at = next;
+        waits.timer_at = next;
         (!waits.closed).then_some(next)
     }
 }
@@ -153,7 +152,7 @@ impl Drop for Timer {
     fn drop(&mut self) {
         let mut waits = self.0.waits();
         waits.closed = true;
-        waits.places.iter().flatten().for_each(|wait| wait.waker.wake_by_ref());
+        waits.slots.iter().flatten().for_each(|wait| wait.waker.wake_by_ref());
     }
 }
 
@@ -167,7 +166,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn each_wait_ends_at_its_own_deadline_whichever_came_first() {
+    async fn each_wait_ends_at_its_own_deadline() {
         let (deadlines, start) = (Deadlines::start(), Instant::now());
         let ended = async |secs: u32| {
             assert_eq!(deadlines.within(Some(start + SECOND * secs), pending::<()>()).await, None);
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_ends_in_time_is_given_back_and_its_place_is_free() {
+    async fn work_that_ends_in_time_frees_its_slot() {
         let deadlines = Deadlines::start();
         let soon = || Some(Instant::now() + SECOND);
         assert_eq!(deadlines.within(soon(), ready(7)).await, Some(7));
@@ -190,7 +189,7 @@ mod tests {
             };
             assert_eq!(deadlines.within(soon(), work).await, Some(8));
         }
-        assert_eq!(deadlines.0.waits().places.len(), 1);
+        assert_eq!(deadlines.0.waits().slots.len(), 1);
         assert_eq!(deadlines.0.waits().free.len(), 1);
     }
 

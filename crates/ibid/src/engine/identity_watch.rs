@@ -6,18 +6,18 @@
 //! `valid_for`; T2 acts no later than `valid_for` after its last good read, which was before that. A list of nodes would
 //! have to know the paused ones as well; this needs none.
 
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use ibid_core::store::Store;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Ibid;
-use super::again::{AGAIN_MIN, Unavailable};
-use super::writes::Inner;
+use super::Engine;
+use super::retry_after::{RETRY_AFTER_MIN, Unavailable};
 use crate::identity::{Agreement, IdentityPhase, IdentitySetting, SETTING};
 
-/// The identity that a process holds; a process that begins nothing holds none and may do all it does.
+/// The identity that a process holds. A process for upkeep only holds none and is not restricted.
 #[derive(Debug, Default)]
 pub(crate) struct IdentityWatch(Option<HeldIdentity>);
 
@@ -25,17 +25,17 @@ pub(crate) struct IdentityWatch(Option<HeldIdentity>);
 struct HeldIdentity {
     started_with: IdentitySetting,
     seen: Mutex<Seen>,
-    /// One read at a time: a crowd of requests after a pause needs one answer.
+    /// Lets one read run at a time: a crowd of requests after a pause needs one reply.
     reading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// From before the last read that was answered was sent.
+    /// When the last read that got a reply was sent.
     at: Instant,
     /// Whether that read showed the identity as active.
     is_active: bool,
-    /// Reads so far, answered or not.
+    /// Reads so far, with or without a reply.
     reads: u64,
 }
 
@@ -49,13 +49,13 @@ impl IdentityWatch {
         }))
     }
 
-    /// Whether this process may act on its identity now. Where the last read is too old it reads once more, within
-    /// `patience`; the read is no older than this call.
+    /// Returns whether this process may act on its identity now. If the last read is too old it reads once more, within
+    /// `patience`; that read is no older than this call.
     pub(crate) async fn confirm(&self, store: &dyn Store, patience: Duration) -> bool {
         let Some(held) = &self.0 else { return true };
         let seen = held.seen();
         if !seen.is_active || held.is_fresh(seen) {
-            // What was retired is read again by the task alone: every request would be one more read of it.
+            // A retired identity is read again by the task only, not once per request.
             return seen.is_active;
         }
         let _reading = held.reading.lock().await;
@@ -67,36 +67,39 @@ impl IdentityWatch {
         seen.is_active && held.is_fresh(seen)
     }
 
-    /// Whether the last read showed the identity as active, however old it is.
-    pub(super) fn is_active(&self) -> bool {
+    /// Returns whether the last read showed the identity as active, however old that read is.
+    pub(crate) fn is_active(&self) -> bool {
         self.0.as_ref().is_none_or(|held| held.seen().is_active)
     }
 
-    /// How long a client should wait before it asks again: the next read may show the identity as active.
+    /// Returns how long a client should wait before it retries: the next read may show the identity as active.
     pub(crate) fn retry_in(&self) -> Duration {
         self.0.as_ref().map_or(Duration::ZERO, HeldIdentity::read_every)
     }
 
+    /// Returns the identities before this one whose ids are still looked up, newest first.
     #[cfg(feature = "http")]
-    pub(super) fn previous(&self) -> &[crate::identity::PreviousIdentity] {
+    pub(crate) fn previous(&self) -> &[crate::identity::PreviousIdentity] {
         self.0.as_ref().map_or(&[], |held| &held.started_with.previous)
     }
 
-    pub(super) fn setting(&self) -> Option<&IdentitySetting> {
+    /// Returns the identity that the process started with.
+    pub(crate) fn setting(&self) -> Option<&IdentitySetting> {
         self.0.as_ref().map(|held| &held.started_with)
     }
 }
 
 impl HeldIdentity {
     fn seen(&self) -> Seen {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.seen.lock()
     }
 
     fn is_fresh(&self, seen: Seen) -> bool {
         seen.at.elapsed() < self.started_with.valid_for
     }
 
-    /// Three reads fit into the time that one is good for, so one lost read refuses nothing.
+    /// Returns the pause between reads. Three reads fit into the time that one is valid for, so one lost read refuses no
+    /// request.
     fn read_every(&self) -> Duration {
         self.started_with.valid_for / 3
     }
@@ -104,24 +107,24 @@ impl HeldIdentity {
     async fn read(&self, store: &dyn Store, patience: Duration) {
         let sent_at = Instant::now();
         let read = tokio::time::timeout(patience, store.setting(SETTING)).await;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         seen.reads += 1;
-        // Without an answer the last one counts, until it is too old.
+        // Without a reply the last read counts, until it is too old.
         let Ok(Ok(text)) = read else { return };
         let is_active = text.is_some_and(|text| self.is_ours(&text));
         match (seen.is_active, is_active) {
             (true, false) => tracing::warn!(
-                "the identity of the store was retired: no more keys are reserved here; restart with the new configuration"
+                "store identity retired: no keys are reserved here until a restart with the new configuration"
             ),
-            (false, true) => tracing::info!("the identity of the store is active again"),
+            (false, true) => tracing::info!("store identity is active again"),
             _ => {}
         }
         (seen.at, seen.is_active) = (sent_at, is_active);
     }
 
-    /// Whether the text shows the identity that this process started with as active. The generation says so, not the rules:
-    /// after a change there and back the rules are the same, but records of the time between are under ids that this
-    /// process would not look up.
+    /// Returns whether the stored setting shows the identity that this process started with as active. The generation
+    /// decides, not the rules: after a change there and back the rules are the same, but this process would not look up the
+    /// ids of records from the time between.
     fn is_ours(&self, text: &[u8]) -> bool {
         IdentitySetting::parse(text).is_ok_and(|setting| {
             setting.phase == IdentityPhase::Active && setting.generation == self.started_with.generation
@@ -129,42 +132,29 @@ impl HeldIdentity {
     }
 }
 
-impl Inner {
-    /// Whether this process may act on its identity now.
+impl Engine {
+    /// Returns whether this process may act on its identity now.
     pub(crate) async fn confirm_identity(&self) -> bool {
         self.identity.confirm(&*self.store, self.begin_timeout).await
     }
 
-    /// Turns a request away because this process may not act on its identity.
+    /// Refuses a request because this process may not act on its identity.
     pub(crate) fn without_identity(&self) -> Unavailable {
-        Unavailable::unasked(self.identity.retry_in().max(AGAIN_MIN))
+        Unavailable::refused_early(self.identity.retry_in().max(RETRY_AFTER_MIN))
     }
 }
 
-impl Ibid {
-    /// Whether the identity that this process started with was active when it was last read. If not, begins are refused
-    /// until the process is restarted with the store's new identity.
-    pub fn is_identity_active(&self) -> bool {
-        self.inner.identity.is_active()
-    }
-
-    /// The identity that this process agreed on with its store; none for upkeep alone.
-    pub fn identity(&self) -> Option<&IdentitySetting> {
-        self.inner.identity.setting()
-    }
-}
-
-/// Reads the identity again and again, for as long as the engine lives.
-pub(super) async fn keep_reading(inner: Weak<Inner>) {
+/// Reads the identity from time to time, for as long as the engine lives.
+pub(super) async fn keep_reading(engine: Weak<Engine>) {
     loop {
-        let Some(held) = inner.upgrade() else { return };
-        let Some(pause) = held.identity.0.as_ref().map(HeldIdentity::read_every) else { return };
-        drop(held);
+        let Some(live) = engine.upgrade() else { return };
+        let Some(pause) = live.identity.0.as_ref().map(HeldIdentity::read_every) else { return };
+        drop(live);
         tokio::time::sleep(pause).await;
-        let Some(inner) = inner.upgrade() else { return };
-        if let Some(held) = &inner.identity.0 {
+        let Some(live) = engine.upgrade() else { return };
+        if let Some(held) = &live.identity.0 {
             let _reading = held.reading.lock().await;
-            held.read(&*inner.store, pause).await;
+            held.read(&*live.store, pause).await;
         }
     }
 }

@@ -1,90 +1,89 @@
-//! Duplicates that wait for an answer of this process or another. Bounded per key and per tenant, because a wait is a
+//! Duplicates that wait for a result of this process or another. Bounded per key and per tenant, because a wait is a
 //! held connection and a guessed key must not become a way to exhaust them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use ibid_core::scope::{RecordId, Tenant};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::by_id::ById;
-
+/// The waiting requests of one process. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Waiters(Arc<Mutex<Rooms>>);
+pub(crate) struct Waiters(Arc<Mutex<Waiting>>);
 
 #[derive(Default)]
-struct Rooms {
-    by_id: HashMap<RecordId, Room, ById>,
+struct Waiting {
+    by_key: HashMap<RecordId, KeyWaiters, RandomState>,
     by_tenant: HashMap<Tenant, usize>,
 }
 
-struct Room {
-    news: Arc<Notify>,
-    waiting: usize,
+/// The requests that wait for one record.
+struct KeyWaiters {
+    changed: Arc<Notify>,
+    count: usize,
 }
 
-/// One waiter's place; given back when dropped.
-pub(crate) struct Place {
+/// One waiting request; its slot is free again when this is dropped.
+pub(crate) struct Waiter {
     waiters: Waiters,
     id: RecordId,
     tenant: Tenant,
-    pub(crate) news: Arc<Notify>,
+    /// Notified when this process has written the record.
+    pub(crate) changed: Arc<Notify>,
 }
 
 impl Waiters {
-    /// A place to wait for news of this record; none if too many wait already.
-    pub(crate) fn enter(&self, id: RecordId, tenant: &Tenant) -> Option<Place> {
-        let mut rooms = self.rooms();
-        let of_tenant = rooms.by_tenant.get(tenant).copied().unwrap_or(0);
-        if of_tenant >= PER_TENANT_MAX || rooms.by_id.get(&id).is_some_and(|room| room.waiting >= PER_KEY_MAX)
+    /// Registers a waiter for a record. Returns `None` if too many wait already.
+    pub(crate) fn enter(&self, id: RecordId, tenant: &Tenant) -> Option<Waiter> {
+        let mut waiting = self.0.lock();
+        let of_tenant = waiting.by_tenant.get(tenant).copied().unwrap_or(0);
+        if of_tenant >= PER_TENANT_MAX || waiting.by_key.get(&id).is_some_and(|key| key.count >= PER_KEY_MAX)
         {
             return None;
         }
-        rooms.by_tenant.insert(tenant.clone(), of_tenant + 1);
-        let room = rooms.by_id.entry(id).or_insert_with(|| Room { news: Arc::default(), waiting: 0 });
-        room.waiting += 1;
-        let news = room.news.clone();
-        Some(Place { waiters: self.clone(), id, tenant: tenant.clone(), news })
+        waiting.by_tenant.insert(tenant.clone(), of_tenant + 1);
+        let new = || KeyWaiters { changed: Arc::default(), count: 0 };
+        let key = waiting.by_key.entry(id).or_insert_with(new);
+        key.count += 1;
+        let changed = key.changed.clone();
+        Some(Waiter { waiters: self.clone(), id, tenant: tenant.clone(), changed })
     }
 
-    /// Wakes all who wait for this record in this process.
-    pub(crate) fn tell(&self, id: &RecordId) {
-        if let Some(room) = self.rooms().by_id.get(id) {
-            room.news.notify_waiters();
+    /// Wakes all requests of this process that wait for a record.
+    pub(crate) fn notify(&self, id: &RecordId) {
+        if let Some(key) = self.0.lock().by_key.get(id) {
+            key.changed.notify_waiters();
         }
     }
 
-    /// How many wait now.
+    /// Returns how many requests wait now.
     pub(crate) fn count(&self) -> usize {
-        self.rooms().by_tenant.values().sum()
-    }
-
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        // Counters only; nothing in here panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().by_tenant.values().sum()
     }
 }
 
-impl Drop for Place {
+impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut rooms = self.waiters.rooms();
-        if let Some(room) = rooms.by_id.get_mut(&self.id) {
-            room.waiting -= 1;
-            if room.waiting == 0 {
-                rooms.by_id.remove(&self.id);
+        let mut waiting = self.waiters.0.lock();
+        if let Some(key) = waiting.by_key.get_mut(&self.id) {
+            key.count -= 1;
+            if key.count == 0 {
+                waiting.by_key.remove(&self.id);
             }
         }
-        if let Some(count) = rooms.by_tenant.get_mut(&self.tenant) {
+        if let Some(count) = waiting.by_tenant.get_mut(&self.tenant) {
             *count -= 1;
             if *count == 0 {
-                rooms.by_tenant.remove(&self.tenant);
+                waiting.by_tenant.remove(&self.tenant);
             }
         }
     }
 }
 
 /// Waiters on one key. A client that retries in parallel has a handful; past a hundred it is a storm, and 409 with
-/// `Retry-After` is the better answer.
+/// `Retry-After` is the better response.
 const PER_KEY_MAX: usize = 128;
 
 /// Waiters of one tenant: half of the gateway's default connections, so that one tenant's storm leaves room for others.
@@ -96,26 +95,26 @@ mod tests {
     use ibid_core::scope::RecordId;
 
     #[test]
-    fn places_are_bounded_per_key_and_given_back() {
+    fn waiters_are_bounded_per_key_and_leave_when_dropped() {
         let waiters = Waiters::default();
         let (id, tenant) = (RecordId::from_bytes([1; 32]), Tenant::only());
-        let places: Vec<_> = (0..PER_KEY_MAX).map(|_| waiters.enter(id, &tenant).expect("room")).collect();
+        let held: Vec<_> = (0..PER_KEY_MAX).map(|_| waiters.enter(id, &tenant).expect("room")).collect();
         assert!(waiters.enter(id, &tenant).is_none());
         assert!(waiters.enter(RecordId::from_bytes([2; 32]), &tenant).is_some());
-        drop(places);
+        drop(held);
         assert!(waiters.enter(id, &tenant).is_some());
-        assert!(waiters.rooms().by_id.is_empty() && waiters.rooms().by_tenant.is_empty());
+        assert!(waiters.0.lock().by_key.is_empty() && waiters.0.lock().by_tenant.is_empty());
     }
 
     #[test]
-    fn one_tenants_waiters_do_not_take_anothers_places() {
+    fn one_tenants_waiters_leave_room_for_another_tenant() {
         let waiters = Waiters::default();
         let (greedy, other) = (Tenant::new("greedy").unwrap(), Tenant::new("other").unwrap());
         let mut id = [0; 32];
-        let mut places = Vec::new();
+        let mut held = Vec::new();
         for n in 0..PER_TENANT_MAX {
             id[..8].copy_from_slice(&n.to_be_bytes());
-            places.push(waiters.enter(RecordId::from_bytes(id), &greedy).expect("room"));
+            held.push(waiters.enter(RecordId::from_bytes(id), &greedy).expect("room"));
         }
         assert!(waiters.enter(RecordId::from_bytes([255; 32]), &greedy).is_none());
         assert!(waiters.enter(RecordId::from_bytes([255; 32]), &other).is_some());

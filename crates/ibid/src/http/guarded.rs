@@ -24,7 +24,7 @@ use super::render::{self, Reply};
 use super::respond::{self, Candidate, respond};
 use super::routes::{Begins, Route};
 use super::{repeatability, run, without_key};
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
 use crate::telemetry::{self, Met};
 
@@ -87,7 +87,7 @@ where
     let ibid = &shared.ibid;
     // `admitted` is held until the client has its response. The run holds the part of the body for as long as it needs it.
     let Taken { asked, ask, wait, preferred, admitted, .. } = *taken;
-    let ask = ibid.one_writers(ask);
+    let ask = ibid.engine().with_fresh_nonce(ask);
     let begin = ibid.begin_uncached(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let (outcome, candidate) = match begin.await {
         Err(refused) => return respond::not_reserved(&refused, &route),
@@ -143,7 +143,7 @@ where
     let unreserved = UnreservedRequest::new(shared.ibid.clone(), ask.clone(), wait);
     let mut request = taken.asked.to_request();
     request.extensions_mut().insert(unreserved.clone());
-    let (drain_guard, up_to) = (shared.ibid.inner().begins(), route.policy.upstream_timeout);
+    let (drain_guard, up_to) = (shared.ibid.engine().drain.track_begin(), route.policy.upstream_timeout);
     let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %ask.id.short());
     let run = async move {
         // Past its time the handler is dropped, and its transaction with it.

@@ -14,7 +14,7 @@ use ibid_core::scope::Tenant;
 use ibid_core::sql::Database;
 
 use crate::attempt::Attempt;
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
 use crate::transaction::{Inside, TxError};
 

@@ -35,7 +35,7 @@ use super::without_key::KeysElsewhere;
 use super::{
     MissingIdentity, PrincipalSource, TenantSource, guarded, method_override, pages, proof, sent, trace,
 };
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
 use crate::telemetry;
 

@@ -70,10 +70,6 @@ mod identity;
 mod intake;
 mod layer;
 mod method_override;
-#[cfg(feature = "opentelemetry")]
-mod otel;
-#[cfg(not(feature = "opentelemetry"))]
-#[path = "otel_off.rs"]
 mod otel;
 mod pages;
 mod prefer;
@@ -100,7 +96,7 @@ pub use render::refused;
 pub use routes::{Begins, Route, Routes, RoutesError, Rule, Ruling};
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]
-pub(crate) use trace::go_on;
+pub(crate) use trace::continue_trace;
 pub use without_key::WithoutKey;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::Stored;
 use ibid_core::key::Key;
-use ibid_core::machine::{self, Decision};
+use ibid_core::machine::{self, StatusView};
 use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, PathRule, Policy, Profile};
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
@@ -20,7 +20,7 @@ use super::layer::Shared;
 use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
 use super::{prefer, render, sent};
-use crate::engine::come_again;
+use crate::engine::retry_after_for_duplicate;
 use crate::telemetry::profile_name;
 
 /// Returns whether this path is one of ibid's own.
@@ -81,8 +81,8 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
     let profile = route.policy.profile;
     let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
-    let found = match shared.ibid.id_of_any(id, &previous).await {
-        Ok(id) => shared.ibid.watch(id, &identity.tenant, up_to).await,
+    let found = match shared.ibid.engine().find_stored_id(id, &previous).await {
+        Ok(id) => shared.ibid.engine().watch(id, &identity.tenant, up_to).await,
         Err(error) => Err(error),
     };
     let stored = match found {
@@ -90,14 +90,14 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
         Ok(None) => return not_found(),
         Ok(Some(stored)) => stored,
     };
-    match machine::view(&stored.record, stored.now) {
+    match machine::describe(&stored.record, stored.now) {
         // A tombstone no longer names its tenant. Its id does, because it was made from this tenant.
-        Decision::Expired => render::refusal(Refusal::KeyExpired, profile, None),
+        StatusView::Expired => render::refusal(Refusal::KeyExpired, profile, None),
         _ if stored.record.identity.tenant != identity.tenant => not_found(),
-        decision if wants_response => response(shared, &decision, stored, asked_at),
-        decision => {
-            let mut response = plain(StatusCode::OK, "application/json", state(&stored, &decision));
-            if let Some(seconds) = look_again_in(&decision, &stored) {
+        view if wants_response => response(shared, &view, stored, asked_at),
+        view => {
+            let mut response = plain(StatusCode::OK, "application/json", state(&stored, &view));
+            if let Some(seconds) = look_again_in(&view, &stored) {
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
             }
             response
@@ -106,10 +106,10 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
 }
 
 /// Returns in how many seconds the state may have changed; `None` if nothing changes it without a request.
-fn look_again_in(decision: &Decision, stored: &Stored) -> Option<u64> {
-    match decision {
-        Decision::Wait { .. } => Some(render::ACCEPTED_RETRY_AFTER.as_secs()),
-        Decision::Unknown { until: Some(until) } => {
+fn look_again_in(view: &StatusView, stored: &Stored) -> Option<u64> {
+    match view {
+        StatusView::Open => Some(render::ACCEPTED_RETRY_AFTER.as_secs()),
+        StatusView::Unknown { settles_by: Some(until) } => {
             Refusal::OutcomeUnknown { retry_after: Some(until.since(stored.now)) }
                 .render(Profile::Ietf)
                 .retry_after
@@ -119,28 +119,28 @@ fn look_again_in(decision: &Decision, stored: &Stored) -> Option<u64> {
 }
 
 /// Returns what a client should do about an unknown outcome, in the word of the refusals; `None` for other outcomes.
-fn advice(decision: &Decision) -> Option<&'static str> {
-    match decision {
-        Decision::Unknown { until: Some(_) } => Some("same-key"),
-        Decision::Unknown { until: None } => Some("never"),
+fn advice(view: &StatusView) -> Option<&'static str> {
+    match view {
+        StatusView::Unknown { settles_by: Some(_) } => Some("same-key"),
+        StatusView::Unknown { settles_by: None } => Some("never"),
         _ => None,
     }
 }
 
 /// Renders the stored response, or the refusal that a retry would get.
-fn response<B>(shared: &Shared, decision: &Decision, stored: Stored, read_at: Instant) -> Reply<B> {
+fn response<B>(shared: &Shared, view: &StatusView, stored: Stored, read_at: Instant) -> Reply<B> {
     let profile = stored.record.policy.profile;
-    let refused = match decision {
-        Decision::Replay => match shared.ibid.inner().replay(stored, read_at) {
+    let refused = match view {
+        StatusView::Stored => match shared.ibid.engine().replay(stored, read_at) {
             Some(stored) => return render::stored_page(&stored),
             None => Refusal::ResponseNotRetained,
         },
-        Decision::NotRetained => Refusal::ResponseNotRetained,
-        Decision::Unknown { until } => {
+        StatusView::NotRetained => Refusal::ResponseNotRetained,
+        StatusView::Unknown { settles_by: until } => {
             Refusal::OutcomeUnknown { retry_after: until.map(|until| until.since(stored.now)) }
         }
-        Decision::Wait { .. } => {
-            Refusal::RequestInProgress { retry_after: come_again(&stored.record, stored.now) }
+        StatusView::Open => {
+            Refusal::RequestInProgress { retry_after: retry_after_for_duplicate(&stored.record, stored.now) }
         }
         _ => return not_found(),
     };
@@ -148,7 +148,7 @@ fn response<B>(shared: &Shared, decision: &Decision, stored: Stored, read_at: In
 }
 
 /// Renders the state of a record for its client. Every value is a number, a date or a word of ibid's, so nothing needs escaping.
-fn state(stored: &Stored, decision: &Decision) -> String {
+fn state(stored: &Stored, view: &StatusView) -> String {
     let record = &stored.record;
     let date = |at: Option<ibid_core::time::Timestamp>| {
         at.map_or("null".to_owned(), |at| format!("\"{}\"", render::http_date(at)))
@@ -162,7 +162,7 @@ fn state(stored: &Stored, decision: &Decision) -> String {
         record.note.status.map_or("null".to_owned(), |status| status.to_string()),
         record.attempt,
         record.is_dead_letter(stored.now),
-        word(advice(decision)),
+        word(advice(view)),
         word(record.note.last_error.map(|error| error.name())),
         date(Some(record.created_at)),
         date(record.ran_at),

@@ -16,8 +16,8 @@ use ibid_core::scope::Identity;
 use super::body::ReplyBody;
 use super::cors::{self, MadeBy};
 use super::repeatability;
-use crate::engine::random;
 use crate::outcome::StoredResponse;
+use crate::random::random;
 
 /// The response to the client and its body.
 pub(super) type Reply<B> = Response<ReplyBody<B>>;
@@ -48,11 +48,14 @@ pub(super) fn refusal<B>(refusal: Refusal, profile: Profile, watched: Option<&Id
     repeatability::mark(headers, profile, !refusal.is_rejection());
     if profile == Profile::Stripe {
         set(headers, "request-id", &request_id());
-        // Stripe's clients obey this field. Without it they decide by the status.
+        // Stripe's clients go by this field alone; where it is absent, they go by the status. It gives the same advice
+        // as `retry` in the other profiles.
         match refusal {
-            Refusal::OutcomeUnknown { retry_after: None } | Refusal::UpstreamUncertain { .. } => {
-                set(headers, "stripe-should-retry", "false");
+            Refusal::UpstreamUncertain { may_settle: true, .. } => {
+                set(headers, "stripe-should-retry", "true")
             }
+            Refusal::UpstreamUncertain { may_settle: false, .. }
+            | Refusal::OutcomeUnknown { retry_after: None } => set(headers, "stripe-should-retry", "false"),
             _ => {}
         }
     }

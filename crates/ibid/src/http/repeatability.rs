@@ -11,7 +11,7 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 
 use super::hooks;
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 
 /// Says in profile `repeatability` whether the request was accepted. An upstream's own word is replaced: only the guard
 /// knows what a retry will get.
@@ -44,7 +44,7 @@ pub(super) fn is_too_old(policy: &Policy, first_sent: Option<Timestamp>) -> bool
 /// Whether no record remembers this request, so that it would run as new.
 pub(super) async fn is_new(ibid: &Ibid, ask: &Ask) -> Result<bool, StoreError> {
     let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id));
-    let stored = ibid.inner().load_all(ids.collect()).await?;
+    let stored = ibid.engine().load_all(ids.collect()).await?;
     Ok(stored.into_iter().flatten().all(|stored| {
         stored.record.is_expired(stored.now) && stored.record.policy.after_expiry == AfterExpiry::Execute
     }))

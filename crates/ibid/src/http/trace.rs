@@ -10,7 +10,7 @@ use ibid_core::record::Record;
 use tracing::Span;
 
 use super::otel;
-use crate::engine::random;
+use crate::random::random;
 use crate::telemetry;
 
 /// Where a request stands in a trace; found in the extensions of a guarded request whose client sent one, or whose
@@ -116,9 +116,9 @@ pub(super) fn begin<B>(request: &mut Request<B>, route: &str) -> Span {
     span
 }
 
-/// The span of what is done later goes on in the trace of the request that caused it, if that can be read.
+/// Makes a span of later work part of the trace of the request that caused it, if `traceparent` can be read.
 #[cfg(feature = "opentelemetry")]
-pub(crate) fn go_on(span: &Span, traceparent: &str) {
+pub(crate) fn continue_trace(span: &Span, traceparent: &str) {
     if let Some(parent) = TraceContext::parse(traceparent) {
         otel::adopt(span, &parent);
     }
@@ -169,16 +169,11 @@ fn trimmed(text: &str) -> &str {
     text.trim_matches([' ', '\t'])
 }
 
-/// Lower-case hexadecimal digits, and nothing else.
-fn hex(digits: &[u8]) -> Option<u128> {
-    digits.iter().try_fold(0, |number: u128, digit| {
-        let value = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some(number << 4 | u128::from(value))
-    })
+/// Parses lower-case hexadecimal digits, and nothing else: `from_str_radix` would take a sign and upper case.
+pub(super) fn hex(digits: &[u8]) -> Option<u128> {
+    let digits = str::from_utf8(digits).ok()?;
+    let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    u128::from_str_radix(digits, 16).ok().filter(|_| is_hex)
 }
 
 fn new_span_id() -> u64 {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use ibid_core::fingerprint::Secret;
 use ibid_core::store::{Store, StoreError};
 
-use crate::engine::random;
+use crate::random::random;
 
 /// Returns the store's tenant secret, made once: a digest under it can name a tenant by its credential, and a weak credential
 /// can't be guessed from the name. Its id belongs into the identity ([`StoreIdentity::with_tenant_secret`]).

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ibid_core::effect::{Rules, downstream_key};
 use ibid_core::key::Key;
-use ibid_core::machine::letter_state;
+use ibid_core::machine::EffectState;
 use ibid_core::record::Nonce;
 use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
 use ibid_core::sql::{Param, SqlError, SqlTx, Type};
@@ -16,7 +16,7 @@ use ibid_core::store::{Store, StoreError, Work};
 use ibid_core::time::Timestamp;
 
 use super::compare::{Finding, Kind};
-use crate::engine::nonce;
+use crate::random::nonce;
 use crate::transaction::statements::{Both, bits, both, instant, micros, of};
 
 /// The kind of Effect that these letters are. No handler may be registered for it.
@@ -118,7 +118,7 @@ impl Letter {
             Param::Text(&self.name),
             bits(self.nonce),
             Param::Text(LETTER_KIND),
-            Param::I64(i64::from(letter_state().code())),
+            Param::I64(i64::from(EffectState::LETTER.code())),
             Param::I64(micros(rules.lease())),
             Param::Text(&key),
             Param::Bytes(&bytes),

@@ -1,5 +1,5 @@
-//! Many records at once: what an act would change is shown first, and the act names what it was shown, so that it can't
-//! hit more.
+//! Actions on many records: a preview shows what an action would change, and the action names the versions that the
+//! preview showed, so that it cannot change more.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -9,89 +9,90 @@ use ibid_core::machine::{self, Event, Finder, Found, Verdict};
 use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Filter, StoreError};
+use ibid_core::time::Timestamp;
 
-use super::{Operator, Refused};
+use super::{Operator, OperatorError};
 
-/// What is done to each record.
+/// An action on each of many records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
-    /// It is resolved so.
+pub enum BulkAction {
+    /// Settle an unknown record by what was found out.
     Resolve(Found),
-    /// It is a dead letter no longer, and stays as it is.
-    Seen,
-    /// Its answer is forgotten.
+    /// Clear the dead-letter flag; change nothing else.
+    Acknowledge,
+    /// Remove the stored response, so that the next request under the key runs as new.
     Forget,
 }
 
-/// What a deed would change.
+impl BulkAction {
+    pub(super) fn event<'a>(&'a self, nonce: Nonce, as_of: Timestamp, act: &'a Act) -> Event<'a> {
+        match self {
+            BulkAction::Resolve(found) => {
+                Event::Found { nonce, by: Finder::Operator(act), what: found, as_of, jitter: 0.0 }
+            }
+            BulkAction::Acknowledge => Event::Seen { nonce, act },
+            BulkAction::Forget => Event::Forget { nonce, act },
+        }
+    }
+}
+
+/// The records that an action would change.
 #[derive(Clone, Debug)]
 pub struct Preview {
     /// The records that it would change, at most [`BULK_MAX`].
     pub records: Vec<Stored>,
-    /// Among those looked at, how many fit and can't be changed so.
+    /// How many of the records that fit cannot be changed so.
     pub left_alone: u64,
     /// The cursor of the next preview, if more records fit.
     pub next: Option<RecordId>,
 }
 
-/// A record as it was shown.
+/// A record at the version that the operator saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Which.
+pub struct SeenVersion {
+    /// The record.
     pub id: RecordId,
-    /// At which Version.
+    /// Its version then.
     pub version: Version,
 }
 
 impl Operator {
-    /// What `deed` would change of the records that fit. Writes nothing.
-    pub async fn preview(&self, filter: Filter, deed: &Deed) -> Result<Preview, StoreError> {
-        // What would be written does not depend on who writes it.
-        let nobody = Act::new("nobody", "a preview").expect("a name and a reason");
-        let act = &nobody;
+    /// Returns the records that fit and that `action` would change. Writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read.
+    pub async fn preview(&self, filter: Filter, action: &BulkAction) -> Result<Preview, StoreError> {
+        // Whether there is something to write does not depend on who writes it.
+        let act = Act::new("nobody", "a preview").expect("a name and a reason");
         let page = self.find(Filter { limit: filter.limit.min(BULK_MAX), ..filter }).await?;
         let looked_at = page.records.len();
-        let would = |stored: &Stored| {
-            let event = match deed {
-                Deed::Resolve(found) => Event::Found {
-                    nonce: Nonce(0),
-                    by: Finder::Operator(act),
-                    what: found,
-                    as_of: stored.now,
-                    jitter: 0.0,
-                },
-                Deed::Seen => Event::Seen { nonce: Nonce(0), act },
-                Deed::Forget => Event::Forget { nonce: Nonce(0), act },
-            };
+        let changes = |stored: &Stored| {
+            let event = action.event(Nonce(0), stored.now, &act);
             matches!(machine::decide(Some(&stored.record), &event, stored.now), Verdict::Write(..))
         };
-        let records: Vec<Stored> = page.records.into_iter().filter(would).collect();
+        let records: Vec<Stored> = page.records.into_iter().filter(changes).collect();
         Ok(Preview { left_alone: (looked_at - records.len()) as u64, records, next: page.next })
     }
 
-    /// Does it to each of these, unless it has changed since it was shown; what came of each, in their order. Of more
-    /// than [`BULK_MAX`] only the first are touched.
-    pub async fn each(
+    /// Applies `action` to each of these records, unless it has changed since it was seen. Returns one result per
+    /// record, in their order. Of more than [`BULK_MAX`] records only the first are touched.
+    pub async fn apply(
         &self,
-        seen: &[Seen],
-        deed: &Deed,
+        seen: &[SeenVersion],
+        action: &BulkAction,
         act: &Act,
-    ) -> Vec<(RecordId, Result<Stored, Refused>)> {
-        let one = async |seen: &Seen| {
-            let done = match deed {
-                Deed::Resolve(found) => self.resolve(seen.id, Some(seen.version), found, act).await,
-                Deed::Seen => self.seen(seen.id, Some(seen.version), act).await,
-                Deed::Forget => self.forget(seen.id, Some(seen.version), act).await,
-            };
-            (seen.id, done)
+    ) -> Vec<(RecordId, Result<Stored, OperatorError>)> {
+        let one = async |seen: &SeenVersion| {
+            (seen.id, self.act_on_record(seen.id, Some(seen.version), action, act).await)
         };
         let bounded = seen.iter().take(BULK_MAX as usize);
         stream::iter(bounded.map(one)).buffered(AT_ONCE).collect().await
     }
 }
 
-/// Records that one call changes at most: some seconds of work, and a list that a person can still read.
+/// How many records one call changes at most: some seconds of work, and a list that an operator can still read.
 pub const BULK_MAX: u32 = 500;
 
-/// Acts under way at once: enough to share commits, few enough for requests not to feel.
+/// How many actions run at once: enough to share commits, few enough for requests not to notice.
 const AT_ONCE: usize = 16;

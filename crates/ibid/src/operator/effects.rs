@@ -1,57 +1,133 @@
-//! Effects as an operator sees them, and all that waits for a person.
+//! Operator actions on effects: list them, retry a dead one, or discard it. Each is one transaction with its line of
+//! history.
 
 use ibid_core::act::Act;
+use ibid_core::change::{Happened as Line, History};
 use ibid_core::effect::{EffectFilter, StoredEffect};
+use ibid_core::machine::EffectEvent;
 use ibid_core::scope::RecordId;
-use ibid_core::store::Filter;
+use ibid_core::sql::{SqlError, SqlTx};
+use ibid_core::store::{Filter, SqlStore};
+use tokio::time::Instant;
 
-use super::{Operator, Page};
-use crate::outbox::{self, OperatorError};
+use super::{Operator, OperatorError, Page};
+use crate::outbox::Settled;
+use crate::outbox::ending::{Answered, Happened, answer};
+use crate::outbox::{statements, store_tx};
+use crate::transaction::statements::{self as records, Terms};
 
-/// What a person must look at.
+/// Records and effects that an operator must look at.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
-    /// Records.
+    /// The records.
     pub records: Page,
-    /// Effects that are dead, or unknown with nobody left to ask. A store without an outbox has none.
+    /// Effects that are dead, or unknown with no verification due. A store without an outbox has none.
     pub effects: Vec<StoredEffect>,
     /// The cursor of the next effects, if there are more.
     pub next_effect: Option<i64>,
 }
 
+/// What an operator does about an effect that is dead or unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EffectAction {
+    /// Queue it again: the operator answers for making the call (again).
+    Retry,
+    /// Never make it.
+    Discard,
+}
+
+impl EffectAction {
+    /// Checks whether the machine allows this action on `effect`, and writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the error that [`Operator::retry`] or [`Operator::discard`] would return.
+    pub fn check(self, effect: &StoredEffect) -> Result<(), OperatorError> {
+        self.happened().change(effect).map(drop).ok_or_else(|| self.refused(effect))
+    }
+
+    fn happened(self) -> Happened {
+        let event = match self {
+            EffectAction::Retry => EffectEvent::Retry,
+            EffectAction::Discard => EffectEvent::Discard,
+        };
+        Happened { event, made: None, why: None, provider_id: None, told: None }
+    }
+
+    fn refused(self, effect: &StoredEffect) -> OperatorError {
+        match self {
+            EffectAction::Retry if effect.to_decide().is_letter() => OperatorError::NothingToMake,
+            _ => OperatorError::EffectNotNow(effect.state),
+        }
+    }
+
+    /// The word for it in the history.
+    fn name(self) -> &'static str {
+        match self {
+            EffectAction::Retry => "retried",
+            EffectAction::Discard => "discarded",
+        }
+    }
+}
+
 impl Operator {
-    /// The Effects that fit, in the order of their places, and the cursor of the next ones if there are more.
+    /// Lists the effects that fit, in outbox order, with the cursor of the next page if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store has no outbox, or cannot be read.
     pub async fn effects(
         &self,
         filter: EffectFilter,
     ) -> Result<(Vec<StoredEffect>, Option<i64>), OperatorError> {
         let limit = filter.limit as usize;
+        // One more than asked for tells whether there are more.
         let wider = EffectFilter { limit: filter.limit.saturating_add(1), ..filter };
-        let mut effects = outbox::operator::list_at(&*self.store, wider).await?;
+        let mut effects = store_tx::list(&*self.store, wider).await?.ok_or(OperatorError::NoOutbox)?;
         let more = effects.len() > limit;
         effects.truncate(limit);
         let next = effects.last().filter(|_| more).map(|effect| effect.seq);
         Ok((effects, next))
     }
 
-    /// The Effect at this place of the outbox.
+    /// Returns the effect with this number.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none, or the store cannot be read.
     pub async fn effect(&self, seq: i64) -> Result<StoredEffect, OperatorError> {
-        outbox::operator::load_at(&*self.store, seq).await
+        let store = self.outbox()?;
+        let now = store.now();
+        let load =
+            store_tx::run(store, move |tx| Box::pin(async move { statements::load(tx, seq, now).await }));
+        load.await?.ok_or(OperatorError::NoSuchEffect(seq))
     }
 
-    /// Has an Effect made that is dead or unknown: the operator's word that making it (again) is right. As it is then.
+    /// Queues an effect that is dead or unknown: the operator answers for making the call (again). Its tries start from
+    /// zero. Returns the effect as it is then.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such effect, if it is neither dead nor unknown, or if it has just changed.
     pub async fn retry(&self, seq: i64, act: &Act) -> Result<StoredEffect, OperatorError> {
-        outbox::operator::retry_at(&*self.store, self.ibid.as_ref(), seq, act).await?;
-        self.effect(seq).await
+        self.act_on_effect(seq, EffectAction::Retry, act).await
     }
 
-    /// Lets an Effect go that is dead or unknown: it will not be made. As it is then.
+    /// Discards an effect that is dead or unknown: its call will not be made. A record whose response it owes becomes
+    /// `unknown`, and the next effect of its aggregate may run. Returns the effect as it is then.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such effect, if it is neither dead nor unknown, or if it has just changed.
     pub async fn discard(&self, seq: i64, act: &Act) -> Result<StoredEffect, OperatorError> {
-        outbox::operator::discard_at(&*self.store, self.ibid.as_ref(), seq, act).await?;
-        self.effect(seq).await
+        self.act_on_effect(seq, EffectAction::Discard, act).await
     }
 
-    /// All that waits for a person: up to `limit` of each kind, after the cursors.
+    /// Lists all dead letters: up to `limit` records and up to `limit` effects, after the cursors.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read.
     pub async fn dead_letters(
         &self,
         records_after: Option<RecordId>,
@@ -62,9 +138,64 @@ impl Operator {
         let records = self.find(filter).await?;
         let dead = EffectFilter { dead_letter: true, after: effects_after, limit, ..EffectFilter::default() };
         let (effects, next_effect) = match self.effects(dead).await {
-            Err(OperatorError::NoSql) => (Vec::new(), None),
+            Err(OperatorError::NoOutbox) => (Vec::new(), None),
             found => found?,
         };
         Ok(DeadLetters { records, effects, next_effect })
     }
+
+    async fn act_on_effect(
+        &self,
+        seq: i64,
+        action: EffectAction,
+        act: &Act,
+    ) -> Result<StoredEffect, OperatorError> {
+        let store = self.outbox()?;
+        let (terms, sent_at, act) = (Terms::of(store), Instant::now(), act.clone());
+        let write = store_tx::run(store, move |tx| Box::pin(write(tx, seq, action, act, terms)));
+        let answered = write.await??;
+        if let Some(ibid) = &self.ibid {
+            if let Some(answered) = answered {
+                answered.tell(ibid, sent_at);
+            }
+            // The effect is due, or the next one of its aggregate may run.
+            ibid.outbox().enqueued.notify_waiters();
+        }
+        self.effect(seq).await
+    }
+
+    fn outbox(&self) -> Result<&dyn SqlStore, OperatorError> {
+        self.store.sql().ok_or(OperatorError::NoOutbox)
+    }
+}
+
+/// Writes, in one transaction, the effect, the record that waits for it, and a line of history.
+async fn write(
+    tx: &mut dyn SqlTx,
+    seq: i64,
+    action: EffectAction,
+    act: Act,
+    terms: Terms,
+) -> Result<Result<Option<Answered>, OperatorError>, SqlError> {
+    let Some(effect) = statements::load(tx, seq, terms.now).await? else {
+        return Ok(Err(OperatorError::NoSuchEffect(seq)));
+    };
+    let Some(change) = action.happened().change(&effect) else {
+        return Ok(Err(action.refused(&effect)));
+    };
+    if statements::commit(tx, &change, terms).await?.is_none() {
+        return Ok(Err(OperatorError::EffectChanged));
+    }
+    let name = action.name();
+    let answered = match action {
+        // A verification may have been due, with the record still waiting for it.
+        EffectAction::Discard if effect.owes => {
+            answer(tx, &effect, &Settled::Dead { why: format!("{name} {act}") }, terms).await?
+        }
+        _ => None,
+    };
+    let (before, after) = (effect.state.name(), change.state.name());
+    let detail = format!("effect `{}` {name}, {before} to {after}, {act}", effect.name);
+    records::note(tx, &effect.record, &History { what: Line::Operator, detail }, terms.now).await?;
+    Ok(Ok(answered))
 }

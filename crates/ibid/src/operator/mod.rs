@@ -1,8 +1,8 @@
-//! What a person does about records and effects: finds them, settles what is unknown, forgets an answer, has a dead
-//! effect made or lets it go.
+//! Operator actions on records and effects: find them, resolve an unknown outcome, forget a response, retry or discard a
+//! dead effect.
 //!
-//! It decides nothing: `ibid_core::machine` says what an act makes of a record, the store refuses what comes too late, and
-//! the history keeps who did what and why in the same commit. Whoever loses a race is told who won.
+//! Nothing is decided here: `ibid_core::machine` says what an action does to a record, the store refuses one that comes
+//! too late, and the history gets who did what and why in the same commit. An action that loses a race returns the winner.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -14,7 +14,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let ibid = Ibid::start(Arc::new(MemoryStore::new(Clock::system())), Settings::default()).await?;
-//! let operator = Operator::of(&ibid);
+//! let operator = Operator::new(&ibid);
 //! let unknown = Filter { state: Some(State::Unknown), ..Filter::default() };
 //! for stored in operator.find(unknown).await?.records {
 //!     let act = Act::new("ann", "the provider never saw it")?;
@@ -25,7 +25,8 @@
 
 mod bulk;
 mod effects;
-mod write;
+mod error;
+mod records;
 
 use std::sync::Arc;
 
@@ -34,54 +35,60 @@ use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
 
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
 
-pub use bulk::{BULK_MAX, Deed, Preview, Seen};
-pub use effects::DeadLetters;
+pub use bulk::{BULK_MAX, BulkAction, Preview, SeenVersion};
+pub use effects::{DeadLetters, EffectAction};
+pub use error::OperatorError;
 pub use ibid_core::act::{Act, ActError};
 pub use ibid_core::machine::Found;
 pub use ibid_core::store::{Filter, PathPattern};
-pub use write::{Refused, answer};
+pub use records::answer;
 
-/// A person at one store.
+/// Operator actions on one store.
 #[derive(Clone)]
 pub struct Operator {
     store: Arc<dyn Store>,
-    /// Who serves requests in this process, if anybody.
+    /// The engine that serves requests from this store in this process, if there is one.
     ibid: Option<Ibid>,
 }
 
-/// Records that fit, in the order of their ids.
+/// One page of records, in the order of their ids.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// The records, without their answers.
+    /// The records, without their responses.
     pub records: Vec<Stored>,
     /// The cursor of the next page, if there is one.
     pub next: Option<RecordId>,
 }
 
-/// All that is known of one record.
+/// One record with its history.
 #[derive(Clone, Debug)]
-pub struct Life {
-    /// The record with its answer.
+pub struct RecordHistory {
+    /// The record with its response.
     pub stored: Stored,
     /// What happened to it, oldest first.
     pub history: Vec<(Timestamp, History)>,
 }
 
 impl Operator {
-    /// Beside an engine in this process: its waiters are told at once, and its cache forgets what is forgotten.
-    pub fn of(ibid: &Ibid) -> Operator {
+    /// Acts on the store of `ibid`. Waiting duplicates of this process learn of an action at once, and its cache drops
+    /// what is forgotten.
+    pub fn new(ibid: &Ibid) -> Operator {
         Operator { store: ibid.store().clone(), ibid: Some(ibid.clone()) }
     }
 
-    /// At a store that other processes serve from. They learn of an act when they next ask the store; an answer that is
-    /// forgotten may be replayed for as long as their `cache_ttl`.
-    pub fn at(store: Arc<dyn Store>) -> Operator {
+    /// Acts on a store that other processes serve requests from. They learn of an action when they next read the store;
+    /// they may replay a forgotten response for as long as their `cache_ttl`.
+    pub fn on_store(store: Arc<dyn Store>) -> Operator {
         Operator { store, ibid: None }
     }
 
-    /// The records that fit.
+    /// Returns one page of the records that fit.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read.
     pub async fn find(&self, filter: Filter) -> Result<Page, StoreError> {
         let (limit, dead_letters) = (filter.limit as usize, filter.dead_letter);
         // One more than asked for tells whether there are more.
@@ -91,26 +98,34 @@ impl Operator {
         records.truncate(limit);
         let next = records.last().filter(|_| more).map(|stored| stored.record.id);
         if dead_letters {
-            // What a late answer may still settle is nobody's to look at yet.
+            // A late response may still settle the others.
             records.retain(|stored| stored.record.is_dead_letter(stored.now));
         }
         Ok(Page { records, next })
     }
 
-    /// The one record whose id begins so.
-    pub async fn one(&self, prefix: &IdPrefix) -> Result<Stored, Refused> {
+    /// Returns the one record whose id begins with `prefix`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none, if there are several, or if the store cannot be read.
+    pub async fn get(&self, prefix: &IdPrefix) -> Result<Stored, OperatorError> {
         let filter = Filter { prefix: Some(prefix.clone()), limit: AMBIGUOUS_MAX, ..Filter::default() };
         let mut page = self.find(filter).await?;
         if page.records.len() > 1 {
-            return Err(Refused::Ambiguous(page));
+            return Err(OperatorError::Ambiguous(page));
         }
-        page.records.pop().ok_or(Refused::NoSuchRecord)
+        page.records.pop().ok_or(OperatorError::NoSuchRecord)
     }
 
-    /// A record and all that happened to it.
-    pub async fn life(&self, id: RecordId) -> Result<Life, Refused> {
-        let stored = self.load(id).await?.ok_or(Refused::NoSuchRecord)?;
-        Ok(Life { stored, history: self.store.history(id).await? })
+    /// Returns a record with its history.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none, or if the store cannot be read.
+    pub async fn history(&self, id: RecordId) -> Result<RecordHistory, OperatorError> {
+        let stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
+        Ok(RecordHistory { stored, history: self.store.history(id).await? })
     }
 
     async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
@@ -124,5 +139,5 @@ impl std::fmt::Debug for Operator {
     }
 }
 
-/// Records that are shown for an id that fits several: a screenful.
+/// How many records are shown for an ambiguous id: a screenful.
 const AMBIGUOUS_MAX: u32 = 20;

@@ -1,4 +1,4 @@
-//! What a worker does with one Effect that it holds: the call, the look at the provider, and the end of both.
+//! Executes one claimed effect: makes its call or verifies an earlier one, and records the result.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use ibid_core::effect::StoredEffect;
-use ibid_core::machine::{EffectEvent, EffectState};
+use ibid_core::machine::{ClaimReason, EffectEvent, EffectState};
 use ibid_core::sql::Database;
 use metrics::counter;
 use tokio::time::Instant;
@@ -14,47 +14,36 @@ use tokio::time::Instant;
 use super::ending::{Ended, Ending, Happened};
 use super::handler::{Call, CallOutcome, Handler, Verified};
 use super::kept::kept;
-use super::told;
-use crate::engine::Ibid;
+use crate::evidence::effect::apply_earlier_evidence;
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::telemetry;
 
-/// What a worker holds an Effect for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Errand {
-    /// To make its call.
-    Call,
-    /// Another worker held it and went silent.
-    Lapsed,
-    /// To ask whether its call was made.
-    Verify,
-    /// The claim's commit got no reply: nothing is begun on it, and it is given back.
-    GiveBack,
-}
-
-/// An Effect in hand.
+/// One claimed effect, and what is needed to execute it.
 pub(super) struct Held<D: Database> {
     pub(super) ibid: Ibid,
     pub(super) database: Arc<D>,
     pub(super) handler: Arc<dyn Handler<D::Tx>>,
     pub(super) timeout: Duration,
     pub(super) effect: StoredEffect,
-    pub(super) errand: Errand,
-    /// From before it was taken.
+    pub(super) reason: ClaimReason,
+    /// Whether the commit of the claim was acknowledged. If not, nothing is begun, and the effect is given back.
+    pub(super) is_confirmed: bool,
+    /// From before it was claimed.
     pub(super) at: Instant,
 }
 
 impl<D: Database> Held<D> {
-    /// Carries it out as far as it goes now.
+    /// Makes the call, or asks about an earlier one, and writes the result.
     pub(super) async fn carry_out(self) -> Ended {
-        // The store's clock began the lease later than this one, never sooner.
+        // The store started the lease after `at`, never before, so this end is never too late.
         let until = self.at + self.effect.rules.lease();
         let call = Call::new(&self.effect, (Instant::now() + self.timeout).min(until));
-        let happened = match self.errand {
-            Errand::Call => self.call(&call, until).await,
-            Errand::Verify => self.verify(&call, until).await,
-            Errand::Lapsed => self.lapsed(),
-            Errand::GiveBack => not_made("the claim got no reply", None),
+        let happened = match self.reason {
+            _ if !self.is_confirmed => not_made("the claim got no reply", None),
+            ClaimReason::Call => self.call(&call, until).await,
+            ClaimReason::Verify => self.verify(&call, until).await,
+            ClaimReason::Lapsed => self.lapsed(),
         };
         let ending = Ending {
             ibid: &self.ibid,
@@ -69,7 +58,7 @@ impl<D: Database> Held<D> {
         let ended = ending.write(happened).await;
         self.count(ended);
         if matches!(ended, Ended::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
-            told::doubted(&self.ibid, &self.effect, provider_id).await;
+            apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
         }
         ended
     }
@@ -123,7 +112,7 @@ impl<D: Database> Held<D> {
 
     fn lapsed(&self) -> Happened {
         match kept(&self.effect) {
-            // Its end could not be written then.
+            // The call was made, and its result could not be recorded.
             Some(made) => Happened::made(EffectEvent::Made, made),
             None => Happened::because(EffectEvent::Lapsed, "the worker that held it went silent"),
         }
@@ -134,9 +123,13 @@ impl<D: Database> Held<D> {
         match ended {
             Ended::Moved { to, due } => count_move(&self.effect, to, due),
             // Nothing was begun, so nothing is lost.
-            Ended::Lost if self.errand == Errand::GiveBack => {}
+            Ended::Lost if !self.is_confirmed => {}
             Ended::Lost => {
-                tracing::warn!(effect = seq, kind, "somebody else was faster; nothing was written");
+                tracing::warn!(
+                    effect = seq,
+                    kind,
+                    "claim lost: effect was changed by another process; result not recorded"
+                );
                 counter!(telemetry::EFFECTS_LOST).increment(1);
             }
             Ended::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
@@ -144,16 +137,16 @@ impl<D: Database> Held<D> {
     }
 }
 
-/// Counts where an Effect went.
-pub(super) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
-    match (to, due) {
-        (EffectState::Done, _) => counter!(telemetry::EFFECTS_DONE).increment(1),
-        (_, true) => counter!(telemetry::EFFECTS_RETRIED).increment(1),
-        (to, false) => {
-            let (seq, kind) = (effect.seq, &*effect.kind);
-            tracing::error!(effect = seq, kind, state = to.name(), "an effect is a person's now");
-            counter!(telemetry::EFFECTS_DEAD).increment(1);
-        }
+/// Counts the new state of an effect, and logs a dead letter.
+pub(crate) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
+    if to.is_dead_letter(due) {
+        let (seq, kind) = (effect.seq, &*effect.kind);
+        tracing::error!(effect = seq, kind, state = to.name(), "effect needs manual attention");
+        counter!(telemetry::EFFECTS_DEAD).increment(1);
+    } else if to.is_final() {
+        counter!(telemetry::EFFECTS_DONE).increment(1);
+    } else {
+        counter!(telemetry::EFFECTS_RETRIED).increment(1);
     }
 }
 

@@ -1,15 +1,15 @@
-//! How what happened to an Effect is written: its new state, the Record that it owes an answer and the handler's own
-//! rows, in one transaction. It never chooses a state: `ibid_core::machine` does.
+//! Writes the result of an effect in one transaction: its new state, the record whose response it owes, and the handler's
+//! rows. It never chooses a state: `ibid_core::machine` does.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ibid_core::change::{Change, Happened as Line, History, Mark, Stored};
+use ibid_core::change::{Change, Happened as Line, History, Stored};
 use ibid_core::effect::{EffectChange, StoredEffect};
 use ibid_core::evidence::EventName;
-use ibid_core::machine::{self, Answer, EffectEvent, EffectState, Event, Verdict, decide_effect};
+use ibid_core::machine::{self, Answer, EffectEvent, EffectState, Event, Verdict, change_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use metrics::counter;
@@ -18,116 +18,98 @@ use tokio::time::Instant;
 use super::handler::{BoxError, Call, Handler, Made, Settled};
 use super::kept::to_keep;
 use super::statements::{self, version_after};
-use crate::engine::{Ibid, after, jitter, nonce, noticed};
+use crate::backoff::Backoff;
+use crate::engine::{apply_change, count_lapses};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
+use crate::random::{jitter, nonce};
 use crate::telemetry;
 use crate::transaction::inside::sql;
 use crate::transaction::statements::{self as records, Terms};
 
-/// What happened to an Effect, with all that is to be kept of it.
-pub(super) struct Happened {
-    pub(super) event: EffectEvent,
-    pub(super) made: Option<Made>,
-    pub(super) why: Option<String>,
-    /// The provider's own id, where what was made is not known.
-    pub(super) provider_id: Option<String>,
-    /// The evidence that it is known by, to be used up with it.
-    pub(super) told: Option<EventName>,
+/// What happened to an effect, with everything that is stored about it.
+pub(crate) struct Happened {
+    pub(crate) event: EffectEvent,
+    pub(crate) made: Option<Made>,
+    pub(crate) why: Option<String>,
+    /// The provider's own id, if it is not known what was made.
+    pub(crate) provider_id: Option<String>,
+    /// The evidence that says so. It is marked as used in the same transaction.
+    pub(crate) told: Option<EventName>,
 }
 
 impl Happened {
-    pub(super) fn made(event: EffectEvent, made: Made) -> Happened {
+    pub(crate) fn made(event: EffectEvent, made: Made) -> Happened {
         Happened { event, made: Some(made), why: None, provider_id: None, told: None }
     }
 
-    pub(super) fn because(event: EffectEvent, why: impl Into<String>) -> Happened {
+    pub(crate) fn because(event: EffectEvent, why: impl Into<String>) -> Happened {
         let why = Some(bounded(why.into()));
         Happened { event, made: None, why, provider_id: None, told: None }
     }
 
-    /// What the machine makes of it; none leaves the Effect alone.
-    pub(super) fn change(&self, effect: &StoredEffect) -> Option<EffectChange> {
-        let (state, pause) = decide_effect(&effect.to_decide(), self.event)?;
-        let wanted = match self.event {
-            EffectEvent::NotMade { after } => after.unwrap_or_default(),
-            // A call may be under way for the whole of this pause, so it is never shortened.
-            EffectEvent::Uncertain | EffectEvent::Lapsed if state == EffectState::Unknown => {
-                pause.unwrap_or_default()
-            }
-            _ => Duration::ZERO,
-        };
-        let called = match self.event {
-            // No call was made, or a person answers for it: the provider's memory counts from the next.
-            EffectEvent::Verified(Some(false)) | EffectEvent::Retry => Mark::Clear,
-            _ => Mark::Keep,
-        };
-        let ended = match (effect.state, state) {
-            (EffectState::Unknown, EffectState::Unknown) => Mark::Keep,
-            (_, EffectState::Unknown) => Mark::Now,
-            _ => Mark::Clear,
-        };
+    /// The write that the machine makes of it; none leaves the effect alone.
+    pub(crate) fn change(&self, effect: &StoredEffect) -> Option<EffectChange> {
+        let change = change_effect(effect, self.event, nonce(), jitter())?;
         Some(EffectChange {
-            seq: effect.seq,
-            expect: effect.version,
-            nonce: nonce(),
-            state,
-            tries: if self.event == EffectEvent::Retry { 0 } else { effect.tries },
-            due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter()).max(wanted)),
-            called,
-            ended,
             result: self.made.as_ref().map(|made| made.result.clone()),
-            provider_id: match &self.made {
-                Some(made) => made.provider_id.clone(),
-                None => self.provider_id.clone(),
-            },
+            provider_id: self.provider_id(),
             last_error: self.why.clone(),
+            ..change
         })
+    }
+
+    fn provider_id(&self) -> Option<String> {
+        match &self.made {
+            Some(made) => made.provider_id.clone(),
+            None => self.provider_id.clone(),
+        }
     }
 }
 
-/// What came of writing it.
+/// The outcome of writing a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// The Effect stands there now, due again or not.
+pub(crate) enum Ended {
+    /// The effect is in this state now, due again or not.
     Moved { to: EffectState, due: bool },
-    /// Somebody else has it.
+    /// Another process has changed the effect; nothing was written.
     Lost,
-    /// It could not be written while the lease lasted; the claim lapses and the Effect is looked at again.
+    /// It could not be written before the lease ended. The claim lapses, and a worker claims the effect again.
     Unwritten,
 }
 
-/// Whether a transaction wrote its end.
+/// Whether a transaction wrote the result.
 enum Written {
-    /// It did, or had before.
+    /// This one did, or an earlier try whose reply was lost.
     Yes,
-    /// The Effect is somebody else's, who left it like this, and nothing was committed.
+    /// Another process has changed the effect to this; nothing was committed.
     No(Option<Box<StoredEffect>>),
 }
 
-/// Where an Effect's end is written.
-pub(super) struct Ending<'a, D: Database> {
-    pub(super) ibid: &'a Ibid,
-    pub(super) database: &'a D,
-    pub(super) handler: &'a dyn Handler<D::Tx>,
-    pub(super) call: &'a Call,
-    pub(super) effect: &'a StoredEffect,
-    /// How long the handler's rows may take.
-    pub(super) timeout: Duration,
-    /// When the lease is over.
-    pub(super) until: Instant,
+/// Writes the result of one effect.
+pub(crate) struct Ending<'a, D: Database> {
+    pub(crate) ibid: &'a Ibid,
+    pub(crate) database: &'a D,
+    pub(crate) handler: &'a dyn Handler<D::Tx>,
+    pub(crate) call: &'a Call,
+    pub(crate) effect: &'a StoredEffect,
+    /// How long writing the handler's rows may take.
+    pub(crate) timeout: Duration,
+    /// When the lease ends.
+    pub(crate) until: Instant,
 }
 
 impl<D: Database> Ending<'_, D> {
-    /// Writes it, again while something is in the way and the lease lasts.
+    /// Writes the result, and retries until the lease ends.
     ///
-    /// The same change with the same nonce each time: a commit whose reply was lost is recognised, and one that never
-    /// came is made up for. Past the lease it is left alone. Then the claim lapses, and what that means was declared with
-    /// the Effect: made again under the same key, asked about, or `unknown`. Whoever comes too late is refused by the
-    /// version, rows and all.
-    pub(super) async fn write(&self, happened: Happened) -> Ended {
+    /// Each try sends the same change with the same nonce: a commit whose reply was lost is recognised, and one that never
+    /// arrived is made again. After the end of the lease nothing is tried. The claim lapses, and the effect's rules say what
+    /// happens then: the call is made again under the same key, verified, or the effect is `unknown`. A late writer is
+    /// refused by the version, with all of its rows.
+    pub(crate) async fn write(&self, happened: Happened) -> Ended {
         let Some(change) = happened.change(self.effect) else { return Ended::Lost };
         let settled = settled(&change, &happened);
-        let mut pause = PAUSE_MIN;
+        let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             let error = match self.once(&change, &happened, settled.as_ref()).await {
                 Ok(Written::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
@@ -137,21 +119,20 @@ impl<D: Database> Ending<'_, D> {
                 }
                 Err(error) => error,
             };
-            let next = Instant::now() + pause.mul_f64(0.75 + 0.5 * jitter());
-            tracing::warn!(effect = self.effect.seq, %error, "the end of an effect could not be written");
+            let next = Instant::now() + backoff.next();
+            tracing::warn!(effect = self.effect.seq, %error, "result of an effect could not be written");
             if next >= self.until {
-                // Evidence is kept already, and nobody's claim lapses.
+                // Evidence is stored already, and no claim lapses.
                 if happened.told.is_none() {
                     self.keep(&happened, &error).await;
                 }
                 return Ended::Unwritten;
             }
             tokio::time::sleep_until(next).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    /// One transaction.
+    /// Tries it in one transaction.
     async fn once(
         &self,
         change: &EffectChange,
@@ -162,7 +143,8 @@ impl<D: Database> Ending<'_, D> {
         let mut tx = self.database.begin().await?;
         let terms = Terms::of(sql(self.ibid)?);
         let now = terms.now;
-        // First, so that a lost claim is refused before any work; then the Record, an order that all keep.
+        // The effect comes first, so that a lost claim is refused before any work; then the record. Every writer keeps
+        // this order.
         if statements::commit(&mut tx, change, terms).await?.is_none() {
             let stored = statements::load(&mut tx, change.seq, now).await?;
             if let Some(stored) = stored.as_ref().filter(|stored| stored.version.count < change.expect.count)
@@ -183,7 +165,7 @@ impl<D: Database> Ending<'_, D> {
             self.record(settled, &mut tx).await?;
         }
         if let Some(event) = &happened.told {
-            // Invariant: the event is used up by the very commit that it led to.
+            // Invariant: the evidence is used up by the very commit that it led to.
             statements::use_evidence(&mut tx, event, now).await?;
             records::note(&mut tx, &self.effect.record, &line(self.effect, change, event), now).await?;
         }
@@ -209,24 +191,15 @@ impl<D: Database> Ending<'_, D> {
         }
     }
 
-    /// Keeps what is known of an end that could not be written, in the state that the Effect is in: what was made is used
-    /// once the claim has lapsed, and its error seen. If this fails too, nothing is worse than before.
+    /// Stores a result that could not be recorded, without changing the effect's state: the worker that claims it after the
+    /// lapse uses what was made, and operators see the error. If this fails too, nothing is worse than before.
     async fn keep(&self, happened: &Happened, error: &BoxError) {
         let change = EffectChange {
-            seq: self.effect.seq,
-            expect: self.effect.version,
-            nonce: nonce(),
-            state: self.effect.state,
-            tries: self.effect.tries,
             due_in: Some(self.effect.rules.lease()),
-            called: Mark::Keep,
-            ended: Mark::Keep,
             result: happened.made.as_ref().map(|made| to_keep(self.effect, made)),
-            provider_id: match &happened.made {
-                Some(made) => made.provider_id.clone(),
-                None => happened.provider_id.clone(),
-            },
+            provider_id: happened.provider_id(),
             last_error: Some(bounded(format!("its end could not be written: {error}"))),
+            ..EffectChange::touch(self.effect, nonce())
         };
         let keep = async {
             let mut tx = self.database.begin().await?;
@@ -238,25 +211,25 @@ impl<D: Database> Ending<'_, D> {
             Ok::<_, BoxError>(())
         };
         if let Err(error) = keep.await {
-            tracing::warn!(effect = change.seq, %error, "what came of an effect could not be kept");
+            tracing::warn!(effect = change.seq, %error, "unrecorded result of an effect could not be stored");
         }
     }
 }
 
-/// Somebody else was faster. Whoever looks at what became of the Effect will want to know of a call that was made; an
-/// answer to a question is nothing new where somebody else had it too.
+/// Logs a result that was not written because the effect had changed. An operator will want to know of a call that was
+/// made; the answer of a verification is nothing new if another process got it too.
 fn tell_of_loss(happened: &Happened, stored: Option<&StoredEffect>) {
     let Some(made) = happened.made.as_ref().filter(|_| happened.told.is_none()) else { return };
     let (effect, provider_id) = (stored.map(|stored| stored.seq), made.provider_id.as_deref());
     match (happened.event, stored) {
         (EffectEvent::Verified(_), Some(stored)) if stored.state == EffectState::Done => {
-            tracing::info!(effect, provider_id, "somebody else has settled the effect");
+            tracing::info!(effect, provider_id, "effect was already settled by another process");
         }
         _ => tracing::error!(effect, provider_id, "a call was made, and came too late"),
     }
 }
 
-/// A line of history: who settled it, and how.
+/// The line of history for an effect that a webhook settled.
 fn line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> History {
     let EventName { source, event } = event;
     let (name, before, after) = (&effect.name, effect.state.name(), change.state.name());
@@ -264,56 +237,45 @@ fn line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> Hist
     History { what: Line::Settled, detail }
 }
 
-/// The Effect stands where it stood before the claim that is given back, and that claim's commit may still be under way:
-/// then it holds the row, and a write at what is seen waits for it. Not written: the claim never came, and can't any more.
-/// An error: it came meanwhile, and is to be given back after all.
+/// Makes sure that a claim which is given back can no longer commit.
+///
+/// The effect is at the version from before that claim, and the claim's commit may still be in flight: then it holds the
+/// row, and a write at the version that was read waits for it. `Written::No`: the claim was not committed, and cannot be any
+/// more. An error: it was committed meanwhile, and has to be given back after all.
 async fn forestall<T: OwnedTx>(mut tx: T, stored: &StoredEffect, terms: Terms) -> Result<Written, BoxError> {
-    let as_it_stands = EffectChange {
-        seq: stored.seq,
-        expect: stored.version,
-        nonce: nonce(),
-        state: stored.state,
-        tries: stored.tries,
-        due_in: stored.due_at.map(|due_at| due_at.since(stored.now)),
-        called: Mark::Keep,
-        ended: Mark::Keep,
-        result: None,
-        provider_id: None,
-        last_error: None,
-    };
-    match statements::commit(&mut tx, &as_it_stands, terms).await? {
+    match statements::commit(&mut tx, &EffectChange::touch(stored, nonce()), terms).await? {
         Some(_) => {
             tx.commit().await?;
             Ok(Written::No(None))
         }
         None => {
             let _ = tx.rollback().await;
-            Err("the claim has come after all".into())
+            Err("the claim was committed after all".into())
         }
     }
 }
 
-/// A Record that was given its answer, or none.
-pub(super) struct Answered {
+/// A record that was just given its response, or became unknown.
+pub(crate) struct Answered {
     change: Arc<Change>,
     stored: Option<Stored>,
     response: Option<Arc<Response>>,
 }
 
 impl Answered {
-    /// Wakes those who wait for it.
-    pub(super) fn tell(self, ibid: &Ibid, sent_at: Instant) {
-        let inner = ibid.inner();
-        noticed(&self.change);
+    /// Puts the response into the cache and wakes the duplicates that wait for it.
+    pub(crate) fn tell(self, ibid: &Ibid, sent_at: Instant) {
+        let engine = ibid.engine();
+        count_lapses(&self.change);
         if let (Some(stored), Some(response)) = (self.stored, self.response) {
-            inner.remember(stored.record, response, sent_at, stored.now);
+            engine.remember(stored.record, response, sent_at, stored.now);
         }
-        inner.tell(&self.change.id);
+        engine.notify_waiters(&self.change.id);
     }
 }
 
-/// Gives the Record its answer, or says that none will come by itself.
-pub(super) async fn answer(
+/// Gives the record its response, or makes it unknown if no response will come.
+pub(crate) async fn answer(
     tx: &mut dyn SqlTx,
     effect: &StoredEffect,
     settled: &Settled,
@@ -321,12 +283,12 @@ pub(super) async fn answer(
 ) -> Result<Option<Answered>, SqlError> {
     let now = terms.now;
     let held = records::lock(tx, &effect.record, now, effect.rules.lease()).await?;
-    // Another generation is none of this Effect's business.
+    // A later generation of the record does not wait for this effect.
     let Some(held) = held.filter(|held| held.stored.record.birth == effect.birth) else { return Ok(None) };
     let response = match settled {
         Settled::Done(Made { answer: Some(response), .. }) => Some(response),
         Settled::Done(_) => {
-            tracing::error!(effect = effect.seq, "an effect that owes an answer was done without one");
+            tracing::error!(effect = effect.seq, "effect owes a response, and its handler gave none");
             None
         }
         Settled::Dead { .. } | Settled::Unknown { .. } => None,
@@ -348,10 +310,10 @@ pub(super) async fn answer(
     let Verdict::Write(change, _) = machine::decide(Some(&held.stored.record), &event, held.stored.now)
     else {
         if answer.is_some() {
-            // Somebody settled the record otherwise meanwhile: a person must hear that it was done.
+            // The record was settled otherwise meanwhile: an operator must learn that the call was made.
             tracing::error!(
                 effect = effect.seq,
-                "an effect was done, and its record waits for no answer any more"
+                "effect done, but its record no longer waits for the response"
             );
             counter!(telemetry::LATE_ANSWERS).increment(1);
             let detail = format!("effect `{}` was done after the record had gone on", effect.name);
@@ -362,30 +324,30 @@ pub(super) async fn answer(
     };
     let Some(stamp) = records::apply(tx, &change, Some(&held.stored.record), held.policy, terms).await?
     else {
-        // It is locked, so this can't be; whatever it was is gone with another transaction.
+        // The record is locked, so this cannot happen; the next transaction reads it again.
         return Err(SqlError::new(Fault::Again, "a locked record has changed"));
     };
     let kept = answer.is_some_and(|answer| answer.kept.is_some());
     Ok(Some(Answered {
-        stored: after(&change, stamp, Some(&held.stored)),
+        stored: apply_change(&change, stamp, Some(&held.stored)),
         response: response.filter(|_| kept).cloned().map(Arc::new),
         change,
     }))
 }
 
-/// What the handler and the Record are told; none while the Effect goes on.
+/// What the handler and the record get to know; none while the effect is tried or verified again.
 fn settled(change: &EffectChange, happened: &Happened) -> Option<Settled> {
     let why = happened.why.clone().unwrap_or_default();
-    match (change.state, change.due_in) {
-        (EffectState::Done, _) => Some(Settled::Done(happened.made.clone().unwrap_or_default())),
-        (EffectState::Dead, _) => Some(Settled::Dead { why }),
-        (EffectState::Unknown, None) => Some(Settled::Unknown { why }),
-        _ => None,
+    match change.state {
+        EffectState::Done => Some(Settled::Done(happened.made.clone().unwrap_or_default())),
+        state if !state.is_dead_letter(change.due_in.is_some()) => None,
+        EffectState::Unknown => Some(Settled::Unknown { why }),
+        _ => Some(Settled::Dead { why }),
     }
 }
 
-/// Cuts a text to what is kept of it.
-pub(super) fn bounded(mut text: String) -> String {
+/// Cuts a text to [`ERROR_BYTES_MAX`].
+pub(crate) fn bounded(mut text: String) -> String {
     if text.len() > ERROR_BYTES_MAX {
         text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
         text.push('…');
@@ -393,19 +355,20 @@ pub(super) fn bounded(mut text: String) -> String {
     text
 }
 
-/// First pause before an end is written again: about one commit of a healthy disk.
+/// First pause before the next try: about one commit of a healthy disk.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// Longest pause: the end of an outage is noticed well within a lease.
+/// Longest pause: short enough to notice the end of an outage well within a lease.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What is kept of a handler's words: a provider's message fits, a page of HTML does not.
+/// How much of a handler's error is stored: a provider's message fits, a page of HTML does not.
 const ERROR_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
 pub(super) mod tests {
     use bytes::Bytes;
     use ibid_core::effect::{Rules, Safety};
+    use ibid_core::machine::decide_effect;
     use ibid_core::record::{Nonce, Version};
     use ibid_core::scope::RecordId;
     use ibid_core::time::Timestamp;

@@ -77,7 +77,7 @@ pub struct Call {
 }
 
 impl Call {
-    pub(super) fn new(effect: &StoredEffect, deadline: Instant) -> Call {
+    pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> Call {
         Call {
             downstream_key: effect.downstream_key.clone(),
             payload: effect.payload.clone(),

@@ -94,7 +94,8 @@
 //!
 //! Workers look for what is due every second or so, and at once for what their own process enqueued; a worker of another
 //! process notices at its next look. Effects of one [aggregate](NewEffect::ordered_by) are carried out one after the
-//! other, and one that needs a person holds up those behind it until it is [retried](retry) or [discarded](discard).
+//! other, and one that needs a person holds up those behind it until an operator
+//! [retries](crate::operator::Operator::retry) or [discards](crate::operator::Operator::discard) it.
 
 pub use ibid_core::effect::{EffectFilter, NewEffect, Rules, Safety, StoredEffect};
 pub use ibid_core::machine::EffectState;
@@ -103,25 +104,35 @@ mod handler;
 
 mod worker;
 
-mod carry;
+pub(crate) mod carry;
 
-mod ending;
+pub(crate) mod ending;
 
 mod kept;
 
-pub(crate) mod operator;
-
 pub(crate) mod statements;
 
-pub(crate) mod told;
+pub(crate) mod store_tx;
 
 #[cfg(feature = "opentelemetry")]
-use crate::http as traced;
+use crate::http::continue_trace;
 
+/// Without OpenTelemetry a span has no parent. The trace of an effect is only passed on to its handler.
 #[cfg(not(feature = "opentelemetry"))]
-#[path = "traced_off.rs"]
-mod traced;
+fn continue_trace(_: &tracing::Span, _: &str) {}
+
+use tokio::sync::Notify;
+
+use crate::evidence::effect::KindRegistry;
+
+/// The outbox's state in one process.
+#[derive(Default)]
+pub(crate) struct OutboxState {
+    /// Notified when this process has enqueued effects or freed some: its workers need not wait for their next poll.
+    pub(crate) enqueued: Notify,
+    /// The kinds of effects that workers of this process have handlers for.
+    pub(crate) kinds: KindRegistry,
+}
 
 pub use handler::{BoxError, Call, CallOutcome, Handler, Made, Settled, Verified};
-pub use operator::{OperatorError, discard, list, retry};
 pub use worker::{Builder, Round, Within, Worker, WorkerError};

@@ -22,14 +22,15 @@ pub(crate) async fn take(
     terms: Terms,
 ) -> Result<Vec<StoredEffect>, SqlError> {
     let statement = of(tx, &TAKE);
+    let (from, to) = take.reason.states();
     // Parameters know no arrays. A list of strings has no way to fail.
     let kinds = serde_json::to_string(&take.kinds).expect("strings are JSON");
     let params = [
         instant(terms.now),
-        code(take.from),
-        code(take.to),
+        code(from),
+        code(to),
         bits(take.nonce),
-        Param::I64(i64::from(take.counts)),
+        Param::I64(i64::from(take.reason.is_try())),
         Param::Text(&kinds),
         Param::I64(i64::from(take.limit)),
         terms.lasts(),
@@ -123,7 +124,8 @@ pub(crate) async fn list(
     let found = match (&filter.record, filter.state) {
         (record, _) if filter.dead_letter => {
             let record = Param::maybe_bytes(record.as_ref().map(|id| &id.as_bytes()[..]));
-            let params = [at, after, limit, record, code(EffectState::Dead), code(EffectState::Unknown)];
+            let (always, unless_due) = EffectState::DEAD_LETTERS;
+            let params = [at, after, limit, record, code(always), code(unless_due)];
             tx.query(of(tx, &LIST_DEAD), &params).await?
         }
         (Some(record), _) => {

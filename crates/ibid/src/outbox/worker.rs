@@ -1,4 +1,4 @@
-//! The worker: takes what is due and has it carried out, so many at once. Any number may run on one database.
+//! Claims due effects and executes them, up to `concurrency` at a time. Any number of workers may run on one database.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,75 +7,76 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::effect::{Rules, StoredEffect, Take};
-use ibid_core::machine::EffectState;
+use ibid_core::machine::{ClaimReason, EffectState};
 use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
 use metrics::counter;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::carry::{Errand, Held};
+use super::carry::Held;
+use super::continue_trace;
 use super::ending::Ended;
 use super::handler::Handler;
 use super::statements;
-use super::told::{Desk, Served, Settle};
-use super::traced::go_on;
-use crate::engine::{Ibid, jitter, nonce};
+use crate::backoff::spread;
+use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
+use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::inside::sql;
 use crate::transaction::statements::Terms;
 
-/// Carries out Effects. Made by [`Worker::builder`].
+/// Executes effects. Built by [`Worker::builder`].
 pub struct Worker<D: Database> {
     ibid: Ibid,
-    desk: Arc<Desk<D>>,
+    handlers: Arc<WorkerHandlers<D>>,
     concurrency: usize,
     poll_every: Duration,
     stop_within: Duration,
 }
 
-/// How a [`Worker`] is to work.
+/// Options of a [`Worker`].
 pub struct Builder<D: Database> {
     ibid: Ibid,
     database: D,
     handlers: Handlers<D::Tx>,
-    /// Of those that have no bounds of their own.
+    /// Time limits of the kinds that have none of their own.
     within: Within,
     concurrency: usize,
     poll_every: Duration,
     stop_within: Option<Duration>,
 }
 
-/// By kind, and the bounds that it has of its own.
+/// The handler of each kind, and its own time limits if it has any.
 type Handlers<T> = HashMap<String, (Arc<dyn Handler<T>>, Option<Within>)>;
 
-/// How long one kind of Effect may take.
+/// Time limits of one kind of effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Within {
-    /// A call, a look at the provider, or a handler's rows.
+    /// How long a call, a verification or the handler's rows may take.
     pub timeout: Duration,
-    /// The shortest lease in the rules of these Effects. What is claimed under a shorter one is broken off when that
-    /// ends.
+    /// The shortest lease in the rules of these effects. A call under a shorter lease is broken off when that ends.
     pub lease: Duration,
 }
 
-/// Why there is no such worker.
+/// Why a worker could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerError {
     /// The store has no outbox.
     #[error("the store has no outbox: it is no SQL store")]
     NoSql,
-    /// It would never have anything to do.
+    /// The worker would never have anything to do.
     #[error("the worker has no handler, or may do nothing at once")]
     Idle,
-    /// A call could outlast the claim that it is made under.
+    /// A call could outlast its claim.
     #[error(
         "a call of `{kind}` may take {timeout:?}, and the claim that it is made under lasts only {lease:?}"
     )]
     OutlastsLease {
-        /// Of which kind.
+        /// The kind of effect.
         kind: String,
         /// How long a call may take.
         timeout: Duration,
@@ -84,21 +85,21 @@ pub enum WorkerError {
     },
 }
 
-/// What one look at the outbox came to.
+/// How many effects one round came to which end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Round {
-    /// Effects that were done.
+    /// Effects whose call was made.
     pub done: u32,
-    /// Those that are to be tried or asked about again.
+    /// Effects that will be tried or verified again.
     pub again: u32,
-    /// Those that are a person's now: dead, or unknown with nobody left to ask.
+    /// Dead letters: effects that are dead, or unknown with no verification due.
     pub dead: u32,
-    /// Claims that were lost to another worker, and ends that could not be written.
+    /// Claims that were lost to another process, and results that could not be written.
     pub lost: u32,
 }
 
 impl Round {
-    /// Whether nothing was due.
+    /// Returns whether nothing was due.
     pub fn is_idle(&self) -> bool {
         *self == Round::default()
     }
@@ -106,8 +107,8 @@ impl Round {
     fn add(&mut self, ended: Ended) {
         let count = match ended {
             Ended::Moved { to: EffectState::Done, .. } => &mut self.done,
-            Ended::Moved { due: true, .. } => &mut self.again,
-            Ended::Moved { .. } => &mut self.dead,
+            Ended::Moved { to, due } if to.is_dead_letter(due) => &mut self.dead,
+            Ended::Moved { .. } => &mut self.again,
             Ended::Lost | Ended::Unwritten => &mut self.lost,
         };
         *count += 1;
@@ -115,13 +116,14 @@ impl Round {
 }
 
 impl<D: Database + 'static> Builder<D> {
-    /// Carries out Effects of this kind; a second handler of one kind replaces the first.
+    /// Executes effects of this kind. A second handler of one kind replaces the first.
     pub fn on(mut self, kind: impl Into<String>, handler: impl Handler<D::Tx> + 'static) -> Self {
         self.handlers.insert(kind.into(), (Arc::new(handler), None));
         self
     }
 
-    /// The same for a kind with bounds of its own: a provider that is slower than others, or must not be waited for.
+    /// Like [`on`](Builder::on), with separate time limits: for a provider that is slower than others, or must not be
+    /// waited for.
     pub fn on_within(
         mut self,
         kind: impl Into<String>,
@@ -132,39 +134,43 @@ impl<D: Database + 'static> Builder<D> {
         self
     }
 
-    /// How many Effects are carried out at once. Each needs a connection of the pool only to be ended.
+    /// Sets how many effects are executed at once. Each needs a connection of the pool only to record its result.
     pub fn concurrency(mut self, effects: usize) -> Self {
         self.concurrency = effects;
         self
     }
 
-    /// How long a call, a look at the provider, or a handler's rows may take, of all kinds that are not
-    /// [given bounds of their own](Builder::on_within).
+    /// Sets how long a call, a verification or a handler's rows may take, for all kinds without
+    /// [separate time limits](Builder::on_within).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.within.timeout = timeout;
         self
     }
 
-    /// The shortest lease in the rules of their Effects, if it is not the usual one.
+    /// Sets the shortest lease in the rules of these kinds, if it is not the default one.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.within.lease = lease;
         self
     }
 
-    /// From one look at the outbox to the next, give or take a quarter. Effects that this process enqueues are seen at
-    /// once; this is for those of others, for pauses and for lapsed claims.
+    /// Sets the time between two polls of the outbox, give or take a quarter. Effects that this process enqueues are seen
+    /// at once; the poll finds those of other processes, the ends of pauses, and lapsed claims.
     pub fn poll_every(mut self, every: Duration) -> Self {
         self.poll_every = every;
         self
     }
 
-    /// How long a stopping worker waits for what it has in hand: unless told, for as long as the slowest may take.
+    /// Sets how long a stopping worker waits for its running effects. By default as long as the slowest may take.
     pub fn stop_within(mut self, within: Duration) -> Self {
         self.stop_within = Some(within);
         self
     }
 
-    /// The worker, unless what it is told can't be kept.
+    /// Builds the worker.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store has no outbox, if there is nothing to do, or if a call could outlast its claim.
     pub fn build(self) -> Result<Worker<D>, WorkerError> {
         let Builder { ibid, database, handlers, within, concurrency, poll_every, stop_within } = self;
         if ibid.store().sql().is_none() {
@@ -173,25 +179,25 @@ impl<D: Database + 'static> Builder<D> {
         if handlers.is_empty() || concurrency == 0 {
             return Err(WorkerError::Idle);
         }
-        let mut served = HashMap::new();
+        let mut by_kind = HashMap::new();
         for (kind, (handler, own)) in handlers {
             let Within { timeout, lease } = own.unwrap_or(within);
             if timeout >= lease {
                 return Err(WorkerError::OutlastsLease { kind, timeout, lease });
             }
-            served.insert(kind, Served { handler, timeout });
+            by_kind.insert(kind, KindHandler { handler, timeout });
         }
-        let slowest = served.values().map(|served| served.timeout).max().unwrap_or_default();
+        let slowest = by_kind.values().map(|handler| handler.timeout).max().unwrap_or_default();
         let stop_within = stop_within.unwrap_or(slowest.saturating_add(END_WITHIN));
-        let desk = Arc::new(Desk { database: Arc::new(database), served });
-        let settles: Arc<dyn Settle> = desk.clone();
-        ibid.inner().desks.add(Arc::downgrade(&settles));
-        Ok(Worker { ibid, desk, concurrency, poll_every, stop_within })
+        let handlers = Arc::new(WorkerHandlers { database: Arc::new(database), by_kind });
+        let settler: Arc<dyn EffectSettler> = handlers.clone();
+        ibid.outbox().kinds.add(Arc::downgrade(&settler));
+        Ok(Worker { ibid, handlers, concurrency, poll_every, stop_within })
     }
 }
 
 impl<D: Database + 'static> Worker<D> {
-    /// A worker for the outbox of this store, in this database of the application.
+    /// Starts to build a worker for the outbox of this store, in the application's database.
     pub fn builder(ibid: Ibid, database: D) -> Builder<D> {
         Builder {
             ibid,
@@ -204,26 +210,27 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    /// Works until dropped. What is in hand then is broken off, and taken up again when its claim has lapsed;
-    /// [`Worker::run_until`] finishes it.
+    /// Works until dropped. Running effects are then broken off, and claimed again when their claims have lapsed;
+    /// [`Worker::run_until`] finishes them.
     pub async fn run(&self) {
         self.run_until(std::future::pending()).await;
     }
 
-    /// Works until `stop`. Then it takes nothing more and finishes what it has in hand, for a bounded time.
+    /// Works until `stop` resolves. Then it claims nothing more and waits for its running effects, for a bounded time
+    /// ([`Builder::stop_within`]).
     pub async fn run_until(&self, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut in_hand = JoinSet::new();
         let (mut everything_at, mut more) = (Instant::now(), true);
         loop {
-            // Registered before the look, so that what is enqueued in between is not missed.
-            let mut enqueued = std::pin::pin!(self.ibid.inner().enqueued.notified());
+            // Registered before the poll, so that an effect enqueued in between is not missed.
+            let mut enqueued = std::pin::pin!(self.ibid.outbox().enqueued.notified());
             enqueued.as_mut().enable();
             let free = self.concurrency - in_hand.len();
             if free > 0 && (more || Instant::now() >= everything_at) {
                 let everything = Instant::now() >= everything_at;
                 if everything {
-                    everything_at = Instant::now() + self.poll_every.mul_f64(0.75 + 0.5 * jitter());
+                    everything_at = Instant::now() + spread(self.poll_every);
                 }
                 more = self.take(free, everything, &mut in_hand).await;
             }
@@ -241,15 +248,19 @@ impl<D: Database + 'static> Worker<D> {
         }
         let finish = async { while in_hand.join_next().await.is_some() {} };
         if tokio::time::timeout(self.stop_within, finish).await.is_err() {
-            tracing::warn!("a stopping worker broke off calls; their claims lapse");
+            tracing::warn!("worker stopped with calls in flight; their claims will lapse");
         }
     }
 
-    /// Takes what is due, as much as the worker may have in hand at once, carries it out and says what came of it.
+    /// Claims due effects, at most `concurrency` of them, executes them and returns the counts.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the effects could not be claimed.
     pub async fn run_once(&self) -> Result<Round, TxError> {
         let mut in_hand = JoinSet::new();
-        for (effect, errand, at) in self.taken(self.concurrency, true).await? {
-            self.begin(&mut in_hand, effect, errand, at);
+        for taken in self.taken(self.concurrency, true).await? {
+            self.begin(&mut in_hand, taken);
         }
         let mut round = Round::default();
         while let Some(ended) = in_hand.join_next().await {
@@ -258,28 +269,32 @@ impl<D: Database + 'static> Worker<D> {
         Ok(round)
     }
 
-    /// Takes and begins what is due. Whether more may be.
+    /// Claims and starts due effects. Returns whether more may be due.
     async fn take(&self, free: usize, everything: bool, in_hand: &mut JoinSet<(Ended, bool)>) -> bool {
         match self.taken(free, everything).await {
             Ok(taken) => {
                 let full = taken.len() >= free;
-                for (effect, errand, at) in taken {
-                    self.begin(in_hand, effect, errand, at);
+                for taken in taken {
+                    self.begin(in_hand, taken);
                 }
                 full
             }
             Err(error) => {
-                // Tried again at the next look.
+                // The next poll tries again.
                 counter!(telemetry::STORE_ERRORS).increment(1);
-                tracing::warn!(error = &error as &dyn std::error::Error, "no effects could be taken");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "effects could not be claimed; the next poll tries again"
+                );
                 false
             }
         }
     }
 
-    fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, effect: StoredEffect, errand: Errand, at: Instant) {
-        // Only kinds that have a handler are taken.
-        let Some(Served { handler, timeout }) = self.desk.served.get(&effect.kind) else { return };
+    fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, taken: Taken) {
+        let Taken { effect, reason, is_confirmed, at } = taken;
+        // Only effects of kinds that have a handler are claimed.
+        let Some(KindHandler { handler, timeout }) = self.handlers.by_kind.get(&effect.kind) else { return };
         let span = tracing::debug_span!(
             telemetry::SPAN_EFFECT,
             effect = effect.seq,
@@ -288,27 +303,24 @@ impl<D: Database + 'static> Worker<D> {
             trace = effect.trace.as_deref(),
         );
         if let Some(trace) = &effect.trace {
-            go_on(&span, trace);
+            continue_trace(&span, trace);
         }
         let in_order = effect.aggregate.is_some();
         let held = Held {
             ibid: self.ibid.clone(),
-            database: self.desk.database.clone(),
+            database: self.handlers.database.clone(),
             handler: handler.clone(),
             timeout: *timeout,
             effect,
-            errand,
+            reason,
+            is_confirmed,
             at,
         };
         in_hand.spawn(async move { (held.carry_out().await, in_order) }.instrument(span));
     }
 
-    /// Takes up to `limit`. Lapsed claims and open questions first: they are few, and a full queue must not starve them.
-    async fn taken(
-        &self,
-        limit: usize,
-        everything: bool,
-    ) -> Result<Vec<(StoredEffect, Errand, Instant)>, TxError> {
+    /// Claims up to `limit` due effects: for every reason, or only those whose call has to be made.
+    async fn taken(&self, limit: usize, everything: bool) -> Result<Vec<Taken>, TxError> {
         let mut tries = 0;
         loop {
             match self.taken_once(limit, everything).await {
@@ -318,38 +330,28 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    async fn taken_once(
-        &self,
-        limit: usize,
-        everything: bool,
-    ) -> Result<Vec<(StoredEffect, Errand, Instant)>, TxError> {
+    async fn taken_once(&self, limit: usize, everything: bool) -> Result<Vec<Taken>, TxError> {
         let at = Instant::now();
-        let mut tx = self.desk.database.begin().await?;
+        let mut tx = self.handlers.database.begin().await?;
         let store = sql(&self.ibid)?;
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
         let terms = Terms::of(store);
-        let kinds: Vec<String> = self.desk.served.keys().cloned().collect();
+        let kinds: Vec<String> = self.handlers.by_kind.keys().cloned().collect();
         let mut taken = Vec::new();
-        for (errand, from, to, counts) in if everything { &LOOKS[..] } else { &LOOKS[2..] } {
+        let reasons = ClaimReason::ALL.into_iter();
+        for reason in reasons.filter(|reason| everything || *reason == ClaimReason::Call) {
             let left = u32::try_from(limit - taken.len()).unwrap_or(u32::MAX);
             if left == 0 {
                 break;
             }
-            let take = Take {
-                kinds: kinds.clone(),
-                from: *from,
-                to: *to,
-                nonce: nonce(),
-                counts: *counts,
-                limit: left,
-            };
-            let found = statements::take(&mut tx, &take, terms).await?;
-            taken.extend(found.into_iter().map(|effect| (effect, *errand, at)));
+            let take = Take { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
+            let effects = statements::take(&mut tx, &take, terms).await?;
+            taken.extend(effects.into_iter().map(|effect| Taken { effect, reason, is_confirmed: true, at }));
         }
         if taken.is_empty() {
-            // Undone with the connection if this fails.
+            // If this fails, the transaction is undone with its connection.
             let _ = tx.rollback().await;
             return Ok(taken);
         }
@@ -365,25 +367,40 @@ impl<D: Database + 'static> Worker<D> {
         match committed {
             Ok(()) => Ok(taken),
             Err(error) if error.fault() == Fault::Lost => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a claim got no reply");
-                // Whether it came is not known; a call under it might never be recorded. What was claimed to be called
-                // certainly was not, and is given back; the rest is taken again when its lease is over.
-                let unsure = taken.into_iter().filter(|(_, errand, _)| *errand == Errand::Call);
-                Ok(unsure.map(|(effect, _, at)| (effect, Errand::GiveBack, at)).collect())
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "commit of a claim got no reply; giving the effects back"
+                );
+                // It is not known whether the claim was committed, and the result of a call under it might never be
+                // recorded. Effects whose call was to be made certainly had none: they are given back. The others are
+                // claimed again when their lease is over.
+                taken.retain(|taken| taken.reason == ClaimReason::Call);
+                taken.iter_mut().for_each(|taken| taken.is_confirmed = false);
+                Ok(taken)
             }
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// Whether the end of this one lets another of its aggregate go.
+/// An effect that this worker has claimed.
+struct Taken {
+    effect: StoredEffect,
+    reason: ClaimReason,
+    /// Whether the commit of the claim was acknowledged.
+    is_confirmed: bool,
+    /// From before the claim.
+    at: Instant,
+}
+
+/// Returns whether the end of this effect may let the next one of its aggregate run.
 fn in_order(ended: Result<(Ended, bool), JoinError>) -> bool {
     ended.is_ok_and(|(_, in_order)| in_order)
 }
 
 impl<D: Database> fmt::Debug for Worker<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.desk.served.keys().collect();
+        let kinds: Vec<_> = self.handlers.by_kind.keys().collect();
         f.debug_struct("Worker").field("kinds", &kinds).finish_non_exhaustive()
     }
 }
@@ -395,41 +412,19 @@ impl<D: Database> fmt::Debug for Builder<D> {
     }
 }
 
-/// What is looked for: for which errand, in which state, held in which, and whether that counts as a try. Questions
-/// count, so that they end.
-const LOOKS: [(Errand, EffectState, EffectState, bool); 3] = [
-    (Errand::Lapsed, EffectState::Claimed, EffectState::Claimed, false),
-    (Errand::Verify, EffectState::Unknown, EffectState::Unknown, true),
-    (Errand::Call, EffectState::Queued, EffectState::Claimed, true),
-];
-
-/// Calls wait for providers most of the time; more at once than this is a question to the provider.
+/// Default concurrency. Calls wait for providers most of the time; whether more are welcome is up to the provider.
 const CONCURRENCY: usize = 16;
 
-/// What most HTTP clients wait for, and half of the usual lease: the other half is for writing the end.
+/// Default time-out of a call: what most HTTP clients wait for, and half of the default lease. The other half is for
+/// writing the result.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An idle look costs less than a millisecond of the database, and a second is not noticed in what happens later anyway.
+/// Default time between two polls. An idle poll costs the database less than a millisecond, and a second more does not
+/// matter for work that happens later anyway.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// A call begun just before the stop may take all of its time, and its end this much more.
+/// A call that starts just before the stop may use all of its time, and writing its result takes up to this much more.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often a look is tried anew when another transaction was in its way; the next look is never far.
+/// How often a claim is retried after a conflict with another transaction; the next poll is never far.
 const TAKE_TRIES_MAX: u32 = 4;
-
-#[cfg(test)]
-mod tests {
-    use ibid_core::machine::{Doubt, Effect, EffectEvent, decide_effect};
-
-    use super::*;
-
-    #[test]
-    fn a_claim_is_what_the_machine_says_it_is() {
-        let queued = Effect { state: EffectState::Queued, tries: 0, tries_max: 1, doubt: Doubt::Stop };
-        let (_, from, to, _) = LOOKS[2];
-        assert_eq!(from, queued.state);
-        assert_eq!(decide_effect(&queued, EffectEvent::Claim), Some((to, None)));
-        assert!(LOOKS[..2].iter().all(|(_, from, to, _)| from == to), "a look for the rest changes no state");
-    }
-}

@@ -14,13 +14,15 @@ use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, Param, SqlError, SqlTx, 
 use ibid_core::time::Timestamp;
 use tokio::time::Instant;
 
-use super::flights::PAUSE_MIN;
+use super::flights::Flights;
 use super::inside::{Inside, TxError, sql};
 use super::statements::{self, Both, Locked, Terms, of};
 use crate::attempt::Attempt;
-use crate::engine::{Ibid, Named, Unavailable, after, nonce};
+use crate::engine::{Arrival, Decided, ResolvedId, Unavailable, apply_change};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
+use crate::random::nonce;
 
 /// Result of a reservation inside the caller's transaction. With [`Begin::Skip`], no transaction is open.
 pub type BeginInside<T> = Begin<Box<Inside<'static, T>>>;
@@ -38,15 +40,12 @@ impl Ibid {
     ) -> Result<BeginInside<D::Tx>, TxError> {
         let identity = ask.identity.clone();
         let begun = self.try_inside(ask, database, wait).await;
-        match &begun {
-            Ok(Begin::Skip(outcome)) => {
-                self.inner().tenants.count_outcome(&identity.tenant, outcome, Instant::now());
-            }
-            Ok(Begin::Run(inside)) => {
-                self.inner().tenants.ran(&identity.tenant, inside.begun().attempt > 1);
-            }
-            Err(_) => {}
-        }
+        let arrival = match &begun {
+            Ok(Begin::Skip(outcome)) => outcome.arrival(),
+            Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun().attempt),
+            Err(_) => return begun,
+        };
+        self.count_request(&identity.tenant, arrival, Instant::now());
         begun
     }
 
@@ -58,20 +57,21 @@ impl Ibid {
     ) -> Result<BeginInside<D::Tx>, TxError> {
         let store = sql(self)?;
         if !self.is_identity_active() {
-            return Err(self.inner().without_identity().into());
+            return Err(self.engine().without_identity().into());
         }
         let until = Instant::now() + wait;
         let mut ask = ask;
-        let flights = &self.inner().flights;
+        let flights = self.reserve_queue();
         let Ok(flight) = tokio::time::timeout_at(until, flights.enter(ask.id)).await else {
             return Ok(Begin::Skip(in_flight(wait)));
         };
         // Not the client's patience with a duplicate: nobody may have this key.
-        let patience = self.inner().begin_timeout;
-        let mut permit = flights.first_turn(patience).await.ok_or_else(|| Unavailable::unasked(patience))?;
-        let mut gate = Some(self.inner().breaker.enter(Instant::now()).map_err(Unavailable::unasked)?);
+        let patience = self.engine().begin_timeout;
+        let mut permit =
+            flights.first_turn(patience).await.ok_or_else(|| Unavailable::refused_early(patience))?;
+        let mut gate = Some(self.engine().breaker.enter(Instant::now()).map_err(Unavailable::refused_early)?);
         let policy = store.policy(ask.policy.clone()).await?;
-        let (mut moved, mut pause) = (0, PAUSE_MIN);
+        let (mut moved, mut backoff) = (0, Flights::backoff());
         while moved < RESERVE_TRIES_MAX {
             if let Some(outcome) = self.cached(&ask) {
                 if let Some(pass) = gate.take() {
@@ -104,7 +104,7 @@ impl Ibid {
                 Ok(Reserved::Moved) => moved += 1,
                 Err(TxError::Sql(error)) if error.fault() == Fault::LockTimeout => {
                     drop(permit);
-                    match flights.another_turn(until, &mut pause).await {
+                    match flights.another_turn(until, &mut backoff).await {
                         Some(turn) => permit = turn,
                         None => break,
                     }
@@ -122,11 +122,11 @@ impl Ibid {
         if ask.previous.is_empty() {
             return Ok(Some((ask, true)));
         }
-        let deadline = Instant::now() + self.inner().begin_timeout;
-        let named = self.named_to_begin(&ask, deadline).await?;
+        let deadline = Instant::now() + self.engine().begin_timeout;
+        let named = self.engine().resolve_id_to_begin(&ask, deadline).await?;
         Ok(named.map(|named| match named {
-            Named::Current(_) => (ask, true),
-            Named::Previous(under, _) => (under, false),
+            ResolvedId::Current(_) => (ask, true),
+            ResolvedId::Previous(under, _) => (under, false),
         }))
     }
 
@@ -144,7 +144,8 @@ impl Ibid {
         let why = match self.write(ask, is_current, &mut tx, policy, wait).await {
             Ok(Wrote::New(decision, held)) => return self.entered(ask, decision, held, tx, at).await,
             Ok(Wrote::Nothing(decision, stored)) => {
-                Ok(Reserved::Skip(self.begun(ask, decision, Some(*stored), at).into_outcome()))
+                let decided = Decided { ask: ask.clone(), decision, stored: Some(*stored), at };
+                Ok(Reserved::Skip(self.to_caller_outcome(decided).into_outcome()))
             }
             Ok(Wrote::Late) => Ok(Reserved::Moved),
             Err(error) => Err(error),
@@ -170,7 +171,7 @@ impl Ibid {
             return Err(TxError::OtherDialect);
         }
         let terms = Terms::of(store);
-        let event = Event::Request { ask, role: self.inner().role(&ask.policy) };
+        let event = Event::Request { ask, role: self.engine().role(&ask.policy) };
         let Verdict::Write(change, decision) = machine::decide(None, &event, Timestamp::default()) else {
             return Err(TxError::Ended);
         };
@@ -179,7 +180,7 @@ impl Ibid {
         let was = wait_for_locks(tx, &wait_ms, ask.policy.lease).await?;
         if is_current && let Some(stamp) = statements::apply(tx, &change, None, policy, terms).await? {
             wait_for_locks(tx, &was, ask.policy.lease).await?;
-            let stored = after(&change, stamp, None).ok_or(TxError::LeaseLost)?;
+            let stored = apply_change(&change, stamp, None).ok_or(TxError::LeaseLost)?;
             return Ok(Wrote::New(decision, Locked { stored, policy }));
         }
         // Somebody's row is there, committed; or it was removed since, and one statement sees nothing.
@@ -198,7 +199,7 @@ impl Ibid {
             return Ok(Wrote::Late);
         };
         wait_for_locks(tx, &was, ask.policy.lease).await?;
-        let stored = after(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
+        let stored = apply_change(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
         Ok(Wrote::New(decision, Locked { stored, policy }))
     }
 
@@ -213,15 +214,17 @@ impl Ibid {
     ) -> Result<Reserved<T>, TxError> {
         if !matches!(decision, Decision::Run { .. }) {
             tx.commit().await?;
-            return Ok(Reserved::Skip(self.begun(ask, decision, Some(held.stored), at).into_outcome()));
+            let stored = Some(held.stored);
+            let decided = Decided { ask: ask.clone(), decision, stored, at };
+            return Ok(Reserved::Skip(self.to_caller_outcome(decided).into_outcome()));
         }
         if failpoint::at("reserve.after").await == Hit::Error {
             return Err(SqlError::new(Fault::Again, "a failpoint").into());
         }
-        if !self.inner().confirm_identity().await {
+        if !self.engine().confirm_identity().await {
             // Undone with the connection if this fails.
             let _ = tx.rollback().await;
-            return Err(self.inner().without_identity().into());
+            return Err(self.engine().without_identity().into());
         }
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
         let attempt = Attempt::unwritten(self.clone(), ask.clone(), held.stored.record.clone(), at);

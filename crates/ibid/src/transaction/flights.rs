@@ -3,14 +3,15 @@
 //! Whoever waits for a row of another node has a turn now and then, and holds nothing in between. It must not know any SQL.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ibid_core::scope::RecordId;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use crate::engine::jitter;
+use crate::backoff::Backoff;
 
 /// The keys that this process is about to reserve inside a transaction.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ impl Flights {
     /// Waits until nobody else of this process is at it.
     pub(super) async fn enter(&self, id: RecordId) -> Flight {
         let turn = {
-            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut under_way = self.under_way.lock();
             if under_way.len() >= SWEEP_FLIGHTS_AT {
                 under_way.retain(|_, turn| turn.strong_count() > 0);
             }
@@ -53,19 +54,23 @@ impl Flights {
         turn.lock_owned().await
     }
 
+    /// The pauses between the tries of one request.
+    pub(super) fn backoff() -> Backoff {
+        Backoff::new(PAUSE_MIN, PAUSE_MAX)
+    }
+
     /// A turn for a key that nobody may have; none within this time.
     pub(super) async fn first_turn(&self, patience: Duration) -> Option<Turn<'_>> {
         tokio::time::timeout(patience, self.reserving.acquire()).await.ok()?.ok()
     }
 
     /// Another turn, after a pause, for a key that another node has; none before `until`.
-    pub(super) async fn another_turn(&self, until: Instant, pause: &mut Duration) -> Option<Turn<'_>> {
+    pub(super) async fn another_turn(&self, until: Instant, backoff: &mut Backoff) -> Option<Turn<'_>> {
         let now = Instant::now();
         if now >= until {
             return None;
         }
-        tokio::time::sleep_until(until.min(now + pause.mul_f64(0.75 + 0.5 * jitter()))).await;
-        *pause = (*pause * 2).min(PAUSE_MAX);
+        tokio::time::sleep_until(until.min(now + backoff.next())).await;
         tokio::time::timeout_at(until, self.lingering.acquire()).await.ok()?.ok()
     }
 }
@@ -78,7 +83,7 @@ const RESERVING_MAX: usize = 8;
 const LINGERING_MAX: usize = 2;
 
 /// The first pause between two tries: what takes longer than one try takes about as long again.
-pub(super) const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// The longest: an answer that is there is given within a quarter of a second, unless many wait for a turn.
 const PAUSE_MAX: Duration = Duration::from_millis(200);

@@ -20,9 +20,11 @@ use super::all_inside;
 use super::flights::Flight;
 use super::statements::{self, Locked, Terms};
 use crate::attempt::{Attempt, into_answer};
-use crate::engine::{Ibid, Unavailable, after, nonce, still_owns};
+use crate::engine::{GiveUp, Unavailable, apply_change, still_owns};
 use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
 use crate::outcome::Outcome;
+use crate::random::nonce;
 use crate::telemetry;
 
 /// An Attempt and the caller's transaction, which holds its Record locked.
@@ -126,7 +128,7 @@ impl Attempt {
             return Err(TxError::OtherDialect);
         }
         if !self.confirms_identity().await {
-            return Err(self.ibid().inner().without_identity().into());
+            return Err(self.ibid().engine().without_identity().into());
         }
         let begun = self.begun();
         let held = statements::lock(tx, &begun.id, store.now(), begun.policy.lease).await?;
@@ -269,11 +271,11 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
             Committed::Unsure => self.settle(&change).await?,
         };
         self.tell_worker();
-        let inner = self.attempt.ibid().inner().clone();
-        inner.tell(&change.id);
+        let engine = self.attempt.ibid().engine().clone();
+        engine.notify_waiters(&change.id);
         let finished = match response {
             Some(response) => {
-                Outcome::Completed(inner.remember(stored.record, response, sent_at, stored.now))
+                Outcome::Completed(engine.remember(stored.record, response, sent_at, stored.now))
             }
             None => Outcome::AwaitingEffect,
         };
@@ -284,7 +286,7 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     pub(crate) fn tell_worker(&self) {
         if self.enqueued > 0 {
             counter!(telemetry::EFFECTS_ENQUEUED).increment(self.enqueued);
-            self.attempt.ibid().inner().enqueued.notify_waiters();
+            self.attempt.ibid().outbox().enqueued.notify_waiters();
         }
     }
 
@@ -302,19 +304,19 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
         if failpoint::at(before).await == Hit::Error {
             return Err(SqlError::new(Fault::Again, "a failpoint").into());
         }
-        if self.reserves && !self.attempt.ibid().inner().confirm_identity().await {
+        if self.reserves && !self.attempt.ibid().engine().confirm_identity().await {
             // Nobody else sees the reservation before this commit. T1 (new identity) looks up the key's old id, finds
             // nothing, reserves the new id and runs; this commit, held up until then, would be the second execution.
             // `ibid identity change` waits for commits that were sent in time (`change::retire`), not for this one.
             self.roll_back().await;
             self.attempt.ended_with(Outcome::NotDurable);
-            return Err(self.attempt.ibid().inner().without_identity().into());
+            return Err(self.attempt.ibid().engine().without_identity().into());
         }
         let tx = self.tx.take().ok_or(TxError::Ended)?;
         match tx.commit().await {
             Ok(()) if failpoint::at(done).await == Hit::Lost => Ok(Committed::Unsure),
             Ok(()) => {
-                let stored = after(change, stamp, Some(&self.held.stored));
+                let stored = apply_change(change, stamp, Some(&self.held.stored));
                 Ok(Committed::Yes(Box::new(stored.ok_or(TxError::LeaseLost)?)))
             }
             Err(error) if error.fault() == Fault::Lost => Ok(Committed::Unsure),
@@ -325,21 +327,25 @@ impl<'a, T: OwnedTx> Inside<'a, T> {
     /// The commit got no reply. A read would prove nothing while it may still run; a write at the Version from before
     /// waits for it, and then either wins, and the commit never comes, or finds it.
     async fn settle(&mut self, change: &Change) -> Result<Stored, TxError> {
-        let inner = self.attempt.ibid().inner().clone();
+        let engine = self.attempt.ibid().engine().clone();
         let (begun, ask) = (self.begun(), self.attempt.ask().clone());
         let known = self.held.stored.clone();
         let reserves = self.reserves;
         let settle = async {
             if reserves {
-                let known = inner.load_patiently(ask.id).await.ok()?;
-                Some(inner.settle_stubbornly(known, |nonce| Event::GaveUp { ask: &ask, nonce }).await)
+                let known = engine.load_until_done(ask.id, GiveUp::Late).await.ok()?;
+                Some(
+                    engine
+                        .write_until_done(known, GiveUp::Late, |nonce| Event::GaveUp { ask: &ask, nonce })
+                        .await,
+                )
             } else {
                 let not_executed =
                     |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::Broken };
-                Some(inner.settle_stubbornly(Some(known), not_executed).await)
+                Some(engine.write_until_done(Some(known), GiveUp::Late, not_executed).await)
             }
         };
-        let settled = tokio::time::timeout(inner.finish_wait, settle).await.ok().flatten();
+        let settled = tokio::time::timeout(engine.finish_wait, settle).await.ok().flatten();
         let Some(settlement) = settled.filter(|settlement| settlement.refused.is_none()) else {
             self.attempt.ended_with(Outcome::NotDurable);
             return Err(TxError::Unsure);
@@ -379,7 +385,7 @@ pub(crate) enum Committed {
 
 /// The store's SQL side.
 pub(crate) fn sql(ibid: &Ibid) -> Result<&dyn SqlStore, TxError> {
-    ibid.inner().store.sql().ok_or(TxError::NoSql)
+    ibid.engine().store.sql().ok_or(TxError::NoSql)
 }
 
 impl Deref for Holder<'_> {

@@ -145,7 +145,7 @@ pub(crate) async fn enqueue(
         Param::Text(&effect.name),
         bits(nonce),
         Param::Text(&effect.kind),
-        Param::I64(EffectState::Queued as i64),
+        Param::I64(EffectState::ENQUEUED as i64),
         Param::Bool(true),
         Param::I64(micros(effect.delay)),
         Param::I64(micros(effect.rules.lease())),

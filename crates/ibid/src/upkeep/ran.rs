@@ -1,10 +1,10 @@
 //! When each chore of this process last ran and what came of it, for operators.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use crate::engine::Ibid;
+use crate::ibid::Ibid;
+use parking_lot::Mutex;
 
 /// How a chore of this process goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Chore {
 impl Ibid {
     /// Every chore that has run in this process, by name.
     pub fn chores(&self) -> Vec<Chore> {
-        let ran = self.inner().ran.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ran = self.upkeep().ran.0.lock();
         ran.values().cloned().collect()
     }
 }
@@ -47,7 +47,7 @@ impl Ran {
     }
 
     fn of(&self, name: &'static str, set: impl FnOnce(&mut Chore)) {
-        let mut ran = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ran = self.0.lock();
         let new = || Chore { name, succeeded_at: None, did: 0, failed_at: None, error: None };
         set(ran.entry(name).or_insert_with(new));
     }

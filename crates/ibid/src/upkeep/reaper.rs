@@ -16,7 +16,9 @@ use metrics::{counter, gauge};
 use tokio::time::{Instant, sleep};
 
 use super::unknown::expire_unknown;
-use crate::engine::{Ibid, nonce};
+use crate::engine::GiveUp;
+use crate::ibid::Ibid;
+use crate::random::nonce;
 use crate::telemetry;
 
 /// How long is kept what outlives its record.
@@ -75,7 +77,7 @@ pub struct Outlook {
 pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
     let settled = settle_unclaimed(ibid).await;
     let outlived = expire_unknown(&**ibid.store()).await;
-    let bounds = Bounds { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.inner().places };
+    let bounds = Bounds { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.upkeep().places };
     let harvest = round(&**ibid.store(), keep, Some(&bounds), |_| {}).await;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
     let counted = count_records(ibid).await;
@@ -251,8 +253,10 @@ impl Pace {
 async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
     let mut settled = 0;
     for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
-        let settlement =
-            ibid.inner().settle_patiently(Some(stored), |nonce| Event::NeverClaimed { nonce }).await;
+        let settlement = ibid
+            .engine()
+            .write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::NeverClaimed { nonce })
+            .await;
         settled += u64::from(settlement.decision == machine::Decision::Settled);
     }
     Ok(settled)

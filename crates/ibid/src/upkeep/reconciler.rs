@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,9 +21,12 @@ use ibid_core::scope::{RecordId, Tenant};
 use ibid_core::store::{Pending, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::engine::{Ibid, jitter};
+use crate::engine::GiveUp;
+use crate::ibid::Ibid;
+use crate::random::jitter;
 use crate::telemetry;
 
 /// Knows how to find out what became of a request.
@@ -121,7 +124,7 @@ pub struct Reconciled {
 impl Ibid {
     /// Lets the reconciler of this process ask about records of routes with a reconcile rule.
     pub fn reconcile_with(&self, finder: Arc<dyn Find>) {
-        *self.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(finder);
+        *self.upkeep().finder.0.lock() = Some(finder);
     }
 }
 
@@ -141,12 +144,12 @@ pub async fn reconcile_telling(
     mut told: impl FnMut(&Reconciled),
 ) -> Result<Reconciled, StoreError> {
     let mut all = Reconciled::default();
-    let finder = ibid.inner().finder.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let finder = ibid.upkeep().finder.0.lock().clone();
     let Some(finder) = finder else { return Ok(all) };
     // Those that somebody else must ask about stand in the same order, and stay there: to look behind them.
     let mut not_ours = 0;
     for _ in 0..BATCHES_MAX {
-        let due = ibid.inner().due(State::Unknown, BATCH + not_ours).await?;
+        let due = ibid.engine().due(State::Unknown, BATCH + not_ours).await?;
         let full = due.len() as u32 == BATCH + not_ours;
         not_ours = 0;
         let (mut paces, mut looks) = (HashMap::new(), Vec::new());
@@ -154,7 +157,7 @@ pub async fn reconcile_telling(
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_asked_about(&stored.record));
             let rule = rule.filter(|rule| {
                 // After a jump of the store's clock two looks may be nearer than they seem: all wait.
-                finder.asks(rule) && !ibid.inner().is_clock_unsure(rule.settle)
+                finder.asks(rule) && !ibid.engine().is_clock_unsure(rule.settle)
             });
             let Some(rule) = rule else {
                 not_ours += 1;
@@ -201,7 +204,7 @@ async fn look(ibid: &Ibid, finder: &dyn Find, stored: Stored, route: String, at:
     let as_of = stored.now;
     let found = ask(finder, &stored.record, &policy).await;
     let event = |nonce| Event::Found { nonce, by: Finder::Reconciler, what: &found, as_of, jitter: jitter() };
-    let settlement = ibid.inner().settle_patiently(Some(stored), event).await;
+    let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, event).await;
     if found == Found::Nothing {
         counter!(telemetry::RECONCILE_FAILED, "route" => route.clone()).increment(1);
     }

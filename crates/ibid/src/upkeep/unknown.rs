@@ -1,19 +1,19 @@
-//! Lets unknown outcomes expire that nothing could settle within `unknown_retention`, where a route sets one.
+//! Expires unknown outcomes that nothing settled within `unknown_retention`, if the route sets one.
 
 use ibid_core::change::Commit;
 use ibid_core::effect::EffectFilter;
-use ibid_core::machine::{self, EffectState, Event, Verdict};
+use ibid_core::machine::{self, Event, Verdict};
 use ibid_core::record::{Record, State};
 use ibid_core::store::{Store, StoreError};
 use metrics::counter;
 
-use crate::engine::nonce;
-use crate::outbox::{self, OperatorError};
+use crate::outbox::store_tx;
+use crate::random::nonce;
 use crate::telemetry;
 
-/// Expires what is past its `unknown_retention` and has no open Effect. Returns how many.
+/// Expires records that are past their `unknown_retention` and have no open effect. Returns how many.
 ///
-/// It writes to the store, not through the engine: a waiter in this process learns of it at its next look.
+/// It writes to the store, not through the engine: a waiting duplicate in this process learns of it at its next poll.
 pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError> {
     let (mut expired, mut stayed) = (0, 0);
     for _ in 0..BATCHES_MAX {
@@ -34,12 +34,12 @@ pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError>
             }
             match store.commit(vec![change]).await.pop() {
                 Some(Ok(Commit::Done(_))) => expired += 1,
-                // Another process was first, or somebody settled it.
+                // Another process was first, or the record was settled.
                 Some(Ok(Commit::Conflict(_))) | None => continue,
                 Some(Err(error)) => return Err(error),
             }
             let route = stored.record.policy.route.clone().unwrap_or_else(|| "*".to_owned());
-            tracing::warn!(record = %stored.record.id.short(), %route, "an unknown outcome expired after unknown_retention");
+            tracing::warn!(record = %stored.record.id.short(), %route, "unknown outcome expired after `unknown_retention`");
             counter!(telemetry::UNKNOWN_EXPIRED, "route" => route).increment(1);
         }
         if !full || expired == before {
@@ -49,27 +49,19 @@ pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError>
     Ok(expired)
 }
 
-/// Whether a call to the outside of this record is neither done nor discarded. No new one comes: its Attempt is over.
+/// Whether an effect of this record is neither done nor discarded. It gets no new ones: its attempt is over.
 async fn has_open_effect(store: &dyn Store, record: &Record) -> Result<bool, StoreError> {
     let filter = EffectFilter { record: Some(record.id), limit: EFFECTS_MAX, ..EffectFilter::default() };
-    match outbox::operator::list_at(store, filter).await {
-        Ok(effects) => {
-            let is_open = |state| !matches!(state, EffectState::Done | EffectState::Discarded);
-            // A record with more than that is left alone, whatever they are.
-            Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| is_open(effect.state)))
-        }
-        Err(OperatorError::NoSql) => Ok(false),
-        Err(OperatorError::Store(error)) => Err(error),
-        // A list is refused for no other reason.
-        Err(_) => Ok(true),
-    }
+    let effects = store_tx::list(store, filter).await?.unwrap_or_default();
+    // A record with more effects than that is left alone, whatever their states.
+    Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| !effect.state.is_final()))
 }
 
 /// Records read at once.
 const BATCH: u32 = 256;
 
-/// Batches in one round of the reaper; the rest waits for the next.
+/// Batches in one round of the reaper; the rest waits for the next round.
 const BATCHES_MAX: u32 = 40;
 
-/// Effects of one record that are looked at.
+/// How many effects of one record are looked at.
 const EFFECTS_MAX: u32 = 1000;

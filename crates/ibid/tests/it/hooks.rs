@@ -225,7 +225,11 @@ async fn never_made_is_not_believed_of_an_instant_at_which_it_could_still_be_mad
     assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
     assert_eq!(world.hook(&said("evt_2", "void", "k")).await, word(200, "premature"), "it has just run");
     world.pass_the_attempts_end();
-    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 0, "it does not count later, either");
+    assert_eq!(
+        upkeep::apply_evidence_once(&world.ibid).await.expect("a round"),
+        0,
+        "it does not count later, either"
+    );
     assert_eq!(world.hook(&void).await, word(200, "duplicate"), "told again it is no younger");
     let mut late = said("evt_3", "void", "k");
     late.body = late.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", late.signed_at - 60), 1);
@@ -253,7 +257,11 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
     assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
     world.until_settled("k").await;
     assert_eq!(world.pay("k", "answer").await.0, 402, "settled without asking");
-    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 0, "the evidence is used up");
+    assert_eq!(
+        upkeep::apply_evidence_once(&world.ibid).await.expect("a round"),
+        0,
+        "the evidence is used up"
+    );
 }
 
 #[tokio::test]
@@ -272,9 +280,9 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
     };
     let kept = Duration::from_secs(3600);
     ibid_core::evidence::Witness::testify(&*world.store, evidence, kept).await.expect("kept");
-    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 1);
+    assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 1);
     assert_eq!(world.record("k").await.state, RecordState::Retryable);
-    assert_eq!(upkeep::weigh_once(&world.ibid).await.expect("a round"), 0);
+    assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 0);
 }
 
 #[tokio::test]

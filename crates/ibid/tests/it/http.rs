@@ -1,6 +1,7 @@
 //! The guard around a real axum router, on the memory store with a clock that the test moves. Longer than most files
 //! because it is a list over one small API: each test stands alone.
 
+mod policy_keys;
 mod proof;
 
 use std::convert::Infallible;
@@ -60,7 +61,7 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
     let api = Api { gate: Some(Arc::new(Semaphore::new(0))), ..Api::default() };
     let router = Router::new()
-        .route("/pay", post(handle).patch(handle).put(handle).get(handle))
+        .route("/pay", post(handle).patch(handle).put(handle).get(handle).delete(handle))
         .route("/other", post(handle))
         .route("/who", post(async |guarded: Guarded| format!("{}:{}", guarded.key.as_str(), guarded.attempt)))
         .route("/plain", get(async || "plain"))
@@ -787,9 +788,13 @@ async fn tenants_do_not_see_or_touch_each_others_keys() {
         request: Request::get(format!("/.ibid/keys/{key}?method=POST&path=/pay")).header("x-tenant", tenant),
         body: Body::empty(),
     };
-    assert_eq!(world.send(page("a", "k")).await.status, 200);
-    assert_eq!(world.send(page("c", "k")).await.status, 404);
-    assert_eq!(world.send(page("a", "x")).await.status, 404);
+    for (tenant, body) in [("a", b"run 1: b"), ("b", b"run 2: b")] {
+        assert_eq!(world.send(page(tenant, "k")).await.status, 200);
+        assert_eq!(&world.send(page(tenant, "k/response")).await.body[..], body);
+    }
+    for (tenant, key) in [("c", "k"), ("a", "x"), ("c", "k/response"), ("a", "x/response")] {
+        assert_eq!(world.send(page(tenant, key)).await.status, 404, "{tenant} {key}");
+    }
 }
 
 #[tokio::test]
@@ -838,14 +843,17 @@ async fn the_stripe_profile_speaks_as_its_clients_expect() {
 #[tokio::test]
 async fn what_is_not_guarded_passes_untouched() {
     let world = world(Policy::default()).await;
-    for method in ["GET", "PUT"] {
-        for _ in 0..2 {
-            let request = Request::builder().method(method).uri("/pay").header("idempotency-key", "\"bad");
+    for method in ["GET", "PUT", "DELETE"] {
+        for key in [None, Some("\"bad"), Some("\"bad")] {
+            let mut request = Request::builder().method(method).uri("/pay");
+            if let Some(key) = key {
+                request = request.header("idempotency-key", key);
+            }
             let answer = world.send(Post { request, body: Body::empty() }).await;
-            assert_eq!((answer.status, answer.is_replay()), (201, false));
+            assert_eq!((answer.status, answer.is_replay()), (201, false), "{method} {key:?}");
         }
     }
-    assert_eq!((world.runs(), world.records().await), (4, 0));
+    assert_eq!((world.runs(), world.records().await), (9, 0));
 }
 
 #[tokio::test]

@@ -236,7 +236,7 @@ async fn a_worker_that_read_the_request_of_a_generation_since_given_up_runs_that
     let first = world.record().await;
     assert_eq!((first.state, first.note.status), (RecordState::Completed, Some(408)));
     let act = Act::new("ann", "once more").unwrap();
-    Operator::of(&world.ibid).forget(first.id, None, &act).await.expect("it is forgotten");
+    Operator::new(&world.ibid).forget(first.id, None, &act).await.expect("it is forgotten");
     assert_eq!(world.send("six", "").await.0, 202);
     let second = world.record().await;
     assert!(second.id == first.id && second.birth != first.birth, "another generation");

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ibid::core::store::Store;
 use ibid::ledger::{Comparison, Finding, LETTER_KIND, LetterError, Line, write_letters};
-use ibid::operator::Act;
-use ibid::outbox::{self, EffectFilter, EffectState, OperatorError, StoredEffect};
+use ibid::operator::{Act, Operator, OperatorError};
+use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::rows::{Next, RowsError};
@@ -35,7 +35,7 @@ fn findings(theirs: &[&str]) -> Vec<Finding> {
 }
 
 async fn letters(ibid: &Ibid) -> Vec<StoredEffect> {
-    outbox::list(ibid, EffectFilter::default()).await.unwrap()
+    Operator::new(ibid).effects(EffectFilter::default()).await.unwrap().0
 }
 
 async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
@@ -65,9 +65,9 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
     assert!(all[0].last_error.as_deref().unwrap().contains("has 2 for one key"));
 
     let seq = all[0].seq;
-    let refused = outbox::retry(&ibid, seq, &because("try")).await.unwrap_err();
+    let refused = Operator::new(&ibid).retry(seq, &because("try")).await.unwrap_err();
     assert!(matches!(refused, OperatorError::NothingToMake), "{refused:?}");
-    outbox::discard(&ibid, seq, &because("refunded by hand")).await.unwrap();
+    Operator::new(&ibid).discard(seq, &because("refunded by hand")).await.unwrap();
     let discarded = letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
     assert_eq!(discarded.state, EffectState::Discarded);
     // What a person has dealt with does not come back with the next comparison.

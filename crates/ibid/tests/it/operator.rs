@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid::attempt::Attempt;
-use ibid::operator::{Act, Deed, Filter, Found, Operator, Refused, Seen, answer};
+use ibid::operator::{Act, BulkAction, Filter, Found, Operator, OperatorError, SeenVersion, answer};
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
@@ -34,7 +34,7 @@ impl World {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
         let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
         let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
-        World { operator: Operator::of(&ibid), ibid, store, hands }
+        World { operator: Operator::new(&ibid), ibid, store, hands }
     }
 
     fn ask_of(&self, tenant: &str, key: &str) -> Ask {
@@ -81,7 +81,7 @@ impl World {
         self.hands.advance(lease);
         let node = Ibid::for_upkeep(self.store.clone());
         assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
-        self.operator.life(id).await.expect("it is there").stored
+        self.operator.history(id).await.expect("it is there").stored
     }
 
     /// How many records wait for a person, once every attempt's time is over.
@@ -91,7 +91,7 @@ impl World {
     }
 
     async fn lines(&self, id: RecordId) -> Vec<(Happened, String)> {
-        let history = self.operator.life(id).await.expect("it is there").history;
+        let history = self.operator.history(id).await.expect("it is there").history;
         history.into_iter().map(|(_, line)| (line.what, line.detail)).collect()
     }
 }
@@ -108,8 +108,8 @@ fn executed() -> Found {
     Found::Executed(answer(201, "text/plain", "by hand"))
 }
 
-fn seen(stored: &Stored) -> Seen {
-    Seen { id: stored.record.id, version: stored.record.version }
+fn seen(stored: &Stored) -> SeenVersion {
+    SeenVersion { id: stored.record.id, version: stored.record.version }
 }
 
 #[tokio::test]
@@ -165,11 +165,11 @@ async fn what_the_machine_does_not_allow_is_refused_with_the_record_as_it_is() {
         (world.operator.resolve(completed, None, &Found::NotExecuted, &ann()).await, State::Completed),
     ];
     for (refused, state) in refused {
-        let Err(Refused::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
+        let Err(OperatorError::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
         assert_eq!(stored.record.state, state);
     }
     let missing = world.operator.forget(absent, None, &ann()).await;
-    assert!(matches!(missing, Err(Refused::NoSuchRecord)), "{missing:?}");
+    assert!(matches!(missing, Err(OperatorError::NoSuchRecord)), "{missing:?}");
     drop(running);
 }
 
@@ -181,11 +181,11 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
     assert_eq!(world.letters().await, 1);
     // Long after: what is left of its life must not begin anew.
     world.hands.advance(Duration::from_secs(3600));
-    let shown = world.operator.preview(Filter::default(), &Deed::Seen).await.expect("a preview");
+    let shown = world.operator.preview(Filter::default(), &BulkAction::Acknowledge).await.expect("a preview");
     assert_eq!((shown.records.len(), shown.left_alone), (1, 0));
     let after = world
         .operator
-        .seen(before.record.id, Some(before.record.version), &ann())
+        .acknowledge(before.record.id, Some(before.record.version), &ann())
         .await
         .expect("it is seen to");
     assert!(!after.record.flags.dead_letter);
@@ -196,15 +196,15 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
         (record.state, record.birth, record.attempt, record.note.status, instants, stored.answer.clone())
     };
     assert_eq!(kept(&after), kept(&before));
-    let stored = world.operator.life(before.record.id).await.expect("it is there").stored;
+    let stored = world.operator.history(before.record.id).await.expect("it is there").stored;
     assert_eq!(kept(&stored), kept(&before), "as the store has it, too");
     let Begin::Skip(Outcome::Completed(answer)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!(Some(answer.response.status), before.record.note.status);
     let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has it";
     assert_eq!(world.lines(before.record.id).await.last(), Some(&(Happened::Operator, line.to_owned())));
 
-    let twice = world.operator.seen(before.record.id, None, &bob()).await;
-    let Err(Refused::NotNow { last, .. }) = &twice else { panic!("{twice:?}") };
+    let twice = world.operator.acknowledge(before.record.id, None, &bob()).await;
+    let Err(OperatorError::NotNow { last, .. }) = &twice else { panic!("{twice:?}") };
     assert_eq!(last.as_ref().map(|last| last.1.detail.as_str()), Some(line));
     assert_eq!(
         world.lines(before.record.id).await.iter().filter(|(what, _)| *what == Happened::Operator).count(),
@@ -218,12 +218,12 @@ async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
     let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
     assert_eq!(world.letters().await, 1, "nobody is asked about an unknown record");
     for (id, state) in [(unknown, State::Unknown), (completed, State::Completed)] {
-        let refused = world.operator.seen(id, None, &ann()).await;
-        let Err(Refused::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
+        let refused = world.operator.acknowledge(id, None, &ann()).await;
+        let Err(OperatorError::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
         assert_eq!(stored.record.state, state);
     }
     assert_eq!(world.letters().await, 1, "it still waits for a person");
-    let shown = world.operator.preview(Filter::default(), &Deed::Seen).await.expect("a preview");
+    let shown = world.operator.preview(Filter::default(), &BulkAction::Acknowledge).await.expect("a preview");
     assert_eq!((shown.records.len(), shown.left_alone), (0, 2));
 }
 
@@ -234,11 +234,11 @@ async fn a_dead_letter_outlives_its_retention_until_somebody_has_seen_to_it() {
     let node = Ibid::for_upkeep(world.store.clone());
     world.hands.advance(Policy::default().retention * 10);
     upkeep::reap_once(&node, Keep::default()).await.expect("the store answers");
-    let kept = world.operator.life(letter.id).await.expect("it is there").stored;
+    let kept = world.operator.history(letter.id).await.expect("it is there").stored;
     assert!(kept.record.version == letter.version && kept.answer.is_some(), "{kept:?}");
-    world.operator.seen(letter.id, None, &ann()).await.expect("it is seen to");
+    world.operator.acknowledge(letter.id, None, &ann()).await.expect("it is seen to");
     upkeep::reap_once(&node, Keep::default()).await.expect("the store answers");
-    let gone = world.operator.life(letter.id).await;
+    let gone = world.operator.history(letter.id).await;
     assert!(gone.is_err(), "{gone:?}");
 }
 
@@ -259,7 +259,7 @@ async fn of_many_operators_one_settles_a_record_and_the_others_are_told_who() {
         world.lines(id).await.into_iter().filter(|(what, _)| *what == Happened::Operator).collect();
     assert_eq!(settled.len(), 1, "one line: {settled:?}");
     for lost in done.into_iter().filter_map(Result::err) {
-        let Refused::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
+        let OperatorError::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
         assert_ne!(stored.record.state, State::Unknown);
         let told = &last.as_ref().expect("who won").1.detail;
         assert!(told.contains(&format!("by person-{}:", winners[0])), "{told}");
@@ -271,12 +271,12 @@ async fn of_many_operators_one_settles_a_record_and_the_others_are_told_who() {
 async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
     let world = World::new().await;
     let id = world.unknown("k").await;
-    let looked_at = world.operator.life(id).await.expect("it is there").stored.record.version;
+    let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;
     world.operator.resolve(id, Some(looked_at), &Found::NotExecuted, &bob()).await.expect("as it was");
     // The retry runs and is unknown again: what ann saw was about the run before.
     world.run("k").await.unknown(ErrorCode::Broken).await;
     let late = world.operator.resolve(id, Some(looked_at), &executed(), &ann()).await;
-    let Err(Refused::Changed { stored, .. }) = late else { panic!("{late:?}") };
+    let Err(OperatorError::Changed { stored, .. }) = late else { panic!("{late:?}") };
     assert_eq!((stored.record.state, stored.record.attempt), (State::Unknown, 2));
 }
 
@@ -305,8 +305,8 @@ async fn an_answer_larger_than_the_rules_keep_is_refused_and_nothing_is_written(
     let body = vec![b'x'; Policy::default().max_response_body as usize + 1];
     let large = Found::Executed(answer(200, "text/plain", body));
     let refused = world.operator.resolve(id, None, &large, &ann()).await;
-    assert!(matches!(refused, Err(Refused::TooLarge { .. })), "{refused:?}");
-    assert_eq!(world.operator.life(id).await.unwrap().stored.record.state, State::Unknown);
+    assert!(matches!(refused, Err(OperatorError::TooLarge { .. })), "{refused:?}");
+    assert_eq!(world.operator.history(id).await.unwrap().stored.record.state, State::Unknown);
 }
 
 #[tokio::test]
@@ -316,19 +316,19 @@ async fn many_are_shown_first_and_only_what_was_shown_and_stayed_so_is_changed()
         world.unknown(key).await;
     }
     world.completed("done").await;
-    let deed = Deed::Resolve(Found::NotExecuted);
-    let preview = world.operator.preview(Filter::default(), &deed).await.expect("a preview");
+    let action = BulkAction::Resolve(Found::NotExecuted);
+    let preview = world.operator.preview(Filter::default(), &action).await.expect("a preview");
     assert_eq!((preview.records.len(), preview.left_alone, preview.next), (3, 1, None));
-    let shown: Vec<Seen> = preview.records.iter().map(seen).collect();
+    let shown: Vec<SeenVersion> = preview.records.iter().map(seen).collect();
     // One is settled by another, and a new one comes.
     world.operator.resolve(shown[1].id, None, &executed(), &ann()).await.expect("it is settled");
     let newcomer = world.unknown("new").await;
-    let done = world.operator.each(&shown, &deed, &bob()).await;
+    let done = world.operator.apply(&shown, &action, &bob()).await;
     assert!(done.iter().zip(&shown).all(|((id, _), seen)| *id == seen.id), "in their order");
     assert!(done[0].1.is_ok() && done[2].1.is_ok(), "{done:?}");
-    assert!(matches!(done[1].1, Err(Refused::Changed { .. })), "{done:?}");
-    assert_eq!(world.operator.life(newcomer).await.unwrap().stored.record.state, State::Unknown);
-    let forget = world.operator.preview(Filter::default(), &Deed::Forget).await.expect("a preview");
+    assert!(matches!(done[1].1, Err(OperatorError::Changed { .. })), "{done:?}");
+    assert_eq!(world.operator.history(newcomer).await.unwrap().stored.record.state, State::Unknown);
+    let forget = world.operator.preview(Filter::default(), &BulkAction::Forget).await.expect("a preview");
     assert_eq!(forget.records.len(), 2, "the completed ones");
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid::Ibid;
-use ibid::outbox::{self, CallOutcome, OperatorError, Round, Verified, WorkerError};
+use ibid::operator::{Operator, OperatorError};
+use ibid::outbox::{self, CallOutcome, Round, Verified, WorkerError};
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
@@ -95,7 +96,10 @@ async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_a_dead_one_
     world.pass(1000 * DAY);
     assert_eq!(reap().await, (0, 0), "a dead letter waits for a person, and its record with it");
     assert_eq!(world.effects().await.len(), 2);
-    outbox::discard(&world.ibid, world.effects().await[1].seq, &because("settled by phone")).await.unwrap();
+    Operator::new(&world.ibid)
+        .discard(world.effects().await[1].seq, &because("settled by phone"))
+        .await
+        .unwrap();
     assert_eq!(reap().await, (1, 1), "then the record goes, and what was done long ago");
     let discarded = world.only().await;
     assert_eq!((discarded.state, discarded.done_at.is_some()), (Discarded, true));
@@ -149,7 +153,10 @@ async fn one_that_a_person_must_look_at_holds_up_its_aggregate_until_it_is_disca
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
-    outbox::discard(&world.ibid, world.effects().await[0].seq, &because("settled by phone")).await.unwrap();
+    Operator::new(&world.ibid)
+        .discard(world.effects().await[0].seq, &because("settled by phone"))
+        .await
+        .unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     let states: Vec<_> = world.effects().await.iter().map(|effect| effect.state).collect();
     assert_eq!(states, [Discarded, Done]);
@@ -336,7 +343,8 @@ async fn past_the_key_window_a_repeatable_effect_is_not_called() {
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 1));
     // An operator who confirms has it called all the same.
-    outbox::retry(&world.ibid, world.only().await.seq, &because("the provider has no such charge"))
+    Operator::new(&world.ibid)
+        .retry(world.only().await.seq, &because("the provider has no such charge"))
         .await
         .unwrap();
     worker.run_once().await.unwrap();
@@ -388,7 +396,7 @@ async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after
     assert_eq!(world.ledger(), ["w charge dead: card declined"]);
 
     let seq = world.only().await.seq;
-    outbox::retry(&world.ibid, seq, &because("another card")).await.unwrap();
+    Operator::new(&world.ibid).retry(seq, &because("another card")).await.unwrap();
     assert_eq!(world.only().await.tries, 0);
     let other = Provider::new("w", |_| made());
     assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
@@ -410,14 +418,14 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
     let world = World::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     let seq = world.only().await.seq;
-    let refused = outbox::retry(&world.ibid, seq, &because("why not")).await;
-    assert!(matches!(refused, Err(OperatorError::NotNow(Queued))), "{refused:?}");
-    let absent = outbox::discard(&world.ibid, seq + 1, &because("no reason")).await;
+    let refused = Operator::new(&world.ibid).retry(seq, &because("why not")).await;
+    assert!(matches!(refused, Err(OperatorError::EffectNotNow(Queued))), "{refused:?}");
+    let absent = Operator::new(&world.ibid).discard(seq + 1, &because("no reason")).await;
     assert!(matches!(absent, Err(OperatorError::NoSuchEffect(_))), "{absent:?}");
 
     let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no".into() });
     world.worker(&provider).run_once().await.unwrap();
-    outbox::discard(&world.ibid, seq, &because("refunded by hand")).await.unwrap();
+    Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
     assert_eq!(world.only().await.state, Discarded);
     let history = world.ibid.store().history(world.record("k").await.id).await.unwrap();
     let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
@@ -429,8 +437,8 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
         "{lines:?}"
     );
     assert!(matches!(
-        outbox::retry(&world.ibid, seq, &because("no reason")).await,
-        Err(OperatorError::NotNow(Discarded))
+        Operator::new(&world.ibid).retry(seq, &because("no reason")).await,
+        Err(OperatorError::EffectNotNow(Discarded))
     ));
 }
 
@@ -441,7 +449,7 @@ async fn an_effect_discarded_while_it_is_asked_about_leaves_its_record_unknown()
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
     world.worker(&provider).run_once().await.unwrap();
     assert_eq!(world.record("k").await.state, State::Pending);
-    outbox::discard(&world.ibid, world.only().await.seq, &because("give up")).await.unwrap();
+    Operator::new(&world.ibid).discard(world.only().await.seq, &because("give up")).await.unwrap();
     assert_eq!(world.record("k").await.state, State::Unknown);
 }
 
@@ -452,7 +460,7 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
     world.pay("b", [NewEffect::new("x", "charge", "")]).await;
     let provider = Provider::new("w", |_| made());
     world.worker(&provider).run_once().await.unwrap();
-    let list = |filter| async { outbox::list(&world.ibid, filter).await.unwrap() };
+    let list = |filter| async { Operator::new(&world.ibid).effects(filter).await.unwrap().0 };
     let usual = EffectFilter::default;
     assert_eq!(list(usual()).await.len(), 3);
     assert_eq!(list(EffectFilter { state: Some(Done), ..usual() }).await.len(), 2);

@@ -173,6 +173,11 @@ async fn a_course_that_fails_keeps_neither_the_others_nor_the_counting() {
         faulty.set(Fault::None);
         assert_eq!(reap_once(&world.ibid, keep).await.unwrap().removed, left as u64);
         assert_eq!(world.store.history(late).await.unwrap().len(), 1);
+        assert!(
+            said.render().contains("ibid_retention_pruned_total 2\n"),
+            "both are counted: {}",
+            said.render()
+        );
     }
 }
 

@@ -12,6 +12,7 @@ mod inside;
 #[cfg(feature = "failpoints")]
 mod killed;
 mod locks;
+mod sessions;
 mod waiting;
 pub(crate) mod world;
 

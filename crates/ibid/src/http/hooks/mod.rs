@@ -26,7 +26,7 @@ use super::body::ReplyBody;
 use super::layer::Shared;
 use super::routes::{Routes, Ruling};
 use super::{intake, render, sent};
-use crate::engine::{Heard, Hearing};
+use crate::evidence::{EvidenceReport, EvidenceResult};
 use crate::telemetry;
 use mapping::Named;
 
@@ -187,7 +187,7 @@ where
     let about = match said.named {
         Named::Record(identity) => {
             let id = RecordId::of(&identity, known.policy.scope);
-            match shared.ibid.id_of_any(id, &shared.previous.ids(&identity, || None)).await {
+            match shared.ibid.engine().find_stored_id(id, &shared.previous.ids(&identity, || None)).await {
                 Ok(id) => About::Record(id),
                 // Whether it is kept is not known, so it must come again.
                 Err(_) => {
@@ -198,9 +198,9 @@ where
         }
         Named::Effect(at) => About::Effect(at),
     };
-    let heard = Heard { name: said.name, about, what: said.what, age: said.age };
-    match tokio::time::timeout(HEAR_FOR, shared.ibid.hear(heard)).await {
-        Ok(Ok(hearing)) => told(&hook.name, hearing),
+    let report = EvidenceReport { name: said.name, about, what: said.what, age: said.age };
+    match tokio::time::timeout(HEAR_FOR, shared.ibid.report_evidence(report)).await {
+        Ok(Ok(result)) => respond(&hook.name, result),
         // Whether it is kept is not known, so it must come again.
         Ok(Err(_)) | Err(_) => {
             telemetry::heard(&hook.name, "failed");
@@ -209,15 +209,15 @@ where
     }
 }
 
-fn told<B>(source: &str, hearing: Hearing) -> Response<ReplyBody<B>> {
-    let (status, outcome, result) = match hearing {
-        Hearing::Settled => (StatusCode::OK, "accepted", "settled"),
-        Hearing::Early => (StatusCode::ACCEPTED, "early", "kept"),
-        Hearing::Premature => (StatusCode::OK, "premature", "premature"),
-        Hearing::Stale => (StatusCode::OK, "stale", "stale"),
-        Hearing::Known => (StatusCode::OK, "known", "settled already"),
-        Hearing::Contradicts => (StatusCode::OK, "contradicts", "settled otherwise"),
-        Hearing::Duplicate => (StatusCode::OK, "duplicate", "duplicate"),
+fn respond<B>(source: &str, result: EvidenceResult) -> Response<ReplyBody<B>> {
+    let (status, outcome, result) = match result {
+        EvidenceResult::Settled => (StatusCode::OK, "accepted", "settled"),
+        EvidenceResult::Early => (StatusCode::ACCEPTED, "early", "kept"),
+        EvidenceResult::Premature => (StatusCode::OK, "premature", "premature"),
+        EvidenceResult::Stale => (StatusCode::OK, "stale", "stale"),
+        EvidenceResult::Known => (StatusCode::OK, "known", "settled already"),
+        EvidenceResult::Contradicts => (StatusCode::OK, "contradicts", "settled otherwise"),
+        EvidenceResult::Duplicate => (StatusCode::OK, "duplicate", "duplicate"),
     };
     telemetry::heard(source, outcome);
     answer(status, result)

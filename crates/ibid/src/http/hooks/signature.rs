@@ -14,6 +14,8 @@ use ibid_core::time::Timestamp;
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
+use crate::http::trace;
+
 /// How a source signs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scheme {
@@ -213,13 +215,9 @@ fn seconds(text: &str) -> Option<i64> {
 }
 
 fn hex(digits: &str) -> Option<Vec<u8>> {
-    let digits = digits.as_bytes();
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let pair = |pair: &[u8]| match pair {
-        [high, low] => u8::try_from(digit(*high)? * 16 + digit(*low)?).ok(),
-        _ => None,
-    };
-    digits.chunks(2).map(pair).collect()
+    let digits = digits.to_ascii_lowercase();
+    let byte = |pair: &[u8]| trace::hex(pair).filter(|_| pair.len() == 2).map(|byte| byte as u8);
+    digits.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// How far the source's clock and ours may be apart, and how long a webhook may be under way. What the published

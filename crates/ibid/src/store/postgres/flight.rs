@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{BufMut, BytesMut};
+use foldhash::fast::RandomState;
 use ibid_core::change::{Change, Draft, Expect, Mark};
 use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
 use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
 
 use super::columns::{INTERVAL_MAX, Numbers, bits, has_first_lease, micros};
-use crate::by_id::ById;
 
 /// Some Changes, in the order in which they are sent.
 #[derive(Debug)]
@@ -56,8 +56,8 @@ pub(super) struct Tids {
 /// is forgotten in its turn.
 #[derive(Debug, Default)]
 struct Known {
-    now: HashMap<RecordId, (Tid, Arc<Change>), ById>,
-    before: HashMap<RecordId, (Tid, Arc<Change>), ById>,
+    now: HashMap<RecordId, (Tid, Arc<Change>), RandomState>,
+    before: HashMap<RecordId, (Tid, Arc<Change>), RandomState>,
 }
 
 impl Tids {

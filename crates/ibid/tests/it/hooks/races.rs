@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use ibid::http::{IdempotencyLayer, TenantSource};
-use ibid::operator::{Act, Found, Operator, Refused, answer};
+use ibid::operator::{Act, Found, Operator, OperatorError, answer};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -111,7 +111,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         assert!(line.what == what && line.detail.starts_with(begins), "round {round}: {line:?}");
         match resolved {
             Ok(stored) => assert_eq!(stored.record.note.status, Some(winner)),
-            Err(Refused::NotNow { stored, last }) => {
+            Err(OperatorError::NotNow { stored, last }) => {
                 let stands = (stored.record.state, stored.record.note.status);
                 assert_eq!(stands, (State::Completed, Some(winner)), "round {round}");
                 assert_eq!(last.expect("who won").1, line, "round {round}");
@@ -223,12 +223,12 @@ fn resolves(
     store: Arc<FaultyStore>,
     id: RecordId,
     together: Arc<Barrier>,
-) -> JoinHandle<Result<Stored, Refused>> {
+) -> JoinHandle<Result<Stored, OperatorError>> {
     tokio::spawn(async move {
         let act = Act::new("ann", "the bank said so").expect("a name and a reason");
         let found = Found::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
         together.wait().await;
-        Operator::at(store).resolve(id, None, &found, &act).await
+        Operator::on_store(store).resolve(id, None, &found, &act).await
     })
 }
 

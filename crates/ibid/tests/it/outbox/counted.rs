@@ -76,7 +76,7 @@ async fn effects_that_wait_for_a_person_are_dead_letters_until_they_are_settled(
     assert_eq!(letters().await, ["{kind=\"effects\"} 2", "{kind=\"records\"} 0"]);
     for effect in world.effects().await.iter().filter(|effect| ["refused", "unsure"].contains(&&*effect.name))
     {
-        outbox::discard(&world.ibid, effect.seq, &because("settled by phone")).await.unwrap();
+        Operator::new(&world.ibid).discard(effect.seq, &because("settled by phone")).await.unwrap();
     }
     assert_eq!(letters().await, ["{kind=\"effects\"} 0", "{kind=\"records\"} 0"]);
 }

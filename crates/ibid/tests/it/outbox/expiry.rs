@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::outbox::{self, CallOutcome};
+use ibid::operator::Operator;
+use ibid::outbox::CallOutcome;
 use ibid::outcome::{Begin, Outcome};
 use ibid::upkeep::{Keep, reap_once};
 use ibid_core::effect::NewEffect;
@@ -30,7 +31,7 @@ async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
     world.pass(2 * DAY);
     assert_eq!(settled().await, 0, "its effect waits for an operator");
     assert_eq!(world.record("k").await.state, State::Unknown);
-    outbox::discard(&world.ibid, world.only().await.seq, &because("settled by phone")).await.unwrap();
+    Operator::new(&world.ibid).discard(world.only().await.seq, &because("settled by phone")).await.unwrap();
     assert_eq!(settled().await, 1);
 }
 

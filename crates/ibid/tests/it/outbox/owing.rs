@@ -1,7 +1,8 @@
 //! Effects that owe the Record's answer, and what befalls a worker between the call and its end, on both databases: the
 //! answer comes, or the record is `unknown`; what may not be called twice is not.
 
-use ibid::outbox::{self, Round, Worker};
+use ibid::operator::Operator;
+use ibid::outbox::{Round, Worker};
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::Database;
 use ibid_core::effect::{NewEffect, Rules, Safety};
@@ -133,7 +134,10 @@ async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Da
 ) {
     found_and_not_recorded(&site).await;
     let key = key(Safety::Verified);
-    outbox::retry(&site.ibid, site.effect(&key).await.seq, &because("it was taken back")).await.unwrap();
+    Operator::new(&site.ibid)
+        .retry(site.effect(&key).await.seq, &because("it was taken back"))
+        .await
+        .unwrap();
     let effect = site.effect(&key).await;
     assert_eq!((effect.state, effect.result, effect.provider_id), (Queued, None, None));
     // Of the next call nobody knows anything.

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::engine::Hearing;
+use ibid::evidence::EvidenceResult;
+use ibid::operator::Operator;
 use ibid::outbox::{
-    self, BoxError, Builder, Call, CallOutcome, EffectFilter, Handler, NewEffect, Round, Settled,
-    StoredEffect, Verified, Worker,
+    BoxError, Builder, Call, CallOutcome, EffectFilter, Handler, NewEffect, Round, Settled, StoredEffect,
+    Verified, Worker,
 };
 use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
@@ -66,7 +67,11 @@ impl Node {
     }
 
     async fn effects(&self) -> Vec<StoredEffect> {
-        outbox::list(&self.ibid, EffectFilter { limit: 1000, ..EffectFilter::default() }).await.unwrap()
+        Operator::new(&self.ibid)
+            .effects(EffectFilter { limit: 1000, ..EffectFilter::default() })
+            .await
+            .unwrap()
+            .0
     }
 
     /// What handlers wrote, in the order of their statements.
@@ -359,16 +364,16 @@ async fn an_operator_retries_and_discards() {
     assert_eq!(letters().await, 2);
     let effects = node.effects().await;
     assert_eq!(effects[1].state, Unknown);
-    outbox::discard(&node.ibid, effects[0].seq, &because("paid in cash")).await.unwrap();
-    outbox::retry(&node.ibid, effects[1].seq, &because("asked them")).await.unwrap();
+    Operator::new(&node.ibid).discard(effects[0].seq, &because("paid in cash")).await.unwrap();
+    Operator::new(&node.ibid).retry(effects[1].seq, &because("asked them")).await.unwrap();
     let effects = node.effects().await;
     assert_eq!((effects[1].state, effects[1].tries, effects[1].called_at), (Queued, 0, None));
     assert_eq!(letters().await, 0);
     let queued = EffectFilter { state: Some(Queued), ..EffectFilter::default() };
-    let queued = outbox::list(&node.ibid, queued).await.unwrap();
+    let queued = Operator::new(&node.ibid).effects(queued).await.unwrap().0;
     assert_eq!(queued.iter().map(|effect| &*effect.name).collect::<Vec<_>>(), ["unsure"]);
     let of_record = EffectFilter { record: Some(effects[0].record), ..EffectFilter::default() };
-    assert_eq!(outbox::list(&node.ibid, of_record).await.unwrap().len(), 2);
+    assert_eq!(Operator::new(&node.ibid).effects(of_record).await.unwrap().0.len(), 2);
     let history = node.ibid.store().history(effects[0].record).await.unwrap();
     assert_eq!(history.len(), 2, "{history:?}");
 }
@@ -436,7 +441,7 @@ async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
         let by_id = EffectAt::ProviderId { kind: "charge".into(), id: "ch_1".into() };
         for at in [EffectAt::DownstreamKey(key.clone()), by_id] {
             let heard = heard("evt", &at, executed(201, "ch_1"), Duration::ZERO);
-            assert_eq!(node.ibid.hear(heard).await.unwrap(), Hearing::Known);
+            assert_eq!(node.ibid.report_evidence(heard).await.unwrap(), EvidenceResult::Known);
         }
         let log = server.log();
         let log = &log[before..];

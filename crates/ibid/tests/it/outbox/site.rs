@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::engine::{Heard, Hearing};
-use ibid::outbox::{self, BoxError, Call, CallOutcome, Handler, Made, NewEffect, Settled, Verified, Worker};
+use ibid::evidence::{EvidenceReport, EvidenceResult};
+use ibid::operator::Operator;
+use ibid::outbox::{BoxError, Call, CallOutcome, Handler, Made, NewEffect, Settled, Verified, Worker};
 use ibid::outcome::Outcome;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;
@@ -116,7 +117,7 @@ impl<D: Database + Clone + 'static> Site<D> {
     /// The only effect of a key's record.
     pub(super) async fn effect(&self, key: &str) -> StoredEffect {
         let of = EffectFilter { record: Some(ask(&self.ibid, key).id), ..EffectFilter::default() };
-        let mut effects = outbox::list(&self.ibid, of).await.unwrap();
+        let mut effects = Operator::new(&self.ibid).effects(of).await.unwrap().0;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
     }
@@ -130,7 +131,7 @@ impl<D: Database + Clone + 'static> Site<D> {
 
     /// The only effect.
     pub(super) async fn only(&self) -> StoredEffect {
-        let mut effects = outbox::list(&self.ibid, EffectFilter::default()).await.unwrap();
+        let mut effects = Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
     }
@@ -140,8 +141,8 @@ impl<D: Database + Clone + 'static> Site<D> {
         EffectAt::DownstreamKey(self.only().await.downstream_key)
     }
 
-    pub(super) async fn hear(&self, event: &str, at: &EffectAt, what: Found) -> Hearing {
-        self.ibid.hear(heard(event, at, what, Duration::ZERO)).await.unwrap()
+    pub(super) async fn hear(&self, event: &str, at: &EffectAt, what: Found) -> EvidenceResult {
+        self.ibid.report_evidence(heard(event, at, what, Duration::ZERO)).await.unwrap()
     }
 
     pub(super) async fn record(&self, key: &str) -> Arc<Record> {
@@ -345,8 +346,8 @@ pub(super) fn name(event: &str) -> EventName {
     EventName { source: "psp".to_owned(), event: event.to_owned() }
 }
 
-pub(super) fn heard(event: &str, at: &EffectAt, what: Found, age: Duration) -> Heard {
-    Heard { name: name(event), about: About::Effect(at.clone()), what, age }
+pub(super) fn heard(event: &str, at: &EffectAt, what: Found, age: Duration) -> EvidenceReport {
+    EvidenceReport { name: name(event), about: About::Effect(at.clone()), what, age }
 }
 
 /// When to give up on something that must happen.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::engine::Hearing;
-use ibid::outbox::{self, CallOutcome, Round};
+use ibid::evidence::EvidenceResult;
+use ibid::operator::Operator;
+use ibid::outbox::{CallOutcome, Round};
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::Database;
-use ibid::upkeep::weigh_once;
+use ibid::upkeep::apply_evidence_once;
 use ibid_core::change::Happened;
 use ibid_core::effect::{EffectFilter, NewEffect, Rules, downstream_key};
 use ibid_core::evidence::{About, EffectAt, Evidence, Open};
@@ -48,7 +49,7 @@ async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: D
     assert!(unknown.ended_at.is_some_and(|at| Some(at) >= unknown.called_at), "{unknown:?}");
 
     let at = site.by_key().await;
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Settled);
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
     let done = site.only().await;
     assert_eq!((done.state, done.ended_at, done.due_at), (Done, None, None));
     assert_eq!(done.result.as_deref(), Some(&br#"{"charge":"ch_9"}"#[..]));
@@ -58,13 +59,17 @@ async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: D
     assert_eq!(site.history("k", Happened::Settled).await, settled);
 
     for event in ["evt_1", "evt_2"] {
-        assert_eq!(site.hear(event, &at, executed(201, "ch_9")).await, Hearing::Known, "{event} comes again");
+        assert_eq!(
+            site.hear(event, &at, executed(201, "ch_9")).await,
+            EvidenceResult::Known,
+            "{event} comes again"
+        );
     }
     assert_eq!(site.only().await.version, done.version, "nothing changes any more");
     assert_eq!((site.lines().await.len(), site.history("k", Happened::Settled).await.len()), (2, 1));
     assert!(worker.run_once().await.unwrap().is_idle());
     assert_eq!(psp.calls(), 1, "nothing was called again");
-    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(site.ibid.store().evidence(Open::Of(at.id()), 10).await.unwrap().is_empty(), "it is used up");
 }
 
@@ -81,10 +86,13 @@ async fn an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it<
     assert_eq!((accepted.state, accepted.provider_id.as_deref()), (Unknown, Some("ch_7")));
     let at = |kind: &str, id: &str| EffectAt::ProviderId { kind: kind.into(), id: id.into() };
     for elsewhere in [at("refund", "ch_7"), at("charge", "ch_8")] {
-        assert_eq!(site.hear("evt_0", &elsewhere, executed(201, "ch_7")).await, Hearing::Early);
+        assert_eq!(site.hear("evt_0", &elsewhere, executed(201, "ch_7")).await, EvidenceResult::Early);
     }
     assert_eq!(site.only().await.state, Unknown, "those are others");
-    assert_eq!(site.hear("evt_1", &at("charge", "ch_7"), executed(201, "ch_7")).await, Hearing::Settled);
+    assert_eq!(
+        site.hear("evt_1", &at("charge", "ch_7"), executed(201, "ch_7")).await,
+        EvidenceResult::Settled
+    );
     let done = site.only().await;
     assert_eq!((done.state, done.provider_id.as_deref()), (Done, Some("ch_7")));
     assert_eq!(psp.calls(), 1);
@@ -102,19 +110,20 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         worker.run_once().await.unwrap();
         assert_eq!(site.record(key).await.state, state);
         let of = EffectFilter { record: Some(ask(&site.ibid, key).id), ..EffectFilter::default() };
-        let effect = outbox::list(&site.ibid, of).await.unwrap().remove(0);
+        let effect = Operator::new(&site.ibid).effects(of).await.unwrap().0.remove(0);
         let at = EffectAt::DownstreamKey(effect.downstream_key);
 
         // Its rows can't be written, so nothing of it is.
         psp.fails(u32::MAX);
         let before = site.lines().await;
         let event = format!("evt_{key}");
-        let refused = site.ibid.hear(heard(&event, &at, executed(402, "ch_9"), Duration::ZERO)).await;
+        let refused =
+            site.ibid.report_evidence(heard(&event, &at, executed(402, "ch_9"), Duration::ZERO)).await;
         assert!(refused.is_err_and(|error| error.is_transient()), "it must come again");
         assert_eq!((site.record(key).await.state, site.lines().await), (state, before));
 
         psp.fails(0);
-        assert_eq!(weigh_once(&site.ibid).await.unwrap(), 1, "it was kept");
+        assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "it was kept");
         let record = site.record(key).await;
         assert_eq!(
             (record.state, record.note.status),
@@ -127,7 +136,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
             }
             other => panic!("no replay: {other:?}"),
         }
-        assert_eq!(site.hear(&event, &at, executed(402, "ch_9")).await, Hearing::Known);
+        assert_eq!(site.hear(&event, &at, executed(402, "ch_9")).await, EvidenceResult::Known);
     }
     assert_eq!(psp.calls(), 2);
 }
@@ -149,15 +158,15 @@ async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
     let claimed = site.only().await;
     assert_eq!(claimed.state, Claimed);
     for _ in 0..2 {
-        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Early);
+        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
     }
-    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert_eq!(site.only().await.version, claimed.version, "its worker is alive and not disturbed");
     psp.open();
     running.await.unwrap();
     site.until(Done).await;
     assert_eq!(site.lines().await, ["unknown: reset", r#"done: {"charge":"ch_9"}"#]);
-    assert_eq!((psp.calls(), weigh_once(&site.ibid).await.unwrap()), (1, 0));
+    assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
 }
 
 async fn what_is_told_before_the_effect_is_there_is_kept_for_it<D: Database + Clone + 'static>(
@@ -167,8 +176,8 @@ async fn what_is_told_before_the_effect_is_there_is_kept_for_it<D: Database + Cl
     let mut attempt = begin(&site.ibid, "k").await;
     let record = site.record("k").await;
     let at = EffectAt::DownstreamKey(downstream_key(&record.id, record.birth, "charge"));
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Early);
-    assert_eq!(site.hear("evt_2", &at, Found::NotExecuted).await, Hearing::Premature);
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+    assert_eq!(site.hear("evt_2", &at, Found::NotExecuted).await, EvidenceResult::Premature);
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().owing()).await.unwrap();
     inside.owe().await.unwrap();
@@ -189,7 +198,7 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
     site.pay("k", settled_at_once()).await;
     assert_eq!(
         site.hear("evt_0", &site.by_key().await, never.clone()).await,
-        Hearing::Premature,
+        EvidenceResult::Premature,
         "it is queued"
     );
     let worker = Arc::new(site.worker(&psp));
@@ -200,24 +209,32 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
     let running = call();
     psp.reached().await;
     let at = site.by_key().await;
-    assert_eq!(site.hear("evt_1", &at, never.clone()).await, Hearing::Premature, "it is being called");
+    assert_eq!(site.hear("evt_1", &at, never.clone()).await, EvidenceResult::Premature, "it is being called");
     psp.open();
     running.await.unwrap();
     assert_eq!(
         site.hear("evt_1", &at, never.clone()).await,
-        Hearing::Duplicate,
+        EvidenceResult::Duplicate,
         "told again it is no younger"
     );
     let old = heard("evt_2", &at, never.clone(), Duration::from_secs(3600));
-    assert_eq!(site.ibid.hear(old).await.unwrap(), Hearing::Premature, "it speaks of an hour ago");
-    assert_eq!((weigh_once(&site.ibid).await.unwrap(), site.only().await.state), (0, Unknown));
+    assert_eq!(
+        site.ibid.report_evidence(old).await.unwrap(),
+        EvidenceResult::Premature,
+        "it speaks of an hour ago"
+    );
+    assert_eq!((apply_evidence_once(&site.ibid).await.unwrap(), site.only().await.state), (0, Unknown));
 
-    assert_eq!(site.hear("evt_3", &at, never.clone()).await, Hearing::Settled);
+    assert_eq!(site.hear("evt_3", &at, never.clone()).await, EvidenceResult::Settled);
     let freed = site.only().await;
     assert_eq!((freed.state, freed.called_at, freed.ended_at), (Queued, None, None));
     assert_eq!(freed.last_error.as_deref(), Some("a webhook said: not made"));
     assert!(freed.due_at.is_some(), "it is called again, after a pause");
-    assert_eq!(site.hear("evt_3", &at, never).await, Hearing::Duplicate, "it frees one try and no other");
+    assert_eq!(
+        site.hear("evt_3", &at, never).await,
+        EvidenceResult::Duplicate,
+        "it frees one try and no other"
+    );
 }
 
 async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database + Clone + 'static>(
@@ -228,10 +245,10 @@ async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database +
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let at = site.by_key().await;
-    assert_eq!(site.hear("evt_1", &at, Found::NotExecuted).await, Hearing::Settled);
+    assert_eq!(site.hear("evt_1", &at, Found::NotExecuted).await, EvidenceResult::Settled);
     assert_eq!(site.only().await.state, Queued);
     // It was, after all.
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, Hearing::Settled);
+    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, EvidenceResult::Settled);
     assert_eq!((site.only().await.state, psp.calls()), (Done, 1));
 
     // The same if it was heard while the call was under way, and the call may be repeated.
@@ -239,16 +256,16 @@ async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database +
     site.pay("k2", charge().repeatable()).await;
     let worker = site.worker(&psp);
     let of = EffectFilter { record: Some(ask(&site.ibid, "k2").id), ..EffectFilter::default() };
-    let effect = outbox::list(&site.ibid, of.clone()).await.unwrap().remove(0);
+    let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
     let at = EffectAt::DownstreamKey(effect.downstream_key);
     let hear = async {
         psp.reached().await;
-        assert_eq!(site.hear("evt_3", &at, executed(201, "ch_2")).await, Hearing::Early);
+        assert_eq!(site.hear("evt_3", &at, executed(201, "ch_2")).await, EvidenceResult::Early);
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
     round.unwrap();
-    let effect = outbox::list(&site.ibid, of).await.unwrap().remove(0);
+    let effect = Operator::new(&site.ibid).effects(of).await.unwrap().0.remove(0);
     assert_eq!((effect.state, psp.calls()), (Done, 1));
 }
 
@@ -261,10 +278,10 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
     worker.run_once().await.unwrap();
     let by_id = EffectAt::ProviderId { kind: site.only().await.kind, id: "pi_1".into() };
     assert_eq!(site.only().await.provider_id.as_deref(), Some("pi_1"));
-    assert_eq!(site.hear("evt_1", &by_id, Found::NotExecuted).await, Hearing::Settled);
+    assert_eq!(site.hear("evt_1", &by_id, Found::NotExecuted).await, EvidenceResult::Settled);
     assert_eq!((site.only().await.state, site.only().await.provider_id), (Queued, None));
     // What is said of that call from now on is about no call that may be under way.
-    assert_eq!(site.hear("evt_2", &by_id, Found::NotExecuted).await, Hearing::Premature);
+    assert_eq!(site.hear("evt_2", &by_id, Found::NotExecuted).await, EvidenceResult::Premature);
     assert_eq!(site.only().await.state, Queued);
 }
 
@@ -279,22 +296,26 @@ async fn not_executed_is_not_believed_for_the_settle_pause_and_never_of_an_earli
     worker.run_once().await.unwrap();
     let at = EffectAt::DownstreamKey(world.only().await.downstream_key);
     let hear = async |event: &str, age| {
-        world.ibid.hear(heard(event, &at, Found::NotExecuted, Duration::from_secs(age))).await.unwrap()
+        world
+            .ibid
+            .report_evidence(heard(event, &at, Found::NotExecuted, Duration::from_secs(age)))
+            .await
+            .unwrap()
     };
     world.pass(59);
-    assert_eq!(hear("evt_1", 0).await, Hearing::Premature);
+    assert_eq!(hear("evt_1", 0).await, EvidenceResult::Premature);
     world.pass(1);
-    assert_eq!(hear("evt_2", 1).await, Hearing::Premature);
-    assert_eq!(hear("evt_3", 0).await, Hearing::Settled);
+    assert_eq!(hear("evt_2", 1).await, EvidenceResult::Premature);
+    assert_eq!(hear("evt_3", 0).await, EvidenceResult::Settled);
     world.pass(60);
     worker.run_once().await.unwrap();
     assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 2));
     // From after the first try's end, and from before the second's.
-    assert_eq!(hear("evt_4", 10).await, Hearing::Premature);
+    assert_eq!(hear("evt_4", 10).await, EvidenceResult::Premature);
     world.pass(3600);
-    assert_eq!(hear("evt_5", 3600).await, Hearing::Premature);
+    assert_eq!(hear("evt_5", 3600).await, EvidenceResult::Premature);
     assert_eq!(world.only().await.state, Unknown);
-    assert_eq!(hear("evt_6", 3540).await, Hearing::Settled);
+    assert_eq!(hear("evt_6", 3540).await, EvidenceResult::Settled);
     assert_eq!(provider.calls().len(), 2);
 }
 
@@ -307,26 +328,26 @@ async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone 
         site.pay(&key, charge().rules(rules)).await;
         assert_eq!(worker.run_once().await.unwrap().again, 1);
         let of = EffectFilter { record: Some(ask(&site.ibid, &key).id), ..EffectFilter::default() };
-        let effect = outbox::list(&site.ibid, of.clone()).await.unwrap().remove(0);
+        let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
         let at = EffectAt::DownstreamKey(effect.downstream_key);
         let before = site.lines().await.len();
         let event = |n: u32| format!("evt_{round}_{n}");
         let (asked, asked_there, a, b, c) = tokio::join!(
             worker.run_once(),
             elsewhere.run_once(),
-            site.ibid.hear(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
-            site.ibid.hear(heard(&event(2), &at, executed(201, "ch_1"), Duration::ZERO)),
-            other.ibid.hear(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
+            site.ibid.report_evidence(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
+            site.ibid.report_evidence(heard(&event(2), &at, executed(201, "ch_1"), Duration::ZERO)),
+            other.ibid.report_evidence(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
         );
         let done = asked.unwrap().done + asked_there.unwrap().done;
         let heard = [a.unwrap(), b.unwrap(), c.unwrap()];
-        let settled = heard.iter().filter(|hearing| **hearing == Hearing::Settled).count();
+        let settled = heard.iter().filter(|hearing| **hearing == EvidenceResult::Settled).count();
         assert_eq!(done as usize + settled, 1, "one settles it: {done} and {heard:?}");
-        let told = [Hearing::Settled, Hearing::Known, Hearing::Duplicate];
+        let told = [EvidenceResult::Settled, EvidenceResult::Known, EvidenceResult::Duplicate];
         assert!(heard.iter().all(|hearing| told.contains(hearing)), "the others are told: {heard:?}");
         assert_eq!(site.lines().await.len(), before + 1, "its rows are written once");
-        assert_eq!(outbox::list(&site.ibid, of).await.unwrap()[0].state, Done);
-        assert_eq!((psp.calls(), weigh_once(&site.ibid).await.unwrap()), (1, 0));
+        assert_eq!(Operator::new(&site.ibid).effects(of).await.unwrap().0[0].state, Done);
+        assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
     }
 }
 
@@ -337,13 +358,13 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
     let at = site.by_key().await;
     let hear = async {
         psp.reached().await;
-        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, Hearing::Early);
+        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Early);
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
     assert_eq!(round.unwrap(), Round { done: 1, ..Round::default() });
     assert_eq!(site.lines().await, ["done: answer"], "its own result counts");
-    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(
         site.ibid.store().evidence(Open::Of(at.id()), 10).await.unwrap().is_empty(),
         "it is of no more use"
@@ -361,7 +382,7 @@ async fn a_worker_that_comes_back_after_a_webhook_settled_its_call_is_refused_wi
     assert_eq!(bob.run_once().await.unwrap().dead, 1);
     let at = EffectAt::DownstreamKey(world.only().await.downstream_key);
     let said = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
-    assert_eq!(world.ibid.hear(said).await.unwrap(), Hearing::Settled);
+    assert_eq!(world.ibid.report_evidence(said).await.unwrap(), EvidenceResult::Settled);
     let settled = world.only().await;
     gate.open();
     assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
@@ -384,9 +405,9 @@ async fn what_a_crash_left_unused_is_used_by_upkeep<D: Database + Clone + 'stati
     site.ibid.store().testify(evidence, Duration::from_secs(3600)).await.unwrap();
     let after = site.another_process().await;
     let _worker = after.worker(&psp);
-    assert_eq!(weigh_once(&after.ibid).await.unwrap(), 1);
+    assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 1);
     assert_eq!((site.only().await.state, site.record("k").await.state), (Done, State::Completed));
-    assert_eq!(weigh_once(&after.ibid).await.unwrap(), 0);
+    assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 0);
     assert_eq!(psp.calls(), 1);
 }
 
@@ -396,13 +417,13 @@ async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clon
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let at = site.by_key().await;
-    assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Early);
-    assert_eq!(weigh_once(&front.ibid).await.unwrap(), 0);
+    assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+    assert_eq!(apply_evidence_once(&front.ibid).await.unwrap(), 0);
     assert_eq!(site.only().await.state, Unknown, "nobody there could write its rows");
-    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 1, "here somebody can");
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "here somebody can");
     assert_eq!(site.only().await.state, Done);
     drop(worker);
-    assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, Hearing::Known);
+    assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Known);
 }
 
 async fn a_contradiction_changes_nothing_and_is_told<D: Database + Clone + 'static>(site: Site<D>) {
@@ -411,10 +432,10 @@ async fn a_contradiction_changes_nothing_and_is_told<D: Database + Clone + 'stat
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let (at, done) = (site.by_key().await, site.only().await);
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, Hearing::Known);
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_2")).await, Hearing::Contradicts);
-    assert_eq!(site.hear("evt_3", &at, Found::NotExecuted).await, Hearing::Contradicts);
-    assert_eq!(site.hear("evt_3", &at, Found::NotExecuted).await, Hearing::Duplicate);
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Known);
+    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_2")).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_3", &at, Found::NotExecuted).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_3", &at, Found::NotExecuted).await, EvidenceResult::Duplicate);
     assert_eq!(site.only().await.version, done.version);
     let told = [
         "webhook: effect `charge` executed as `ch_2`, although it is done (event `evt_2` of `psp`)",
@@ -433,9 +454,9 @@ async fn an_id_that_two_effects_have_settles_neither<D: Database + Clone + 'stat
         worker.run_once().await.unwrap();
     }
     let at = EffectAt::ProviderId { kind: "charge".into(), id: "ch_7".into() };
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_7")).await, Hearing::Contradicts);
-    assert_eq!(weigh_once(&site.ibid).await.unwrap(), 0);
-    let effects = outbox::list(&site.ibid, EffectFilter::default()).await.unwrap();
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_7")).await, EvidenceResult::Contradicts);
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
+    let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     assert!(effects.iter().all(|effect| effect.state == Unknown), "{effects:?}");
 }
 
@@ -447,19 +468,22 @@ async fn others_of_its_aggregate_go_on_once_it_is_settled<D: Database + Clone + 
     }
     worker.run_once().await.unwrap();
     assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
-    let effects = outbox::list(&site.ibid, EffectFilter::default()).await.unwrap();
+    let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     let at = EffectAt::DownstreamKey(effects[0].downstream_key.clone());
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, Hearing::Settled);
+    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     // What a person let go stays so, whatever is told of it.
     site.pay("c", charge()).await;
     let psp = Psp::new([lost()]);
     site.worker(&psp).run_once().await.unwrap();
-    let last = outbox::list(&site.ibid, EffectFilter::default()).await.unwrap().remove(2);
-    outbox::discard(&site.ibid, last.seq, &because("refunded by hand")).await.unwrap();
+    let last = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0.remove(2);
+    Operator::new(&site.ibid).discard(last.seq, &because("refunded by hand")).await.unwrap();
     let at = EffectAt::DownstreamKey(last.downstream_key);
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_9")).await, Hearing::Contradicts);
-    assert_eq!(outbox::list(&site.ibid, EffectFilter::default()).await.unwrap()[2].state, Discarded);
+    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Contradicts);
+    assert_eq!(
+        Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0[2].state,
+        Discarded
+    );
 }
 
 #[tokio::test]

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use crate::lossy::{Lossy, Reply};
 use ibid::attempt::Attempt;
-use ibid::outbox::{
-    self, BoxError, Builder, Call, CallOutcome, Handler, Made, Round, Settled, Verified, Worker,
-};
+use ibid::operator::Operator;
+use ibid::outbox::{BoxError, Builder, Call, CallOutcome, Handler, Made, Round, Settled, Verified, Worker};
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -138,7 +137,7 @@ impl World {
     }
 
     pub(super) async fn effects(&self) -> Vec<StoredEffect> {
-        outbox::list(&self.ibid, EffectFilter::default()).await.unwrap()
+        Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0
     }
 
     pub(super) async fn only(&self) -> StoredEffect {

@@ -77,7 +77,7 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
             // Who has found that nothing came of it makes the key as good as new.
             let id = world.record(&key).await.unwrap().id;
             let act = Act::new("ann", "asked the provider").unwrap();
-            Operator::of(&world.ibid).resolve(id, None, &Found::NotExecuted, &act).await.unwrap();
+            Operator::new(&world.ibid).resolve(id, None, &Found::NotExecuted, &act).await.unwrap();
             let mut attempt = world.begin(&key).await;
             let third: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
             assert_eq!(provider.calls()[1..], [third.unwrap()]);

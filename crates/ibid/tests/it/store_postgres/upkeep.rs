@@ -1,12 +1,73 @@
 //! What the reaper leaves alone, and what it leaves behind.
 
-use ibid::upkeep::{Keep, reap_store};
+use ibid::engine::Begun;
+use ibid::upkeep::{Keep, reap_once, reap_store};
+use ibid::{Ibid, Settings};
 use ibid_core::change::Happened;
-use ibid_core::reap::Course;
-use ibid_core::record::Note;
+use ibid_core::policy::Policy;
+use ibid_core::reap::{Course, FROM_THE_START};
+use ibid_core::record::{ErrorCode, Note};
+use ibid_core::store::Renewed;
 use ibid_testkit::contract::{answering, put, reap_all, telling};
 
 use super::*;
+use crate::asking::ask;
+
+/// The worst that a reaper can do to others: its step stops with every row in its hands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let running: Vec<Change> = (0..100).map(|_| begin()).collect();
+    commit_all(&*store, running.clone()).await;
+    commit_all(&*store, (0..200).map(|_| going().1).collect()).await;
+    let reaper = stranger(&server, &database).await;
+    reaper.batch_execute("begin").await.expect("a transaction");
+    let step = include_str!("../../../src/store/postgres/sql/reap_records.sql");
+    let (limit, note, flags, held) = (1000_i64, Note::default().to_bytes(), 0_i64, Vec::<Vec<u8>>::new());
+    let step = reaper.query_one(step, &[&FROM_THE_START, &limit, &note, &flags, &held]).await;
+    assert_eq!(step.expect("a step").get::<_, i64>(1), 200, "it removes them, and does not commit");
+
+    // New keys, renewals, answers and looks, and a reaper of another node.
+    let fresh = commit_all(&*store, (0..100).map(|_| begin()).collect()).await;
+    assert!(fresh.values().all(|fate| matches!(fate, Commit::Done(_))), "{fresh:?}");
+    let loaded = store.load(running.iter().map(|change| change.id).collect()).await.expect("a load succeeds");
+    let records: Vec<Arc<Record>> = loaded.into_iter().flatten().map(|stored| stored.record).collect();
+    let leases = records.iter().take(50).map(|record| (record.id, record.version)).collect();
+    let renewed = store.renew(leases).await.expect("a renewal succeeds");
+    assert!(renewed.iter().all(|renewed| matches!(renewed, Renewed::Until(_))), "{renewed:?}");
+    let ended = commit_all(&*store, records.iter().skip(50).map(|record| finish(record)).collect()).await;
+    assert!(ended.len() == 50 && ended.values().all(|fate| matches!(fate, Commit::Done(_))), "{ended:?}");
+    assert_eq!(reap_all(&*store, Course::Records).await.removed, 0, "what one has the other passes over");
+
+    reaper.batch_execute("rollback").await.expect("it is undone");
+    assert_eq!(reap_all(&*store, Course::Records).await.removed, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_outcome_goes_after_unknown_retention() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
+    let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
+    let policy = Policy { unknown_retention: Some(48 * HOUR), ..Policy::default() };
+    let begin = async || ibid.begin(ask(&ibid, "shop", "k", policy.clone())).await.expect("an answer");
+    let Begun::Run(lost) = begin().await else { panic!("it is new") };
+    drop(lost.unknown(ErrorCode::Broken).await);
+    pass(&server, &database, 47 * HOUR);
+    assert_eq!(reap_once(&ibid, Keep::default()).await.expect("a round").settled, 0);
+    assert!(matches!(begin().await, Begun::Unknown { settled_in: None }));
+    pass(&server, &database, 2 * HOUR);
+    let harvest = reap_once(&ibid, Keep::default()).await.expect("a round");
+    assert_eq!((harvest.settled, harvest.removed), (1, 1), "{harvest:?}");
+    let told = "select count(*) from ibid_event where detail like '%unknown_retention%'";
+    assert_eq!(server.sql(&database, told), "1", "never silently");
+    assert!(matches!(begin().await, Begun::Run(_)), "as new");
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 pub(super) fn going() -> (Name, Change) {
     let name = Name::fresh();

@@ -1,11 +1,11 @@
 //! A real database that holds both the store's tables and an application's, by any driver.
 
+use ibid::operator::Operator;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ibid::attempt::Attempt;
-use ibid::outbox;
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -132,7 +132,7 @@ impl<A: Adapter> World<A> {
 
     pub(crate) async fn effects(&self, key: &str) -> Vec<StoredEffect> {
         let filter = EffectFilter { record: Some(self.ask(key).id), ..EffectFilter::default() };
-        outbox::list(&self.ibid, filter).await.unwrap()
+        Operator::new(&self.ibid).effects(filter).await.unwrap().0
     }
 
     pub(crate) async fn record(&self, key: &str) -> Option<Arc<Record>> {

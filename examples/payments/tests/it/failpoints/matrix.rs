@@ -158,8 +158,7 @@ fn every_place_that_the_library_has_is_tested() {
     command.args(["serve", "--store", &store, "--provider", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]);
     let refused = command.env("IBID_FAILPOINTS", "nowhere=off").output().expect("the program starts");
     let said = String::from_utf8_lossy(&refused.stderr);
-    let listed =
-        said.lines().find_map(|line| line.split_once("nobody knows the failpoint `nowhere`: there are "));
+    let listed = said.lines().find_map(|line| line.split_once("unknown failpoint `nowhere`; known: "));
     let (_, listed) = listed.unwrap_or_else(|| panic!("no list in {said:?}"));
     let mut listed: Vec<&str> = listed.split_whitespace().collect();
     let mut tested = places();

@@ -6,10 +6,8 @@ use super::*;
 
 /// Published cases; see `tests/data/webhooks/SOURCE`.
 fn vectors() -> Value {
-    let collection = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/vectors/webhooks/signing.json");
-    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/webhooks/signing.json");
-    let bytes =
-        std::fs::read(collection).or_else(|_| std::fs::read(own)).expect("they travel with the crate");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/webhooks/signing.json");
+    let bytes = std::fs::read(path).expect("the vectors are part of the crate");
     serde_json::from_slice(&bytes).expect("vector files are JSON")
 }
 

@@ -1,0 +1,210 @@
+//! The begin loop: decide, commit, and decide again with the newer record after a lost race.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::{Commit, Stored};
+use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
+use ibid_core::policy::Policy;
+use ibid_core::time::Timestamp;
+use tokio::time::Instant;
+
+use super::commit::{apply_change, count_lapses};
+use super::previous_identity::ResolvedId;
+use super::retry_after::RETRY_AFTER_MIN;
+use super::{Engine, StoredResponse, Unavailable};
+use crate::telemetry;
+
+/// The machine's decision about a request, after its change has committed.
+pub(crate) struct Decided {
+    /// The request, under the id and with the nonce that it was decided with.
+    pub(crate) ask: Arc<Ask>,
+    pub(crate) decision: Decision,
+    /// The record that was decided on, as it is stored now.
+    pub(crate) stored: Option<Stored>,
+    /// An instant from before `stored` was read or written.
+    pub(crate) at: Instant,
+}
+
+impl Decided {
+    /// The decision on a record that has just changed too often: the request waits.
+    fn contended(ask: &Arc<Ask>) -> Decided {
+        Decided {
+            ask: ask.clone(),
+            decision: Decision::Wait { overlong: false },
+            stored: None,
+            at: Instant::now(),
+        }
+    }
+}
+
+/// Outcome of one decision and its commit.
+pub(super) enum Step {
+    Decided(Decided),
+    /// Another write came first. This is the record that the store returned for a change sent at the instant.
+    Lost(Option<Stored>, Instant),
+}
+
+impl Engine {
+    /// Gives a request the nonce of one writer. The same [`Ask`] begun twice, at once or after a refusal, is two writers.
+    pub(crate) fn with_fresh_nonce(&self, mut ask: Ask) -> Arc<Ask> {
+        ask.nonce = self.nonces.draw();
+        Arc::new(ask)
+    }
+
+    /// Looks for the request's completed record in this process. Returns the decision, `Replay` or `Mismatch`, with the
+    /// stored response, and `None` if the store has to be asked.
+    pub(crate) fn cached(&self, ask: &Ask) -> Option<(Decision, StoredResponse)> {
+        let (cached, now) = self.cache.get(&ask.id)?;
+        let event = Event::Request { ask, role: Role::Waiter };
+        match machine::decide(Some(&cached.record), &event, now) {
+            Verdict::Keep(decision @ (Decision::Replay | Decision::Mismatch)) => {
+                Some((decision, StoredResponse { record: cached.record, response: cached.response }))
+            }
+            _ => None,
+        }
+    }
+
+    /// Reserves the key durably, or says what the store holds for it. `started` is now.
+    ///
+    /// The future must not be dropped before it ends: the caller uses [`run_to_completion`](super::run_to_completion) or
+    /// runs on a task that is not aborted.
+    pub(crate) async fn begin(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        started: Instant,
+    ) -> Result<Decided, Unavailable> {
+        if self.drain.attempts() >= self.attempts_max {
+            // One of the live attempts ends every moment; which one is not known.
+            return Err(Unavailable::refused_early(RETRY_AFTER_MIN));
+        }
+        if !self.identity.is_active() {
+            // Whether the last read is recent is checked once the key is reserved: until then nothing is executed.
+            return Err(self.without_identity());
+        }
+        let pass = self.breaker.enter(started).map_err(Unavailable::refused_early)?;
+        let decided = match ask.previous.is_empty() {
+            true => self.decide(ask, Role::Caller, None, started).await,
+            false => self.decide_previous(ask, Role::Caller, started).await,
+        };
+        match &decided {
+            Ok(_) => pass.answered(),
+            Err(refused) if refused.asked => pass.failed(Instant::now()),
+            Err(_) => pass.unused(),
+        }
+        telemetry::took(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
+        decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))
+    }
+
+    /// Decides on what is known, commits, and decides again with the newer record after a lost race.
+    ///
+    /// `at` is from before anything was sent to the store. A lease counts from then: the store's clock starts it later,
+    /// never sooner.
+    pub(super) async fn decide(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        role: Role,
+        mut known: Option<Stored>,
+        mut at: Instant,
+    ) -> Result<Decided, Unavailable> {
+        let deadline = at + self.begin_timeout;
+        let mut ask = ask.clone();
+        for _ in 0..COMMIT_TRIES_MAX {
+            match self.step(&ask, role, known, at, deadline).await? {
+                Step::Decided(decided) => return Ok(decided),
+                Step::Lost(newer, sent_at) => {
+                    (known, at) = (newer, sent_at);
+                    // A nonce names one write, and is used again only to repeat that write.
+                    Arc::make_mut(&mut ask).nonce = self.nonces.draw();
+                }
+            }
+        }
+        Ok(Decided::contended(&ask))
+    }
+
+    /// Like [`Engine::decide`], for a request whose record may be stored under a previous id.
+    async fn decide_previous(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        role: Role,
+        mut at: Instant,
+    ) -> Result<Decided, Unavailable> {
+        let deadline = at + self.begin_timeout;
+        for _ in 0..COMMIT_TRIES_MAX {
+            match self.resolve_id_to_begin(ask, deadline).await? {
+                Some(ResolvedId::Current(known)) => return self.decide(ask, role, known, at).await,
+                Some(ResolvedId::Previous(ask, stored)) => {
+                    // A nonce names one write, and is used again only to repeat that write.
+                    let ask = self.with_fresh_nonce(Ask::clone(&ask));
+                    if let Step::Decided(decided) = self.step(&ask, role, Some(stored), at, deadline).await? {
+                        return Ok(decided);
+                    }
+                }
+                None => {}
+            }
+            // The record changed or was removed, so another id may hold the key now.
+            at = Instant::now();
+        }
+        Ok(Decided::contended(ask))
+    }
+
+    /// Decides on what is known and commits that once. `at` is from before `known` was read.
+    async fn step(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        role: Role,
+        known: Option<Stored>,
+        at: Instant,
+        deadline: Instant,
+    ) -> Result<Step, Unavailable> {
+        let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
+        let role = match role {
+            Role::Caller if self.clock.is_unsure(at, lease) => Role::Careful,
+            role => role,
+        };
+        let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+        let decided =
+            |decision, stored, at| Ok(Step::Decided(Decided { ask: ask.clone(), decision, stored, at }));
+        let event = Event::Request { ask, role };
+        let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
+            Verdict::Keep(decision) => return decided(decision, known, at),
+            Verdict::Write(change, decision) => (change, decision),
+        };
+        // The lease counts from just before the write that gives it.
+        let at = if known.is_some() { Instant::now() } else { at };
+        let stored = match self.commit_begin(ask, &change, at, deadline).await? {
+            Commit::Done(stamp) => {
+                let stored = apply_change(&change, stamp, known.as_ref()).expect("a begin writes the record");
+                self.waiters.notify(&ask.id);
+                self.queue_evidence_check(Some(&stored));
+                stored
+            }
+            Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => *stored,
+            Commit::Conflict(newer) => return Ok(Step::Lost(newer.map(|stored| *stored), at)),
+        };
+        count_lapses(&change);
+        if decision == Decision::Accepted && !self.confirm_identity().await {
+            // The record was written late, perhaps after a pause, and the deliverer that finds it runs the request. It
+            // is taken back before that.
+            self.abandon_begin(ask.clone());
+            return Err(self.without_identity());
+        }
+        decided(decision, Some(stored), at)
+    }
+
+    /// Returns what a request under `policy` may do: after a clock jump it takes over no lapsed attempt.
+    pub(crate) fn role(&self, policy: &Policy) -> Role {
+        if self.is_clock_unsure(policy.lease) { Role::Careful } else { Role::Caller }
+    }
+
+    /// Returns whether takeovers of records with this lease must wait because the store's clock has just jumped.
+    pub(crate) fn is_clock_unsure(&self, lease: Duration) -> bool {
+        self.clock.is_unsure(Instant::now(), lease)
+    }
+}
+
+/// Decisions of one request on a contended record before it is answered as in progress.
+///
+/// A record changes a handful of times in its life, so after four lost races it is moving fast and the client's own
+/// retry is cheaper than ours.
+const COMMIT_TRIES_MAX: u32 = 4;

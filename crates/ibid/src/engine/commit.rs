@@ -1,0 +1,324 @@
+//! Commits changes: a begin until its deadline, everything else until the store answers.
+//!
+//! A write that the store rejects permanently is abandoned ([`GiveUp`]). Why something is written is decided by
+//! `ibid_core::machine`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::{BodyKind, Change, Commit, Expect, Happened, Stamp, Stored};
+use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
+use ibid_core::record::{Nonce, Record, State};
+use ibid_core::scope::RecordId;
+use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
+use metrics::counter;
+use tokio::time::Instant;
+
+use super::batch::Unsaid;
+use super::{Engine, Unavailable};
+use crate::backoff::Backoff;
+use crate::failpoint::{self, Hit};
+use crate::telemetry;
+
+/// When a write or a read that the store rejects permanently is abandoned. An outage is always waited out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GiveUp {
+    /// After [`SOON_TRIES_MAX`] tries: upkeep finds the record again in its next round.
+    Soon,
+    /// After [`LATE_TRIES_MAX`] tries: what only this process knows, a response above all.
+    Late,
+}
+
+/// Outcome of [`Engine::write_until_done`].
+pub(crate) struct Settlement {
+    pub(crate) decision: Decision,
+    /// The stored record, as far as it is known.
+    pub(crate) stored: Option<Stored>,
+    /// The store's error if the write was abandoned. Nothing is known to be written then, and the decision is
+    /// [`Decision::Later`].
+    pub(crate) refused: Option<StoreError>,
+}
+
+impl Settlement {
+    fn done(decision: Decision, stored: Option<Stored>) -> Settlement {
+        Settlement { decision, stored, refused: None }
+    }
+}
+
+impl Engine {
+    /// Commits a begin. While its fate is unknown it is sent again with the same nonce, until `deadline`. `at` is now.
+    pub(super) async fn commit_begin(
+        self: &Arc<Self>,
+        ask: &Arc<Ask>,
+        change: &Arc<Change>,
+        mut at: Instant,
+        deadline: Instant,
+    ) -> Result<Commit, Unavailable> {
+        let mut backoff = Backoff::new(RETRY_MIN, BEGIN_RETRY_MAX);
+        let mut sent = false;
+        loop {
+            let sending = async {
+                if failpoint::at("begin.before").await == Hit::Error {
+                    return Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint")));
+                }
+                let fate = self.batcher.commit(change.clone(), at, Some(deadline)).await;
+                match failpoint::at("begin.after").await {
+                    Hit::Lost => Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint"))),
+                    Hit::Go | Hit::Error => fate,
+                }
+            };
+            match self.deadlines.within(Some(deadline), sending).await {
+                Some(Ok(commit)) => {
+                    self.observe(at, &commit);
+                    return Ok(commit);
+                }
+                Some(Err(Unsaid::Full { oldest })) if !sent => {
+                    return Err(Unavailable::refused_early(oldest));
+                }
+                Some(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
+                Some(Err(Unsaid::Store(error))) => {
+                    self.count_error(&error);
+                    sent |= !error.is_unwritten();
+                    if !error.is_transient() {
+                        break;
+                    }
+                }
+                // Still queued or in flight: it may yet be written.
+                None => {
+                    sent = true;
+                    break;
+                }
+            }
+            let pause = backoff.next();
+            if Instant::now() + pause >= deadline {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            at = Instant::now();
+        }
+        if sent {
+            self.abandon_begin(ask.clone());
+        }
+        Err(Unavailable::no_reply())
+    }
+
+    /// Writes over a begin whose fate is unknown, in the background, so that the begin loses if it arrives late.
+    pub(super) fn abandon_begin(self: &Arc<Self>, ask: Arc<Ask>) {
+        let engine = self.clone();
+        self.background.spawn(0, async move {
+            // If the record can't be read at all, the begin stays as it is, and lapses.
+            if let Ok(known) = engine.load_until_done(ask.id, GiveUp::Late).await {
+                engine
+                    .write_until_done(known, GiveUp::Late, |nonce| Event::GaveUp { ask: &ask, nonce })
+                    .await;
+            }
+        });
+    }
+
+    /// Decides on `event` and commits the change. After a lost race it decides again on the newer record; each decision
+    /// gets a fresh nonce.
+    ///
+    /// Retries until the store answers, however long an outage lasts: the caller bounds its own patience. Only a write
+    /// that the store rejects permanently ends early, by `give_up`.
+    pub(crate) async fn write_until_done<'a>(
+        &self,
+        mut known: Option<Stored>,
+        give_up: GiveUp,
+        event: impl Fn(Nonce) -> Event<'a>,
+    ) -> Settlement {
+        let mut retry = Retry::new(give_up);
+        loop {
+            let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
+            let event = event(self.nonces.draw());
+            let (change, decision) =
+                match machine::decide(known.as_ref().map(|stored| &*stored.record), &event, now) {
+                    Verdict::Keep(decision) => return Settlement::done(decision, known),
+                    Verdict::Write(change, decision) => (change, decision),
+                };
+            let commit = match self.commit_until_done(&change, &mut retry).await {
+                Ok(commit) => commit,
+                Err(error) => {
+                    return Settlement { decision: Decision::Later, stored: known, refused: Some(error) };
+                }
+            };
+            match commit {
+                Commit::Done(stamp) => {
+                    count_lapses(&change);
+                    self.waiters.notify(&change.id);
+                    let stored = apply_change(&change, stamp, known.as_ref());
+                    self.queue_evidence_check(stored.as_ref());
+                    return Settlement::done(decision, stored.or(known));
+                }
+                Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => {
+                    count_lapses(&change);
+                    self.waiters.notify(&change.id);
+                    self.queue_evidence_check(Some(&stored));
+                    return Settlement::done(decision, Some(*stored));
+                }
+                // The record is unchanged, but a transaction has locked its row. The lock is its lease; a later round
+                // takes over.
+                Commit::Conflict(Some(stored))
+                    if change.expect == Expect::Due(stored.record.version)
+                        && stored.record.is_due(stored.now) =>
+                {
+                    return Settlement::done(Decision::Ignored, Some(*stored));
+                }
+                Commit::Conflict(newer) => known = newer.map(|stored| *stored),
+            }
+        }
+    }
+
+    /// Sends the same change with the same nonce for as long as its fate is unknown.
+    async fn commit_until_done(&self, change: &Arc<Change>, retry: &mut Retry) -> Result<Commit, StoreError> {
+        loop {
+            let at = Instant::now();
+            match self.batcher.commit(change.clone(), at, None).await {
+                Ok(commit) => {
+                    retry.rejections = 0;
+                    self.observe(at, &commit);
+                    return Ok(commit);
+                }
+                Err(Unsaid::Store(error)) => {
+                    self.count_error(&error);
+                    let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
+                    if retry.gives_up(&error) {
+                        tracing::error!(%record, error = cause, "store rejects a write permanently; write abandoned");
+                        return Err(error);
+                    }
+                    tracing::warn!(%record, error = cause, "write failed; retrying");
+                }
+                Err(Unsaid::Full { .. } | Unsaid::Unsent) => {}
+            }
+            tokio::time::sleep(retry.backoff.next()).await;
+        }
+    }
+
+    /// Loads a record, with retries until the store answers.
+    ///
+    /// # Errors
+    ///
+    /// Returns the store's error if the store rejects the read permanently, by `give_up`.
+    pub(crate) async fn load_until_done(
+        &self,
+        id: RecordId,
+        give_up: GiveUp,
+    ) -> Result<Option<Stored>, StoreError> {
+        let mut retry = Retry::new(give_up);
+        loop {
+            let error = match self.load(id).await {
+                Ok(stored) => return Ok(stored),
+                Err(error) => error,
+            };
+            if retry.gives_up(&error) {
+                let record = id.short();
+                tracing::error!(%record, error = &error as &dyn std::error::Error, "record can't be read; read abandoned");
+                return Err(error);
+            }
+            tokio::time::sleep(retry.backoff.next()).await;
+        }
+    }
+
+    /// Queues a record that was just written as `unknown` for a look at earlier evidence about it.
+    pub(super) fn queue_evidence_check(&self, written: Option<&Stored>) {
+        if let Some(stored) = written.filter(|stored| stored.record.state == State::Unknown) {
+            // If the queue is full, the next round of upkeep finds the evidence.
+            let _ = self.became_unknown.try_send(stored.record.id);
+        }
+    }
+
+    fn observe(&self, at: Instant, commit: &Commit) {
+        match commit {
+            Commit::Done(stamp) => self.clock.observe(at, stamp.now),
+            Commit::Conflict(Some(stored)) => self.clock.observe(at, stored.now),
+            Commit::Conflict(None) => {}
+        }
+    }
+
+    pub(super) fn count_error(&self, error: &StoreError) {
+        counter!(telemetry::STORE_ERRORS).increment(1);
+        tracing::debug!(error = error as &dyn std::error::Error, "the store failed");
+        self.watch_error(error);
+    }
+
+    /// Notes an outage. No owner can renew its lease meanwhile, so a lease that has lapsed when the store is back may be of
+    /// a live attempt.
+    pub(super) fn watch_error(&self, error: &StoreError) {
+        if error.is_transient() {
+            self.clock.failed(Instant::now());
+        }
+    }
+}
+
+/// The pauses and the rejections of one operation that is retried until it is done.
+struct Retry {
+    backoff: Backoff,
+    give_up: GiveUp,
+    /// Permanent rejections in a row.
+    rejections: u32,
+}
+
+impl Retry {
+    fn new(give_up: GiveUp) -> Retry {
+        Retry { backoff: Backoff::new(RETRY_MIN, RETRY_MAX), give_up, rejections: 0 }
+    }
+
+    /// Counts an error. Returns whether the operation is to be abandoned.
+    fn gives_up(&mut self, error: &StoreError) -> bool {
+        self.rejections = if error.is_transient() { 0 } else { self.rejections + 1 };
+        let tries_max = match self.give_up {
+            GiveUp::Soon => SOON_TRIES_MAX,
+            GiveUp::Late => LATE_TRIES_MAX,
+        };
+        self.rejections >= tries_max
+    }
+}
+
+/// Counts and logs the lapses and unknown outcomes that a committed change reports, whichever process noticed them.
+pub(crate) fn count_lapses(change: &Change) {
+    let lapses =
+        change.history.iter().filter(|line| matches!(line.what, Happened::Lapse | Happened::Takeover));
+    for line in lapses {
+        tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
+        counter!(telemetry::ZOMBIE_KEYS).increment(1);
+    }
+    let became = change.history.iter().any(|line| matches!(line.what, Happened::Lapse | Happened::Unknown));
+    if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state == State::Unknown) {
+        telemetry::became_unknown(&change.id, draft);
+    }
+}
+
+/// Returns what is stored after the store has committed `change`, or `None` for a change that leaves the record alone.
+pub(crate) fn apply_change(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
+    let record = change.applied(stamp, before.map(|stored| &*stored.record))?;
+    let written =
+        change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
+    let kept = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);
+    Some(Stored { record, answer: written.or(kept), now: stamp.now })
+}
+
+/// Returns whether the attempt that began as `begun` still owns the record and may renew it.
+pub(crate) fn still_owns(stored: &Stored, begun: &Record) -> bool {
+    stored.record.owner == begun.owner && stored.record.state == State::InProgress
+}
+
+/// First pause after a failed write: about one commit of a healthy disk.
+const RETRY_MIN: Duration = Duration::from_millis(10);
+
+/// Longest pause within a begin, which has only `begin_timeout` in all.
+const BEGIN_RETRY_MAX: Duration = Duration::from_millis(200);
+
+/// Longest pause of a write that is retried until it is done: the end of an outage is noticed within seconds.
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Permanent rejections in a row before upkeep abandons a write. The next round tries again, and one such record must not
+/// hold up the others: six tries take a third of a second.
+const SOON_TRIES_MAX: u32 = 6;
+
+/// Permanent rejections in a row before an attempt abandons its result: about a day. By then a password, a right or a table
+/// that was taken away by mistake is back; but what can't be stored at all must not be sent indefinitely.
+const LATE_TRIES_MAX: u32 = 43_200;
+
+/// Records that may wait for a look at their evidence. A crash of the upstream makes some thousands of records `unknown` at
+/// once.
+pub(super) const BECAME_UNKNOWN_MAX: usize = 4096;

@@ -1,0 +1,172 @@
+//! Starting an engine: its settings, and what it agrees on with the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::fingerprint::{Secret, SecretId, Secrets};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Store, StoreError};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::Engine;
+use super::background::BackgroundWrites;
+use super::batch::Batcher;
+use super::breaker::Breaker;
+use super::cache::Cache;
+use super::clock_watch::ClockWatch;
+use super::commit::BECAME_UNKNOWN_MAX;
+use super::deadlines::Deadlines;
+use super::drain::Drain;
+use super::duplicate_rate::DuplicateRates;
+use super::identity_watch::{self, IdentityWatch};
+use super::waiters::Waiters;
+use crate::failpoint;
+use crate::identity::{self, IdentityError, StoreIdentity};
+use crate::random::{Nonces, random};
+
+/// Settings of an [`Ibid`](crate::Ibid); the defaults are the contract's.
+#[derive(Debug)]
+pub struct Settings {
+    /// Fingerprint secrets, newest first. If there are none, one is drawn once and stored.
+    pub secrets: Vec<Secret>,
+    /// The rules that make up the ids of the store's records. The store keeps the first identity it was used with, and a start with
+    /// another one is refused: a retry would not find its record. `Routes::identity` makes it from the routes and a name for
+    /// the tenant source; `ibid identity change` changes it.
+    pub identity: StoreIdentity,
+    /// Validity of this process's last read of the store's identity; it reads three times as often, and
+    /// `ibid identity change` waits twice as long. The value that the identity was stored with counts for all processes.
+    pub identity_valid_for: Duration,
+    /// Longest time that a begin may take. A quick 503 serves the clients of a slow store better.
+    pub begin_timeout: Duration,
+    /// Longest time that a response is held back for its record to become durable.
+    pub finish_wait: Duration,
+    /// Bytes of completed records that this process caches.
+    pub cache_bytes: u64,
+    /// Time that a cached record is used without asking the store: an operator's `forget` is final after that.
+    pub cache_ttl: Duration,
+    /// Attempts that live in this process at once. A client that hangs up leaves its attempt running, so connections
+    /// do not bound them; past this, begins are refused as if the store were away.
+    pub attempts_max: usize,
+    /// The share of a tenant's requests that may be duplicates, from 0 to 1. The gauge
+    /// `ibid_tenants_above_duplicate_rate` counts the tenants above it; nothing else happens to them.
+    pub duplicate_rate: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            secrets: Vec::new(),
+            identity: StoreIdentity::default(),
+            // A read lost to a failover or a full pool refuses nothing, and a change of identity ends within a minute.
+            identity_valid_for: Duration::from_secs(15),
+            // Clients wait 10 s and more, so a refusal after 2 s leaves time for their retry.
+            begin_timeout: Duration::from_secs(2),
+            // Longer than a store's failover usually takes, shorter than most clients' patience.
+            finish_wait: Duration::from_secs(10),
+            // Some ten thousand responses of an ordinary API.
+            cache_bytes: 32 << 20,
+            // Most retries arrive within a minute.
+            cache_ttl: Duration::from_secs(60),
+            // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
+            attempts_max: 8192,
+            // Clients on a healthy network retry a few requests in a thousand. A client that sends every second request
+            // again has a broken retry loop, or loses our responses.
+            duplicate_rate: 0.5,
+        }
+    }
+}
+
+/// The error of [`Ibid::start`](crate::Ibid::start).
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The store did not answer.
+    #[error("the store does not answer")]
+    Store(#[from] StoreError),
+    /// The store may not be used under this process's identity.
+    #[error(transparent)]
+    Identity(IdentityError),
+    /// A stored fingerprint was made with a secret that is not among those given.
+    #[error(
+        "records were made with the secret `{0}`, which is not among those given: their retries would be refused"
+    )]
+    MissingSecret(SecretId),
+    /// The secrets can't be used.
+    #[error("the fingerprint secrets can't be used: {0}")]
+    Secrets(String),
+}
+
+/// Receives the ids of records that were just written as `unknown`.
+pub(crate) type BecameUnknown = mpsc::Receiver<RecordId>;
+
+impl Engine {
+    /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
+    pub(crate) async fn start(
+        store: Arc<dyn Store>,
+        mut settings: Settings,
+    ) -> Result<(Arc<Engine>, BecameUnknown), StartError> {
+        failpoint::announce();
+        let mut secrets = std::mem::take(&mut settings.secrets);
+        if secrets.is_empty() {
+            // All nodes on one store must make the same fingerprints, so the secret of the first one counts.
+            let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
+            secrets.push(Secret::new(&kept).map_err(|error| StartError::Secrets(error.to_string()))?);
+        }
+        // Some stores walk all records for this, a second for millions: better than refusing their retries for a day.
+        let known: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
+        if let Some(missing) = store.other_secret(known).await? {
+            return Err(StartError::MissingSecret(missing));
+        }
+        let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
+        // Last: a process that is refused for its secrets must not have written its identity.
+        let agreement = identity::agree(&*store, &settings.identity, settings.identity_valid_for).await;
+        let agreement = agreement.map_err(|error| match error {
+            IdentityError::Store(error) => StartError::Store(error),
+            other => StartError::Identity(other),
+        })?;
+        Ok(Engine::new(store, secrets, IdentityWatch::holding(agreement), settings))
+    }
+
+    /// Starts an engine for upkeep only. It begins nothing, so it need not agree with the store on identity and secrets.
+    pub(crate) fn for_upkeep(store: Arc<dyn Store>) -> (Arc<Engine>, BecameUnknown) {
+        let secret = Secret::new(random::<32>()).expect("32 bytes are long enough");
+        let secrets = Secrets::new(vec![secret]).expect("one secret is there once");
+        let settings = Settings { attempts_max: 0, cache_bytes: 0, ..Settings::default() };
+        Engine::new(store, secrets, IdentityWatch::default(), settings)
+    }
+
+    fn new(
+        store: Arc<dyn Store>,
+        secrets: Secrets,
+        identity: IdentityWatch,
+        settings: Settings,
+    ) -> (Arc<Engine>, BecameUnknown) {
+        let (became_unknown, receiver) = mpsc::channel(BECAME_UNKNOWN_MAX);
+        let drain = Drain::default();
+        let engine = Engine {
+            runtime: Handle::current(),
+            batcher: Batcher::start(store.clone()),
+            store,
+            secrets: Arc::new(secrets),
+            identity,
+            cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
+            waiters: Waiters::default(),
+            breaker: Breaker::default(),
+            clock: ClockWatch::default(),
+            deadlines: Deadlines::start(),
+            nonces: Nonces::default(),
+            begin_timeout: settings.begin_timeout,
+            finish_wait: settings.finish_wait,
+            attempts_max: settings.attempts_max,
+            duplicates: DuplicateRates::new(settings.duplicate_rate),
+            background: BackgroundWrites::new(drain.clone()),
+            drain,
+            became_unknown,
+        };
+        engine.breaker.publish_gauge();
+        let engine = Arc::new(engine);
+        tokio::spawn(identity_watch::keep_reading(Arc::downgrade(&engine)));
+        (engine, receiver)
+    }
+}

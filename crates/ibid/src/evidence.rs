@@ -1,0 +1,250 @@
+//! Webhook evidence about records and effects: store it, judge it, apply it.
+//!
+//! Evidence is stored before it is judged, and looked for again whenever a record or an effect becomes unknown.
+//! `ibid_core::machine` decides what it proves.
+
+pub(crate) mod effect;
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use ibid_core::change::Stored;
+use ibid_core::evidence::{About, EffectAt, EventName, Evidence, Kept, Open};
+use ibid_core::machine::{self, Decision, Event, EvidenceVerdict, Found};
+use ibid_core::record::Nonce;
+use ibid_core::scope::RecordId;
+use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
+use metrics::counter;
+use tokio::sync::mpsc;
+
+use self::effect::EffectLookup;
+use crate::engine::GiveUp;
+use crate::failpoint;
+use crate::ibid::Ibid;
+use crate::ibid::Shared;
+use crate::telemetry;
+
+/// What a provider says became of a record or an effect.
+#[derive(Clone, Debug)]
+pub struct EvidenceReport {
+    /// The event that says it. A second delivery of the event has the same name.
+    pub name: EventName,
+    /// The record or effect that it is about.
+    pub about: About,
+    /// What became of it.
+    pub what: Found,
+    /// How long ago that was.
+    pub age: Duration,
+}
+
+/// What was done with a piece of evidence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvidenceResult {
+    /// The outcome was unknown, and the evidence settled it.
+    Settled,
+    /// The evidence is stored. It settles the outcome if that becomes unknown, or once a process with a worker for that
+    /// kind of effect finds it.
+    Early,
+    /// It says "not executed" of an instant at which the call could still be made: it never settles anything.
+    Premature,
+    /// It is about an earlier attempt, or none: it never settles this one.
+    Stale,
+    /// The outcome was known already.
+    Known,
+    /// The outcome was known already, and the evidence says something else.
+    Contradicts,
+    /// The event was used or dismissed before.
+    Duplicate,
+}
+
+impl Ibid {
+    /// Stores and applies what a provider says about a record or an effect. The caller must have checked that it comes
+    /// from the provider.
+    ///
+    /// Once this returns, the event need not be delivered again: it was used, is stored, or is of no use.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does. The evidence may not be stored then, so the event must be delivered again.
+    pub async fn report_evidence(&self, report: EvidenceReport) -> Result<EvidenceResult, StoreError> {
+        let EvidenceReport { name, about, what, age } = report;
+        let subject = Subject::load(self, &about).await?;
+        let evidence = Evidence { name, about, owner: subject.owner(), what, age };
+        let keep_for = match subject.read_at() {
+            None => EARLY_KEPT_FOR,
+            Some(now) => {
+                if let Some(result) = useless(subject.judge(&arriving(&evidence, now))) {
+                    return Ok(result);
+                }
+                KEPT_FOR
+            }
+        };
+        let (kept, is_new) = self.store().testify(evidence, keep_for).await?;
+        if !is_new && !kept.open {
+            return Ok(EvidenceResult::Duplicate);
+        }
+        failpoint::at("hear.kept").await;
+        // The subject is read again, after the evidence was stored: a process that makes it unknown from here on looks
+        // for the evidence itself.
+        apply(self, &kept).await
+    }
+}
+
+/// Applies one stored piece of evidence to the record or effect that it names.
+pub(crate) async fn apply(ibid: &Ibid, kept: &Kept) -> Result<EvidenceResult, StoreError> {
+    match &kept.evidence.about {
+        About::Record(id) => apply_to_record(ibid, kept, *id).await,
+        About::Effect(at) => effect::apply(ibid, kept, at).await,
+    }
+}
+
+/// Applies evidence that arrived before the record or effect with this id ([`About::id`]) became unknown. Failures are
+/// left to upkeep.
+pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, id: RecordId) {
+    let apply_all = async {
+        for kept in ibid.store().evidence(Open::Of(id), OF_SUBJECT_MAX).await? {
+            apply(ibid, &kept).await?;
+        }
+        Ok::<_, StoreError>(())
+    };
+    if let Err(error) = apply_all.await {
+        tracing::debug!(error = &error as &dyn std::error::Error, "evidence not applied; left to upkeep");
+    }
+}
+
+/// Judges a batch of evidence with two reads of the store.
+pub(crate) async fn judge_all(ibid: &Ibid, batch: &[Kept]) -> Result<Vec<EvidenceVerdict>, StoreError> {
+    let subjects = Subject::load_all(ibid, batch.iter().map(|kept| &kept.evidence.about)).await?;
+    Ok(batch.iter().zip(subjects).map(|(kept, subject)| subject.judge(kept)).collect())
+}
+
+/// A record or an effect as it was read to judge evidence about it.
+enum Subject {
+    Record(Option<Stored>),
+    Effect(EffectLookup),
+}
+
+impl Subject {
+    async fn load(ibid: &Ibid, about: &About) -> Result<Subject, StoreError> {
+        Ok(match about {
+            About::Record(id) => Subject::Record(ibid.engine().load(*id).await?),
+            About::Effect(at) => Subject::Effect(effect::find(ibid, at.clone()).await?),
+        })
+    }
+
+    /// Loads all of them, in their order.
+    async fn load_all<'a>(
+        ibid: &Ibid,
+        all: impl Iterator<Item = &'a About> + Clone,
+    ) -> Result<Vec<Subject>, StoreError> {
+        let (mut ids, mut named) = (Vec::new(), Vec::<EffectAt>::new());
+        for about in all.clone() {
+            match about {
+                About::Record(id) => ids.push(*id),
+                About::Effect(at) => named.push(at.clone()),
+            }
+        }
+        let records = if ids.is_empty() { Vec::new() } else { ibid.store().load(ids).await? };
+        let effects = effect::find_all(ibid, named).await?;
+        let (mut records, mut effects) = (records.into_iter(), effects.into_iter());
+        let subjects = all.map(|about| match about {
+            About::Record(_) => Subject::Record(records.next().flatten()),
+            About::Effect(_) => Subject::Effect(effects.next().unwrap_or(EffectLookup::None)),
+        });
+        Ok(subjects.collect())
+    }
+
+    fn judge(&self, kept: &Kept) -> EvidenceVerdict {
+        match self {
+            Subject::Record(stored) => {
+                machine::judge_record(stored.as_ref().map(|stored| &*stored.record), kept)
+            }
+            Subject::Effect(lookup) => lookup.judge(kept),
+        }
+    }
+
+    /// The store's clock when it was read; none if there is no such record, or not exactly one such effect.
+    fn read_at(&self) -> Option<Timestamp> {
+        match self {
+            Subject::Record(stored) => stored.as_ref().map(|stored| stored.now),
+            Subject::Effect(EffectLookup::One(effect)) => Some(effect.now),
+            Subject::Effect(EffectLookup::None | EffectLookup::Several) => None,
+        }
+    }
+
+    /// The attempt that runs the record or ran it last.
+    fn owner(&self) -> Option<Nonce> {
+        match self {
+            Subject::Record(stored) => stored.as_ref().map(|stored| stored.record.owner),
+            Subject::Effect(_) => None,
+        }
+    }
+}
+
+async fn apply_to_record(ibid: &Ibid, kept: &Kept, id: RecordId) -> Result<EvidenceResult, StoreError> {
+    let known = ibid.engine().load(id).await?;
+    let settlement =
+        ibid.engine().write_until_done(known, GiveUp::Soon, |nonce| Event::Told { nonce, kept }).await;
+    let (short, source) = (id.short(), &kept.evidence.name.source);
+    let result = match settlement.decision {
+        Decision::Settled => {
+            tracing::info!(record = %short, source, "record settled by webhook");
+            return Ok(EvidenceResult::Settled);
+        }
+        Decision::Later => return Ok(EvidenceResult::Early),
+        Decision::Superseded => {
+            counter!(telemetry::LATE_ANSWERS).increment(1);
+            tracing::error!(record = %short, source, "webhook contradicts the stored outcome");
+            EvidenceResult::Contradicts
+        }
+        _ => {
+            let record = settlement.stored.as_ref().map(|stored| &*stored.record);
+            match machine::judge_record(record, kept) {
+                EvidenceVerdict::Stale => EvidenceResult::Stale,
+                EvidenceVerdict::Premature => EvidenceResult::Premature,
+                _ => EvidenceResult::Known,
+            }
+        }
+    };
+    ibid.store().dismiss(vec![kept.seq]).await?;
+    Ok(result)
+}
+
+/// Looks for evidence about records that became unknown, for as long as the engine lives.
+pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiver<RecordId>) {
+    while let Some(id) = doubts.recv().await {
+        let Some(ibid) = Ibid::upgrade(&shared) else { return };
+        apply_earlier_evidence(&ibid, id).await;
+    }
+}
+
+/// Evidence as it will be stored, by the store's clock when its subject was read.
+fn arriving(evidence: &Evidence, now: Timestamp) -> Kept {
+    Kept { seq: 0, evidence: evidence.clone(), as_of: now.before(evidence.age), open: true }
+}
+
+/// Returns the result of evidence that its subject has no use for, now or later. Most evidence is about a known outcome:
+/// it leaves no row.
+fn useless(verdict: EvidenceVerdict) -> Option<EvidenceResult> {
+    match verdict {
+        EvidenceVerdict::Known => Some(EvidenceResult::Known),
+        EvidenceVerdict::Stale => Some(EvidenceResult::Stale),
+        // Premature evidence leaves a row, so that a second delivery of the same event is no younger.
+        EvidenceVerdict::Settles
+        | EvidenceVerdict::Early
+        | EvidenceVerdict::Premature
+        | EvidenceVerdict::Contradicts => None,
+    }
+}
+
+/// How long evidence about an existing record or effect is stored: longer than any run should take, so that it is there
+/// when the run is given up, and longer than a service whose worker must apply it should be away.
+const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How long evidence is stored for which there is no record or effect. Both are written before the call, so a missing one
+/// is in an open transaction, or was lost by a failover; most likely the call was not made through us.
+const EARLY_KEPT_FOR: Duration = Duration::from_secs(3600);
+
+/// How many events about one record or effect are looked at: a payment has a handful in its life.
+const OF_SUBJECT_MAX: u32 = 64;

@@ -1,0 +1,281 @@
+//! Applies webhook evidence to effects.
+//!
+//! `ibid_core::machine` decides what the evidence proves. The result is written through the effect's handler, because its
+//! business rows belong to the same transaction. So only a process with a worker for that kind can apply the evidence.
+//! Other processes leave it stored, and upkeep in a process with such a worker applies it.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ibid_core::change::{Happened as Line, History};
+use ibid_core::effect::StoredEffect;
+use ibid_core::evidence::{EffectAt, Kept, Open};
+use ibid_core::machine::{Answer, EffectEvent, EvidenceVerdict, Found, judge_effect};
+use ibid_core::response::Response;
+use ibid_core::sql::Database;
+use ibid_core::store::{Pending, Store, StoreError};
+use metrics::counter;
+use tokio::time::Instant;
+
+use super::{EvidenceResult, OF_SUBJECT_MAX};
+use crate::ibid::Ibid;
+use crate::outbox::carry::count_move;
+use crate::outbox::ending::{Ended, Ending, Happened};
+use crate::outbox::{Call, Handler, Made, statements, store_tx};
+use crate::telemetry;
+use crate::transaction::statements as records;
+
+/// Finds the effects that a provider names, all in one transaction.
+pub(super) async fn find_all(ibid: &Ibid, named: Vec<EffectAt>) -> Result<Vec<EffectLookup>, StoreError> {
+    // A store without an outbox has no effects.
+    let Some(sql) = ibid.store().sql().filter(|_| !named.is_empty()) else {
+        return Ok(named.iter().map(|_| EffectLookup::None).collect());
+    };
+    let now = sql.now();
+    let find = store_tx::run(sql, move |tx| {
+        Box::pin(async move {
+            let mut all = Vec::with_capacity(named.len());
+            for at in &named {
+                all.push(EffectLookup::of(statements::find(tx, at, now).await?));
+            }
+            Ok(all)
+        })
+    });
+    find.await
+}
+
+/// Finds the effect that a provider names.
+pub(super) async fn find(ibid: &Ibid, at: EffectAt) -> Result<EffectLookup, StoreError> {
+    Ok(find_all(ibid, vec![at]).await?.pop().unwrap_or(EffectLookup::None))
+}
+
+/// The effects that a provider's name leads to.
+pub(super) enum EffectLookup {
+    /// No effect, or not yet.
+    None,
+    /// Exactly this one.
+    One(Box<StoredEffect>),
+    /// More than one, so it is not known which is meant.
+    Several,
+}
+
+impl EffectLookup {
+    fn of(mut effects: Vec<StoredEffect>) -> EffectLookup {
+        match (effects.pop(), effects.is_empty()) {
+            (None, _) => EffectLookup::None,
+            (Some(effect), true) => EffectLookup::One(Box::new(effect)),
+            (Some(_), false) => EffectLookup::Several,
+        }
+    }
+
+    pub(super) fn judge(&self, kept: &Kept) -> EvidenceVerdict {
+        match self {
+            EffectLookup::None => judge_effect(None, kept),
+            EffectLookup::One(effect) => judge_effect(Some(effect), kept),
+            // The provider used one id for several calls: an operator must learn of it.
+            EffectLookup::Several => EvidenceVerdict::Contradicts,
+        }
+    }
+}
+
+/// Applies one stored piece of evidence to the effect that it names.
+///
+/// Returns [`EvidenceResult::Early`] and leaves the evidence stored if the effect does not exist yet or may still become
+/// unknown, if this process has no worker for its kind, or if the effect kept changing ([`TRIES_MAX`]). With any other
+/// result the evidence has been used or dismissed.
+///
+/// # Errors
+///
+/// Fails if the store cannot be read or the result cannot be written within [`SETTLE_FOR`]. The evidence stays stored.
+pub(super) async fn apply(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<EvidenceResult, StoreError> {
+    let source = &kept.evidence.name.source;
+    for _ in 0..TRIES_MAX {
+        let lookup = find(ibid, at.clone()).await?;
+        let result = match (lookup.judge(kept), lookup) {
+            (EvidenceVerdict::Settles, EffectLookup::One(effect)) => {
+                let Some(handlers) = ibid.outbox().kinds.handlers_of(&effect.kind) else {
+                    return Ok(EvidenceResult::Early);
+                };
+                let seq = effect.seq;
+                // On a separate task, because the caller may time out: a commit is never cancelled.
+                let (ibid, kept) = (ibid.clone(), kept.clone());
+                let settle = tokio::spawn(async move { handlers.settle(&ibid, &effect, &kept).await });
+                match settle.await.map_err(|error| StoreError::transient("sql", SETTLE, error))? {
+                    Ended::Moved { .. } => {
+                        tracing::info!(effect = seq, source, "effect settled by webhook");
+                        return Ok(EvidenceResult::Settled);
+                    }
+                    Ended::Lost => continue,
+                    Ended::Unwritten => {
+                        return Err(StoreError::transient("sql", SETTLE, "its end could not be written"));
+                    }
+                }
+            }
+            (EvidenceVerdict::Settles | EvidenceVerdict::Early, _) => return Ok(EvidenceResult::Early),
+            // If another process has used the evidence meanwhile, the effect looks as if it had been settled otherwise.
+            _ if !is_open(&**ibid.store(), kept).await? => return Ok(EvidenceResult::Duplicate),
+            (EvidenceVerdict::Contradicts, lookup) => {
+                note_contradiction(ibid, kept, &lookup).await?;
+                EvidenceResult::Contradicts
+            }
+            (EvidenceVerdict::Premature, _) => EvidenceResult::Premature,
+            (EvidenceVerdict::Stale, _) => EvidenceResult::Stale,
+            (EvidenceVerdict::Known, _) => EvidenceResult::Known,
+        };
+        ibid.store().dismiss(vec![kept.seq]).await?;
+        return Ok(result);
+    }
+    // The effect changed at every try, so another process is working on it. Upkeep tries again.
+    Ok(EvidenceResult::Early)
+}
+
+/// Applies evidence that arrived before `effect` became unknown or was queued for another try.
+///
+/// Looks it up by downstream key and by provider id: `provider_id` if the provider has just returned one, otherwise the
+/// id stored with the effect. Failures are left to upkeep.
+pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, effect: &StoredEffect, provider_id: Option<String>) {
+    super::apply_earlier_evidence(ibid, EffectAt::DownstreamKey(effect.downstream_key.clone()).id()).await;
+    if let Some(id) = provider_id.or_else(|| effect.provider_id.clone()) {
+        let at = EffectAt::ProviderId { kind: effect.kind.clone(), id };
+        super::apply_earlier_evidence(ibid, at.id()).await;
+    }
+}
+
+async fn is_open(store: &dyn Store, kept: &Kept) -> Result<bool, StoreError> {
+    let open = store.evidence(Open::Of(kept.evidence.about.id()), OF_SUBJECT_MAX).await?;
+    // If there are more than can be read, it is taken for open, and what it says is reported.
+    Ok(open.len() as u32 == OF_SUBJECT_MAX || open.iter().any(|open| open.seq == kept.seq))
+}
+
+/// Logs and counts a contradiction, and adds it to the history. The effect stays as it is.
+async fn note_contradiction(ibid: &Ibid, kept: &Kept, lookup: &EffectLookup) -> Result<(), StoreError> {
+    let name = &kept.evidence.name;
+    counter!(telemetry::LATE_ANSWERS).increment(1);
+    let EffectLookup::One(effect) = lookup else {
+        tracing::error!(source = name.source, "webhook names a provider id that several effects have");
+        return Ok(());
+    };
+    tracing::error!(effect = effect.seq, source = name.source, "webhook contradicts the stored outcome");
+    let says = match &kept.evidence.what {
+        Found::Executed(Answer { provider_id: Some(id), .. }) => format!("executed as `{id}`"),
+        Found::Executed(_) => "executed".to_owned(),
+        Found::NotExecuted | Found::Nothing => "not executed".to_owned(),
+    };
+    let detail = format!(
+        "webhook: effect `{}` {says}, although it is {} (event `{}` of `{}`)",
+        effect.name,
+        effect.state.name(),
+        name.event,
+        name.source
+    );
+    let (record, line) = (effect.record, History { what: Line::LateAnswer, detail });
+    let Some(sql) = ibid.store().sql() else { return Ok(()) };
+    let now = sql.now();
+    store_tx::run(sql, move |tx| Box::pin(async move { records::note(tx, &record, &line, now).await })).await
+}
+
+/// The kinds of effects that the workers of this process have handlers for.
+#[derive(Default)]
+pub(crate) struct KindRegistry(Mutex<Vec<Weak<dyn EffectSettler>>>);
+
+impl KindRegistry {
+    /// Adds the handlers of a worker, for as long as it lives.
+    pub(crate) fn add(&self, handlers: Weak<dyn EffectSettler>) {
+        let mut all = self.0.lock();
+        all.retain(|handlers| handlers.strong_count() > 0);
+        all.push(handlers);
+    }
+
+    fn handlers_of(&self, kind: &str) -> Option<Arc<dyn EffectSettler>> {
+        let all = self.0.lock();
+        // As with two handlers of one worker: the later one counts.
+        all.iter().rev().filter_map(Weak::upgrade).find(|handlers| handlers.serves(kind))
+    }
+}
+
+/// Settles effects by evidence, through the handlers of one worker.
+pub(crate) trait EffectSettler: Send + Sync {
+    /// Whether there is a handler for this kind.
+    fn serves(&self, kind: &str) -> bool;
+
+    /// Settles an effect that no worker holds, and uses up the evidence.
+    fn settle<'a>(&'a self, ibid: &'a Ibid, effect: &'a StoredEffect, kept: &'a Kept) -> Pending<'a, Ended>;
+}
+
+/// The handlers of one worker, and the database that their rows are in.
+pub(crate) struct WorkerHandlers<D: Database> {
+    pub(crate) database: Arc<D>,
+    pub(crate) by_kind: HashMap<String, KindHandler<D::Tx>>,
+}
+
+/// The handler of one kind of effect.
+pub(crate) struct KindHandler<T> {
+    pub(crate) handler: Arc<dyn Handler<T>>,
+    /// How long a call, a verification or the handler's rows may take.
+    pub(crate) timeout: Duration,
+}
+
+impl<D: Database> EffectSettler for WorkerHandlers<D> {
+    fn serves(&self, kind: &str) -> bool {
+        self.by_kind.contains_key(kind)
+    }
+
+    fn settle<'a>(&'a self, ibid: &'a Ibid, effect: &'a StoredEffect, kept: &'a Kept) -> Pending<'a, Ended> {
+        Box::pin(async move {
+            // The caller asked `serves`.
+            let Some(KindHandler { handler, timeout }) = self.by_kind.get(&effect.kind) else {
+                return Ended::Lost;
+            };
+            let until = Instant::now() + SETTLE_FOR;
+            let call = Call::new(effect, until);
+            let mut happened = match &kept.evidence.what {
+                Found::Executed(answer) => {
+                    let made = handler.told(&call, made(answer));
+                    Happened::made(EffectEvent::Verified(Some(true)), made)
+                }
+                Found::NotExecuted | Found::Nothing => {
+                    Happened::because(EffectEvent::Verified(Some(false)), "a webhook said: not made")
+                }
+            };
+            happened.told = Some(kept.evidence.name.clone());
+            let ending = Ending {
+                ibid,
+                database: &*self.database,
+                handler: &**handler,
+                call: &call,
+                effect,
+                timeout: (*timeout).min(SETTLE_FOR),
+                until,
+            };
+            let ended = ending.write(happened).await;
+            if let Ended::Moved { to, due } = ended {
+                count_move(effect, to, due);
+                // The next effect of its aggregate may run.
+                ibid.outbox().enqueued.notify_waiters();
+            }
+            ended
+        })
+    }
+}
+
+/// What the webhook says was made, before the handler puts it into its own words.
+fn made(answer: &Answer) -> Made {
+    let response = answer.kept.as_deref().and_then(|bytes| Response::from_bytes(bytes).ok());
+    Made {
+        result: response.as_ref().map(|response| response.body.clone()).unwrap_or_default(),
+        provider_id: answer.provider_id.clone(),
+        answer: response,
+    }
+}
+
+const SETTLE: &str = "settle an effect";
+
+/// How often one piece of evidence is judged again because its effect changed: an effect changes a handful of times in
+/// its life.
+const TRIES_MAX: u32 = 4;
+
+/// How long the end of an effect is tried to be written. Half of what a webhook is given, so that a failure is answered
+/// in time; upkeep tries again.
+const SETTLE_FOR: Duration = Duration::from_secs(5);

@@ -1,0 +1,303 @@
+//! The handle that users hold: it joins the engine with the state of the modules above it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ibid_core::change::Stored;
+use ibid_core::fingerprint::Asked;
+use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
+use ibid_core::policy::Policy;
+use ibid_core::scope::{Identity, Tenant};
+use ibid_core::store::Store;
+use ibid_core::time::Timestamp;
+use tokio::time::Instant;
+
+use crate::attempt::Attempt;
+use crate::engine::{
+    Arrival, BecameUnknown, Counts, Decided, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
+    Unavailable, retry_after_for_duplicate, run_to_completion,
+};
+use crate::evidence;
+use crate::identity::IdentitySetting;
+use crate::outbox::OutboxState;
+use crate::outcome::{Begin, Outcome};
+use crate::telemetry;
+use crate::transaction::flights::Flights;
+use crate::upkeep::UpkeepState;
+
+/// Makes retries safe: reserves keys in a store, lets one attempt run, and keeps its response. Cheap to clone.
+#[derive(Clone)]
+pub struct Ibid {
+    shared: Arc<Shared>,
+}
+
+/// The state of one process on one store. Each module owns its part.
+pub(crate) struct Shared {
+    engine: Arc<Engine>,
+    outbox: OutboxState,
+    upkeep: UpkeepState,
+    /// Keys that are being reserved inside callers' transactions.
+    reserve_queue: Flights,
+}
+
+impl Ibid {
+    /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store does not answer, or if it was used with another identity or an unknown secret.
+    pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
+        let (engine, became_unknown) = Engine::start(store, settings).await?;
+        Ok(Ibid::join(engine, became_unknown))
+    }
+
+    /// Starts for the chores of upkeep only, by an operator's command: it begins nothing, and so need not agree with the
+    /// store on identity and secrets.
+    pub fn for_upkeep(store: Arc<dyn Store>) -> Ibid {
+        let (engine, became_unknown) = Engine::for_upkeep(store);
+        Ibid::join(engine, became_unknown)
+    }
+
+    fn join(engine: Arc<Engine>, became_unknown: BecameUnknown) -> Ibid {
+        let shared = Arc::new(Shared {
+            engine,
+            outbox: OutboxState::default(),
+            upkeep: UpkeepState::default(),
+            reserve_queue: Flights::default(),
+        });
+        tokio::spawn(evidence::settle_doubts(Arc::downgrade(&shared), became_unknown));
+        Ibid { shared }
+    }
+
+    /// Returns the handle for shared state, unless the last handle was dropped.
+    pub(crate) fn upgrade(shared: &Weak<Shared>) -> Option<Ibid> {
+        Some(Ibid { shared: shared.upgrade()? })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.shared.engine
+    }
+
+    pub(crate) fn outbox(&self) -> &OutboxState {
+        &self.shared.outbox
+    }
+
+    pub(crate) fn upkeep(&self) -> &UpkeepState {
+        &self.shared.upkeep
+    }
+
+    pub(crate) fn reserve_queue(&self) -> &Flights {
+        &self.shared.reserve_queue
+    }
+
+    /// Returns the store underneath.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.engine().store
+    }
+
+    /// Prepares a request for [`begin`](Ibid::begin) or [`wait`](Ibid::wait), under `policy`.
+    pub fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn Asked>) -> Ask {
+        self.engine().ask(identity, policy, asked)
+    }
+
+    /// Reserves the key durably before any work, or says why the request does not run.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Unavailable`] if the store did not answer in time. Nothing was executed then.
+    ///
+    /// # Cancel safety
+    ///
+    /// A caller that is dropped meanwhile leaves no reservation behind.
+    pub async fn begin(&self, ask: Ask) -> Result<Begin, Unavailable> {
+        match self.replay_cached(&ask) {
+            Some(outcome) => Ok(Begin::Skip(outcome)),
+            None => self.begin_uncached(self.engine().with_fresh_nonce(ask)).await,
+        }
+    }
+
+    /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked:
+    /// [`Ibid::begin_uncached`].
+    pub(crate) fn replay_cached(&self, ask: &Ask) -> Option<Outcome> {
+        let outcome = self.cached(ask)?;
+        self.count_request(&ask.identity.tenant, outcome.arrival(), Instant::now());
+        Some(outcome)
+    }
+
+    /// Like [`Ibid::begin`], for a request that is not in the cache. `ask` has its own nonce.
+    pub(crate) async fn begin_uncached(&self, ask: Arc<Ask>) -> Result<Begin, Unavailable> {
+        let engine = self.engine();
+        let (ibid, guard) = (self.clone(), engine.drain.track_begin());
+        // If the caller is gone by the end, the attempt is dropped, and releases the key.
+        let begun = run_to_completion(&engine.runtime, async move {
+            let started = Instant::now();
+            let decided = ibid.engine().begin(&ask, started).await;
+            let begun = decided.map(|decided| ibid.to_caller_outcome(decided));
+            if let Ok(begun) = &begun {
+                ibid.count_request(&ask.identity.tenant, begun.arrival(), started);
+            }
+            drop(guard);
+            begun
+        });
+        begun.await.unwrap_or(Err(Unavailable::no_reply()))
+    }
+
+    /// Counts a request for the duplicate rate of its tenant.
+    pub(crate) fn count_request(&self, tenant: &Tenant, arrival: Arrival, at: Instant) {
+        self.engine().duplicates.count_request(tenant, arrival, at);
+    }
+
+    /// Returns what the cache holds for a request.
+    pub(crate) fn cached(&self, ask: &Ask) -> Option<Outcome> {
+        match self.engine().cached(ask)? {
+            (Decision::Replay, stored) => Some(Outcome::Completed(stored)),
+            _ => Some(Outcome::Mismatch),
+        }
+    }
+
+    /// Waits for the response of another attempt, for at most `up_to`. Never runs anything: the key may turn out
+    /// [`Outcome::Released`], and then a new request may run.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Unavailable`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
+    /// While the store hangs, the wait takes at most `begin_timeout` longer.
+    pub async fn wait(&self, ask: Ask, up_to: Duration) -> Result<Outcome, Unavailable> {
+        let engine = self.engine();
+        let ask = engine.with_fresh_nonce(ask);
+        let started = Instant::now();
+        let running = engine.running_id(&ask).await?;
+        let Some(waiter) = engine.waiters.enter(running, &ask.identity.tenant) else {
+            // As if it had been held: those that are held wait as long.
+            return Ok(Outcome::InFlight { retry_in: up_to.max(RETRY_AFTER_MIN) });
+        };
+        let is_final = |looked: &Result<Outcome, Unavailable>| match looked {
+            Ok(outcome) => !matches!(outcome, Outcome::InFlight { .. } | Outcome::Accepted { .. }),
+            Err(_) => false,
+        };
+        let look = || self.look(&ask);
+        let waited = engine.wait_until(&waiter, started + up_to, look, Unavailable::no_reply, is_final).await;
+        telemetry::took(&telemetry::WAIT_TOOK, started.elapsed().as_secs_f64());
+        waited
+    }
+
+    async fn look(&self, ask: &Arc<Ask>) -> Result<Outcome, Unavailable> {
+        match self.cached(ask) {
+            Some(outcome) => Ok(outcome),
+            None => Ok(self.to_caller_outcome(self.engine().look(ask).await?).into_outcome()),
+        }
+    }
+
+    /// Puts a decision into the caller's terms.
+    pub(crate) fn to_caller_outcome(&self, decided: Decided) -> Begin {
+        let Decided { ask, decision, stored, at } = decided;
+        let outcome = match (decision, stored) {
+            (Decision::Run { after }, Some(stored)) => {
+                let attempt = Attempt::new(self.clone(), ask, stored.record, after, at);
+                return Begin::Run(Box::new(attempt));
+            }
+            (Decision::Accepted, _) => {
+                self.upkeep().deliveries.wake();
+                Outcome::Accepted { new: true }
+            }
+            (Decision::Replay, Some(stored)) => {
+                let record = stored.record.clone();
+                self.engine().replay(stored, at).map_or(Outcome::NotRetained(record), Outcome::Completed)
+            }
+            (Decision::NotRetained, Some(stored)) => Outcome::NotRetained(stored.record),
+            (Decision::Wait { overlong }, Some(stored)) => {
+                if overlong {
+                    self.engine().shorten_lease(&stored.record);
+                }
+                match stored.record.flags.asynchronous {
+                    true => Outcome::Accepted { new: false },
+                    false => {
+                        let retry_in = retry_after_for_duplicate(&stored.record, stored.now);
+                        Outcome::InFlight { retry_in }
+                    }
+                }
+            }
+            (Decision::Unknown { until }, stored) => {
+                let now = stored.map_or(Timestamp::default(), |stored| stored.now);
+                Outcome::Unknown { settled_in: until.map(|until| until.since(now)) }
+            }
+            (Decision::Mismatch, _) => Outcome::Mismatch,
+            (Decision::Expired, _) => Outcome::Expired,
+            (Decision::Free, _) => Outcome::Released,
+            _ => Outcome::InFlight { retry_in: RETRY_AFTER_MIN },
+        };
+        Begin::Skip(outcome)
+    }
+
+    /// Returns what is stored, as a duplicate would see it: for the client of an attempt whose finish was refused.
+    pub(crate) fn current_outcome(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Outcome {
+        let event = Event::Request { ask, role: Role::Waiter };
+        let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
+            Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
+        };
+        self.to_caller_outcome(Decided { ask: ask.clone(), decision, stored: Some(stored), at })
+            .into_outcome()
+    }
+
+    /// Returns whether begins are being refused because the store does not answer.
+    pub fn is_breaker_open(&self) -> bool {
+        self.engine().breaker.is_open()
+    }
+
+    /// Returns whether the identity that this process started with was active when it was last read. If not, begins are
+    /// refused until the process is restarted with the store's new identity.
+    pub fn is_identity_active(&self) -> bool {
+        self.engine().identity.is_active()
+    }
+
+    /// Returns the identity that this process agreed on with its store, or `None` for upkeep only.
+    pub fn identity(&self) -> Option<&IdentitySetting> {
+        self.engine().identity.setting()
+    }
+
+    /// Returns the identities before this one whose ids are still looked up, newest first.
+    #[cfg(feature = "http")]
+    pub(crate) fn previous_identities(&self) -> &[crate::identity::PreviousIdentity] {
+        self.engine().identity.previous()
+    }
+
+    /// Returns how long a completed record is used without asking the store.
+    pub fn cache_ttl(&self) -> Duration {
+        self.engine().cache.ttl()
+    }
+
+    /// Returns how many duplicates wait for a response now.
+    pub fn waiting(&self) -> usize {
+        self.engine().waiters.count()
+    }
+
+    /// Returns how much went to the store so far.
+    pub fn counts(&self) -> Counts {
+        self.engine().batcher.counts()
+    }
+
+    /// Returns the tenants that this process has seen lately, highest duplicate rate first; at most `limit`.
+    ///
+    /// A tenant with fewer than twenty requests comes after the others, whatever its rate: one retry of one request says
+    /// nothing.
+    pub fn tenants(&self, limit: usize) -> Vec<TenantRate> {
+        self.engine().duplicates.highest(limit)
+    }
+
+    /// Returns how many tenants sent more duplicates lately than [`Settings::duplicate_rate`] allows.
+    pub fn tenants_above_duplicate_rate(&self) -> usize {
+        self.engine().duplicates.above_allowed()
+    }
+
+    /// Waits until no begin is in flight, no attempt lives and no queued finish or release is left. The caller bounds the
+    /// wait.
+    pub async fn settled(&self) {
+        self.engine().wait_until_drained().await;
+    }
+}
+
+impl std::fmt::Debug for Ibid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ibid").field("store", &self.store().kind()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,168 @@
+//! One action on one record: load, decide, commit. On a lost race it decides again, and returns the winner if there is
+//! nothing left to do. It is bounded in time, because an operator waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::act::Act;
+use ibid_core::change::{Change, Commit, Happened, History, Stored};
+use ibid_core::machine::{self, Answer, Found, Verdict};
+use ibid_core::record::Version;
+use ibid_core::response::Response;
+use ibid_core::scope::RecordId;
+use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
+
+use super::{BulkAction, Operator, OperatorError};
+use crate::backoff::Backoff;
+use crate::engine::apply_change;
+use crate::random::nonce;
+
+/// Builds the response that an operator gives, to be replayed to every retry.
+pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
+    let content_type = ("content-type".to_owned(), Bytes::copy_from_slice(content_type.as_bytes()));
+    let response =
+        Response { status, headers: vec![content_type], body: body.into(), trailers: Vec::new(), version: 0 };
+    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None, proof: None }
+}
+
+impl Operator {
+    /// Settles an unknown record by what the operator found out: executed, with this response for every retry, or not
+    /// executed, and the next retry runs. `seen` is the version that the operator saw; none: any version.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such record, if its state does not allow it, if it has changed since `seen`, or if the store
+    /// fails.
+    pub async fn resolve(
+        &self,
+        id: RecordId,
+        seen: Option<Version>,
+        found: &Found,
+        act: &Act,
+    ) -> Result<Stored, OperatorError> {
+        self.act_on_record(id, seen, &BulkAction::Resolve(found.clone()), act).await
+    }
+
+    /// Clears the dead-letter flag of a record whose outcome is known. An unknown one is
+    /// [resolved](Operator::resolve) instead.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`resolve`](Operator::resolve) does.
+    pub async fn acknowledge(
+        &self,
+        id: RecordId,
+        seen: Option<Version>,
+        act: &Act,
+    ) -> Result<Stored, OperatorError> {
+        self.act_on_record(id, seen, &BulkAction::Acknowledge, act).await
+    }
+
+    /// Makes a completed or expired record absent: the next request under its key runs as new. Takes effect in this
+    /// process at once, and in all others within `cache_ttl`.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`resolve`](Operator::resolve) does.
+    pub async fn forget(
+        &self,
+        id: RecordId,
+        seen: Option<Version>,
+        act: &Act,
+    ) -> Result<Stored, OperatorError> {
+        self.act_on_record(id, seen, &BulkAction::Forget, act).await
+    }
+
+    pub(super) async fn act_on_record(
+        &self,
+        id: RecordId,
+        seen: Option<Version>,
+        action: &BulkAction,
+        act: &Act,
+    ) -> Result<Stored, OperatorError> {
+        let mut stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
+        // What an operator knows is about the attempts until now: it does not settle one that begins meanwhile.
+        let as_of = stored.now;
+        for _ in 0..RACES_MAX {
+            if seen.is_some_and(|seen| seen != stored.record.version) {
+                let last = self.last(id).await;
+                return Err(OperatorError::Changed { stored: Box::new(stored), last });
+            }
+            let event = action.event(nonce(), as_of, act);
+            let verdict = machine::decide(Some(&stored.record), &event, stored.now);
+            let Verdict::Write(change, _) = verdict else { break };
+            if let BulkAction::Resolve(Found::Executed(Answer { kept: Some(kept), .. })) = action {
+                fits(kept, &stored)?;
+            }
+            match self.commit(&change).await? {
+                Commit::Done(stamp) => {
+                    self.tell(&id);
+                    return Ok(apply_change(&change, stamp, Some(&stored)).unwrap_or(stored));
+                }
+                Commit::Conflict(Some(newer)) if change.is_stored_as(&newer) => {
+                    self.tell(&id);
+                    return Ok(*newer);
+                }
+                Commit::Conflict(newer) => stored = *newer.ok_or(OperatorError::NoSuchRecord)?,
+            }
+        }
+        let last = self.last(id).await;
+        Err(OperatorError::NotNow { stored: Box::new(stored), last })
+    }
+
+    /// Sends the same change with the same nonce until its result is known.
+    async fn commit(&self, change: &Arc<Change>) -> Result<Commit, StoreError> {
+        let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
+        for _ in 1..COMMIT_TRIES_MAX {
+            match self.store.commit(vec![change.clone()]).await.pop() {
+                Some(Err(error)) if error.is_transient() => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "operator action not written; retrying"
+                    );
+                }
+                Some(result) => return result,
+                None => {}
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+        let result = self.store.commit(vec![change.clone()]).await.pop();
+        result.unwrap_or_else(|| Err(StoreError::transient("any", "commit", "the store returned no result")))
+    }
+
+    /// Returns the last line of history that settled the record, or else the last one.
+    async fn last(&self, id: RecordId) -> Option<Box<(Timestamp, History)>> {
+        let mut history = self.store.history(id).await.ok()?;
+        let settles = |line: &History| matches!(line.what, Happened::Settled | Happened::Operator);
+        let index = history.iter().rposition(|(_, line)| settles(line)).or(history.len().checked_sub(1))?;
+        Some(Box::new(history.swap_remove(index)))
+    }
+
+    fn tell(&self, id: &RecordId) {
+        if let Some(ibid) = &self.ibid {
+            ibid.engine().forget(id);
+            ibid.engine().notify_waiters(id);
+        }
+    }
+}
+
+fn fits(kept: &Bytes, stored: &Stored) -> Result<(), OperatorError> {
+    let max = stored.record.policy.max_response_body;
+    let bytes = Response::from_bytes(kept).map_or(0, |response| response.body.len() as u64);
+    if bytes > max { Err(OperatorError::TooLarge { bytes, max }) } else { Ok(()) }
+}
+
+/// How often one action is decided again after a lost race. A record changes a handful of times in its life; after eight
+/// lost races the operator gets the record as it is now.
+const RACES_MAX: u32 = 8;
+
+/// How often one write is sent while the store fails: about two seconds in all, as long as an operator waits patiently.
+const COMMIT_TRIES_MAX: u32 = 6;
+
+/// First pause after a failed write. It doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+
+/// Longest pause between two tries: the one before the last of [`COMMIT_TRIES_MAX`].
+const PAUSE_MAX: Duration = Duration::from_millis(800);

@@ -1,0 +1,39 @@
+//! Outbox statements in a transaction of the store's own connection, for callers without a database handle.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+use ibid_core::effect::{EffectFilter, StoredEffect};
+use ibid_core::sql::{SqlError, SqlTx};
+use ibid_core::store::{Pending, SqlStore, Store, StoreError, Work};
+
+use super::statements;
+
+/// Lists the effects that fit, in outbox order; none if the store has no outbox.
+pub(crate) async fn list(
+    store: &dyn Store,
+    filter: EffectFilter,
+) -> Result<Option<Vec<StoredEffect>>, StoreError> {
+    let Some(sql) = store.sql() else { return Ok(None) };
+    let now = sql.now();
+    run(sql, move |tx| Box::pin(async move { statements::list(tx, &filter, now).await })).await.map(Some)
+}
+
+/// Runs `work` in one transaction and returns its result once the transaction has committed.
+pub(crate) async fn run<T: Send + 'static>(
+    store: &dyn SqlStore,
+    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> Pending<'a, Result<T, SqlError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    let result = Arc::new(Mutex::new(None));
+    let slot = result.clone();
+    let work: Work = Box::new(move |tx| {
+        Box::pin(async move {
+            let value = work(tx).await?;
+            *slot.lock() = Some(value);
+            Ok(())
+        })
+    });
+    store.work(work).await?;
+    let value = result.lock().take();
+    value.ok_or_else(|| StoreError::lasting("sql", "work", "the store did not run the work"))
+}

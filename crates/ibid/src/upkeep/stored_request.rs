@@ -1,0 +1,104 @@
+//! Runs the request that is stored with a record, without its client: what the sweeper and the deliverer share.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ibid_core::change::{BodyKind, Stored};
+use ibid_core::machine::{Ask, Event};
+use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint};
+use ibid_core::store::{Pending, StoreError};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::attempt::Attempt;
+use crate::engine::GiveUp;
+use crate::ibid::Ibid;
+
+/// Runs requests without their clients: lapsed ones, and those that were accepted to be run later.
+pub trait Resume: Send + Sync {
+    /// Rebuilds what the client asked for, from the record and its stored request; none if the request cannot be read.
+    fn ask(&self, record: &Record, request: &Bytes) -> Option<Ask>;
+
+    /// Runs the request to its end, after the last recovery point.
+    fn run(&self, attempt: Attempt, ask: Arc<Ask>, request: Bytes) -> Pending<'static, ()>;
+}
+
+impl Ibid {
+    /// Lets the chores of this process run accepted requests, and requests of routes with `on_lapse = resume` that lapsed
+    /// or left a call in doubt.
+    pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
+        *self.upkeep().resumes.runner.lock() = Some(resumer);
+    }
+}
+
+/// The runner of stored requests in this process, if one is registered, and how many lapsed ones it may run at once.
+pub(crate) struct Resumes {
+    runner: Mutex<Option<Arc<dyn Resume>>>,
+    pub(super) permits: Arc<Semaphore>,
+}
+
+impl Default for Resumes {
+    fn default() -> Self {
+        Resumes { runner: Mutex::default(), permits: Arc::new(Semaphore::new(RESUMES_MAX)) }
+    }
+}
+
+impl Resumes {
+    pub(super) fn runner(&self) -> Option<Arc<dyn Resume>> {
+        self.runner.lock().clone()
+    }
+}
+
+/// The request that is stored with one generation of a record.
+pub(super) struct StoredRequest {
+    generation: Nonce,
+    ask: Arc<Ask>,
+    bytes: Bytes,
+}
+
+impl StoredRequest {
+    /// Loads the request of a record; none if it has none, or one that `runner` cannot read.
+    pub(super) async fn load(
+        ibid: &Ibid,
+        runner: &dyn Resume,
+        record: &Record,
+    ) -> Result<Option<StoredRequest>, StoreError> {
+        let bodies = ibid.store().bodies(record.id, record.birth).await?;
+        let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code());
+        Ok(request.and_then(|(_, bytes)| {
+            let ask = Arc::new(runner.ask(record, &bytes)?);
+            Some(StoredRequest { generation: record.birth, ask, bytes })
+        }))
+    }
+
+    /// Whether this is the request of `taken`. It is not if another generation of the record began between the load and the
+    /// take.
+    pub(super) fn is_of(&self, taken: &Record) -> bool {
+        self.generation == taken.birth
+    }
+
+    /// Runs the request as the attempt that has just taken the record, after the recovery point `after`. `at` is from
+    /// before the take.
+    pub(super) fn run(
+        self,
+        ibid: &Ibid,
+        runner: &dyn Resume,
+        taken: Stored,
+        after: RecoveryPoint,
+        at: Instant,
+    ) -> Pending<'static, ()> {
+        let attempt = Attempt::new(ibid.clone(), self.ask.clone(), taken.record, after, at).of_upkeep();
+        runner.run(attempt, self.ask, self.bytes)
+    }
+}
+
+/// Gives back a record that was taken and whose request was not run.
+pub(super) async fn release(ibid: &Ibid, taken: Stored) {
+    let begun = taken.record.clone();
+    let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
+    ibid.engine().write_until_done(Some(taken), GiveUp::Late, event).await;
+}
+
+/// How many lapsed requests one process runs at once: a crash of its neighbour must not become its own.
+const RESUMES_MAX: usize = 32;

@@ -1,0 +1,125 @@
+//! The sessions of the application's database: what is open in them while a call to the outside is made, and what a duplicate
+//! does to them.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ibid::engine::Begun;
+use ibid::outbox::{Call, Handler, Made, Outcome, Verified as Asked, Worker};
+use ibid::phase::{Care, NotDone, PhaseError, Verified};
+use ibid::transaction::{BegunInside, SqlTx};
+use ibid_core::effect::NewEffect;
+use ibid_core::policy::{OnLapse, Policy};
+use ibid_core::store::Pending;
+use ibid_testkit::postgres::Postgres;
+
+use super::world::{Tries, World, answer, is_stored, pay};
+use crate::adapters::place::{Place, SqlxPostgresPools};
+use crate::adapters::{Adapter, PATIENT};
+
+type Sqlx = World<SqlxPostgresPools>;
+
+/// A transaction that waits for its client: where a call were made inside one, it would be in this state meanwhile.
+const OPEN: &str = "select count(*) from pg_stat_activity where state like 'idle in transaction%'";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_transaction_is_open_while_the_outside_is_called() {
+    let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() };
+    let world = Arc::new(Sqlx::under(policy, Place::postgres()).await);
+    let held = world.tx().await;
+    assert_eq!(world.number(OPEN).await, 1, "one that is open is seen");
+    drop(held);
+    while world.number(OPEN).await != 0 {}
+
+    // A handler under the guard: its key is reserved.
+    let mut attempt = world.begin("calls").await;
+    assert_eq!(world.number(OPEN).await, 0);
+    // Calls of phases, behind a phase in the database.
+    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    pay(&mut *inside, "calls", "phase").await.unwrap();
+    inside.enqueue(NewEffect::new("charge", "charge", "").verified()).await.unwrap();
+    assert_eq!(world.number(OPEN).await, 1);
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    for care in [Care::Repeatable, Care::Once] {
+        let mut attempt = world.begin(&format!("{care:?}")).await;
+        let open: Result<i64, PhaseError<&str>> =
+            attempt.outside("charge", care, async |_| Ok::<_, NotDone<&str>>(world.number(OPEN).await)).await;
+        assert_eq!(open.unwrap(), 0, "{care:?}");
+        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+    }
+    let mut attempt = world.begin("verified").await;
+    let uncertain: Result<i64, _> = attempt
+        .outside_verified(
+            "charge",
+            Duration::ZERO,
+            async |_| Verified::Unsure,
+            async |_| Err(NotDone::Uncertain("lost")),
+        )
+        .await;
+    assert!(matches!(uncertain, Err(PhaseError::Uncertain("lost"))));
+    let asked: Result<i64, PhaseError<&str>> = attempt
+        .outside_verified(
+            "charge",
+            Duration::ZERO,
+            async |_| Verified::Made(world.number(OPEN).await),
+            async |_| unreachable!("it was made"),
+        )
+        .await;
+    assert_eq!(asked.unwrap(), 0);
+    assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+
+    // Calls of a worker, and its questions.
+    let watching = Watching { world: world.clone(), open: Arc::default() };
+    let db = SqlxPostgresPools::open(&world.place, 2, PATIENT).await;
+    let worker = Worker::builder(world.ibid.clone(), db).on("charge", watching.clone()).build().unwrap();
+    worker.run_once().await.unwrap();
+    world.sql("update ibid_effect set due_at = 1").await;
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!(*watching.open.lock().unwrap(), [0, 0], "a call and a question");
+}
+
+/// Looks at the database while it is called, and never learns what came of its call until it is asked.
+#[derive(Clone)]
+struct Watching {
+    world: Arc<Sqlx>,
+    open: Arc<Mutex<Vec<i64>>>,
+}
+
+impl<T: SqlTx> Handler<T> for Watching {
+    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+        Box::pin(async move {
+            let open = self.world.number(OPEN).await;
+            self.open.lock().unwrap().push(open);
+            Outcome::Uncertain { why: "lost".to_owned() }
+        })
+    }
+
+    fn verify<'a>(&'a self, _: &'a Call) -> Pending<'a, Asked> {
+        Box::pin(async move {
+            let open = self.world.number(OPEN).await;
+            self.open.lock().unwrap().push(open);
+            Asked::Made(Made::default())
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_duplicate_violates_a_constraint_in_a_transaction() {
+    let server = Postgres::start();
+    let world = Arc::new(Sqlx::new(Place::at(server.url())).await);
+    // Of a node that is at work with the key inside its transaction, and of one that has ended.
+    let first = world.begin_inside("k").await;
+    let bob = world.other_node().await;
+    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.place, 1, PATIENT).await));
+    let second = tokio::spawn({
+        let (bob, ask, bobs) = (bob.clone(), world.ask("k"), bobs.clone());
+        async move { bob.begin_inside(ask, &*bobs, PATIENT).await }
+    });
+    bobs.reach(2).await;
+    assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
+    let cat = world.other_node().await.begin_inside(world.ask("k"), &world.db, PATIENT).await;
+    for begun in [second.await.unwrap(), cat] {
+        assert!(matches!(begun.unwrap(), BegunInside::Already(Begun::Replay(_))));
+    }
+    assert!(!server.log().contains("violates unique constraint"), "{}", server.log());
+}

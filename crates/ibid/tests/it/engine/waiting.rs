@@ -27,10 +27,10 @@ async fn a_wait_outlasts_a_read_that_hangs_for_a_while() {
     let ending = async {
         tokio::time::sleep(secs(1)).await;
         world.store.set(Fault::None);
-        attempt.finish(Response::plain(201, "text/plain", "paid".to_owned()), false).await
+        attempt.finish(Response::plain(201, "text/plain", "paid".to_owned())).await
     };
     let (waited, _) = tokio::join!(waiting, ending);
-    assert!(matches!(waited, Ok(Begun::Replay(kept)) if kept.response.status == 201));
+    assert!(matches!(waited, Ok(Outcome::Completed(kept)) if kept.response.status == 201));
 }
 
 fn secs(secs: u64) -> Duration {

@@ -1,6 +1,6 @@
 //! What the reaper leaves alone, and what it leaves behind.
 
-use ibid::engine::Begun;
+use ibid::outcome::{Begin, Outcome};
 use ibid::upkeep::{Keep, reap_once, reap_store};
 use ibid::{Ibid, Settings};
 use ibid_core::change::Happened;
@@ -54,17 +54,17 @@ async fn an_unknown_outcome_goes_after_unknown_retention() {
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
     let policy = Policy { unknown_retention: Some(48 * HOUR), ..Policy::default() };
     let begin = async || ibid.begin(ask(&ibid, "shop", "k", policy.clone())).await.expect("an answer");
-    let Begun::Run(lost) = begin().await else { panic!("it is new") };
+    let Begin::Run(lost) = begin().await else { panic!("it is new") };
     drop(lost.unknown(ErrorCode::Broken).await);
     pass(&server, &database, 47 * HOUR);
     assert_eq!(reap_once(&ibid, Keep::default()).await.expect("a round").settled, 0);
-    assert!(matches!(begin().await, Begun::Unknown { settled_in: None }));
+    assert!(matches!(begin().await, Begin::Skip(Outcome::Unknown { settled_in: None })));
     pass(&server, &database, 2 * HOUR);
     let harvest = reap_once(&ibid, Keep::default()).await.expect("a round");
     assert_eq!((harvest.settled, harvest.removed), (1, 1), "{harvest:?}");
     let told = "select count(*) from ibid_event where detail like '%unknown_retention%'";
     assert_eq!(server.sql(&database, told), "1", "never silently");
-    assert!(matches!(begin().await, Begun::Run(_)), "as new");
+    assert!(matches!(begin().await, Begin::Run(_)), "as new");
 }
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::engine::Begun;
-use ibid::outbox::{Call, Handler, Made, Outcome, Verified as Asked, Worker};
+use ibid::outbox::{Call, CallOutcome, Handler, Made, Verified as Asked, Worker};
+use ibid::outcome::{Begin, Outcome};
 use ibid::phase::{Care, NotDone, PhaseError, Verified};
-use ibid::transaction::{BegunInside, SqlTx};
+use ibid::transaction::SqlTx;
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::store::Pending;
@@ -45,7 +45,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
         let open: Result<i64, PhaseError<&str>> =
             attempt.outside("charge", care, async |_| Ok::<_, NotDone<&str>>(world.number(OPEN).await)).await;
         assert_eq!(open.unwrap(), 0, "{care:?}");
-        assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+        assert!(is_stored(&attempt.finish(answer(201)).await, 201));
     }
     let mut attempt = world.begin("verified").await;
     let uncertain: Result<i64, _> = attempt
@@ -66,7 +66,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
         )
         .await;
     assert_eq!(asked.unwrap(), 0);
-    assert!(is_stored(&attempt.finish(answer(201), false).await, 201));
+    assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 
     // Calls of a worker, and its questions.
     let watching = Watching { world: world.clone(), open: Arc::default() };
@@ -86,11 +86,11 @@ struct Watching {
 }
 
 impl<T: SqlTx> Handler<T> for Watching {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, Outcome> {
+    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
         Box::pin(async move {
             let open = self.world.number(OPEN).await;
             self.open.lock().unwrap().push(open);
-            Outcome::Uncertain { why: "lost".to_owned() }
+            CallOutcome::Uncertain { why: "lost".to_owned() }
         })
     }
 
@@ -119,7 +119,7 @@ async fn no_duplicate_violates_a_constraint_in_a_transaction() {
     assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
     let cat = world.other_node().await.begin_inside(world.ask("k"), &world.db, PATIENT).await;
     for begun in [second.await.unwrap(), cat] {
-        assert!(matches!(begun.unwrap(), BegunInside::Already(Begun::Replay(_))));
+        assert!(matches!(begun.unwrap(), Begin::Skip(Outcome::Completed(_))));
     }
     assert!(!server.log().contains("violates unique constraint"), "{}", server.log());
 }

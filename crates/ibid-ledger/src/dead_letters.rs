@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ibid_core::effect::{Rules, downstream_key};
+use ibid_core::effect::{EffectRules, downstream_key};
 use ibid_core::key::Key;
 use ibid_core::machine::EffectState;
 use ibid_core::record::Nonce;
@@ -113,7 +113,7 @@ impl DeadLetter {
         record: &RecordId,
         now: Option<Timestamp>,
     ) -> Result<bool, SqlError> {
-        let rules = Rules { tries_max: 0, ..Rules::default() };
+        let rules = EffectRules { tries_max: 0, ..EffectRules::default() };
         let (bytes, key) = (rules.to_bytes(), downstream_key(record, BIRTH, &self.name));
         let tenant = Tenant::only();
         let params = [

@@ -24,7 +24,7 @@ mod install;
 mod pair;
 mod shared;
 
-pub use self::pair::Pair;
+pub use self::pair::PostgresPair;
 
 /// A server that runs until it is dropped, and never longer than the process that started it; or a share in the
 /// server of all tests.

@@ -14,8 +14,8 @@ use http::Method;
 use ibid::Ibid;
 use ibid::core::fingerprint::Pointer;
 use ibid::core::policy::{OnLapse, OnServerError, Policy};
-use ibid::http::hooks::{Hook, HookSecret, Mapping, Scheme, Target};
-use ibid::http::{Begins, IdempotencyLayer, Routes, Rule, TenantSource};
+use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, SignatureScheme};
+use ibid::http::{IdempotencyLayer, ReservedBy, Routes, Rule, TenantSource};
 use serde_json::{Value, json};
 
 use crate::account::{Accounts, authenticate, tenant};
@@ -92,7 +92,7 @@ fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<Idempo
         methods: vec![Method::POST],
         pattern: pattern.to_owned(),
         policy: Some(policy),
-        begins: Begins::Guard,
+        reserved_by: ReservedBy::Layer,
     };
     let routes = Routes::new(money, vec![rule(PAYMENTS, payments), rule(RIDES, rides)])?;
     let hooks = hook.map(processor_hook).transpose()?;
@@ -102,8 +102,8 @@ fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<Idempo
 
 /// The processor reports every charge, and names it by the key that the worker sent. So a webhook needs no tenant.
 fn processor_hook(secret: HookSecret) -> Result<Hook, Failure> {
-    let mapping = Mapping {
-        target: Target::DownstreamKey(Pointer::parse("/data/idempotencyKey")?),
+    let mapping = HookMapping {
+        target: HookTarget::DownstreamKey(Pointer::parse("/data/idempotencyKey")?),
         outcome: Pointer::parse("/type")?,
         executed: vec![("charge.succeeded".to_owned(), 201), ("charge.declined".to_owned(), 402)],
         not_executed: vec![],
@@ -112,5 +112,10 @@ fn processor_hook(secret: HookSecret) -> Result<Hook, Failure> {
         event: None,
         event_time: None,
     };
-    Ok(Hook { name: "processor".to_owned(), scheme: Scheme::Standard, secrets: vec![secret], mapping })
+    Ok(Hook {
+        name: "processor".to_owned(),
+        scheme: SignatureScheme::Standard,
+        secrets: vec![secret],
+        mapping,
+    })
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
-use ibid::http::hooks::{HookSecret, HookSecretError, Scheme};
+use ibid::http::hooks::{HookSecret, HookSecretError, SignatureScheme};
 
 use crate::account::Accounts;
 use crate::worker::InDoubt;
@@ -65,7 +65,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn hook_secret(text: &str) -> Result<HookSecret, HookSecretError> {
-    HookSecret::parse(&Scheme::Standard, text)
+    HookSecret::parse(&SignatureScheme::Standard, text)
 }
 
 #[cfg(test)]

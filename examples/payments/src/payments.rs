@@ -33,7 +33,7 @@ pub(crate) async fn create<D: Backend>(
     loop {
         match write(&app, &mut held, guarded.tenant.as_str(), &payment).await {
             // Another transaction was in the way (40001, 40P01, busy).
-            Err(error) if error.is_again() && tries < TRIES_MAX => {
+            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
                 tokio::time::sleep(RETRY_AFTER * tries).await;
                 tries += 1;
             }

@@ -10,7 +10,7 @@ use http::StatusCode;
 use http::header::LOCATION;
 use ibid::axum::{Guarded, HeldAttempt};
 use ibid::http::TraceContext;
-use ibid::phase::{Care, DownstreamKey, NotDone, PhaseError, Verified};
+use ibid::phase::{CallVerification, Care, DownstreamKey, OutsideCallError, PhaseError};
 use ibid::transaction::TxError;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -69,13 +69,15 @@ pub(crate) async fn create<D: Backend>(
     let call = async |key: DownstreamKey| match processor.charge(&key.into_string(), &request, is_first).await
     {
         ChargeOutcome::Ended(charge) => Ok(charge),
-        ChargeOutcome::NotMade { why, .. } => Err(NotDone::NotMade(why)),
-        ChargeOutcome::Refused { why } | ChargeOutcome::Uncertain { why } => Err(NotDone::Uncertain(why)),
+        ChargeOutcome::NotMade { why, .. } => Err(OutsideCallError::NotMade(why)),
+        ChargeOutcome::Refused { why } | ChargeOutcome::Uncertain { why } => {
+            Err(OutsideCallError::Uncertain(why))
+        }
     };
     let verify = async |key: DownstreamKey| match processor.find(&key.into_string()).await {
-        Ok(Some(charge)) => Verified::Made(charge),
-        Ok(None) => Verified::NotMade,
-        Err(_) => Verified::Unsure,
+        Ok(Some(charge)) => CallVerification::Made(charge),
+        Ok(None) => CallVerification::NotMade,
+        Err(_) => CallVerification::Unsure,
     };
     let charged: Result<Charge, PhaseError<String>> = match app.in_doubt {
         InDoubt::Repeat => held.outside("charge_created", Care::Repeatable, call).await,

@@ -7,9 +7,12 @@
 use std::ops::DerefMut;
 use std::time::Duration;
 
-use ibid::core::store::Pending;
+use ibid::core::store::BoxFuture;
 use ibid::http::TraceContext;
-use ibid::outbox::{BoxError, Call, CallOutcome, Handler, Made, NewEffect, Rules, Safety, Settled, Verified};
+use ibid::outbox::{
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, EffectRules, NewEffect, Safety,
+    SettledEffect, VerifyOutcome,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -47,11 +50,13 @@ impl ChargePayment {
     /// Returns the effect for the outbox.
     pub fn effect(&self, lease: Duration, in_doubt: InDoubt) -> NewEffect {
         let ms = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
-        let rules = Rules { lease_ms: ms(lease), ..Rules::default() };
+        let rules = EffectRules { lease_ms: ms(lease), ..EffectRules::default() };
         let rules = match in_doubt {
-            InDoubt::Repeat => Rules { safety: Safety::Repeatable, ..rules },
-            InDoubt::Verify { settle } => Rules { safety: Safety::Verified, settle_ms: ms(settle), ..rules },
-            InDoubt::Wait => Rules { safety: Safety::Once, ..rules },
+            InDoubt::Repeat => EffectRules { safety: Safety::Repeatable, ..rules },
+            InDoubt::Verify { settle } => {
+                EffectRules { safety: Safety::Verified, settle_ms: ms(settle), ..rules }
+            }
+            InDoubt::Wait => EffectRules { safety: Safety::Once, ..rules },
         };
         NewEffect::new("charge", Self::KIND, json!(self).to_string()).rules(rules)
     }
@@ -64,9 +69,9 @@ pub struct Charger {
     pub processor: ProcessorClient,
 }
 
-impl<T: DerefMut<Target: Statements> + Send> Handler<T> for Charger {
+impl<T: DerefMut<Target: Statements> + Send> EffectHandler<T> for Charger {
     /// Calls the processor, with no transaction open.
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
+    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
         Box::pin(async move {
             let payment: ChargePayment = match serde_json::from_slice(&call.payload) {
                 Ok(payment) => payment,
@@ -84,20 +89,20 @@ impl<T: DerefMut<Target: Statements> + Send> Handler<T> for Charger {
     }
 
     /// Asks the processor about an earlier call, for [`InDoubt::Verify`]. No answer is not a "no".
-    fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
+    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
         Box::pin(async move {
             match self.processor.find(&call.downstream_key).await {
-                Ok(Some(charge)) => Verified::Made(made(charge)),
-                Ok(None) => Verified::NotMade,
-                Err(_) => Verified::Unsure,
+                Ok(Some(charge)) => VerifyOutcome::Made(made(charge)),
+                Ok(None) => VerifyOutcome::NotMade,
+                Err(_) => VerifyOutcome::Unsure,
             }
         })
     }
 
     /// Translates a webhook, which has the charge as the processor writes it.
-    fn told(&self, _: &Call, told: Made) -> Made {
+    fn on_evidence(&self, _: &EffectCall, told: CallResult) -> CallResult {
         match Charge::parse(&told.result) {
-            Some(charge) => Made { provider_id: told.provider_id, ..made(charge) },
+            Some(charge) => CallResult { provider_id: told.provider_id, ..made(charge) },
             // `record` cannot read it either, and reports that.
             None => told,
         }
@@ -106,13 +111,13 @@ impl<T: DerefMut<Target: Statements> + Send> Handler<T> for Charger {
     /// Ends the payment, in the transaction that ends the effect.
     fn record<'a>(
         &'a self,
-        call: &'a Call,
-        settled: &'a Settled,
+        call: &'a EffectCall,
+        settled: &'a SettledEffect,
         tx: &'a mut T,
-    ) -> Pending<'a, Result<(), BoxError>> {
+    ) -> BoxFuture<'a, Result<(), BoxError>> {
         Box::pin(async move {
             match settled {
-                Settled::Done(made) => {
+                SettledEffect::Done(made) => {
                     let payment: ChargePayment = serde_json::from_slice(&call.payload)?;
                     let charge: Charge = serde_json::from_slice(&made.result)?;
                     let charge_id = SqlValue::Text(charge.charge_id.as_deref());
@@ -122,7 +127,7 @@ impl<T: DerefMut<Target: Statements> + Send> Handler<T> for Charger {
                     )
                     .await?;
                 }
-                Settled::Dead { why } | Settled::Unknown { why } => {
+                SettledEffect::Dead { why } | SettledEffect::Unknown { why } => {
                     tracing::error!(record = %call.record.short(), why, "payment stays pending: an operator must look");
                 }
             }
@@ -132,6 +137,6 @@ impl<T: DerefMut<Target: Statements> + Send> Handler<T> for Charger {
 }
 
 /// The result to store with an effect.
-fn made(charge: Charge) -> Made {
-    Made { result: json!(charge).to_string().into(), provider_id: charge.charge_id, answer: None }
+fn made(charge: Charge) -> CallResult {
+    CallResult { result: json!(charge).to_string().into(), provider_id: charge.charge_id, answer: None }
 }

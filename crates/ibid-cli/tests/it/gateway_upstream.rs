@@ -1,20 +1,20 @@
 //! The upstream fails: what proves nothing is never sent again, what proves that nothing happened leaves the key free.
 
 use futures_util::future::join_all;
-use ibid_testkit::client::Request;
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 
 use crate::harness::{
     Gateway, On, Setup, assert_problem, connections_to, is_replay, on_every_store, until_async,
 };
 
-fn pay(key: &str, fixture: &str) -> Request {
-    Request::post("/payments").key(key).body("five").fixture(fixture)
+fn pay(key: &str, fixture: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five").fixture(fixture)
 }
 
 /// What every retry of an unknown record gets: 409, and a date to come again while a late answer may settle it.
-async fn stays_unknown(gateway: &Gateway, request: &Request) {
+async fn stays_unknown(gateway: &Gateway, request: &TestRequest) {
     for _ in 0..3 {
         let retry = gateway.call(request).await;
         assert_problem(&retry, 409, "outcome-unknown");
@@ -23,8 +23,8 @@ async fn stays_unknown(gateway: &Gateway, request: &Request) {
     }
 }
 
-on_every_store!(an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever);
-async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever(on: On) {
+on_every_store!(a_response_lost_after_sending_leaves_the_outcome_unknown);
+async fn a_response_lost_after_sending_leaves_the_outcome_unknown(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);
     let mut gateway = setup.start();
@@ -64,7 +64,7 @@ async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery() {
+async fn forty_waiters_on_an_unknown_outcome_cause_no_delivery() {
     let upstream = Upstream::start().await;
     // Nobody's wait is over before the outcome is there.
     let gateway = Setup::before(&upstream.url()).config("[defaults]\nwait = \"25s\"\n").start();
@@ -160,8 +160,8 @@ async fn a_time_out_without_a_late_answer_stays_unknown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs() {
-    let reserved = Reserved::port();
+async fn a_refused_connection_releases_the_key() {
+    let reserved = ReservedPort::port();
     let gateway = Setup::before(&reserved.url()).start();
     let request = pay("patient", "status=201;body=paid");
     for _ in 0..3 {
@@ -177,7 +177,7 @@ async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs() {
+async fn a_status_on_the_release_list_releases_the_key() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     let free =
@@ -197,7 +197,7 @@ async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once() {
+async fn silently_closed_idle_connections_cause_no_double_send() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     for n in 0..50 {
@@ -249,7 +249,7 @@ async fn no_connection_is_used_again_after_a_server_error() {
 }
 
 #[tokio::test]
-async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice() {
+async fn a_dying_pooled_connection_never_sends_a_request_twice() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     let (mut uncertain, mut fine) = (0, 0);
@@ -271,7 +271,7 @@ async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other() {
+async fn only_a_refused_http2_stream_may_run_again() {
     let upstream = UpstreamH2::start().await;
     let gateway = Setup::before(&upstream.url()).config("upstream_http2 = true\n").start();
     for fault in ["refuse", "goaway=below"] {

@@ -3,7 +3,7 @@
 
 use std::process::Output;
 
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 use tokio::task::block_in_place;
@@ -17,8 +17,8 @@ fn soon(rest: &str) -> String {
     format!("{rest}\n{SOON}")
 }
 
-fn pay(key: &str) -> Request {
-    Request::post("/pay").key(key).body("{}")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/pay").key(key).body("{}")
 }
 
 fn identity(setup: &Setup, words: &[&str]) -> Output {
@@ -120,7 +120,7 @@ struct Stopped {
     upstream: Upstream,
     old: Gateway,
     new: Gateway,
-    asked: tokio::task::JoinHandle<Response>,
+    asked: tokio::task::JoinHandle<TestResponse>,
 }
 
 impl Stopped {
@@ -143,7 +143,7 @@ impl Stopped {
     }
 
     /// The old one goes on, and answers its client.
-    async fn go_on(&mut self) -> Response {
+    async fn go_on(&mut self) -> TestResponse {
         self.old.signal("CONT");
         (&mut self.asked).await.expect("no client panics")
     }

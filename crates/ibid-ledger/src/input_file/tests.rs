@@ -33,7 +33,7 @@ fn lines_of_csv_have_the_numbers_that_an_editor_shows() {
 }
 
 #[test]
-fn a_line_of_csv_that_can_not_be_read_is_named_and_the_next_is_read() {
+fn an_unreadable_csv_line_is_named_and_skipped() {
     let text = "key,amount\na,1\nb\nc,2,3\nd,4\n";
     let expected =
         ["2 a|1", "line 3: 1 cells, and the header has 2", "line 4: 3 cells, and the header has 2", "5 d|4"];
@@ -54,7 +54,7 @@ fn a_quote_that_is_never_closed_does_not_fill_the_memory() {
 }
 
 #[test]
-fn lines_of_json_are_read_by_the_first_ones_fields_and_others_are_refused() {
+fn every_json_line_has_the_fields_of_the_first() {
     let text = "{\"key\":\"a\",\"n\":1.50}\n\n{\"n\":2,\"key\":\"b\"}\n{\"key\":\"c\"}\n[]\n{\"key\":\"d\",\"n\":1,\"x\":1}\n";
     let read = rows("a.ndjson", text, None);
     assert_eq!(read[..3], ["1 a|1.50", "3 b|2", "line 4: there is no field `n`"]);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ibid::core::store::Store;
-use ibid::operator::Act;
+use ibid::operator::OperatorAction;
 use ibid::operator::{Operator, OperatorError};
 use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
 use ibid::store::clock::Clock;
@@ -17,8 +17,8 @@ use ibid_ledger::{
 };
 use ibid_testkit::postgres::Postgres;
 
-fn because(reason: &str) -> Act {
-    Act::new("ann", reason).expect("a name and a reason")
+fn because(reason: &str) -> OperatorAction {
+    OperatorAction::new("ann", reason).expect("a name and a reason")
 }
 
 /// Differences between their lines with these keys and ours, which has `a`.
@@ -99,7 +99,7 @@ async fn many_letters_are_written_in_batches() {
 }
 
 #[tokio::test]
-async fn a_store_without_an_outbox_and_a_source_without_a_name_are_refused() {
+async fn dead_letters_need_an_outbox_and_a_named_source() {
     let memory = MemoryStore::new(Clock::system());
     let found = differences(&["x"]);
     assert!(matches!(write_dead_letters(&memory, "acme", &found).await, Err(DeadLetterError::NoSql)));

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Request, Response};
+use crate::client::{Client, TestRequest, TestResponse};
 use charge_book::ChargeBook;
 use faults::FaultDice;
 pub use faults::{ChargeFaults, ChargeFaultsError};
@@ -127,13 +127,13 @@ impl CardProcessor {
     }
 
     /// Sends one request on its own connection.
-    pub async fn call(&self, request: &Request) -> Response {
+    pub async fn call(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.address).await.call(request).await
     }
 
     /// Gets one page: its status and its JSON body.
     pub async fn get(&self, target: &str) -> (u16, Value) {
-        let answer = self.call(&Request::get(target)).await;
+        let answer = self.call(&TestRequest::get(target)).await;
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }
 
@@ -165,7 +165,7 @@ impl Drop for CardProcessor {
 }
 
 /// A request for a charge of `ann`.
-pub fn charge_request(key: &str, amount_cents: i64) -> Request {
+pub fn charge_request(key: &str, amount_cents: i64) -> TestRequest {
     let body = json!({ "amountCents": amount_cents, "currency": "EUR", "customerId": "ann" });
-    Request::post("/charges").header("Idempotency-Key", key).body(body.to_string())
+    TestRequest::post("/charges").header("Idempotency-Key", key).body(body.to_string())
 }

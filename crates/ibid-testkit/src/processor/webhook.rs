@@ -12,7 +12,7 @@ use sha2::Sha256;
 use tokio::sync::mpsc;
 
 use super::charge_book::{ChargeStatus, RecordedCharge};
-use crate::client::{Client, Request};
+use crate::client::{Client, TestRequest};
 
 /// The secret that webhooks are signed with. `Debug` does not show it.
 #[derive(Clone)]
@@ -81,7 +81,7 @@ async fn deliver(to: SocketAddr, path: &str, secret: &WebhookSecret, charge: &Re
     let mut pause = PAUSE_FIRST;
     for _ in 0..TRIES_MAX {
         let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let request = Request::post(path)
+        let request = TestRequest::post(path)
             .header("Content-Type", "application/json")
             .header("webhook-id", &id)
             .header("webhook-timestamp", timestamp.to_string())

@@ -3,10 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use ibid_testkit::postgres::{Pair, Postgres};
+use ibid_testkit::postgres::{Postgres, PostgresPair};
 
 #[test]
-fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
+fn each_test_gets_separate_durable_databases() {
     let mut server = Postgres::start_with(&[("max_connections", "20")]);
     assert_eq!(server.sql("postgres", "show fsync"), "on", "durability is part of what is tested");
     assert_eq!(server.sql("postgres", "show max_connections"), "20", "settings are taken");
@@ -25,7 +25,7 @@ fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
 
 #[test]
 fn a_standby_takes_over_what_its_primary_had_committed() {
-    let mut pair = Pair::synchronous();
+    let mut pair = PostgresPair::synchronous();
     pair.primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
     assert_eq!(pair.standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");
     pair.primary.stop_immediate();

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use ibid_testkit::client::{Client, Request};
+use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret, charge_request};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,16 +23,16 @@ async fn every_retry_of_a_key_gets_the_first_response() {
     assert_eq!(processor.charges("idempotencyKey").await, ["k1"]);
     assert_eq!(processor.get("/charges?idempotency_key=k1").await, (200, made));
     assert_eq!(processor.get("/charges?idempotency_key=k2").await.0, 404);
-    assert_eq!(processor.call(&Request::get("/health")).await.status, 200);
+    assert_eq!(processor.call(&TestRequest::get("/health")).await.status, 200);
 }
 
 #[tokio::test]
 async fn malformed_charges_are_refused() {
     let processor = CardProcessor::with_faults("");
     let body = r#"{"amountCents":1,"currency":"EUR","customerId":"ann"}"#;
-    assert_eq!(processor.call(&Request::post("/charges").body(body)).await.status, 400);
+    assert_eq!(processor.call(&TestRequest::post("/charges").body(body)).await.status, 400);
     for body in ["", "{}", r#"{"amountCents":1.5,"currency":"EUR","customerId":"a"}"#] {
-        let request = Request::post("/charges").header("Idempotency-Key", "k").body(body);
+        let request = TestRequest::post("/charges").header("Idempotency-Key", "k").body(body);
         assert_eq!(processor.call(&request).await.status, 400, "{body}");
     }
     assert_eq!(processor.call(&charge_request("k", 0)).await.status, 400);

@@ -4,16 +4,16 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use ibid::transaction::{Database, Fault, SqlError, SqlTx, TxError};
-use ibid_core::sql::{Dialect, Param, Row, Statement, Type};
+use ibid::transaction::{Database, SqlError, SqlFault, SqlTx, TxError};
+use ibid_core::sql::{Dialect, Param, SqlRow, Statement, Type};
 
-mod ending;
-mod fault;
-mod own;
-pub(crate) mod place;
-mod value;
+mod borrowed;
+pub(crate) mod databases;
+mod faults;
+mod transaction_end;
+mod values;
 
-use place::Place;
+use databases::Place;
 
 /// One driver.
 pub(crate) trait Adapter: 'static {
@@ -55,20 +55,20 @@ macro_rules! on_postgres {
             $adapter,
             super::Place::postgres,
             [
-                ending::what_the_server_aborted_is_not_committed,
-                ending::a_begin_that_was_given_up_leaves_no_transaction_open,
-                fault::a_row_that_moved_means_again,
-                fault::a_commit_that_would_not_serialize_means_again,
-                fault::a_deadlock_means_again,
-                fault::a_deadlock_of_the_callers_own_statements_means_again,
-                fault::a_lock_waited_for_in_vain_is_told,
-                fault::a_terminated_connection_is_lost_and_the_pool_is_not,
+                transaction_end::what_the_server_aborted_is_not_committed,
+                transaction_end::a_begin_that_was_given_up_leaves_no_transaction_open,
+                faults::a_row_that_moved_means_again,
+                faults::a_commit_that_would_not_serialize_means_again,
+                faults::a_deadlock_means_again,
+                faults::a_deadlock_of_the_callers_own_statements_means_again,
+                faults::a_lock_waited_for_in_vain_is_told,
+                faults::a_terminated_connection_is_lost_and_the_pool_is_not,
             ]
         );
 
         #[tokio::test]
         async fn a_server_that_is_gone_is_lost() {
-            super::fault::a_server_that_is_gone_is_lost::<$adapter>(super::Place::own_postgres()).await;
+            super::faults::a_server_that_is_gone_is_lost::<$adapter>(super::Place::own_postgres()).await;
         }
     };
 }
@@ -81,18 +81,18 @@ async fn keeps_the_rules_of_every_database<A: Adapter>(place: &impl Fn() -> Plac
         };
     }
     let broken = all![
-        value::what_is_bound_comes_back,
-        value::a_bound_value_needs_no_column_to_have_its_type,
-        value::rows_are_counted,
-        value::a_row_that_is_not_what_was_promised_is_wrong,
-        ending::a_commit_shows_elsewhere,
-        ending::nothing_is_left_of_what_was_not_committed,
-        ending::an_abandoned_transaction_gives_the_pool_back,
-        ending::a_begin_that_was_given_up_leaves_the_pool_usable,
-        ending::the_callers_own_statements_share_its_fate,
-        fault::a_unique_violation_is_wrong,
-        fault::a_callers_own_error_keeps_its_meaning,
-        fault::an_exhausted_pool_or_a_held_lock_is_told,
+        values::what_is_bound_comes_back,
+        values::a_bound_value_needs_no_column_to_have_its_type,
+        values::rows_are_counted,
+        values::a_row_that_is_not_what_was_promised_is_wrong,
+        transaction_end::a_commit_shows_elsewhere,
+        transaction_end::nothing_is_left_of_what_was_not_committed,
+        transaction_end::an_abandoned_transaction_gives_the_pool_back,
+        transaction_end::a_begin_that_was_given_up_leaves_the_pool_usable,
+        transaction_end::the_callers_own_statements_share_its_fate,
+        faults::a_unique_violation_is_wrong,
+        faults::a_callers_own_error_keeps_its_meaning,
+        faults::an_exhausted_pool_or_a_held_lock_is_told,
     ];
     broken.into_iter().flatten().collect()
 }
@@ -103,31 +103,31 @@ async fn broken(name: &'static str, rule: impl Future<Output = ()>) -> Option<&'
 }
 
 mod tokio_postgres {
-    on_postgres!(super::place::TokioPostgresPools);
+    on_postgres!(super::databases::TokioPostgresPools);
 }
 
 mod sqlx_postgres {
-    on_postgres!(super::place::SqlxPostgresPools);
+    on_postgres!(super::databases::SqlxPostgresPools);
 }
 
 mod diesel {
-    on_postgres!(super::place::DieselPools);
+    on_postgres!(super::databases::DieselPools);
 }
 
 mod sea_orm {
-    on_postgres!(super::place::SeaOrmPools);
+    on_postgres!(super::databases::SeaOrmPools);
 }
 
 mod sea_orm_sqlite {
-    on_sqlite!(super::place::SeaOrmPools);
+    on_sqlite!(super::databases::SeaOrmPools);
 }
 
 mod sqlx_sqlite {
-    on_sqlite!(super::place::SqlxSqlitePools);
+    on_sqlite!(super::databases::SqlxSqlitePools);
 }
 
 mod rusqlite {
-    on_sqlite!(super::place::RusqliteConnections);
+    on_sqlite!(super::databases::RusqliteConnections);
 }
 
 /// A statement as this dialect wants it. It is never freed; a test has few.
@@ -149,7 +149,7 @@ pub(crate) async fn query(
     text: &str,
     columns: &'static [Type],
     params: &[Param<'_>],
-) -> Result<Vec<Row>, SqlError> {
+) -> Result<Vec<SqlRow>, SqlError> {
     let statement = sql(tx, text, columns);
     tx.query(statement, params).await
 }
@@ -170,7 +170,7 @@ async fn with_table<A: Adapter>(place: &Place, connections: usize) -> A::Db {
     pool
 }
 
-fn fault_of<T>(result: Result<T, SqlError>) -> Option<Fault> {
+fn fault_of<T>(result: Result<T, SqlError>) -> Option<SqlFault> {
     result.err().map(|error| {
         assert!(std::error::Error::source(&error).is_some(), "the driver's error is kept");
         error.fault()

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use serde_json::Value;
 
 use crate::harness::Program;
@@ -27,8 +27,8 @@ impl Api {
         self.program.get(target, token).await
     }
 
-    async fn post(&self, target: &str, body: &str) -> Response {
-        let request = Request::post(target)
+    async fn post(&self, target: &str, body: &str) -> TestResponse {
+        let request = TestRequest::post(target)
             .header("Authorization", "Bearer ann")
             .header("Content-Type", "application/json")
             .key("k")
@@ -44,7 +44,7 @@ impl Api {
     }
 }
 
-fn fields(answer: &Response) -> Vec<String> {
+fn fields(answer: &TestResponse) -> Vec<String> {
     assert_eq!(answer.status, 422, "{}", answer.text());
     assert_eq!(answer.header("content-type").as_deref(), Some("application/problem+json"));
     let errors = json(answer)["errors"].as_array().expect("errors").clone();
@@ -54,7 +54,7 @@ fn fields(answer: &Response) -> Vec<String> {
 #[tokio::test]
 async fn nobody_gets_in_without_a_token() {
     let api = Api::start(&[]);
-    for request in [Request::get("/payments?customerId=c"), Request::post("/payments").body("{}")] {
+    for request in [TestRequest::get("/payments?customerId=c"), TestRequest::post("/payments").body("{}")] {
         let answer = api.program.0.call(&request).await;
         assert_eq!(answer.status, 401);
         assert_eq!(answer.header("www-authenticate").as_deref(), Some("Bearer"));
@@ -82,7 +82,7 @@ async fn two_tokens_of_one_account_share_a_key_and_its_payment_and_another_accou
     std::fs::write(&list, "sk_1 = ann\nsk_2 = ann\nsk_3 = bob\n").unwrap();
     let api = Api::start(&["--accounts", list.to_str().unwrap()]);
     let pay = async |token, amount| api.program.post("/payments", token, "k", &payment("c", amount)).await;
-    let replayed = |answer: &Response| answer.header("idempotent-replayed").is_some();
+    let replayed = |answer: &TestResponse| answer.header("idempotent-replayed").is_some();
     let first = pay("sk_1", 4200).await;
     assert_eq!((first.status, replayed(&first)), (201, false), "{}", first.text());
     let again = pay("sk_2", 4200).await;
@@ -90,7 +90,7 @@ async fn two_tokens_of_one_account_share_a_key_and_its_payment_and_another_accou
     let other = pay("sk_3", 4200).await;
     assert_eq!((other.status, replayed(&other)), (201, false), "{}", other.text());
 
-    let id = |answer: &Response| json(answer)["paymentId"].as_str().expect("an id").to_owned();
+    let id = |answer: &TestResponse| json(answer)["paymentId"].as_str().expect("an id").to_owned();
     assert_ne!(id(&other), id(&first));
     for (token, own, foreign) in
         [("sk_1", &first, &other), ("sk_2", &first, &other), ("sk_3", &other, &first)]

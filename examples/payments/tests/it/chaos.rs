@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
-use ibid_testkit::client::{Client, Response};
+use ibid_testkit::client::{Client, TestResponse};
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
 use tokio::sync::mpsc;
 use tokio::task::block_in_place;
@@ -178,7 +178,7 @@ impl Scene {
     }
 
     /// Posts to a node that may be dying.
-    async fn post(&self, node: usize, wish: &Wish) -> Option<Response> {
+    async fn post(&self, node: usize, wish: &Wish) -> Option<TestResponse> {
         let address = self.addresses.lock().expect("nobody panics with it")[node]?;
         let mut client = Client::try_connect(address).await?;
         let answer = client.try_call(&posted(wish.target, TOKEN, &wish.key, &wish.body)).await;

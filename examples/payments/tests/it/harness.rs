@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use ibid_testkit::client::{Client, Request, Response};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use serde_json::Value;
 
 /// A running program.
@@ -87,13 +87,13 @@ impl Program {
     }
 
     /// One request on a connection of its own.
-    pub(crate) async fn call(&self, request: &Request) -> Response {
+    pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.address).await.call(request).await
     }
 
     /// One page as JSON.
     pub(crate) async fn look(&self, target: &str) -> (u16, Value) {
-        let answer = self.call(&Request::get(target)).await;
+        let answer = self.call(&TestRequest::get(target)).await;
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }
 }

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -123,7 +123,7 @@ async fn a_charge_whose_answer_was_reset_is_settled_by_the_processors_webhook(pl
     assert_eq!(node.settled("ann", &late).await["status"], "succeeded");
     told.charged_once(&[&taken, &declined, &late]).await;
 
-    let unsigned = Request::post("/.ibid/hooks/processor").body("{}");
+    let unsigned = TestRequest::post("/.ibid/hooks/processor").body("{}");
     assert_eq!(node.0.call(&unsigned).await.status, 401, "the signature is the only way in");
     assert!(node.0.stop());
 }

@@ -53,8 +53,8 @@ async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
     assert_eq!(world.charged().await, [id]);
 }
 
-fn keyless() -> ibid_testkit::client::Request {
-    ibid_testkit::client::Request::post("/payments")
+fn keyless() -> ibid_testkit::client::TestRequest {
+    ibid_testkit::client::TestRequest::post("/payments")
         .header("Authorization", "Bearer ann")
         .header("Content-Type", "application/json")
         .body(payment("c", 1).to_string())

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_testkit::client::{Client, Request, Response};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use ibid_testkit::postgres::Postgres;
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
 use payments::db::Db;
@@ -181,7 +181,7 @@ pub(crate) struct Node(pub(crate) Program);
 
 impl Node {
     /// Posts as this account, under this key.
-    pub(crate) async fn post(&self, target: &str, token: &str, key: &str, body: &Value) -> Response {
+    pub(crate) async fn post(&self, target: &str, token: &str, key: &str, body: &Value) -> TestResponse {
         self.0.call(&posted(target, token, key, body)).await
     }
 
@@ -192,7 +192,7 @@ impl Node {
         token: &str,
         key: &str,
         body: &Value,
-    ) -> Option<Response> {
+    ) -> Option<TestResponse> {
         try_post_to(self.0.address, target, token, key, body).await
     }
 
@@ -203,7 +203,7 @@ impl Node {
         token: &str,
         key: &str,
         body: &Value,
-    ) -> Response {
+    ) -> TestResponse {
         eventually("the request is carried out", async || {
             let answer = self.try_post(target, token, key, body).await?;
             (!matches!(answer.status, 409 | 503)).then_some(answer)
@@ -212,7 +212,7 @@ impl Node {
     }
 
     pub(crate) async fn get(&self, target: &str, token: &str) -> (u16, Value) {
-        let request = Request::get(target).header("Authorization", format!("Bearer {token}"));
+        let request = TestRequest::get(target).header("Authorization", format!("Bearer {token}"));
         let answer = self.0.call(&request).await;
         (answer.status, json(&answer))
     }
@@ -243,21 +243,21 @@ pub(crate) async fn try_post_to(
     token: &str,
     key: &str,
     body: &Value,
-) -> Option<Response> {
+) -> Option<TestResponse> {
     let mut client = Client::try_connect(address).await?;
     client.try_call(&posted(target, token, key, body)).await.filter(|answer| !answer.cut)
 }
 
 /// A request as this account, under this key.
-pub(crate) fn posted(target: &str, token: &str, key: &str, body: &Value) -> Request {
-    Request::post(target)
+pub(crate) fn posted(target: &str, token: &str, key: &str, body: &Value) -> TestRequest {
+    TestRequest::post(target)
         .header("Authorization", format!("Bearer {token}"))
         .header("Content-Type", "application/json")
         .key(key)
         .body(body.to_string())
 }
 
-pub(crate) fn json(answer: &Response) -> Value {
+pub(crate) fn json(answer: &TestResponse) -> Value {
     serde_json::from_slice(&answer.body).unwrap_or_default()
 }
 

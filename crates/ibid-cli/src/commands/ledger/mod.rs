@@ -21,7 +21,7 @@ use indicatif::{ProgressBar, ProgressFinish};
 
 pub(crate) use self::args::LedgerArgs;
 use crate::config::{self, StoreUrl};
-use crate::open::{cannot_open_postgres, cannot_open_sqlite, open_store};
+use crate::open_store::{cannot_open_postgres, cannot_open_sqlite, open_store};
 use crate::output::{Failure, Failures, print_line};
 use crate::progress;
 

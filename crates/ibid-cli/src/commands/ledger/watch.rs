@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::time::MissedTickBehavior;
 
 use super::{Plan, print};
-use crate::config::value::show_duration;
+use crate::config::units::show_duration;
 use crate::gateway::admin::{self, Metrics};
 use crate::gateway::{ADMIN_LIMITS, bind, server};
 use crate::output::{Failure, Failures, print_line};

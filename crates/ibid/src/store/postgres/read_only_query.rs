@@ -3,7 +3,7 @@
 use tokio_postgres::{Error, SimpleQueryMessage};
 
 use super::connect::Place;
-use super::{OpenError, open};
+use super::{PostgresOpenError, open};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
@@ -11,7 +11,7 @@ pub(super) async fn read(
     place: &Place,
     sql: &str,
     on_row: RowCallback<'_>,
-) -> Result<Vec<String>, ReadOnlyQueryError<OpenError>> {
+) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {
     let dialled = place.dial().await;
     let connection = dialled.map_err(|error| ReadOnlyQueryError::Open(open::unreachable(place, error)))?;
     connection.run(include_str!("sql/rows_begin.sql")).await.map_err(failed)?;
@@ -45,7 +45,7 @@ pub(super) async fn read(
 
 /// Class 42 is a wrong statement, 22 wrong values in it, 25 one that writes or would like to; 0A000 a cursor over what is
 /// no query.
-fn failed(error: Error) -> ReadOnlyQueryError<OpenError> {
+fn failed(error: Error) -> ReadOnlyQueryError<PostgresOpenError> {
     match (error.code().map(|code| code.code()), error.as_db_error()) {
         (Some(code), Some(told)) if code == "0A000" || matches!(&code[..2], "22" | "25" | "42") => {
             ReadOnlyQueryError::Refused(told.message().to_owned())

@@ -7,7 +7,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Error};
 
 use super::Place;
-use super::open::{self, OpenError, named};
+use super::open::{self, SqliteOpenError, named};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
@@ -15,9 +15,9 @@ pub(super) fn read(
     place: &Place,
     sql: &str,
     on_row: RowCallback<'_>,
-) -> Result<Vec<String>, ReadOnlyQueryError<OpenError>> {
+) -> Result<Vec<String>, ReadOnlyQueryError<SqliteOpenError>> {
     if matches!(place.path.try_exists(), Ok(false)) {
-        return Err(ReadOnlyQueryError::Open(OpenError::Missing { path: place.path.clone() }));
+        return Err(ReadOnlyQueryError::Open(SqliteOpenError::Missing { path: place.path.clone() }));
     }
     let opened = open::reader(place).and_then(|connection| {
         connection.pragma_update(None, "query_only", true)?;

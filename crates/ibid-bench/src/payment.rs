@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ibid::outcome::{Begin, Outcome};
 use ibid::{Ibid, Settings};
-use ibid_core::fingerprint::Asked;
+use ibid_core::fingerprint::RequestView;
 use ibid_core::key::Key;
 use ibid_core::policy::Policy;
 use ibid_core::response::Response;
@@ -17,7 +17,7 @@ use crate::Failed;
 /// What every payment asks.
 pub(crate) struct Payment;
 
-impl Asked for Payment {
+impl RequestView for Payment {
     fn method(&self) -> &str {
         METHOD
     }

@@ -22,7 +22,7 @@ use crate::store::{histogram, measured};
 use crate::{Failed, PostgresArgs, payment};
 
 pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
-    let server = Postgres::start_with(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
+    let server = Postgres::start_on_disk(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
     let seconds = Duration::from_secs(args.seconds);
     for callers in [64, 256] {
         let (ours, theirs) = (server.create_database(), server.create_database());

@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use ibid::Ibid;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
-use ibid::upkeep::{Keep, reap_outlook, reap_store};
+use ibid::upkeep::{Retention, reap_preview, reap_store};
 use ibid_core::policy::Policy;
 use ibid_testkit::postgres::Postgres;
 use serde_json::{Value, json};
@@ -92,12 +92,12 @@ async fn beside(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
 }
 
 async fn to_the_end(ibid: &Ibid) -> Result<(), Failed> {
-    reap_store(&**ibid.store(), Keep::default(), |_| {}).await?;
+    reap_store(&**ibid.store(), Retention::default(), |_| {}).await?;
     Ok(())
 }
 
 async fn ripe(ibid: &Ibid) -> Result<u64, Failed> {
-    Ok(reap_outlook(&**ibid.store(), Keep::default()).await?.records.remove)
+    Ok(reap_preview(&**ibid.store(), Retention::default()).await?.records.remove)
 }
 
 fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
@@ -123,7 +123,7 @@ fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Fa
 }
 
 async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
-    let server = Postgres::start_with(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
+    let server = Postgres::start_on_disk(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
     let database = server.create_database();
     let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
     let ibid = payment::engine(Arc::new(store)).await?;

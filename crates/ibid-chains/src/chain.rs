@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use ibid_testkit::client::{Client, Request, Response};
-use ibid_testkit::hop::{Hop, HopOptions, Proxy};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
+use ibid_testkit::hop::{Proxy, ProxyHop, ProxyHopOptions};
 use ibid_testkit::program::{Launch, Program};
 use ibid_testkit::upstream::Upstream;
 
@@ -30,25 +30,25 @@ impl Gateway {
     }
 
     /// Sends a request over a new connection; the gateway always answers.
-    pub(crate) async fn call(&self, request: &Request) -> Response {
+    pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.0.addr()).await.call(request).await
     }
 
     /// The state of the record that a POST to this path with this key made.
     pub(crate) async fn state(&self, path: &str, key: &str) -> String {
-        let page = self.call(&Request::get(&format!("/.ibid/keys/{key}?method=POST&path={path}"))).await;
+        let page = self.call(&TestRequest::get(&format!("/.ibid/keys/{key}?method=POST&path={path}"))).await;
         let json: serde_json::Value = serde_json::from_slice(&page.body).unwrap_or_default();
         json["state"].as_str().unwrap_or("none").to_owned()
     }
 }
 
 /// Sends a request straight to a hop, without the gateway. `None`: it closed the connection, or took none.
-pub(crate) async fn ask(addr: SocketAddr, request: &Request) -> Option<Response> {
+pub(crate) async fn ask(addr: SocketAddr, request: &TestRequest) -> Option<TestResponse> {
     Client::try_connect(addr).await?.try_call(request).await
 }
 
 /// The status, and what else a client has to know of an answer.
-pub(crate) fn told(answer: Option<&Response>) -> String {
+pub(crate) fn told(answer: Option<&TestResponse>) -> String {
     let Some(answer) = answer else { return "nothing".to_owned() };
     let problem = match answer.header("content-type").as_deref() {
         Some("application/problem+json") => {
@@ -79,15 +79,15 @@ pub(crate) enum Trouble {
 /// One request and its retry: straight to the hop, and through the gateway.
 pub(crate) struct Story {
     /// The hop's answer without the gateway.
-    pub(crate) alone: Option<Response>,
+    pub(crate) alone: Option<TestResponse>,
     /// How often the upstream executed the first request.
     pub(crate) delivered: usize,
     /// The gateway's answer.
-    pub(crate) answer: Response,
+    pub(crate) answer: TestResponse,
     /// The record's state after that answer.
     pub(crate) state: String,
     /// The gateway's answer to the retry.
-    pub(crate) retry: Response,
+    pub(crate) retry: TestResponse,
     /// How often the upstream executed the request in all.
     pub(crate) in_all: usize,
 }
@@ -96,14 +96,14 @@ impl Story {
     /// Plays it. Everything is started for one story alone, so that none sees the connections of another.
     pub(crate) async fn play(
         ibid: &Path,
-        hop: Option<(Proxy, HopOptions)>,
+        hop: Option<(Proxy, ProxyHopOptions)>,
         defaults: &str,
         trouble: Trouble,
-        request: impl Fn(&str) -> Request,
+        request: impl Fn(&str) -> TestRequest,
     ) -> Story {
         let mut upstream = Upstream::start().await;
-        let hop = hop.map(|(proxy, options)| Hop::start(proxy, upstream.addr(), options));
-        let to = hop.as_ref().map_or(upstream.addr(), Hop::addr);
+        let hop = hop.map(|(proxy, options)| ProxyHop::start(proxy, upstream.addr(), options));
+        let to = hop.as_ref().map_or(upstream.addr(), ProxyHop::addr);
         let gateway = Gateway::start(ibid, to, defaults);
         let (straight, through) = (request("/straight"), request("/through"));
 
@@ -153,7 +153,7 @@ impl Story {
 
 impl Gateway {
     /// The answer to the first request with this key, and the state it leaves.
-    async fn first(&self, request: &Request) -> (Response, String) {
+    async fn first(&self, request: &TestRequest) -> (TestResponse, String) {
         (self.call(request).await, self.state("/through", "through").await)
     }
 }
@@ -168,7 +168,7 @@ async fn ask_reusing<T>(
     if !warm {
         return asking.await;
     }
-    let opened = ask(hop, &Request::post("/warm").body("x").fixture("status=201")).await;
+    let opened = ask(hop, &TestRequest::post("/warm").body("x").fixture("status=201")).await;
     assert_eq!(opened.map(|answer| answer.status), Some(201), "the hop passes a plain request");
     let before = upstream.requests().len();
     let answer = asking.await;
@@ -185,7 +185,7 @@ async fn ask_reusing<T>(
 /// Sends a request that stays in the hop until the gate opens.
 async fn occupy(upstream: &Upstream, hop: SocketAddr) -> tokio::task::JoinHandle<()> {
     let busy = tokio::spawn(async move {
-        ask(hop, &Request::post("/busy").body("x").fixture("gate;status=201")).await;
+        ask(hop, &TestRequest::post("/busy").body("x").fixture("gate;status=201")).await;
     });
     upstream.until(|tally| tally.held == 1).await;
     busy

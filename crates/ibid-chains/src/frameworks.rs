@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::program::{Launch, Program, tools};
 
-use crate::Asked;
+use crate::Selection;
 use crate::chain::{Gateway, ask, told};
 use crate::page::Table;
 
@@ -58,7 +58,7 @@ const CASES: [Case; 5] = [
     },
 ];
 
-pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {
+pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table {
     let columns = &[
         "framework",
         "failure",
@@ -72,7 +72,7 @@ pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {
     let mut table = Table::new("frameworks", columns);
     for case in CASES.iter().filter(|case| asked.wants(case.framework)) {
         let alone = case.start();
-        let request = Request::post(case.path).key("k").body("amount=1");
+        let request = TestRequest::post(case.path).key("k").body("amount=1");
         let straight = ask(alone.addr(), &request).await;
         drop(alone);
         // Another process, so that nothing of the first request is left over.

@@ -1,9 +1,9 @@
 //! Every failure behind every proxy, with default settings.
 
-use ibid_testkit::client::Request;
-use ibid_testkit::hop::{HopOptions, Proxy};
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::hop::{Proxy, ProxyHopOptions};
 
-use crate::Asked;
+use crate::Selection;
 use crate::chain::{Story, Trouble, told};
 use crate::page::Table;
 
@@ -68,8 +68,8 @@ impl Failure {
         }
     }
 
-    fn request(self, path: &str) -> Request {
-        let request = Request::post(path).key(&path[1..]).fixture(self.fixture());
+    fn request(self, path: &str) -> TestRequest {
+        let request = TestRequest::post(path).key(&path[1..]).fixture(self.fixture());
         if self == Failure::ReusedWithoutBody { request } else { request.body("amount=1") }
     }
 
@@ -82,8 +82,9 @@ impl Failure {
         }
     }
 
-    async fn play(self, asked: &Asked, proxy: Option<Proxy>) -> Story {
-        let options = HopOptions { one_at_a_time: self == Failure::Overload, ..HopOptions::default() };
+    async fn play(self, asked: &Selection, proxy: Option<Proxy>) -> Story {
+        let options =
+            ProxyHopOptions { one_at_a_time: self == Failure::Overload, ..ProxyHopOptions::default() };
         let hop = proxy.map(|proxy| (proxy, options));
         Story::play(&asked.ibid, hop, "", self.trouble(), |path| self.request(path)).await
     }
@@ -103,7 +104,7 @@ impl Failure {
 /// carries `Idempotency-Key`; the gateway renames that field for requests without a body.
 const RESENDS: [(Proxy, Failure); 1] = [(Proxy::Varnish, Failure::ReusedWithoutBody)];
 
-pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {
+pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table {
     let columns = &[
         "hop",
         "failure",

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use page::Table;
 
 fn main() -> ExitCode {
-    let Some(asked) = Asked::read(std::env::args().skip(1)) else {
+    let Some(asked) = Selection::read(std::env::args().skip(1)) else {
         eprintln!("usage: ibid-chains IBID PAGE [--bless] [--only NAME]");
         return ExitCode::from(2);
     };
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 }
 
 /// What the command line asks for.
-struct Asked {
+struct Selection {
     /// The gateway's binary.
     ibid: PathBuf,
     /// The page with the tables.
@@ -37,10 +37,10 @@ struct Asked {
     only: Option<String>,
 }
 
-impl Asked {
-    fn read(mut words: impl Iterator<Item = String>) -> Option<Asked> {
+impl Selection {
+    fn read(mut words: impl Iterator<Item = String>) -> Option<Selection> {
         let ibid = PathBuf::from(words.next()?).canonicalize().ok()?;
-        let mut asked = Asked { ibid, page: PathBuf::from(words.next()?), bless: false, only: None };
+        let mut asked = Selection { ibid, page: PathBuf::from(words.next()?), bless: false, only: None };
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--bless" => asked.bless = true,
@@ -56,7 +56,7 @@ impl Asked {
     }
 }
 
-async fn run(asked: &Asked) -> ExitCode {
+async fn run(asked: &Selection) -> ExitCode {
     let mut problems = Vec::new();
     let tables: [Table; 3] = [
         hops::run(asked, &mut problems).await,

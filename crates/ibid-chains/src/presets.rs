@@ -1,10 +1,10 @@
 //! What `behind = "…"` proves, with the operator's lines in the proxy's configuration, and what it must not believe.
 
-use ibid_testkit::client::Request;
-use ibid_testkit::hop::{HopOptions, Proxy};
-use ibid_testkit::upstream::Reserved;
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::hop::{Proxy, ProxyHopOptions};
+use ibid_testkit::upstream::ReservedPort;
 
-use crate::Asked;
+use crate::Selection;
 use crate::chain::{Story, Trouble, told};
 use crate::page::Table;
 
@@ -49,17 +49,17 @@ impl Situation {
         }
     }
 
-    fn request(self, proxy: Proxy, path: &str) -> Request {
+    fn request(self, proxy: Proxy, path: &str) -> TestRequest {
         let fixture = match self {
             Situation::OwnAnswer => "once;status=503".to_owned(),
             Situation::Forged => format!("once;status=503;header=X-Ibid-Hop: {}", proxy.proof()),
             _ => "status=201".to_owned(),
         };
-        Request::post(path).key(&path[1..]).fixture(&fixture).body("amount=1")
+        TestRequest::post(path).key(&path[1..]).fixture(&fixture).body("amount=1")
     }
 }
 
-pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {
+pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table {
     let columns = &[
         "`behind`",
         "situation",
@@ -104,10 +104,10 @@ pub(crate) async fn run(asked: &Asked, problems: &mut Vec<String>) -> Table {
     table
 }
 
-async fn play(asked: &Asked, proxy: Proxy, situation: Situation) -> Story {
+async fn play(asked: &Selection, proxy: Proxy, situation: Situation) -> Story {
     // nginx goes on to another address, at which nothing listens either.
-    let other = Reserved::port();
-    let options = HopOptions {
+    let other = ReservedPort::port();
+    let options = ProxyHopOptions {
         proves: true,
         one_at_a_time: situation == Situation::Overload,
         tries_again: (situation == Situation::TriedAgain).then(|| other.addr()),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::ledger::LedgerArgs;
-use crate::config::value::parse_duration;
+use crate::config::units::parse_duration;
 use operator::{EffectsCommand, KeysForgetArgs, KeysResolveArgs, WhichArgs};
 
 /// Safe retries for HTTP APIs that move money, stock or messages.

@@ -4,10 +4,10 @@ mod args;
 mod commands;
 mod config;
 mod gateway;
-mod open;
+mod open_store;
+mod otlp;
 mod output;
 mod progress;
-mod spans;
 
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
@@ -24,12 +24,12 @@ use args::operator::EffectsCommand;
 use args::{
     Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileArgs, ReconcileCommand, StoreArgs,
 };
-use config::{Config, Variables};
+use config::{Config, EnvVars};
 use gateway::Gateway;
 use ibid::operator::Operator;
-use open::open_store;
+use open_store::open_store;
+use otlp::Spans;
 use output::{Failure, Failures};
-use spans::Spans;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -67,7 +67,7 @@ fn run(command: Command) -> Result<(), Failures> {
         }
         Command::Doctor(args) => {
             let url = config::store_of(&args.place)?;
-            let secrets = config::secrets_of(&args.place, &Variables::of_process()?)?;
+            let secrets = config::secrets_of(&args.place, &EnvVars::of_process()?)?;
             let upstream = config::upstream_if_named(&args)?;
             wait_for(commands::doctor::run(&url, secrets, upstream.as_ref(), args.json, &mut stdout()))
         }
@@ -76,7 +76,7 @@ fn run(command: Command) -> Result<(), Failures> {
             let rounds = rounds(&args.rounds);
             wait_for(until_stopped(async {
                 let store = open_store(&url, false).await?;
-                commands::chores::sweep(&url, store, &rounds, &mut stdout()).await
+                commands::sweep_reconcile::sweep(&url, store, &rounds, &mut stdout()).await
             }))
         }
         Command::Reconcile(ReconcileArgs { command: Some(ReconcileCommand::Ledger(args)), .. }) => {
@@ -89,11 +89,11 @@ fn run(command: Command) -> Result<(), Failures> {
                 let forwarder = gateway::forward::Forwarder::new(upstream.url, upstream.http2, &upstream.tls)
                     .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
                 let store = open_store(&url, false).await?;
-                commands::chores::reconcile(&url, store, forwarder, &rounds, &mut stdout()).await
+                commands::sweep_reconcile::reconcile(&url, store, forwarder, &rounds, &mut stdout()).await
             }))
         }
         Command::Config(ConfigCommand::Check(args)) => {
-            commands::config_check::run(&args, &Variables::of_process()?, &mut stdout(), &mut stderr())
+            commands::config_check::run(&args, &EnvVars::of_process()?, &mut stdout(), &mut stderr())
         }
         Command::Reap(args) => {
             let (url, keep) = (config::store_of(&args.place)?, config::keep_of(&args.place)?);
@@ -110,10 +110,10 @@ fn run(command: Command) -> Result<(), Failures> {
             })
         }
         Command::Keys(KeysCommand::Resolve(args)) => at_store(&args.act.place, async |operator| {
-            commands::settle::resolve(&operator, &args, &mut stdout(), &mut stderr()).await
+            commands::resolve::resolve(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
         Command::Keys(KeysCommand::Forget(args)) => at_store(&args.act.place, async |operator| {
-            commands::settle::forget(&operator, &args, &mut stdout(), &mut stderr()).await
+            commands::resolve::forget(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
         Command::Effects(EffectsCommand::List(args)) => at_store(&args.place, async |operator| {
             commands::effects::list(&operator, &args, &mut stdout(), &mut stderr()).await
@@ -149,8 +149,8 @@ fn run(command: Command) -> Result<(), Failures> {
 }
 
 fn gateway(args: &GatewayArgs) -> Result<(), Failures> {
-    let log = config::Log::of_process()?;
-    let config = Config::load(args, &Variables::of_process()?)?;
+    let log = config::LogSettings::of_process()?;
+    let config = Config::load(args, &EnvVars::of_process()?)?;
     let _spans = logging(&log)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
@@ -206,8 +206,8 @@ fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-fn rounds(args: &args::RoundsArgs) -> commands::chores::Rounds {
-    commands::chores::Rounds { every: args.every, json: args.json }
+fn rounds(args: &args::RoundsArgs) -> commands::sweep_reconcile::Rounds {
+    commands::sweep_reconcile::Rounds { every: args.every, json: args.json }
 }
 
 /// Lets a command go on until it has ended or the process is told to stop.
@@ -220,7 +220,7 @@ async fn until_stopped(command: impl Future<Output = Result<(), Failure>>) -> Re
 }
 
 /// Logs to stderr, as the variables say. What is left of the spans goes out when they are dropped.
-fn logging(log: &config::Log) -> Result<Spans, Failure> {
+fn logging(log: &config::LogSettings) -> Result<Spans, Failure> {
     let spans = Spans::of_process()?;
     // Whatever the variable says: drivers and HTTP libraries print statements with their parameters, and fields.
     let ours = filter_fn(|about| about.target().starts_with("ibid") || *about.level() <= Level::INFO);

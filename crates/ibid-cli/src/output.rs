@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn several_failures_stand_apart_and_the_first_decides_the_exit_code() {
+    fn the_first_of_several_failures_decides_the_exit_code() {
         let both = Failures::some(vec![Failure::usage("a").hint("h"), Failure::world("b")]).unwrap();
         assert_eq!(both.to_string(), "error: a\n\nhint: h\n\nerror: b\n");
         assert_eq!(format!("{:?}", both.exit_code()), format!("{:?}", ExitCode::from(2)));

@@ -2,22 +2,22 @@
 
 use axum::Json;
 use axum::extract::State;
-use ibid::operator::{BULK_MAX, BulkAction, Filter, Found, SeenVersion};
+use ibid::operator::{BULK_MAX, BulkAction, Observation, RecordFilter, SeenVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Desk;
-use crate::extract::Told;
+use crate::AppState;
+use crate::dto::{self, DeedBody, RecordQuery};
+use crate::extract::JsonBody;
 use crate::problem::{Problem, Refusals};
 use crate::views::RecordView;
-use crate::words::{self, DeedBody, Which};
 
 /// What would be done to which records.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PreviewBody {
     /// Which records; `limit` is at most 500 here.
-    filter: Which,
+    filter: RecordQuery,
     /// What would be done.
     deed: DeedWord,
 }
@@ -67,18 +67,21 @@ pub(crate) struct SeenView {
     responses((status = 200, description = "What would be changed", body = PreviewView), Refusals)
 )]
 pub(crate) async fn preview(
-    State(desk): State<Desk>,
-    Told(body): Told<PreviewBody>,
+    State(desk): State<AppState>,
+    JsonBody(body): JsonBody<PreviewBody>,
 ) -> Result<Json<PreviewView>, Problem> {
     let filter = body.filter.filter()?;
     let deed = match body.deed {
-        DeedWord::Completed => BulkAction::Resolve(Found::Executed(ibid::operator::answer(200, "", ""))),
-        DeedWord::NotExecuted => BulkAction::Resolve(Found::NotExecuted),
+        DeedWord::Completed => {
+            BulkAction::Resolve(Observation::Executed(ibid::operator::answer(200, "", "")))
+        }
+        DeedWord::NotExecuted => BulkAction::Resolve(Observation::NotExecuted),
         DeedWord::Seen => BulkAction::Acknowledge,
         DeedWord::Forgotten => BulkAction::Forget,
     };
-    let shown = desk.operator.preview(Filter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
-    let seen = |stored: &ibid_core::change::Stored| {
+    let shown =
+        desk.operator.preview(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
+    let seen = |stored: &ibid_core::change::StoredRecord| {
         let version = stored.record.version;
         SeenView {
             id: stored.record.id.to_string(),
@@ -98,10 +101,10 @@ pub(crate) async fn preview(
 #[serde(deny_unknown_fields)]
 pub(crate) struct BulkBody {
     /// Who acts: kept in the history of each record.
-    #[schema(schema_with = words::who_schema)]
+    #[schema(schema_with = dto::who_schema)]
     who: String,
     /// Why: kept in the history of each record.
-    #[schema(schema_with = words::reason_schema)]
+    #[schema(schema_with = dto::reason_schema)]
     reason: String,
     /// What is done.
     deed: DeedBody,
@@ -139,22 +142,22 @@ pub(crate) struct NotDone {
     responses((status = 200, description = "What came of each", body = BulkView), Refusals)
 )]
 pub(crate) async fn act(
-    State(desk): State<Desk>,
-    Told(body): Told<BulkBody>,
+    State(desk): State<AppState>,
+    JsonBody(body): JsonBody<BulkBody>,
 ) -> Result<Json<BulkView>, Problem> {
-    let act = words::checked(&body.who, &body.reason)?;
+    let act = dto::checked(&body.who, &body.reason)?;
     if !(1..=BULK_MAX as usize).contains(&body.records.len()) {
         return Err(Problem::invalid(format!("`records` has 1 to {BULK_MAX} records")));
     }
     let seen = |seen: &SeenView| {
         let id =
-            words::cursor(&seen.id).map_err(|_| Problem::invalid("`id` is an id in full: 64 hex digits"))?;
-        Ok(SeenVersion { id, version: words::version(&seen.version)? })
+            dto::cursor(&seen.id).map_err(|_| Problem::invalid("`id` is an id in full: 64 hex digits"))?;
+        Ok(SeenVersion { id, version: dto::version(&seen.version)? })
     };
     let seen: Vec<SeenVersion> = body.records.iter().map(seen).collect::<Result<_, Problem>>()?;
     let deed = body.deed.read()?;
     if let BulkAction::Resolve(found) = &deed {
-        words::possible(found)?;
+        dto::possible(found)?;
     }
     let results = desk.operator.apply(&seen, &deed, &act).await;
     let done = results.iter().filter(|(_, result)| result.is_ok()).count() as u64;

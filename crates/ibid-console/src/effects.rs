@@ -7,17 +7,17 @@ use ibid::outbox::EffectFilter;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::Desk;
-use crate::extract::{Asked, At, Told};
+use crate::AppState;
+use crate::dto::{self, EffectWord, cursor, limit};
+use crate::extract::{JsonBody, PathParam, QueryParams};
 use crate::problem::{Problem, Refusals};
 use crate::views::{EffectView, RecordView};
-use crate::words::{self, EffectWord, cursor, limit};
 
 /// Which effects. All that is given must fit.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct WhichEffects {
+pub(crate) struct EffectQuery {
     /// Only in this state.
     #[param(nullable = false, inline)]
     state: Option<EffectWord>,
@@ -46,12 +46,12 @@ pub(crate) struct EffectPage {
 #[utoipa::path(
     get,
     path = "/v1/effects",
-    params(WhichEffects),
+    params(EffectQuery),
     responses((status = 200, description = "The effects that fit", body = EffectPage), Refusals)
 )]
 pub(crate) async fn list(
-    State(desk): State<Desk>,
-    Asked(which): Asked<WhichEffects>,
+    State(desk): State<AppState>,
+    QueryParams(which): QueryParams<EffectQuery>,
 ) -> Result<Json<EffectPage>, Problem> {
     let filter = EffectFilter {
         state: which.state.map(|word| word.0),
@@ -78,9 +78,9 @@ pub(crate) async fn list(
     responses((status = 200, description = "It is queued", body = EffectView), Refusals)
 )]
 pub(crate) async fn retry(
-    State(desk): State<Desk>,
-    At(seq): At<i64>,
-    Told(body): Told<EffectAct>,
+    State(desk): State<AppState>,
+    PathParam(seq): PathParam<i64>,
+    JsonBody(body): JsonBody<EffectAct>,
 ) -> Result<Json<EffectView>, Problem> {
     let act = body.read()?;
     match desk.operator.retry(seq, &act).await {
@@ -103,9 +103,9 @@ pub(crate) async fn retry(
     responses((status = 200, description = "It is discarded", body = EffectView), Refusals)
 )]
 pub(crate) async fn discard(
-    State(desk): State<Desk>,
-    At(seq): At<i64>,
-    Told(body): Told<EffectAct>,
+    State(desk): State<AppState>,
+    PathParam(seq): PathParam<i64>,
+    JsonBody(body): JsonBody<EffectAct>,
 ) -> Result<Json<EffectView>, Problem> {
     let act = body.read()?;
     match desk.operator.discard(seq, &act).await {
@@ -122,16 +122,16 @@ pub(crate) async fn discard(
 #[serde(deny_unknown_fields)]
 pub(crate) struct EffectAct {
     /// Who acts: kept in the history of its record.
-    #[schema(schema_with = words::who_schema)]
+    #[schema(schema_with = dto::who_schema)]
     who: String,
     /// Why: kept in the history of its record.
-    #[schema(schema_with = words::reason_schema)]
+    #[schema(schema_with = dto::reason_schema)]
     reason: String,
 }
 
 impl EffectAct {
-    fn read(&self) -> Result<ibid::operator::Act, Problem> {
-        words::checked(&self.who, &self.reason)
+    fn read(&self) -> Result<ibid::operator::OperatorAction, Problem> {
+        dto::checked(&self.who, &self.reason)
     }
 }
 
@@ -139,7 +139,7 @@ impl EffectAct {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct WhichLetters {
+pub(crate) struct DeadLetterQuery {
     /// Only records after this id: `next_record` of the page before.
     #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
     records_after: Option<String>,
@@ -167,12 +167,12 @@ pub(crate) struct DeadLetters {
 #[utoipa::path(
     get,
     path = "/v1/dead-letters",
-    params(WhichLetters),
+    params(DeadLetterQuery),
     responses((status = 200, description = "Records and effects", body = DeadLetters), Refusals)
 )]
 pub(crate) async fn dead_letters(
-    State(desk): State<Desk>,
-    Asked(which): Asked<WhichLetters>,
+    State(desk): State<AppState>,
+    QueryParams(which): QueryParams<DeadLetterQuery>,
 ) -> Result<Json<DeadLetters>, Problem> {
     let after = which.records_after.as_deref().map(cursor).transpose()?;
     let effects_after = place(which.effects_after)?;
@@ -186,7 +186,7 @@ pub(crate) async fn dead_letters(
 }
 
 /// With the effect as it is now, for whoever came too late.
-async fn told(desk: &Desk, seq: i64, error: OperatorError) -> Problem {
+async fn told(desk: &AppState, seq: i64, error: OperatorError) -> Problem {
     let late = matches!(error, OperatorError::EffectNotNow(_) | OperatorError::EffectChanged);
     let problem = Problem::from(error);
     match desk.operator.effect(seq).await {

@@ -10,37 +10,37 @@ use serde_json::Value;
 use crate::problem::Problem;
 
 /// The query string.
-pub(crate) struct Asked<T>(pub(crate) T);
+pub(crate) struct QueryParams<T>(pub(crate) T);
 
-impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         match Query::try_from_uri(&parts.uri) {
-            Ok(Query(value)) => Ok(Asked(value)),
+            Ok(Query(value)) => Ok(QueryParams(value)),
             Err(error) => Err(Problem::invalid(format!("the query: {}", error.body_text()))),
         }
     }
 }
 
 /// One segment of the path.
-pub(crate) struct At<T>(pub(crate) T);
+pub(crate) struct PathParam<T>(pub(crate) T);
 
-impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for At<T> {
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathParam<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match Path::from_request_parts(parts, state).await {
-            Ok(Path(value)) => Ok(At(value)),
+            Ok(Path(value)) => Ok(PathParam(value)),
             Err(error) => Err(Problem::invalid(format!("the path: {}", error.body_text()))),
         }
     }
 }
 
 /// The body.
-pub(crate) struct Told<T>(pub(crate) T);
+pub(crate) struct JsonBody<T>(pub(crate) T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
@@ -58,7 +58,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
         if has_stray_list(&value, false) {
             return Err(Problem::invalid("the body: a list stands where an object belongs"));
         }
-        serde_json::from_value(whole(value)).map(Told).map_err(unreadable)
+        serde_json::from_value(whole(value)).map(JsonBody).map_err(unreadable)
     }
 }
 

@@ -12,13 +12,13 @@
 
 mod auth;
 mod bulk;
+mod dto;
 mod effects;
 mod extract;
 mod problem;
 mod records;
 mod status;
 mod views;
-mod words;
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ use problem::Problem;
 /// The API over this engine, for those who know the token.
 pub fn router(ibid: &Ibid, token: Token) -> Router {
     let (router, document) = parts();
-    let desk = Desk { operator: Operator::new(ibid), ibid: ibid.clone() };
+    let desk = AppState { operator: Operator::new(ibid), ibid: ibid.clone() };
     router
         .route("/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
         .fallback(nowhere)
@@ -62,12 +62,12 @@ pub fn openapi() -> Document {
 
 /// What every answer is made from.
 #[derive(Clone)]
-struct Desk {
+struct AppState {
     operator: Operator,
     ibid: Ibid,
 }
 
-fn parts() -> (Router<Desk>, Document) {
+fn parts() -> (Router<AppState>, Document) {
     let (router, mut document) = api().split_for_parts();
     let schemas = document.components.iter_mut().flat_map(|components| components.schemas.values_mut());
     schemas.for_each(close);
@@ -86,7 +86,7 @@ fn close(schema: &mut RefOr<Schema>) {
     }
 }
 
-fn api() -> OpenApiRouter<Desk> {
+fn api() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(records::list))
         .routes(routes!(bulk::preview))

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use ibid::operator::OperatorError;
-use ibid_core::change::{History, Stored};
+use ibid_core::change::{History, StoredRecord};
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use serde::Serialize;
@@ -87,7 +87,7 @@ impl Problem {
     }
 
     /// With the record as it is now, and the line of history that last settled it.
-    fn record(mut self, stored: &Stored, last: Option<Box<(Timestamp, History)>>) -> Problem {
+    fn record(mut self, stored: &StoredRecord, last: Option<Box<(Timestamp, History)>>) -> Problem {
         self.0.record = Some(Box::new(RecordView::of(stored)));
         self.0.last = last.map(|last| HistoryView::of(&last));
         self

@@ -5,11 +5,11 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::Desk;
-use crate::extract::{Asked, At, Told};
+use crate::AppState;
+use crate::dto::{ActBody, RecordQuery, ResolveBody, possible, prefix};
+use crate::extract::{JsonBody, PathParam, QueryParams};
 use crate::problem::{Problem, Refusals};
 use crate::views::{HistoryView, RecordView};
-use crate::words::{ActBody, ResolveBody, Which, possible, prefix};
 
 /// Records that fit, in the order of their ids.
 #[derive(Debug, Serialize, ToSchema)]
@@ -23,12 +23,12 @@ pub(crate) struct RecordPage {
 #[utoipa::path(
     get,
     path = "/v1/records",
-    params(Which),
+    params(RecordQuery),
     responses((status = 200, description = "The records that fit", body = RecordPage), Refusals)
 )]
 pub(crate) async fn list(
-    State(desk): State<Desk>,
-    Asked(which): Asked<Which>,
+    State(desk): State<AppState>,
+    QueryParams(which): QueryParams<RecordQuery>,
 ) -> Result<Json<RecordPage>, Problem> {
     let page = desk.operator.find(which.filter()?).await?;
     let records = page.records.iter().map(RecordView::of).collect();
@@ -52,7 +52,10 @@ pub(crate) struct Life {
     params(("id" = String, Path, description = "The first 4 to 64 hex digits of its id", pattern = "^[0-9a-f]{4,64}$")),
     responses((status = 200, description = "The record", body = Life), Refusals)
 )]
-pub(crate) async fn show(State(desk): State<Desk>, At(id): At<String>) -> Result<Json<Life>, Problem> {
+pub(crate) async fn show(
+    State(desk): State<AppState>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<Life>, Problem> {
     let found = desk.operator.get(&prefix(&id)?).await?;
     let life = desk.operator.history(found.record.id).await?;
     Ok(Json(Life {
@@ -74,9 +77,9 @@ pub(crate) async fn show(State(desk): State<Desk>, At(id): At<String>) -> Result
     responses((status = 200, description = "It is settled: the record as it is now", body = RecordView), Refusals)
 )]
 pub(crate) async fn resolve(
-    State(desk): State<Desk>,
-    At(id): At<String>,
-    Told(body): Told<ResolveBody>,
+    State(desk): State<AppState>,
+    PathParam(id): PathParam<String>,
+    JsonBody(body): JsonBody<ResolveBody>,
 ) -> Result<Json<RecordView>, Problem> {
     let (act, seen, found) = body.read()?;
     let id = desk.operator.get(&prefix(&id)?).await?.record.id;
@@ -110,9 +113,9 @@ pub(crate) struct Forgotten {
     responses((status = 200, description = "It is forgotten", body = Forgotten), Refusals)
 )]
 pub(crate) async fn forget(
-    State(desk): State<Desk>,
-    At(id): At<String>,
-    Told(body): Told<ActBody>,
+    State(desk): State<AppState>,
+    PathParam(id): PathParam<String>,
+    JsonBody(body): JsonBody<ActBody>,
 ) -> Result<Json<Forgotten>, Problem> {
     let (act, seen) = body.read()?;
     let id = desk.operator.get(&prefix(&id)?).await?.record.id;

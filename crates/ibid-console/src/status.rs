@@ -5,22 +5,22 @@ use std::time::SystemTime;
 use axum::Json;
 use axum::extract::State;
 use ibid::engine::TenantRate;
-use ibid::upkeep::Chore;
+use ibid::upkeep::ChoreStatus;
 use ibid_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::Desk;
-use crate::extract::Asked;
+use crate::AppState;
+use crate::dto::limit;
+use crate::extract::QueryParams;
 use crate::problem::{Problem, Refusals};
 use crate::views::rfc3339;
-use crate::words::limit;
 
 /// How many tenants.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct HowMany {
+pub(crate) struct LimitQuery {
     /// How many at most; 100 unless said.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
     limit: Option<u32>,
@@ -68,12 +68,12 @@ impl TenantView {
 #[utoipa::path(
     get,
     path = "/v1/tenants",
-    params(HowMany),
+    params(LimitQuery),
     responses((status = 200, description = "Tenants", body = TenantsView), Refusals)
 )]
 pub(crate) async fn tenants(
-    State(desk): State<Desk>,
-    Asked(many): Asked<HowMany>,
+    State(desk): State<AppState>,
+    QueryParams(many): QueryParams<LimitQuery>,
 ) -> Result<Json<TenantsView>, Problem> {
     let rates = desk.ibid.tenants(limit(many.limit)? as usize);
     let above = desk.ibid.tenants_above_duplicate_rate() as u64;
@@ -106,7 +106,7 @@ pub(crate) struct ChoreView {
 }
 
 impl ChoreView {
-    fn of(chore: &Chore) -> ChoreView {
+    fn of(chore: &ChoreStatus) -> ChoreView {
         let at = |at: SystemTime| {
             let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             rfc3339(Timestamp::default().after(since))
@@ -133,8 +133,8 @@ pub(crate) struct NoParams {}
     responses((status = 200, description = "The chores of this process", body = UpkeepView), Refusals)
 )]
 pub(crate) async fn upkeep(
-    State(desk): State<Desk>,
-    Asked(NoParams {}): Asked<NoParams>,
+    State(desk): State<AppState>,
+    QueryParams(NoParams {}): QueryParams<NoParams>,
 ) -> Result<Json<UpkeepView>, Problem> {
     Ok(Json(UpkeepView {
         chores: desk.ibid.chores().iter().map(ChoreView::of).collect(),

@@ -1,12 +1,12 @@
 //! Records, effects and history as the API shows them. Payloads and bodies are not shown: they are the clients'.
 
-use ibid_core::change::{History, Stored};
+use ibid_core::change::{History, StoredRecord};
 use ibid_core::effect::StoredEffect;
 use ibid_core::time::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::words::{EffectWord, StateWord};
+use crate::dto::{EffectWord, StateWord};
 
 /// A record.
 #[derive(Debug, Serialize, ToSchema)]
@@ -62,7 +62,7 @@ pub(crate) struct RecordView {
 }
 
 impl RecordView {
-    pub(crate) fn of(stored: &Stored) -> RecordView {
+    pub(crate) fn of(stored: &StoredRecord) -> RecordView {
         let record = &stored.record;
         let (identity, note) = (&record.identity, &record.note);
         RecordView {

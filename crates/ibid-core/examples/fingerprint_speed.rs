@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use ibid_core::fingerprint::{Asked, Pointer, Recipe, Secret, Secrets, json_exact};
+use ibid_core::fingerprint::{Pointer, Recipe, RequestView, Secret, Secrets, json_exact};
 use ibid_core::policy::Profile;
 
 fn main() {
@@ -69,7 +69,7 @@ fn order(len_min: usize) -> Vec<u8> {
 
 struct Order(Vec<u8>);
 
-impl Asked for Order {
+impl RequestView for Order {
     fn method(&self) -> &str {
         "POST"
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::evidence::EventName;
 use crate::fingerprint::Fingerprint;
 use crate::policy::Policy;
-use crate::record::{Flags, Nonce, Note, Record, RecoveryPoint, State, Version};
+use crate::record::{Flags, Nonce, Record, RecordDetails, RecoveryPoint, State, Version};
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
 
@@ -26,7 +26,7 @@ pub struct Change {
     /// Drop what is kept beside the record until now.
     pub clears_bodies: bool,
     /// What is kept apart from the row.
-    pub bodies: Vec<Body>,
+    pub bodies: Vec<StoredBody>,
     /// What a person will ask about.
     pub history: Vec<History>,
     /// The evidence that led to it, which is used up with it.
@@ -68,11 +68,11 @@ pub struct Draft {
     /// The last Phase committed.
     pub point: RecoveryPoint,
     /// When the first request came.
-    pub created: Mark,
+    pub created: InstantChange,
     /// When the last Attempt began.
-    pub ran: Mark,
+    pub ran: InstantChange,
     /// When the answer became final.
-    pub completed: Mark,
+    pub completed: InstantChange,
     /// From now to the lease's end, the next reconciliation or the next try of a worker.
     pub due_in: Option<Duration>,
     /// From now to the end of replay.
@@ -80,12 +80,12 @@ pub struct Draft {
     /// From now to the row's removal.
     pub purge_in: Option<Duration>,
     /// The rest.
-    pub note: Note,
+    pub note: RecordDetails,
 }
 
 /// What happens to an instant that the store's clock sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum InstantChange {
     /// It stays as it is (absent on an insert).
     Keep,
     /// It becomes the store's now.
@@ -94,20 +94,20 @@ pub enum Mark {
     Clear,
 }
 
-impl Mark {
+impl InstantChange {
     /// How every statement of every store names it.
     pub fn code(self) -> i16 {
         match self {
-            Mark::Keep => 0,
-            Mark::Now => 1,
-            Mark::Clear => 2,
+            InstantChange::Keep => 0,
+            InstantChange::Now => 1,
+            InstantChange::Clear => 2,
         }
     }
 }
 
 /// Something kept apart from the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Body {
+pub struct StoredBody {
     /// What it is.
     pub kind: BodyKind,
     /// Its bytes.
@@ -140,7 +140,7 @@ impl BodyKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     /// What happened.
-    pub what: Happened,
+    pub what: HistoryKind,
     /// In which words; never a key, a credential or a body.
     pub detail: String,
 }
@@ -148,7 +148,7 @@ pub struct History {
 /// What a person will ask about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Happened {
+pub enum HistoryKind {
     /// The lease ran out.
     Lapse = 1,
     /// Another Attempt took over.
@@ -167,17 +167,17 @@ pub enum Happened {
     Resumed = 8,
 }
 
-impl Happened {
+impl HistoryKind {
     /// Every kind, in the order of its codes.
-    pub const ALL: [Happened; 8] = [
-        Happened::Lapse,
-        Happened::Takeover,
-        Happened::Unknown,
-        Happened::ReconcileTry,
-        Happened::LateAnswer,
-        Happened::Settled,
-        Happened::Operator,
-        Happened::Resumed,
+    pub const ALL: [HistoryKind; 8] = [
+        HistoryKind::Lapse,
+        HistoryKind::Takeover,
+        HistoryKind::Unknown,
+        HistoryKind::ReconcileTry,
+        HistoryKind::LateAnswer,
+        HistoryKind::Settled,
+        HistoryKind::Operator,
+        HistoryKind::Resumed,
     ];
 
     /// The code that stores keep.
@@ -186,21 +186,21 @@ impl Happened {
     }
 
     /// The kind with this code.
-    pub fn from_code(code: u8) -> Option<Happened> {
-        Happened::ALL.into_iter().find(|kind| kind.code() == code)
+    pub fn from_code(code: u8) -> Option<HistoryKind> {
+        HistoryKind::ALL.into_iter().find(|kind| kind.code() == code)
     }
 
     /// The word for it in `ibid keys show`.
     pub fn name(self) -> &'static str {
         match self {
-            Happened::Lapse => "lapse",
-            Happened::Takeover => "takeover",
-            Happened::Unknown => "unknown",
-            Happened::ReconcileTry => "reconcile try",
-            Happened::LateAnswer => "late answer",
-            Happened::Settled => "settled",
-            Happened::Operator => "operator",
-            Happened::Resumed => "resumed",
+            HistoryKind::Lapse => "lapse",
+            HistoryKind::Takeover => "takeover",
+            HistoryKind::Unknown => "unknown",
+            HistoryKind::ReconcileTry => "reconcile try",
+            HistoryKind::LateAnswer => "late answer",
+            HistoryKind::Settled => "settled",
+            HistoryKind::Operator => "operator",
+            HistoryKind::Resumed => "resumed",
         }
     }
 }
@@ -211,7 +211,7 @@ pub enum Commit {
     /// It is durable.
     Done(Stamp),
     /// Something else was stored: a value, not an error. None: no row.
-    Conflict(Option<Box<Stored>>),
+    Conflict(Option<Box<StoredRecord>>),
 }
 
 /// What the store added to a Change that it took.
@@ -223,7 +223,7 @@ pub struct Stamp {
 
 /// A Record as a store holds it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredRecord {
     /// The row. Shared: whoever holds an Attempt, an answer or a place in a queue has it too.
     pub record: Arc<Record>,
     /// The bytes of its Response, if one is kept.
@@ -244,7 +244,7 @@ impl Change {
     }
 
     /// Whether what is stored is this very Change: a commit of ours whose reply was lost.
-    pub fn is_stored_as(&self, stored: &Stored) -> bool {
+    pub fn is_stored_as(&self, stored: &StoredRecord) -> bool {
         stored.record.version == self.version()
     }
 
@@ -258,10 +258,10 @@ impl Change {
     /// None for a Change without a draft.
     pub fn applied(&self, stamp: Stamp, before: Option<&Record>) -> Option<Arc<Record>> {
         let draft = self.draft.as_ref()?;
-        let marked = |mark: Mark, was: Option<Timestamp>| match mark {
-            Mark::Keep => was,
-            Mark::Now => Some(stamp.now),
-            Mark::Clear => None,
+        let marked = |mark: InstantChange, was: Option<Timestamp>| match mark {
+            InstantChange::Keep => was,
+            InstantChange::Now => Some(stamp.now),
+            InstantChange::Clear => None,
         };
         let at = |interval: Option<Duration>| interval.map(|interval| stamp.now.after(interval));
         Some(Arc::new(Record {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use sha2::{Digest, Sha256};
 
-use crate::change::Mark;
+use crate::change::InstantChange;
 use crate::machine::{ClaimReason, Doubt, Effect, EffectState};
 use crate::record::{Nonce, Version};
 use crate::scope::RecordId;
@@ -24,7 +24,7 @@ pub struct NewEffect {
     /// Effects of one aggregate are carried out one after another, in the order of their enqueuing.
     pub aggregate: Option<String>,
     /// How it is carried out; travels with it.
-    pub rules: Rules,
+    pub rules: EffectRules,
     /// Whether the Record's final answer is owed by it.
     pub owes: bool,
     /// From now to the first try.
@@ -41,7 +41,7 @@ impl NewEffect {
             kind: kind.into(),
             payload: payload.into(),
             aggregate: None,
-            rules: Rules::default(),
+            rules: EffectRules::default(),
             owes: false,
             delay: Duration::ZERO,
             trace: None,
@@ -73,7 +73,7 @@ impl NewEffect {
     }
 
     /// Under other rules.
-    pub fn rules(mut self, rules: Rules) -> NewEffect {
+    pub fn rules(mut self, rules: EffectRules) -> NewEffect {
         self.rules = rules;
         self
     }
@@ -81,7 +81,7 @@ impl NewEffect {
 
 /// How an Effect is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Rules {
+pub struct EffectRules {
     /// What makes an uncertain call safe.
     #[n(0)]
     pub safety: Safety,
@@ -99,9 +99,9 @@ pub struct Rules {
     pub key_window_ms: u64,
 }
 
-impl Default for Rules {
+impl Default for EffectRules {
     fn default() -> Self {
-        Rules {
+        EffectRules {
             safety: Safety::Once,
             // With doubling pauses up to five minutes: most of an hour of outage.
             tries_max: 16,
@@ -132,7 +132,7 @@ pub enum Safety {
     RepeatableAndVerified,
 }
 
-impl Rules {
+impl EffectRules {
     /// The bytes that a store keeps.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Writing into a Vec has no way to fail.
@@ -140,7 +140,7 @@ impl Rules {
     }
 
     /// The rules in these bytes.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Rules> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<EffectRules> {
         minicbor::decode(bytes).ok()
     }
 
@@ -186,7 +186,7 @@ pub struct StoredEffect {
     /// The key that the provider is given; the same over every try.
     pub downstream_key: String,
     /// How it is carried out.
-    pub rules: Rules,
+    pub rules: EffectRules,
     /// Whether it owes the Record's answer.
     pub owes: bool,
     /// The trace of the request that caused it.
@@ -252,9 +252,9 @@ pub struct EffectChange {
     /// From now to when it is due there.
     pub due_in: Option<Duration>,
     /// What happens to the instant of the first call: it goes when no call was made, so that the next is the first.
-    pub called: Mark,
+    pub called: InstantChange,
     /// What happens to the instant at which its last call was over with nobody knowing the outcome.
-    pub ended: Mark,
+    pub ended: InstantChange,
     /// What came of it; none leaves what is kept.
     pub result: Option<Bytes>,
     /// The provider's own id; none leaves what is kept.
@@ -273,8 +273,8 @@ impl EffectChange {
             state: effect.state,
             tries: effect.tries,
             due_in: effect.due_at.map(|due_at| due_at.since(effect.now)),
-            called: Mark::Keep,
-            ended: Mark::Keep,
+            called: InstantChange::Keep,
+            ended: InstantChange::Keep,
             result: None,
             provider_id: None,
             last_error: None,
@@ -284,7 +284,7 @@ impl EffectChange {
 
 /// The due effects that a worker claims, each for the lease in its rules.
 #[derive(Clone, Debug)]
-pub struct Take {
+pub struct EffectClaim {
     /// Only of these kinds.
     pub kinds: Vec<String>,
     /// What they are claimed for. The first claim that counts as a try sets the instant of the first call: it is

@@ -2,7 +2,6 @@
 //! [`fingerprint::Fingerprint`] a retry is told from another request under the same key. Everything here is
 //! a function of its arguments, so that a test can be any request on any day.
 
-pub mod act;
 mod cbor_default;
 pub mod change;
 pub mod effect;
@@ -12,6 +11,7 @@ pub mod forward_key;
 pub mod key;
 pub mod key_source;
 pub mod machine;
+pub mod operator_action;
 pub mod path;
 pub mod policy;
 pub mod proof;

@@ -20,7 +20,7 @@ use crate::scope::ScopeRule;
 
 pub use check::PolicyError;
 pub use identity::{IdentityFieldError, IdentityRules};
-pub use status_class::{Class, FREE_ON};
+pub use status_class::{FREE_ON, ResponseClass};
 
 /// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

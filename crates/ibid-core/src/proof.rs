@@ -216,16 +216,16 @@ pub static PRESETS: [HopPreset; 5] = [
 
 /// The evidence in the fields of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct ProofReading {
     /// The proof, if there is one.
     pub proof: Option<Proof>,
     /// Why `Ibid-Outcome` was there and was not believed.
-    pub ignored: Option<Ignored>,
+    pub ignored: Option<IgnoredProof>,
 }
 
 /// Why an `Ibid-Outcome` is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ignored {
+pub enum IgnoredProof {
     /// The value is neither `executed` nor `not-executed`.
     UnknownValue,
     /// There is more than one field line.
@@ -236,21 +236,21 @@ pub enum Ignored {
     Trailer,
 }
 
-impl Ignored {
+impl IgnoredProof {
     /// The word for it in metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Ignored::UnknownValue => "unknown_value",
-            Ignored::Repeated => "repeated",
-            Ignored::Retried => "retried",
-            Ignored::Trailer => "trailer",
+            IgnoredProof::UnknownValue => "unknown_value",
+            IgnoredProof::Repeated => "repeated",
+            IgnoredProof::Retried => "retried",
+            IgnoredProof::Trailer => "trailer",
         }
     }
 }
 
 /// Reads what an answer with this status proves under `policy`. `lines` gives the values of all field lines of one name,
 /// which it gets in lower case.
-pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u8]>) -> Reading {
+pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u8]>) -> ProofReading {
     let preset = policy.behind.map(Hop::preset);
     let tries = preset.and_then(|preset| preset.tries.as_ref());
     let counted = tries.map(|tries| (tries, lines(tries.header)));
@@ -261,13 +261,13 @@ pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u
     let (proof, ignored) = match said[..] {
         [] => (None, None),
         [b"executed"] => (Some(Proof::Executed), None),
-        [b"not-executed"] if was_retried => (None, Some(Ignored::Retried)),
+        [b"not-executed"] if was_retried => (None, Some(IgnoredProof::Retried)),
         [b"not-executed"] => (Some(Proof::NotExecuted), None),
-        [_] => (None, Some(Ignored::UnknownValue)),
-        [..] => (None, Some(Ignored::Repeated)),
+        [_] => (None, Some(IgnoredProof::UnknownValue)),
+        [..] => (None, Some(IgnoredProof::Repeated)),
     };
     if proof.is_some() || was_retried {
-        return Reading { proof, ignored };
+        return ProofReading { proof, ignored };
     }
     let holds = |statuses: &[u16], header: &str, is_value: &dyn Fn(&[u8]) -> bool| {
         statuses.contains(&status) && matches!(lines(header)[..], [line] if is_value(line))
@@ -280,7 +280,7 @@ pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u
             holds(rule.status, rule.header, &|line| rule.values.iter().any(|value| value.as_bytes() == line))
         })
     });
-    Reading { proof: (by_rule || by_preset).then_some(Proof::NotExecuted), ignored }
+    ProofReading { proof: (by_rule || by_preset).then_some(Proof::NotExecuted), ignored }
 }
 
 #[cfg(test)]
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     /// Reads an answer with these field lines.
-    fn says(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> Reading {
+    fn says(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> ProofReading {
         read(policy, status, |name| {
             fields.iter().filter(|(field, _)| *field == name).map(|(_, value)| value.as_bytes()).collect()
         })
@@ -308,11 +308,11 @@ mod tests {
         for (lines, expected, ignored) in [
             (&["executed"][..], Some(Proof::Executed), None),
             (&["not-executed"], Some(Proof::NotExecuted), None),
-            (&["Not-Executed"], None, Some(Ignored::UnknownValue)),
-            (&["not-executed, not-executed"], None, Some(Ignored::UnknownValue)),
-            (&[""], None, Some(Ignored::UnknownValue)),
-            (&["not-executed", "not-executed"], None, Some(Ignored::Repeated)),
-            (&["executed", "not-executed"], None, Some(Ignored::Repeated)),
+            (&["Not-Executed"], None, Some(IgnoredProof::UnknownValue)),
+            (&["not-executed, not-executed"], None, Some(IgnoredProof::UnknownValue)),
+            (&[""], None, Some(IgnoredProof::UnknownValue)),
+            (&["not-executed", "not-executed"], None, Some(IgnoredProof::Repeated)),
+            (&["executed", "not-executed"], None, Some(IgnoredProof::Repeated)),
             (&[], None, None),
         ] {
             let fields: Vec<_> = lines.iter().map(|line| (OUTCOME_FIELD, *line)).collect();
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(proof(&behind(Hop::Nginx), 502, &fields), Some(Proof::Executed));
         let fields = [(OUTCOME_FIELD, "perhaps"), (HOP_FIELD, "[-]")];
         let read = says(&behind(Hop::Nginx), 502, &fields);
-        assert_eq!((read.proof, read.ignored), (Some(Proof::NotExecuted), Some(Ignored::UnknownValue)));
+        assert_eq!((read.proof, read.ignored), (Some(Proof::NotExecuted), Some(IgnoredProof::UnknownValue)));
     }
 
     #[test]
@@ -416,7 +416,7 @@ mod tests {
             (Hop::Envoy, "-/1", "-/2"),
         ] {
             let read = says(&behind(hop), 503, &[said, (HOP_FIELD, twice)]);
-            assert_eq!((read.proof, read.ignored), (None, Some(Ignored::Retried)), "{hop:?}");
+            assert_eq!((read.proof, read.ignored), (None, Some(IgnoredProof::Retried)), "{hop:?}");
             assert_eq!(
                 proof(&behind(hop), 503, &[said, (HOP_FIELD, once)]),
                 Some(Proof::NotExecuted),

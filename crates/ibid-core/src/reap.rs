@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// What is to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum ReapTarget {
     /// Records. Past `expires_at` one is stripped: its bodies go, and of the row stay id, fingerprint, state and
     /// instants, a tombstone. Past `purge_at` all of it goes. One with an open Effect and a
     /// dead letter are left alone.
@@ -25,9 +25,9 @@ pub enum Course {
     Room,
 }
 
-/// What one step of a [`Course`] came to.
+/// What one step of a [`ReapTarget`] came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reaped {
+pub struct ReapStep {
     /// Records that became tombstones.
     pub stripped: u64,
     /// What went for good: records, Effects, lines, or pages of the file.
@@ -42,7 +42,7 @@ pub struct Reaped {
 
 /// What would go now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ripe {
+pub struct ReapCount {
     /// Records that would become tombstones.
     pub strip: u64,
     /// What would go for good.
@@ -50,4 +50,4 @@ pub struct Ripe {
 }
 
 /// Where every course begins.
-pub const FROM_THE_START: i64 = i64::MIN;
+pub const CURSOR_START: i64 = i64::MIN;

@@ -35,7 +35,7 @@ pub enum State {
     /// The answer is final.
     Completed = 3,
     /// The same request may run again: proven not executed, or what it may have done outside can be done again under the
-    /// same key (`Note::doubt`).
+    /// same key (`RecordDetails::doubt`).
     Retryable = 4,
     /// Nobody knows whether it was executed.
     Unknown = 5,
@@ -112,7 +112,7 @@ pub type RecoveryPoint = u16;
 
 /// The small things beside a Record that no query asks for, kept as one column.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-pub struct Note {
+pub struct RecordDetails {
     /// The stored answer's status, so that a list need not open the body.
     #[n(0)]
     pub status: Option<u16>,
@@ -152,7 +152,7 @@ pub struct Note {
     pub unproven: Option<u16>,
 }
 
-impl Note {
+impl RecordDetails {
     /// The id of the first execution's trace.
     pub fn trace_id(&self) -> Option<&str> {
         // Older records hold the id alone.
@@ -168,7 +168,7 @@ impl Note {
     }
 
     /// The note in these bytes.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Note> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<RecordDetails> {
         minicbor::decode(bytes).ok()
     }
 }
@@ -265,7 +265,7 @@ pub struct Record {
     /// When the row goes.
     pub purge_at: Option<Timestamp>,
     /// The rest.
-    pub note: Note,
+    pub note: RecordDetails,
 }
 
 impl Record {

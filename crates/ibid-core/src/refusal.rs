@@ -507,7 +507,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn every_refusal_is_valid_problem_json_with_its_own_status_and_type() {
+    fn every_refusal_is_valid_problem_json() {
         for refusal in ALL {
             let rendered = refusal.render(Profile::Ietf);
             let body: Value = serde_json::from_str(&rendered.body).unwrap();

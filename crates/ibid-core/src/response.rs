@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_another_format_or_with_bytes_missing_or_left_over_is_refused() {
+    fn a_malformed_stored_response_is_refused() {
         let good = sample().to_bytes();
         let mut newer = good.to_vec();
         newer[0] = 2;

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn under_tenant_scope_the_endpoint_does_not_matter_and_the_tenant_does() {
+    fn tenant_scope_ignores_the_endpoint() {
         let of = |i: &Identity| RecordId::of(i, ScopeRule::Tenant);
         assert_eq!(of(&identity("a", "POST", "/p", "k")), of(&identity("a", "PATCH", "/q", "k")));
         assert_ne!(of(&identity("a", "POST", "/p", "k")), of(&identity("b", "POST", "/p", "k")));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn each_principal_and_the_whole_tenant_have_records_of_their_own() {
+    fn each_principal_has_separate_records() {
         let one = identity("a", "POST", "/p", "k");
         let of = |principal| RecordId::bound(&one, ScopeRule::Operation, principal);
         let ids: std::collections::BTreeSet<_> =

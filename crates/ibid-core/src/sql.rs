@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 
-use crate::store::Pending;
+use crate::store::BoxFuture;
 
 /// One open transaction of the caller.
 ///
@@ -19,14 +19,14 @@ pub trait SqlTx: Send {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>>;
+    ) -> BoxFuture<'a, Result<u64, SqlError>>;
 
     /// Runs a statement and collects its rows.
     fn query<'a>(
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>>;
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>>;
 }
 
 /// A transaction that ibid ends: only it can commit, so that a refused Change can't be committed over.
@@ -140,14 +140,14 @@ pub enum Value {
 
 /// One row, as its statement's columns say. Values are taken from left to right.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct SqlRow {
     values: std::vec::IntoIter<Value>,
 }
 
-impl Row {
+impl SqlRow {
     /// A row of these values.
-    pub fn new(values: Vec<Value>) -> Row {
-        Row { values: values.into_iter() }
+    pub fn new(values: Vec<Value>) -> SqlRow {
+        SqlRow { values: values.into_iter() }
     }
 
     /// The next value, whatever it is.
@@ -211,16 +211,16 @@ impl Row {
 #[derive(Debug, thiserror::Error)]
 #[error("a statement failed in the caller's transaction ({fault:?})")]
 pub struct SqlError {
-    fault: Fault,
+    fault: SqlFault,
     #[source]
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 /// What a failure means to the one who may run the transaction again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum SqlFault {
     /// Somebody else's transaction was in the way (40001, 40P01, SQLITE_BUSY): run the whole transaction again.
-    Again,
+    Serialization,
     /// A lock was waited for in vain (55P03).
     LockTimeout,
     /// The connection is gone, or the server is: what was sent may have happened.
@@ -231,7 +231,7 @@ pub enum Fault {
 
 impl SqlError {
     /// A failure with its meaning.
-    pub fn new(fault: Fault, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SqlError {
+    pub fn new(fault: SqlFault, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SqlError {
         SqlError { fault, source: source.into() }
     }
 
@@ -241,24 +241,24 @@ impl SqlError {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> SqlError {
         let fault = match state {
-            Some("40001" | "40P01") => Fault::Again,
-            Some("55P03") => Fault::LockTimeout,
+            Some("40001" | "40P01") => SqlFault::Serialization,
+            Some("55P03") => SqlFault::LockTimeout,
             // Class 08: connection; 57P0x: shut down or terminated by an administrator; 25P03: idle for a whole lease.
-            Some("57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "53300") => Fault::Lost,
-            Some(state) if state.starts_with("08") => Fault::Lost,
-            Some(_) => Fault::Wrong,
-            None => Fault::Lost,
+            Some("57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "53300") => SqlFault::Lost,
+            Some(state) if state.starts_with("08") => SqlFault::Lost,
+            Some(_) => SqlFault::Wrong,
+            None => SqlFault::Lost,
         };
         SqlError::new(fault, source)
     }
 
     /// A row that is not what its statement promises.
     pub fn wrong(expected: &str) -> SqlError {
-        SqlError::new(Fault::Wrong, format!("expected {expected}"))
+        SqlError::new(SqlFault::Wrong, format!("expected {expected}"))
     }
 
     /// What it means.
-    pub fn fault(&self) -> Fault {
+    pub fn fault(&self) -> SqlFault {
         self.fault
     }
 }
@@ -270,18 +270,21 @@ mod tests {
     #[test]
     fn what_the_server_says_decides_whether_to_run_again() {
         let fault = |state| SqlError::with_state(state, "x").fault();
-        assert_eq!((fault(Some("40001")), fault(Some("40P01"))), (Fault::Again, Fault::Again));
-        assert_eq!(fault(Some("55P03")), Fault::LockTimeout);
+        assert_eq!(
+            (fault(Some("40001")), fault(Some("40P01"))),
+            (SqlFault::Serialization, SqlFault::Serialization)
+        );
+        assert_eq!(fault(Some("55P03")), SqlFault::LockTimeout);
         assert_eq!(
             (fault(Some("57P01")), fault(Some("08006")), fault(None)),
-            (Fault::Lost, Fault::Lost, Fault::Lost)
+            (SqlFault::Lost, SqlFault::Lost, SqlFault::Lost)
         );
-        assert_eq!(fault(Some("23505")), Fault::Wrong);
+        assert_eq!(fault(Some("23505")), SqlFault::Wrong);
     }
 
     #[test]
-    fn a_row_is_read_in_order_and_says_when_it_is_not_what_was_promised() {
-        let mut row = Row::new(vec![Value::I64(7), Value::Null, Value::I64(1), Value::Text("x".into())]);
+    fn a_row_reports_a_value_of_an_unexpected_type() {
+        let mut row = SqlRow::new(vec![Value::I64(7), Value::Null, Value::I64(1), Value::Text("x".into())]);
         assert_eq!(row.i64().unwrap(), 7);
         assert_eq!(row.maybe_bytes().unwrap(), None);
         assert!(row.bool().unwrap());

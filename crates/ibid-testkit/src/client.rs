@@ -40,12 +40,12 @@ impl Client {
     }
 
     /// Send a request and read its answer; panics if the connection closes before an answer's head.
-    pub async fn call(&mut self, request: &Request) -> Response {
+    pub async fn call(&mut self, request: &TestRequest) -> TestResponse {
         self.try_call(request).await.expect("the connection closed before an answer")
     }
 
     /// Send a request and read its answer, or `None` if the connection closes before a whole head.
-    pub async fn try_call(&mut self, request: &Request) -> Option<Response> {
+    pub async fn try_call(&mut self, request: &TestRequest) -> Option<TestResponse> {
         if request.expects_continue {
             if !self.try_send_bytes(&request.head()).await {
                 return None;
@@ -66,7 +66,7 @@ impl Client {
     }
 
     /// Send a request and do not wait for its answer.
-    pub async fn send(&mut self, request: &Request) {
+    pub async fn send(&mut self, request: &TestRequest) {
         self.asked_head = request.method == "HEAD";
         self.send_bytes(&request.to_bytes()).await;
     }
@@ -77,7 +77,7 @@ impl Client {
     }
 
     /// Read exactly one answer, past interim ones; `None` if the connection closes before a whole head.
-    pub async fn read(&mut self) -> Option<Response> {
+    pub async fn read(&mut self) -> Option<TestResponse> {
         self.read_after(Vec::new()).await
     }
 
@@ -118,7 +118,7 @@ impl Client {
         patiently(self.wire.stream.write_all(bytes)).await.is_ok()
     }
 
-    async fn read_after(&mut self, mut interim: Vec<u16>) -> Option<Response> {
+    async fn read_after(&mut self, mut interim: Vec<u16>) -> Option<TestResponse> {
         loop {
             let head = self.read_head().await?;
             // 101 ends HTTP on this connection, so it is an answer and not an interim one.
@@ -130,11 +130,11 @@ impl Client {
         }
     }
 
-    async fn read_rest(&mut self, head: Head, interim: Vec<u16>) -> Response {
+    async fn read_rest(&mut self, head: Head, interim: Vec<u16>) -> TestResponse {
         let bodiless = self.asked_head || matches!(head.status, 101 | 204 | 304);
         let framing = if bodiless { Framing::Length(0) } else { Framing::of_answer(&head.headers) };
         let payload = patiently(self.wire.read_payload(framing)).await;
-        Response {
+        TestResponse {
             status: head.status,
             headers: head.headers,
             body: payload.body,
@@ -147,7 +147,7 @@ impl Client {
 
 /// A request to be written byte for byte.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct TestRequest {
     method: String,
     target: String,
     headers: Fields,
@@ -157,10 +157,10 @@ pub struct Request {
     expects_continue: bool,
 }
 
-impl Request {
+impl TestRequest {
     /// A request with a `Host` line and nothing else.
-    pub fn new(method: &str, target: &str) -> Request {
-        Request {
+    pub fn new(method: &str, target: &str) -> TestRequest {
+        TestRequest {
             method: method.to_owned(),
             target: target.to_owned(),
             headers: vec![(b"Host".to_vec(), b"api.test".to_vec())],
@@ -172,58 +172,58 @@ impl Request {
     }
 
     /// A GET without a body.
-    pub fn get(target: &str) -> Request {
-        Request::new("GET", target)
+    pub fn get(target: &str) -> TestRequest {
+        TestRequest::new("GET", target)
     }
 
-    /// A POST, with an empty body until [`Request::body`] gives it one.
-    pub fn post(target: &str) -> Request {
-        Request::new("POST", target).body("")
+    /// A POST, with an empty body until [`TestRequest::body`] gives it one.
+    pub fn post(target: &str) -> TestRequest {
+        TestRequest::new("POST", target).body("")
     }
 
     /// Add a field line; repeating a name repeats the line.
     #[must_use]
-    pub fn header(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Request {
+    pub fn header(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> TestRequest {
         self.headers.push((name.as_ref().to_vec(), value.as_ref().to_vec()));
         self
     }
 
     /// Add an `Idempotency-Key`, quoted as RFC 9651 wants it.
     #[must_use]
-    pub fn key(self, key: &str) -> Request {
+    pub fn key(self, key: &str) -> TestRequest {
         self.header("Idempotency-Key", format!("\"{key}\""))
     }
 
     /// Tell the fixture upstream how to behave; see [`crate::upstream`].
     #[must_use]
-    pub fn fixture(self, behaviour: &str) -> Request {
+    pub fn fixture(self, behaviour: &str) -> TestRequest {
         self.header("x-fixture", behaviour)
     }
 
-    /// Give it a body, sent with a `Content-Length` unless [`Request::chunked`].
+    /// Give it a body, sent with a `Content-Length` unless [`TestRequest::chunked`].
     #[must_use]
-    pub fn body(mut self, body: impl AsRef<[u8]>) -> Request {
+    pub fn body(mut self, body: impl AsRef<[u8]>) -> TestRequest {
         self.body = Some(body.as_ref().to_vec());
         self
     }
 
     /// Send the body in chunks (two, when it has two bytes to split).
     #[must_use]
-    pub fn chunked(mut self) -> Request {
+    pub fn chunked(mut self) -> TestRequest {
         self.chunked = true;
         self
     }
 
     /// Add a trailer line; only a chunked body can carry it.
     #[must_use]
-    pub fn trailer(mut self, name: &str, value: &str) -> Request {
+    pub fn trailer(mut self, name: &str, value: &str) -> TestRequest {
         self.trailers.push((name.as_bytes().to_vec(), value.as_bytes().to_vec()));
         self
     }
 
     /// Send `Expect: 100-continue` and hold the body back until the server asks for it.
     #[must_use]
-    pub fn expect_continue(mut self) -> Request {
+    pub fn expect_continue(mut self) -> TestRequest {
         self.expects_continue = true;
         self
     }
@@ -268,7 +268,7 @@ impl Request {
 
 /// What came back: field lines in their order and as bytes, because both can matter.
 #[derive(Clone, Debug)]
-pub struct Response {
+pub struct TestResponse {
     /// The status code.
     pub status: u16,
     /// The field lines, in order.
@@ -283,7 +283,7 @@ pub struct Response {
     pub interim: Vec<u16>,
 }
 
-impl Response {
+impl TestResponse {
     /// The first field of that name, as text.
     pub fn header(&self, name: &str) -> Option<String> {
         self.header_lines(name).into_iter().next()

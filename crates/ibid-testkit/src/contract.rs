@@ -6,18 +6,18 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use ibid_core::store::{Pending, Store};
-//! use ibid_testkit::contract::{self, Subject};
+//! use ibid_core::store::{BoxFuture, Store};
+//! use ibid_testkit::contract::{self, StoreUnderTest};
 //!
 //! struct Mine(Arc<dyn Store>);
 //!
-//! impl Subject for Mine {
+//! impl StoreUnderTest for Mine {
 //!     fn store(&self) -> Arc<dyn Store> {
 //!         self.0.clone()
 //!     }
 //!
 //!     // A store whose clock can't be moved really waits; the whole suite asks for less than 400 ms.
-//!     fn advance(&self, by: Duration) -> Pending<'_, ()> {
+//!     fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
 //!         Box::pin(tokio::time::sleep(by))
 //!     }
 //! }
@@ -32,14 +32,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Body, BodyKind, Change, Commit, Draft, Expect, Happened, History, Mark, Stored};
+use ibid_core::change::{
+    BodyKind, Change, Commit, Draft, Expect, History, HistoryKind, InstantChange, StoredBody, StoredRecord,
+};
 use ibid_core::key::Key;
-use ibid_core::machine::{Answer, Event, Role, Verdict, decide};
+use ibid_core::machine::{AttemptResponse, Event, Intent, Verdict, decide};
 use ibid_core::policy::Policy;
-use ibid_core::reap::{Course, FROM_THE_START, Reaped};
-use ibid_core::record::{Flags, Nonce, Note, Record, State};
+use ibid_core::reap::{CURSOR_START, ReapStep, ReapTarget};
+use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State};
 use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
-use ibid_core::store::{Pending, Store, StoreError};
+use ibid_core::store::{BoxFuture, Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use crate::story;
@@ -54,18 +56,18 @@ pub mod writes;
 /// A store under test.
 ///
 /// It is the only writer's: empty at the start, and nobody else writes while the suite runs.
-pub trait Subject: Send + Sync {
+pub trait StoreUnderTest: Send + Sync {
     /// The store, the same one at every call.
     fn store(&self) -> Arc<dyn Store>;
 
     /// Lets the store's clock move on by at least `by`: moves its hands, or waits.
-    fn advance(&self, by: Duration) -> Pending<'_, ()>;
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
 }
 
 /// Puts a store through everything it promises; panics at the first promise it breaks.
 ///
 /// Run it on a multi-threaded runtime: races need threads.
-pub async fn exercise(subject: &dyn Subject) {
+pub async fn exercise(subject: &dyn StoreUnderTest) {
     writes::an_insert_wins_only_where_no_row_stands(subject).await;
     writes::a_write_at_another_version_is_refused(subject).await;
     writes::a_lost_race_carries_the_newer_record_with_its_answer(subject).await;
@@ -128,27 +130,27 @@ pub async fn exercise(subject: &dyn Subject) {
 
 /// A name that nothing else goes by.
 #[derive(Clone, Debug)]
-pub struct Name {
+pub struct TestRecord {
     /// The record's id.
     pub id: RecordId,
     /// What the id was made from.
     pub identity: Arc<Identity>,
 }
 
-impl Name {
+impl TestRecord {
     /// A name under a key drawn at random.
-    pub fn fresh() -> Name {
-        Name::of("shop", &format!("key-{:016x}", nonce().0))
+    pub fn fresh() -> TestRecord {
+        TestRecord::of("shop", &format!("key-{:016x}", nonce().0))
     }
 
     /// The name of `key` in the hands of `tenant`.
-    pub fn of(tenant: &str, key: &str) -> Name {
+    pub fn of(tenant: &str, key: &str) -> TestRecord {
         let identity = Identity {
             tenant: Tenant::new(tenant).expect("the suite's tenants are well-formed"),
             operation: Operation { method: "POST".into(), path: "/payments".into() },
             key: Key::stored(key).expect("the suite's keys are well-formed"),
         };
-        Name { id: RecordId::of(&identity, ScopeRule::Operation), identity: Arc::new(identity) }
+        TestRecord { id: RecordId::of(&identity, ScopeRule::Operation), identity: Arc::new(identity) }
     }
 }
 
@@ -158,7 +160,7 @@ pub fn nonce() -> Nonce {
 }
 
 /// A row to be, in `state`, that is never due, never expires and is never removed.
-pub fn draft(name: &Name, state: State) -> Draft {
+pub fn draft(name: &TestRecord, state: State) -> Draft {
     Draft {
         identity: name.identity.clone(),
         birth: Nonce(0),
@@ -169,34 +171,34 @@ pub fn draft(name: &Name, state: State) -> Draft {
         fingerprint: None,
         policy: Arc::new(Policy { lease: LONG, ..Policy::default() }),
         point: 0,
-        created: Mark::Keep,
-        ran: Mark::Keep,
-        completed: Mark::Keep,
+        created: InstantChange::Keep,
+        ran: InstantChange::Keep,
+        completed: InstantChange::Keep,
         due_in: None,
         expires_in: None,
         purge_in: None,
-        note: Note::default(),
+        note: RecordDetails::default(),
     }
 }
 
 /// What is written for the first request under a name: the machine's own word, for stores have a shorter way for exactly
 /// that. Its lease and the rest are `policy`'s.
-pub fn fresh_under(name: &Name, policy: &Arc<Policy>) -> Change {
+pub fn fresh_under(name: &TestRecord, policy: &Arc<Policy>) -> Change {
     let mut ask = story::ask("shop", "100 to ann", policy.clone(), nonce());
     (ask.id, ask.identity) = (name.id, name.identity.clone());
-    let event = Event::Request { ask: &ask, role: Role::Caller };
+    let event = Event::Request { ask: &ask, role: Intent::MayRun };
     written(decide(None, &event, Timestamp::from_micros(0)))
 }
 
 /// The same, with this lease.
-pub fn fresh(name: &Name, lease: Duration) -> Change {
+pub fn fresh(name: &TestRecord, lease: Duration) -> Change {
     fresh_under(name, &Arc::new(Policy { lease, ..Policy::default() }))
 }
 
 /// What is written when the Attempt that runs `record` has an answer that is kept, again as the machine says.
 pub fn finished(record: &Record, answer: &'static [u8]) -> Change {
     let kept = Some(Bytes::from_static(answer));
-    let answer = &Answer { status: 201, retry_after: false, kept, provider_id: None, proof: None };
+    let answer = &AttemptResponse { status: 201, retry_after: false, kept, provider_id: None, proof: None };
     let event = Event::Answered { begun: record, nonce: nonce(), answer };
     written(decide(Some(record), &event, record.created_at))
 }
@@ -209,7 +211,7 @@ fn written(verdict: Verdict) -> Change {
 }
 
 /// A Change that begins a generation where no row stands.
-pub fn insert(name: &Name, draft: Draft) -> Change {
+pub fn insert(name: &TestRecord, draft: Draft) -> Change {
     let nonce = nonce();
     let draft = Draft { birth: nonce, owner: nonce, ..draft };
     write(name.id, Expect::Absent, nonce, draft)
@@ -243,12 +245,12 @@ fn write(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Change {
 
 /// The Change with an answer beside it.
 pub fn answering(mut change: Change, answer: &'static [u8]) -> Change {
-    change.bodies.push(Body { kind: BodyKind::Answer, data: Bytes::from_static(answer) });
+    change.bodies.push(StoredBody { kind: BodyKind::Answer, data: Bytes::from_static(answer) });
     change
 }
 
 /// The Change with a line of history.
-pub fn telling(mut change: Change, what: Happened, detail: &str) -> Change {
+pub fn telling(mut change: Change, what: HistoryKind, detail: &str) -> Change {
     change.history.push(History { what, detail: detail.to_owned() });
     change
 }
@@ -272,7 +274,7 @@ pub async fn commit_all(store: &dyn Store, mut changes: Vec<Change>) -> HashMap<
 }
 
 /// Writes a Change that must count, and gives what is stored then: exactly what the Change says.
-pub async fn put(store: &dyn Store, change: &Change) -> Stored {
+pub async fn put(store: &dyn Store, change: &Change) -> StoredRecord {
     let before = load(store, change.id).await.map(|stored| stored.record);
     let Commit::Done(stamp) = commit(store, change).await else {
         panic!("a change that nothing stood in the way of was refused: {change:?}");
@@ -287,14 +289,14 @@ pub async fn put(store: &dyn Store, change: &Change) -> Stored {
 }
 
 /// The record with this id.
-pub async fn load(store: &dyn Store, id: RecordId) -> Option<Stored> {
+pub async fn load(store: &dyn Store, id: RecordId) -> Option<StoredRecord> {
     let mut found = store.load(vec![id]).await.expect("a load succeeds");
     assert_eq!(found.len(), 1, "one id has one place in the answer");
     found.remove(0)
 }
 
 /// What stood in the way of a Change that must be refused.
-pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<Stored> {
+pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<StoredRecord> {
     match commit(store, change).await {
         Commit::Conflict(stored) => stored.map(|stored| *stored),
         Commit::Done(_) => panic!("a change was taken although {why}"),
@@ -302,11 +304,11 @@ pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<St
 }
 
 /// Goes on a course to its end, in steps of no round number; what all of them came to.
-pub async fn reap_all(store: &dyn Store, course: Course) -> Reaped {
-    let mut all = Reaped { next: Some(FROM_THE_START), ..Reaped::default() };
+pub async fn reap_all(store: &dyn Store, course: ReapTarget) -> ReapStep {
+    let mut all = ReapStep { next: Some(CURSOR_START), ..ReapStep::default() };
     while let Some(from) = all.next {
         let step = store.reap(course, from, 97).await.expect("a reaping succeeds");
-        assert!(step.stripped + step.removed <= 97 || course != Course::Records, "no more than asked");
+        assert!(step.stripped + step.removed <= 97 || course != ReapTarget::Records, "no more than asked");
         all.stripped += step.stripped;
         all.removed += step.removed;
         all.held += step.held;

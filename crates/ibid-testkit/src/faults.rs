@@ -6,20 +6,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, Stored};
-use ibid_core::evidence::{Evidence, Kept, Open, Witness};
+use ibid_core::change::{Change, Commit, History, StoredRecord};
+use ibid_core::evidence::{Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{Course, Reaped, Ripe};
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, Store, StoreError};
+use ibid_core::store::{
+    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, Store, StoreError,
+};
 use ibid_core::time::Timestamp;
 use tokio::sync::watch;
 
 /// A store that fails on demand.
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
-    mode: watch::Sender<Fault>,
+    mode: watch::Sender<StoreFault>,
     commits: AtomicUsize,
     bodies: AtomicUsize,
     apart: AtomicBool,
@@ -27,7 +29,7 @@ pub struct FaultyStore {
 
 /// How the store behaves now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum StoreFault {
     /// As it should.
     None,
     /// Every call fails, and nothing is written.
@@ -41,7 +43,7 @@ pub enum Fault {
     /// Every load waits until another mode is set.
     HangsReads,
     /// Every step of the reaper on this course fails.
-    FailsOn(Course),
+    FailsOn(ReapTarget),
     /// What was read of bodies comes once another mode is set: as old as it is by then.
     HoldsBodies,
 }
@@ -49,7 +51,7 @@ pub enum Fault {
 impl FaultyStore {
     /// Around `inner`, without a fault for now.
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
-        let mode = watch::channel(Fault::None).0;
+        let mode = watch::channel(StoreFault::None).0;
         let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Arc::new(FaultyStore { inner, mode, commits, bodies, apart: AtomicBool::new(false) })
     }
@@ -60,7 +62,7 @@ impl FaultyStore {
     }
 
     /// Behave like this from now on.
-    pub fn set(&self, fault: Fault) {
+    pub fn set(&self, fault: StoreFault) {
         self.mode.send_replace(fault);
     }
 
@@ -76,7 +78,7 @@ impl FaultyStore {
 
     fn check(&self, op: &'static str) -> Result<(), StoreError> {
         match *self.mode.borrow() {
-            Fault::Down => Err(StoreError::transient("faulty", op, "it is down")),
+            StoreFault::Down => Err(StoreError::transient("faulty", op, "it is down")),
             _ => Ok(()),
         }
     }
@@ -87,31 +89,31 @@ impl Store for FaultyStore {
         "faulty"
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
         Box::pin(async move {
             let mut mode = self.mode.subscribe();
-            let _ = mode.wait_for(|fault| *fault != Fault::HangsReads).await;
+            let _ = mode.wait_for(|fault| *fault != StoreFault::HangsReads).await;
             self.check("load")?;
             self.inner.load(ids).await
         })
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
         Box::pin(async move {
             self.commits.fetch_add(1, Ordering::SeqCst);
             let mut mode = self.mode.subscribe();
             // The sender lives as long as the store, so this waits only for another mode.
-            let _ = mode.wait_for(|fault| *fault != Fault::Hangs).await;
+            let _ = mode.wait_for(|fault| *fault != StoreFault::Hangs).await;
             let count = changes.len();
             let lost = |_| Err(StoreError::transient("faulty", "commit", "no answer"));
             let no = |_| Err(StoreError::lasting("faulty", "commit", "permission denied"));
-            if *self.mode.borrow() == Fault::Refuses {
+            if *self.mode.borrow() == StoreFault::Refuses {
                 return (0..count).map(no).collect();
             }
             match self.check("commit") {
                 Err(_) => (0..count).map(lost).collect(),
                 Ok(()) => {
-                    let loses = *self.mode.borrow() == Fault::LosesReplies;
+                    let loses = *self.mode.borrow() == StoreFault::LosesReplies;
                     let fates = self.inner.commit(changes).await;
                     if loses { (0..count).map(lost).collect() } else { fates }
                 }
@@ -119,57 +121,63 @@ impl Store for FaultyStore {
         })
     }
 
-    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+    fn renew(
+        &self,
+        leases: Vec<(RecordId, Version)>,
+    ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move {
             self.check("renew")?;
             self.inner.renew(leases).await
         })
     }
 
-    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(async move {
             self.check("due")?;
             self.inner.due(state, limit).await
         })
     }
 
-    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
+    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(async move {
             self.check("reap")?;
-            if *self.mode.borrow() == Fault::FailsOn(course) {
+            if *self.mode.borrow() == StoreFault::FailsOn(course) {
                 return Err(StoreError::lasting("faulty", "reap", "not this course"));
             }
             self.inner.reap(course, from, limit).await
         })
     }
 
-    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
-        self.inner.ripe(course)
+    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
+        self.inner.count_reapable(course)
     }
 
-    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
-        self.inner.other_secret(known)
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
+        self.inner.find_unknown_secret(known)
     }
 
-    fn lanes(&self) -> usize {
-        self.inner.lanes()
+    fn parallel_batches(&self) -> usize {
+        self.inner.parallel_batches()
     }
 
     fn shares_commits(&self) -> bool {
         self.inner.shares_commits() && !self.apart.load(Ordering::SeqCst)
     }
 
-    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(async move {
             self.check("read bodies")?;
             let read = self.inner.bodies(id, birth).await;
             self.bodies.fetch_add(1, Ordering::SeqCst);
-            let _ = self.mode.subscribe().wait_for(|fault| *fault != Fault::HoldsBodies).await;
+            let _ = self.mode.subscribe().wait_for(|fault| *fault != StoreFault::HoldsBodies).await;
             read
         })
     }
 
-    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
+    fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move {
             self.check("read a setting")?;
@@ -182,7 +190,7 @@ impl Store for FaultyStore {
         name: &str,
         expected: Option<Bytes>,
         value: Bytes,
-    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+    ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move {
             self.check("write a setting")?;
@@ -192,43 +200,47 @@ impl Store for FaultyStore {
 }
 
 impl Browse for FaultyStore {
-    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         self.inner.list(filter)
     }
 
-    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
         self.inner.history(id)
     }
 
-    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         self.inner.count()
     }
 }
 
-impl Witness for FaultyStore {
-    fn testify(
+impl EvidenceStore for FaultyStore {
+    fn insert_evidence(
         &self,
         evidence: Evidence,
         keep_for: Duration,
-    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+    ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
         Box::pin(async move {
             self.check("keep evidence")?;
-            self.inner.testify(evidence, keep_for).await
+            self.inner.insert_evidence(evidence, keep_for).await
         })
     }
 
-    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+    fn open_evidence(
+        &self,
+        which: EvidenceQuery,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>> {
         Box::pin(async move {
             self.check("find evidence")?;
-            self.inner.evidence(which, limit).await
+            self.inner.open_evidence(which, limit).await
         })
     }
 
-    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
-        self.inner.dismiss(seqs)
+    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.dismiss_evidence(seqs)
     }
 
-    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         self.inner.purge_evidence(limit)
     }
 }

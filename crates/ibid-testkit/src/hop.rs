@@ -48,7 +48,7 @@ impl Proxy {
         }
     }
 
-    /// A value of `X-Ibid-Hop` that proves that nothing was sent; empty where there is no preset.
+    /// A value of `X-Ibid-ProxyHop` that proves that nothing was sent; empty where there is no preset.
     pub fn proof(self) -> &'static str {
         let rule = self.preset().and_then(|preset| preset.rules.first());
         rule.map_or("", |rule| rule.values[0])
@@ -66,7 +66,7 @@ impl Proxy {
 
 /// How a proxy is configured; the default is the plainest configuration, with a time-out of a second.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HopOptions {
+pub struct ProxyHopOptions {
     /// Whether the operator's lines are in it.
     pub proves: bool,
     /// Whether it sends one request at a time to the upstream, refuses others, and waits longer for the upstream.
@@ -77,16 +77,16 @@ pub struct HopOptions {
 
 /// A running proxy; ended when dropped.
 #[derive(Debug)]
-pub struct Hop(Program);
+pub struct ProxyHop(Program);
 
-impl Hop {
+impl ProxyHop {
     /// Starts a proxy before `upstream` and waits until it takes connections.
     ///
     /// # Panics
     ///
     /// If the proxy is not installed or does not start.
-    pub fn start(proxy: Proxy, upstream: SocketAddr, options: HopOptions) -> Hop {
-        Hop(Program::start(|folder, port| {
+    pub fn start(proxy: Proxy, upstream: SocketAddr, options: ProxyHopOptions) -> ProxyHop {
+        ProxyHop(Program::start(|folder, port| {
             let config = Config { folder, port, upstream, options };
             match proxy {
                 Proxy::Nginx => config.nginx(),
@@ -120,7 +120,7 @@ struct Config<'a> {
     folder: &'a Path,
     port: u16,
     upstream: SocketAddr,
-    options: HopOptions,
+    options: ProxyHopOptions,
 }
 
 impl Config<'_> {

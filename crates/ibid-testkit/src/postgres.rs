@@ -1,34 +1,45 @@
-//! A real PostgreSQL server for one test: its own data directory, its own port, gone with the test.
+//! Real PostgreSQL servers for tests: one that all tests of a run share, and a test's own where it stops the server or
+//! changes its settings.
 //!
-//! It flushes as a production server does, for durability is part of what is tested. All of it blocks; starting takes
-//! some tenths of a second. It must not know what ibid keeps in it.
+//! A test's own server has its own data directory and port and is gone with the test. Each server flushes as a
+//! production server does, because durability is part of what is tested. Its files are in memory where there is room: no
+//! test takes the machine's power away, and nobody waits for a disk. All of it blocks; starting takes some tenths of a
+//! second. It must not know what ibid keeps in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-use self::install::Install;
+use self::install::{Install, Medium};
 use crate::program::free_port;
 
 mod install;
 mod pair;
+mod shared;
 
-pub use self::pair::Pair;
+pub use self::pair::PostgresPair;
 
-/// A server that runs until it is dropped, and never longer than the process that started it.
+/// A server that runs until it is dropped, and never longer than the process that started it; or a share in the
+/// server of all tests.
 #[derive(Debug)]
 pub struct Postgres {
     install: Install,
     directory: PathBuf,
     port: u16,
     settings: Vec<(String, String)>,
-    databases: AtomicU32,
+    /// The database of [`Postgres::url`], once that was asked for.
+    database: OnceLock<String>,
+    /// Those that were made.
+    databases: Mutex<Vec<String>>,
+    is_shared: bool,
+    /// None while it is stopped, and on a server that is not ours to stop.
     running: Option<Running>,
 }
 
@@ -41,7 +52,16 @@ struct Running {
 }
 
 impl Postgres {
-    /// Starts a server with small settings.
+    /// A new database on the server that all tests of this run share. It is dropped with this handle, and so is every
+    /// other database that [`Postgres::create_database`] made.
+    ///
+    /// Roles, settings and statistics views are the whole server's: a test that makes, changes or counts those, or
+    /// stops the server, starts its own.
+    pub fn shared() -> Postgres {
+        shared::handle()
+    }
+
+    /// Starts a server of the test's own with small settings.
     pub fn start() -> Postgres {
         Postgres::start_with(&[])
     }
@@ -53,9 +73,18 @@ impl Postgres {
 
     /// The same, with files in its data directory that it alone may read: keys, certificates.
     pub fn start_with_files(settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
+        Postgres::start_at(Medium::Memory, settings, files)
+    }
+
+    /// Starts a server whose files are on the disk, which is what figures are about.
+    pub fn start_on_disk(settings: &[(&str, &str)]) -> Postgres {
+        Postgres::start_at(Medium::Disk, settings, &[])
+    }
+
+    fn start_at(medium: Medium, settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
         let install = Install::find();
-        let directory = install.new_directory();
-        install.copy_template(&directory);
+        let directory = install.new_directory(medium);
+        install.fill(&directory);
         for (name, text) in files {
             install.put(&data(&directory).join(name), text);
         }
@@ -65,7 +94,7 @@ impl Postgres {
     /// Starts a standby that follows this server. What a commit waits for is up to this server's settings: give it
     /// `synchronous_standby_names` to make the standby a synchronous one.
     pub fn standby(&self, name: &str, settings: &[(&str, &str)]) -> Postgres {
-        let directory = self.install.new_directory();
+        let directory = self.install.new_directory(Medium::Memory);
         let source =
             format!("host={HOST} port={} user={USER} dbname={USER} application_name={name}", self.port);
         let mut backup = self.install.as_owner("pg_basebackup");
@@ -76,8 +105,16 @@ impl Postgres {
 
     fn run(install: Install, directory: PathBuf, settings: &[(&str, &str)]) -> Postgres {
         let settings = settings.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        let mut server =
-            Postgres { install, directory, port: 0, settings, databases: AtomicU32::new(0), running: None };
+        let mut server = Postgres {
+            install,
+            directory,
+            port: 0,
+            settings,
+            database: OnceLock::from("postgres".to_owned()),
+            databases: Mutex::default(),
+            is_shared: false,
+            running: None,
+        };
         // Somebody else may take a port between our look and the server's bind.
         for _ in 0..PORT_TRIES {
             server.port = free_port();
@@ -88,9 +125,14 @@ impl Postgres {
         panic!("PostgreSQL did not start:\n{}", server.log());
     }
 
-    /// Where the database `postgres` is.
+    /// Where the test's first database is: a new one on the shared server, `postgres` on one of its own.
     pub fn url(&self) -> String {
-        self.url_for("postgres")
+        self.url_for(self.database())
+    }
+
+    /// The name of that database.
+    pub fn database(&self) -> &str {
+        self.database.get_or_init(|| self.create_database())
     }
 
     /// Where a database is.
@@ -105,8 +147,12 @@ impl Postgres {
 
     /// Makes an empty database that nobody else uses, and gives its name.
     pub fn create_database(&self) -> String {
-        let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
-        self.sql("postgres", &format!("create database {name}"));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        // In memory a copy of the files is cheap. On a disk each of them would be flushed; then the log is cheaper.
+        let strategy = if self.install.is_in_memory(&self.directory) { "file_copy" } else { "wal_log" };
+        self.sql("postgres", &format!("create database {name} strategy {strategy}"));
+        self.databases.lock().expect("nobody panics with it").push(name.clone());
         name
     }
 
@@ -127,6 +173,7 @@ impl Postgres {
 
     /// Changes a setting while it runs, and returns once whoever connects finds it changed.
     pub fn set(&self, name: &str, value: &str) {
+        self.must_be_ours();
         self.sql("postgres", &format!("alter system set {name} = '{value}'"));
         self.sql("postgres", "select pg_reload_conf()");
         let until = Instant::now() + READY_WITHIN;
@@ -138,6 +185,7 @@ impl Postgres {
 
     /// Starts a server that was stopped, on the port it had.
     pub fn start_again(&mut self) {
+        self.must_be_ours();
         assert!(self.running.is_none(), "the server runs already");
         let until = Instant::now() + READY_WITHIN;
         // A connection of somebody else may hold the port for a moment.
@@ -153,6 +201,7 @@ impl Postgres {
 
     /// `kill -9` of the server and of every process of its: nobody cleans up, nobody says goodbye.
     pub fn kill(&mut self) {
+        self.must_be_ours();
         let Some(Running { pid, keeper }) = self.running.take() else { return };
         // While it stands still it starts no more processes.
         kill_process(pid, Signal::STOP).expect("the server runs");
@@ -194,7 +243,23 @@ impl Postgres {
         fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
 
+    fn drop_databases(&self) {
+        let mut psql = self.install.as_ourselves("psql");
+        psql.args(["--no-psqlrc", "--quiet"]).arg(self.url_for("postgres"));
+        for name in self.databases.lock().expect("nobody panics with it").iter() {
+            // One command each: a database is not dropped within a transaction.
+            psql.args(["--command", &format!("drop database {name} with (force)")]);
+        }
+        // What is left over ends with the server.
+        let _ = psql.stdin(Stdio::null()).output();
+    }
+
+    fn must_be_ours(&self) {
+        assert!(!self.is_shared, "other tests use this server: start one of the test's own");
+    }
+
     fn end(&mut self, signal: Signal) {
+        self.must_be_ours();
         let Some(Running { pid, keeper }) = self.running.take() else { return };
         // It may have ended by itself; then there is nobody to tell.
         let _ = kill_process(pid, signal);
@@ -220,7 +285,7 @@ impl Postgres {
         let id = pid.recv().expect("the thread tells the pid").cast_signed();
         let running = Running { pid: Pid::from_raw(id).expect("a pid is not zero"), keeper };
         let until = Instant::now() + READY_WITHIN;
-        while !is_ready(&self.directory, id) {
+        while !is_ready(&self.directory, Some(id)) {
             if running.keeper.is_finished() {
                 return false;
             }
@@ -232,33 +297,45 @@ impl Postgres {
     }
 
     fn all_settings(&self) -> impl Iterator<Item = (&str, String)> {
-        let ours = [
-            ("port", self.port.to_string()),
-            ("listen_addresses", HOST.to_owned()),
-            ("unix_socket_directories", String::new()),
-            // What a test writes is small; two servers run beside each other.
-            ("shared_buffers", "32MB".to_owned()),
-            // Not every test reads it, but whoever has to find out why one failed will.
-            ("log_min_messages", "warning".to_owned()),
-        ];
-        ours.into_iter().chain(self.settings.iter().map(|(name, value)| (name.as_str(), value.clone())))
+        let theirs = self.settings.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        settings_at(self.port).into_iter().chain(theirs)
     }
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
+        if self.is_shared {
+            // On a disk a drop waits until all is flushed; then the whole server's end is soon enough.
+            if self.install.is_in_memory(&self.directory) {
+                self.drop_databases();
+            }
+            return;
+        }
         self.stop_immediate();
         // What is left over is swept by the next test that starts a server.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
+/// What every server is told.
+fn settings_at(port: u16) -> [(&'static str, String); 5] {
+    [
+        ("port", port.to_string()),
+        ("listen_addresses", HOST.to_owned()),
+        ("unix_socket_directories", String::new()),
+        // What a test writes is small; two servers run beside each other.
+        ("shared_buffers", "32MB".to_owned()),
+        // Not every test reads it, but whoever has to find out why one failed will.
+        ("log_min_messages", "warning".to_owned()),
+    ]
+}
+
 /// Whether the server itself says so, the way `pg_ctl` finds out: a connection that works would only tell that
-/// somebody listens on this port.
-fn is_ready(directory: &Path, pid: i32) -> bool {
+/// somebody listens on this port. `pid` is the server's, where it is known.
+fn is_ready(directory: &Path, pid: Option<i32>) -> bool {
     let file = fs::read_to_string(data(directory).join("postmaster.pid")).unwrap_or_default();
     let line = |place: usize| file.lines().nth(place).unwrap_or_default().trim();
-    line(0) == pid.to_string() && matches!(line(7), "ready" | "standby")
+    pid.is_none_or(|pid| line(0) == pid.to_string()) && matches!(line(7), "ready" | "standby")
 }
 
 /// The processes that this one started and that still run.

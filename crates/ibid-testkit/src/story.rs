@@ -1,6 +1,6 @@
 //! Stories: the rules of the state machine told as who does what, and what comes of it.
 //!
-//! A story runs on the pure machine and on a [`Shelf`], a store with room for one record. It knows no HTTP, no I/O and
+//! A story runs on the pure machine and on a [`StoryStore`], a store with room for one record. It knows no HTTP, no I/O and
 //! no real clock. Longer than most files, so that the language's page, its reading and its effect stand together. The
 //! story language, one line per step:
 //!
@@ -44,11 +44,14 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::act::Act;
-use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
-use ibid_core::fingerprint::{Asked, Secret, Secrets};
+use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, StoredRecord};
+use ibid_core::fingerprint::{RequestView, Secret, Secrets};
 use ibid_core::key::{Key, KeyForm};
-use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step, Verdict, decide};
+use ibid_core::machine::{
+    AttemptResponse, BeginRequest, Decision, Event, Intent, Observation, ObservedBy, PhaseStep, Verdict,
+    decide,
+};
+use ibid_core::operator_action::OperatorAction;
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::proof::Proof;
 use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint, Version};
@@ -88,7 +91,7 @@ pub fn story(text: &str) {
 
 /// A store with room for one record: it compares versions and instants, and holds no opinion on states.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct StoryStore {
     /// The store's clock.
     pub now: Timestamp,
     row: Option<Record>,
@@ -96,10 +99,10 @@ pub struct Shelf {
     history: Vec<History>,
 }
 
-impl Shelf {
+impl StoryStore {
     /// An empty shelf at some instant long after the epoch.
-    pub fn new() -> Shelf {
-        Shelf {
+    pub fn new() -> StoryStore {
+        StoryStore {
             now: Timestamp::from_micros(1_700_000_000_000_000),
             row: None,
             bodies: BTreeMap::new(),
@@ -113,10 +116,10 @@ impl Shelf {
     }
 
     /// The row with its answer, as a store hands it out.
-    pub fn load(&self) -> Option<Stored> {
+    pub fn load(&self) -> Option<StoredRecord> {
         let record = self.row.clone()?;
         let answer = self.bodies.get(&(record.birth, BodyKind::Answer.code())).cloned();
-        Some(Stored { record: Arc::new(record), answer, now: self.now })
+        Some(StoredRecord { record: Arc::new(record), answer, now: self.now })
     }
 
     /// What is kept beside one generation.
@@ -181,14 +184,14 @@ impl Shelf {
     }
 }
 
-impl Default for Shelf {
+impl Default for StoryStore {
     fn default() -> Self {
-        Shelf::new()
+        StoryStore::new()
     }
 }
 
 /// A payment request with this body, for asking the machine about.
-pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> Ask {
+pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> BeginRequest {
     let identity = Identity {
         tenant: Tenant::new(tenant).expect("a story's tenants have plain names"),
         operation: Operation { method: "POST".into(), path: "/payments".into() },
@@ -196,18 +199,24 @@ pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> Ask {
     };
     let secret = Secret::new(b"stories need a secret of some length").expect("long enough");
     let secrets = Secrets::new(vec![secret]).expect("one secret is enough");
-    Ask::new(identity, policy, Arc::new(secrets), Arc::new(Payment(body.to_owned())), nonce)
+    BeginRequest::new(identity, policy, Arc::new(secrets), Arc::new(Payment(body.to_owned())), nonce)
 }
 
 /// An answer with this status, its body naming who gave it.
-pub fn answer(status: u16, from: &str) -> Answer {
+pub fn answer(status: u16, from: &str) -> AttemptResponse {
     let response = Response::plain(status, "text/plain", from.to_owned());
-    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None, proof: None }
+    AttemptResponse {
+        status,
+        retry_after: false,
+        kept: Some(response.to_bytes()),
+        provider_id: None,
+        proof: None,
+    }
 }
 
 struct Payment(String);
 
-impl Asked for Payment {
+impl RequestView for Payment {
     fn method(&self) -> &str {
         "POST"
     }
@@ -225,7 +234,7 @@ impl Asked for Payment {
 
 /// Where a story is played.
 struct Stage {
-    shelf: Shelf,
+    shelf: StoryStore,
     policy: Policy,
     actors: HashMap<String, Actor>,
     /// Phases by their order of first mention: the first is recovery point 1.
@@ -236,7 +245,7 @@ struct Stage {
 
 #[derive(Clone, Default)]
 struct Actor {
-    ask: Option<Ask>,
+    ask: Option<BeginRequest>,
     /// The record as its Attempt began it.
     begun: Option<Record>,
     /// The Version of its last write.
@@ -256,7 +265,7 @@ enum Send {
 impl Stage {
     fn new() -> Stage {
         Stage {
-            shelf: Shelf::new(),
+            shelf: StoryStore::new(),
             policy: default_policy(),
             actors: HashMap::new(),
             phases: Vec::new(),
@@ -404,9 +413,9 @@ impl Stage {
             ("commits", phase) => {
                 let point = phase_point(&mut self.phases, phase)?;
                 reason = phase.to_owned();
-                given = Answer { kept: Some(Bytes::from(reason.clone())), ..answer(200, name) };
+                given = AttemptResponse { kept: Some(Bytes::from(reason.clone())), ..answer(200, name) };
                 let result = given.kept.as_ref().ok_or("a phase has a result")?;
-                Event::Phase { begun: begun()?, nonce, step: Step { point, phases: 1 }, result }
+                Event::Phase { begun: begun()?, nonce, step: PhaseStep { point, phases: 1 }, result }
             }
             ("claims", "") => Event::Claim { nonce },
             ("sweeps", "") => Event::Lapsed { nonce, careful: false },
@@ -427,18 +436,18 @@ impl Stage {
             }
             ("finds" | "hears" | "resolves", what) => {
                 let by = match first {
-                    "finds" => Finder::Reconciler,
-                    "hears" => Finder::Webhook,
-                    _ => Finder::Operator(act()),
+                    "finds" => ObservedBy::Reconciler,
+                    "hears" => ObservedBy::Webhook,
+                    _ => ObservedBy::Operator(act()),
                 };
                 let (what, as_of) = evidence(what, now)?;
                 found = match what.strip_prefix("executed ") {
-                    Some(status) => Found::Executed(given_answer(status, name)?),
-                    None if what == "not executed" => Found::NotExecuted,
-                    None if what == "nothing" => Found::Nothing,
+                    Some(status) => Observation::Executed(given_answer(status, name)?),
+                    None if what == "not executed" => Observation::NotExecuted,
+                    None if what == "nothing" => Observation::Nothing,
                     None => return Err(format!("nobody can find `{what}`")),
                 };
-                Event::Found { nonce, by, what: &found, as_of, jitter: 0.0 }
+                Event::Observed { nonce, by, what: &found, as_of, jitter: 0.0 }
             }
             ("forgets", "") => Event::Forget { nonce, act: act() },
             _ => return Err(format!("nobody knows how to `{verb}`")),
@@ -448,7 +457,7 @@ impl Stage {
 
     fn begins(&mut self, actor: &mut Actor, how: &str, nonce: Nonce) -> Result<Verdict, String> {
         let mut words = how.split_whitespace();
-        let (mut body, mut tenant, mut role, mut later) = ("A", "shop", Role::Caller, None);
+        let (mut body, mut tenant, mut role, mut later) = ("A", "shop", Intent::MayRun, None);
         while let Some(word) = words.next() {
             match (word, words.clone().next()) {
                 ("with", Some("body")) => {
@@ -457,13 +466,13 @@ impl Stage {
                 }
                 ("as", Some("waiter")) => {
                     words.next();
-                    role = Role::Waiter;
+                    role = Intent::ReadOnly;
                 }
                 ("as", Some("tenant")) => {
                     words.next();
                     tenant = words.next().ok_or("as which tenant?")?;
                 }
-                ("carefully", _) => role = Role::Careful,
+                ("carefully", _) => role = Intent::MayRunNoTakeover,
                 ("async", _) => later = Some(Bytes::from_static(b"the request")),
                 _ => return Err(format!("nobody begins `{word}`")),
             }
@@ -641,7 +650,7 @@ fn set_word(policy: &mut Policy, field: &str, value: &str) -> Result<(), String>
 }
 
 /// `201`, and after it `as executed` or `as not executed`, and then `not retained` or `with retry-after`.
-fn given_answer(words: &str, from: &str) -> Result<Answer, String> {
+fn given_answer(words: &str, from: &str) -> Result<AttemptResponse, String> {
     let (status, how) = words.split_once(' ').unwrap_or((words, ""));
     let status = status.parse().map_err(|_| format!("`{status}` is no status"))?;
     let mut answer = answer(status, from);
@@ -653,15 +662,16 @@ fn given_answer(words: &str, from: &str) -> Result<Answer, String> {
     }
     match how.trim() {
         "" => Ok(answer),
-        "not retained" => Ok(Answer { kept: None, ..answer }),
-        "with retry-after" => Ok(Answer { retry_after: true, ..answer }),
+        "not retained" => Ok(AttemptResponse { kept: None, ..answer }),
+        "with retry-after" => Ok(AttemptResponse { retry_after: true, ..answer }),
         other => Err(format!("nobody finishes `{other}`")),
     }
 }
 
 /// A person's act, for stories that do not care whose.
-pub fn act() -> &'static Act {
-    static ACT: LazyLock<Act> = LazyLock::new(|| Act::new("ann", "asked to").expect("a name and a reason"));
+pub fn act() -> &'static OperatorAction {
+    static ACT: LazyLock<OperatorAction> =
+        LazyLock::new(|| OperatorAction::new("ann", "asked to").expect("a name and a reason"));
     &ACT
 }
 

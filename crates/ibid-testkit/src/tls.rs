@@ -15,14 +15,14 @@ use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-use crate::upstream::Reserved;
+use crate::upstream::ReservedPort;
 
 /// An authority that signs certificates.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, in PEM.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct TlsIdentity {
     /// The certificate.
     pub certificate_pem: String,
     /// Its private key.
@@ -48,25 +48,25 @@ impl Authority {
     }
 
     /// A certificate for these names and addresses, valid now.
-    pub fn certificate(&self, names: &[&str]) -> Identity {
+    pub fn certificate(&self, names: &[&str]) -> TlsIdentity {
         self.signed(names, |_| {})
     }
 
     /// A certificate whose last day was in 2021.
-    pub fn expired_certificate(&self, names: &[&str]) -> Identity {
+    pub fn expired_certificate(&self, names: &[&str]) -> TlsIdentity {
         self.signed(names, |params| {
             params.not_before = rcgen::date_time_ymd(2020, 1, 1);
             params.not_after = rcgen::date_time_ymd(2021, 1, 1);
         })
     }
 
-    fn signed(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Identity {
+    fn signed(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("parameters");
         change(&mut params);
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.0).expect("a certificate");
-        Identity { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() }
+        TlsIdentity { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() }
     }
 }
 
@@ -95,9 +95,9 @@ pub struct TlsFront {
 
 impl TlsFront {
     /// Starts on a free loopback port, before the server at `behind`.
-    pub async fn start(behind: SocketAddr, identity: &Identity, options: TlsOptions<'_>) -> TlsFront {
+    pub async fn start(behind: SocketAddr, identity: &TlsIdentity, options: TlsOptions<'_>) -> TlsFront {
         let acceptor = TlsAcceptor::from(Arc::new(server_config(identity, &options)));
-        let (addr, listener) = Reserved::port().listen();
+        let (addr, listener) = ReservedPort::port().listen();
         let handshakes = Arc::new(AtomicUsize::new(0));
         let done = Arc::clone(&handshakes);
         let serving = tokio::spawn(async move {
@@ -139,7 +139,7 @@ impl Drop for TlsFront {
     }
 }
 
-fn server_config(identity: &Identity, options: &TlsOptions<'_>) -> ServerConfig {
+fn server_config(identity: &TlsIdentity, options: &TlsOptions<'_>) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let versions: &[&SupportedProtocolVersion] =
         if options.tls12 { &[&rustls::version::TLS12] } else { rustls::ALL_VERSIONS };

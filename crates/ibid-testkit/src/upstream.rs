@@ -48,7 +48,7 @@ pub struct Upstream {
 impl Upstream {
     /// Start on a free loopback port.
     pub async fn start() -> Upstream {
-        Reserved::port().start()
+        ReservedPort::port().start()
     }
 
     /// Where it listens.
@@ -97,21 +97,21 @@ impl Upstream {
     }
 
     /// What was executed, oldest first; the newest thousand or so.
-    pub fn requests(&self) -> Vec<Seen> {
+    pub fn requests(&self) -> Vec<SeenRequest> {
         self.ledger.requests()
     }
 
     /// What requests told to `gate` wait on.
-    pub fn gate(&self) -> &Gate {
+    pub fn gate(&self) -> &RunGate {
         &self.ledger.gate
     }
 
     /// Stop and keep the port, on which connections are refused until it is started again.
-    pub async fn stop(mut self) -> Reserved {
+    pub async fn stop(mut self) -> ReservedPort {
         self.serving.abort();
         // Only once the task is gone is its listener closed, and the port free for us to bind.
         let _ = (&mut self.serving).await;
-        Reserved::bind(self.addr)
+        ReservedPort::bind(self.addr)
     }
 }
 
@@ -123,15 +123,15 @@ impl Drop for Upstream {
 
 /// A port that is ours and on which nobody listens: connecting is refused, and no other test can take it.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct ReservedPort {
     addr: SocketAddr,
     socket: TcpSocket,
 }
 
-impl Reserved {
+impl ReservedPort {
     /// Reserve a free loopback port.
-    pub fn port() -> Reserved {
-        Reserved::bind((Ipv4Addr::LOCALHOST, 0).into())
+    pub fn port() -> ReservedPort {
+        ReservedPort::bind((Ipv4Addr::LOCALHOST, 0).into())
     }
 
     /// Where connections are refused for now.
@@ -156,12 +156,12 @@ impl Reserved {
         (self.addr, self.socket.listen(BACKLOG).expect("listen on a bound socket"))
     }
 
-    fn bind(addr: SocketAddr) -> Reserved {
+    fn bind(addr: SocketAddr) -> ReservedPort {
         let socket = TcpSocket::new_v4().expect("a socket");
         // Connections of the fixture that had this port before may still be in TIME_WAIT.
         socket.set_reuseaddr(true).expect("reuseaddr on a fresh socket");
         socket.bind(addr).unwrap_or_else(|e| panic!("bind `{addr}`: {e}"));
-        Reserved { addr: socket.local_addr().expect("the address of a bound socket"), socket }
+        ReservedPort { addr: socket.local_addr().expect("the address of a bound socket"), socket }
     }
 }
 
@@ -193,7 +193,7 @@ impl Tally {
 
 /// One request as it arrived.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct SeenRequest {
     /// The method.
     pub method: String,
     /// Path and query as sent.
@@ -208,7 +208,7 @@ pub struct Seen {
     pub connection: usize,
 }
 
-impl Seen {
+impl SeenRequest {
     /// The first field of that name, as text.
     pub fn header(&self, name: &str) -> Option<String> {
         self.header_lines(name).into_iter().next()
@@ -239,9 +239,9 @@ impl Seen {
 
 /// Holds requests until the test lets them go, so that no test has to sleep.
 #[derive(Debug)]
-pub struct Gate(Semaphore);
+pub struct RunGate(Semaphore);
 
-impl Gate {
+impl RunGate {
     /// Let `n` requests pass, now or when they come.
     pub fn release(&self, n: usize) {
         self.0.add_permits(n);
@@ -264,9 +264,9 @@ impl Gate {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     tally: watch::Sender<Tally>,
-    log: Mutex<VecDeque<Seen>>,
+    log: Mutex<VecDeque<SeenRequest>>,
     behaviour: Mutex<Behaviour>,
-    pub(crate) gate: Gate,
+    pub(crate) gate: RunGate,
 }
 
 impl Default for Ledger {
@@ -275,7 +275,7 @@ impl Default for Ledger {
             tally: watch::Sender::new(Tally::default()),
             log: Mutex::default(),
             behaviour: Mutex::new(Behaviour::default()),
-            gate: Gate(Semaphore::new(0)),
+            gate: RunGate(Semaphore::new(0)),
         }
     }
 }
@@ -299,7 +299,7 @@ impl Ledger {
     }
 
     /// Put down a request that was read to its end.
-    pub(crate) fn executed(&self, mut seen: Seen) {
+    pub(crate) fn executed(&self, mut seen: SeenRequest) {
         let key = seen.key();
         seen.body.truncate(BODY_KEPT_MAX);
         {
@@ -318,7 +318,7 @@ impl Ledger {
         });
     }
 
-    pub(crate) fn requests(&self) -> Vec<Seen> {
+    pub(crate) fn requests(&self) -> Vec<SeenRequest> {
         self.log.lock().expect("no one panics with the log").iter().cloned().collect()
     }
 
@@ -526,7 +526,7 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
             return;
         }
         let (body, trailers) = (payload.body, payload.trailers);
-        let seen = Seen { method, target, headers, body, trailers, connection: number };
+        let seen = SeenRequest { method, target, headers, body, trailers, connection: number };
         ledger.executed(seen.clone());
         if behaviour.once && ledger.executions_of(&seen.target) > 1 {
             behaviour = Behaviour { status: 201, ..Behaviour::default() };
@@ -540,7 +540,7 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
 }
 
 /// Answer as told; `None` when the connection is to be closed.
-async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &Seen, ledger: &Ledger) -> Option<()> {
+async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledger: &Ledger) -> Option<()> {
     if behaviour.cut == Some(Cut::Read) {
         return None;
     }
@@ -598,7 +598,7 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &Seen, ledger: &Le
 }
 
 /// The answer as bytes, head and payload apart so that either can be cut.
-fn encode(behaviour: &Behaviour, seen: &Seen) -> (Vec<u8>, Vec<u8>) {
+fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
     let (body, framing) = match (&behaviour.body, behaviour.cut) {
         (Body::Events, _) => (FIRST_EVENT.to_vec(), Frame::Chunked { trailers: false }),
         (body, Some(Cut::Chunk)) => (content(body, seen), Frame::Chunked { trailers: false }),
@@ -637,7 +637,7 @@ fn encode(behaviour: &Behaviour, seen: &Seen) -> (Vec<u8>, Vec<u8>) {
     (head, payload)
 }
 
-pub(crate) fn content(body: &Body, seen: &Seen) -> Vec<u8> {
+pub(crate) fn content(body: &Body, seen: &SeenRequest) -> Vec<u8> {
     match body {
         Body::Given(bytes) => bytes.clone(),
         Body::Echo => seen.to_json(),
@@ -703,13 +703,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Client, Request};
+    use crate::client::{Client, TestRequest};
 
     #[tokio::test]
     async fn a_request_counts_when_its_body_was_read() {
         let upstream = Upstream::start().await;
         let mut client = Client::connect(upstream.addr()).await;
-        let pay = Request::post("/pay?x=1").key("k").body("all of it").fixture("status=201;echo");
+        let pay = TestRequest::post("/pay?x=1").key("k").body("all of it").fixture("status=201;echo");
         let half = pay.to_bytes().len() - 3;
         client.send_bytes(&pay.to_bytes()[..half]).await;
         upstream.until(|t| t.begun == 1).await;
@@ -720,7 +720,7 @@ mod tests {
         assert!(answer.text().contains("\"query\":\"x=1\""), "{}", answer.text());
         assert_eq!((upstream.executions("k"), upstream.total()), (1, 1));
         // The connection is kept alive.
-        assert_eq!(client.call(&Request::get("/").fixture("status=204")).await.status, 204);
+        assert_eq!(client.call(&TestRequest::get("/").fixture("status=204")).await.status, 204);
         assert_eq!(upstream.tally().connections, 1);
     }
 
@@ -740,7 +740,7 @@ mod tests {
             ("garbage", None),
         ] {
             let mut client = Client::connect(upstream.addr()).await;
-            let answer = client.try_call(&Request::post("/").fixture(fixture)).await;
+            let answer = client.try_call(&TestRequest::post("/").fixture(fixture)).await;
             let got = answer.map(|a| (a.cut, a.text()));
             assert_eq!(got, seen.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
         }
@@ -752,7 +752,7 @@ mod tests {
         let upstream = Upstream::start().await;
         let mut client = Client::connect(upstream.addr()).await;
         for (target, status) in [("/a", 503), ("/a", 201), ("/b", 503)] {
-            let answer = client.call(&Request::post(target).fixture("once;status=503")).await;
+            let answer = client.call(&TestRequest::post(target).fixture("once;status=503")).await;
             assert_eq!(answer.status, status, "{target}");
         }
         assert_eq!((upstream.executions_of("/a"), upstream.executions_of("/b")), (2, 1));
@@ -766,7 +766,7 @@ mod tests {
         let refused = TcpStream::connect(addr).await.map(|_| ());
         assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
         let upstream = reserved.start();
-        assert_eq!(Client::connect(addr).await.call(&Request::get("/")).await.text(), "done");
+        assert_eq!(Client::connect(addr).await.call(&TestRequest::get("/")).await.text(), "done");
         assert_eq!(upstream.total(), 1);
     }
 
@@ -774,7 +774,7 @@ mod tests {
     async fn a_mistyped_directive_is_answered_with_599() {
         let upstream = Upstream::start().await;
         let answer =
-            Client::connect(upstream.addr()).await.call(&Request::get("/").fixture("cutt=head")).await;
+            Client::connect(upstream.addr()).await.call(&TestRequest::get("/").fixture("cutt=head")).await;
         assert_eq!(answer.status, 599);
     }
 }

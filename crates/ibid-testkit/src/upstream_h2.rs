@@ -24,7 +24,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::upstream::{Behaviour, Gate, Ledger, Reserved, Seen, Tally, content};
+use crate::upstream::{Behaviour, Ledger, ReservedPort, RunGate, SeenRequest, Tally, content};
 
 /// A running HTTP/2 fixture; dropping it stops it and cuts its connections.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct UpstreamH2 {
 impl UpstreamH2 {
     /// Start on a free loopback port.
     pub async fn start() -> UpstreamH2 {
-        let (addr, listener) = Reserved::port().listen();
+        let (addr, listener) = ReservedPort::port().listen();
         let ledger = Arc::new(Ledger::default());
         let serving = tokio::spawn(accept(listener, Arc::clone(&ledger)));
         UpstreamH2 { addr, ledger, serving }
@@ -74,12 +74,12 @@ impl UpstreamH2 {
     }
 
     /// What was executed, oldest first; the newest thousand or so.
-    pub fn requests(&self) -> Vec<Seen> {
+    pub fn requests(&self) -> Vec<SeenRequest> {
         self.ledger.requests()
     }
 
     /// What requests told to `gate` wait on.
-    pub fn gate(&self) -> &Gate {
+    pub fn gate(&self) -> &RunGate {
         &self.ledger.gate
     }
 }
@@ -182,7 +182,7 @@ async fn serve(
     }
     let target = head.uri.path_and_query().map_or("*", |it| it.as_str()).to_owned();
     let method = head.method.to_string();
-    let seen = Seen { method, target, headers, body, trailers: Vec::new(), connection };
+    let seen = SeenRequest { method, target, headers, body, trailers: Vec::new(), connection };
     ledger.executed(seen.clone());
     ledger.hold(&behaviour).await;
     match behaviour.h2.as_deref() {
@@ -195,7 +195,7 @@ async fn serve(
     None
 }
 
-async fn answer(respond: &mut SendResponse<Bytes>, behaviour: &Behaviour, seen: &Seen) -> Option<()> {
+async fn answer(respond: &mut SendResponse<Bytes>, behaviour: &Behaviour, seen: &SeenRequest) -> Option<()> {
     let mut response = Response::new(());
     *response.status_mut() = behaviour.status.try_into().ok()?;
     for (name, value) in &behaviour.headers {

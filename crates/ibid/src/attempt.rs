@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use bytes::Bytes;
-use ibid_core::change::Stored;
-use ibid_core::machine::{Answer, Ask, Decision, Event, Step};
-use ibid_core::policy::{Class, Policy};
+use ibid_core::change::StoredRecord;
+use ibid_core::machine::{AttemptResponse, BeginRequest, Decision, Event, PhaseStep};
+use ibid_core::policy::{Policy, ResponseClass};
 use ibid_core::proof::Proof;
 use ibid_core::record::{ErrorCode, Record, RecoveryPoint};
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
-use ibid_core::store::Renewed;
+use ibid_core::store::RenewOutcome;
 use metrics::counter;
 use parking_lot::Mutex;
 
@@ -29,7 +29,7 @@ use crate::telemetry;
 /// releases its key if nothing was sent yet ([`Attempt::ready`]); otherwise its outcome becomes unknown.
 pub struct Attempt {
     ibid: Ibid,
-    ask: Arc<Ask>,
+    ask: Arc<BeginRequest>,
     begun: Arc<Record>,
     after: RecoveryPoint,
     leased_at: LeasedAt,
@@ -89,11 +89,11 @@ type Hears = Box<dyn FnOnce(&Outcome) + Send + Sync>;
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// The last phase that it passed, by running it or because it was committed before.
-    pub(crate) at: Step,
+    pub(crate) at: PhaseStep,
     /// Results of earlier runs, once they were loaded.
     pub(crate) left: Option<HashMap<u32, Bytes>>,
     /// The phase whose call this run has made without learning the result.
-    pub(crate) in_doubt: Option<Step>,
+    pub(crate) in_doubt: Option<PhaseStep>,
 }
 
 /// The lease expired or could not be renewed, or the identity of the store was retired: nothing may be sent.
@@ -104,7 +104,7 @@ pub struct LeaseGone;
 impl Attempt {
     pub(crate) fn new(
         ibid: Ibid,
-        ask: Arc<Ask>,
+        ask: Arc<BeginRequest>,
         begun: Arc<Record>,
         after: RecoveryPoint,
         leased_at: Instant,
@@ -129,7 +129,12 @@ impl Attempt {
     }
 
     /// Creates an attempt whose record is written by the caller's transaction alone: dropping it releases nothing.
-    pub(crate) fn unwritten(ibid: Ibid, ask: Arc<Ask>, begun: Arc<Record>, leased_at: Instant) -> Attempt {
+    pub(crate) fn unwritten(
+        ibid: Ibid,
+        ask: Arc<BeginRequest>,
+        begun: Arc<Record>,
+        leased_at: Instant,
+    ) -> Attempt {
         let mut attempt = Attempt::new(ibid, ask, begun, 0, leased_at);
         attempt.ended = true;
         attempt
@@ -179,7 +184,7 @@ impl Attempt {
         &self.ibid
     }
 
-    pub(crate) fn ask(&self) -> &Arc<Ask> {
+    pub(crate) fn ask(&self) -> &Arc<BeginRequest> {
         &self.ask
     }
 
@@ -225,7 +230,7 @@ impl Attempt {
     }
 
     /// Sets the phase whose call is in doubt: it may have been made, and may be repeated. The write that ends the attempt stores it.
-    pub(crate) fn doubts(&mut self, call: Option<Step>) {
+    pub(crate) fn doubts(&mut self, call: Option<PhaseStep>) {
         if self.doubt() != call {
             let note = &mut Arc::make_mut(&mut self.begun).note;
             (note.doubt, note.doubted) = (call.map(|call| call.point), call.map(|call| call.phases));
@@ -233,9 +238,9 @@ impl Attempt {
     }
 
     /// The phase whose call is in doubt, from this run or an earlier one.
-    pub(crate) fn doubt(&self) -> Option<Step> {
+    pub(crate) fn doubt(&self) -> Option<PhaseStep> {
         let note = &self.begun.note;
-        note.doubt.map(|point| Step { point, phases: note.doubted.unwrap_or_default() })
+        note.doubt.map(|point| PhaseStep { point, phases: note.doubted.unwrap_or_default() })
     }
 
     /// Notes that something may have been sent outside: dropped from here on, the outcome becomes unknown.
@@ -262,11 +267,11 @@ impl Attempt {
     async fn end_with(&self, response: Response) -> Outcome {
         let policy = &self.begun.policy;
         let class = policy.classify(response.status, has_retry_after(&response), self.proof);
-        if class == Class::Ambiguous && !self.exposed {
+        if class == ResponseClass::Ambiguous && !self.exposed {
             return self.end(End::NotExecuted(ErrorCode::ServerError), None).await;
         }
         let (answer, response) = into_answer(response, policy);
-        let answer = Answer { proof: self.proof, ..answer };
+        let answer = AttemptResponse { proof: self.proof, ..answer };
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
@@ -284,7 +289,7 @@ impl Attempt {
             let sent_at = Instant::now();
             let renewed = tokio::time::timeout(lease, self.ibid.engine().renew(&self.begun)).await;
             match renewed {
-                Ok(Some(Renewed::Until(_))) if self.leased_at.renewed(sent_at, lease) => {}
+                Ok(Some(RenewOutcome::Until(_))) if self.leased_at.renewed(sent_at, lease) => {}
                 _ => return Err(LeaseGone),
             }
         }
@@ -324,13 +329,13 @@ impl Attempt {
                 tokio::time::sleep_until(next).await;
                 let sent_at = Instant::now();
                 match ibid.engine().renew(&record).await {
-                    Some(Renewed::Until(_)) => {
+                    Some(RenewOutcome::Until(_)) => {
                         leased_at.renewed(sent_at, lease);
                         next += lease / 3;
                     }
                     // A write holds the row at this moment, or the store does not answer: retry soon.
-                    Some(Renewed::Busy) | None => next = Instant::now() + lease / 12,
-                    Some(Renewed::Lost) => match ibid.engine().load(record.id).await {
+                    Some(RenewOutcome::Busy) | None => next = Instant::now() + lease / 12,
+                    Some(RenewOutcome::Lost) => match ibid.engine().load(record.id).await {
                         // Another write did not take it over: continue with the new version.
                         Ok(Some(stored))
                             if still_owns(&stored, &record) && stored.record.version != record.version =>
@@ -396,7 +401,7 @@ impl Attempt {
 /// The right of an attempt that ended as `unknown` to settle its record, should a response arrive later.
 pub struct LateAnswer {
     ibid: Ibid,
-    ask: Arc<Ask>,
+    ask: Arc<BeginRequest>,
     begun: Arc<Record>,
     proof: Option<Proof>,
     /// A shutdown waits for handlers whose late response is still read.
@@ -414,7 +419,7 @@ impl LateAnswer {
     /// Settles the record with a response that arrived late. Like [`Attempt::finish`].
     pub async fn finish(self, response: Response) -> Outcome {
         let (answer, response) = into_answer(response, &self.begun.policy);
-        let answer = Answer { proof: self.proof, ..answer };
+        let answer = AttemptResponse { proof: self.proof, ..answer };
         self.end(End::Answered(answer), Some(Arc::new(response))).await
     }
 
@@ -436,17 +441,18 @@ impl LateAnswer {
 /// Splits a response into the answer that the machine decides on and the response that retries get.
 ///
 /// The only place that reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
-pub(crate) fn into_answer(response: Response, policy: &Policy) -> (Answer, Response) {
+pub(crate) fn into_answer(response: Response, policy: &Policy) -> (AttemptResponse, Response) {
     let retry_after = has_retry_after(&response);
     let response = response.repeatable(policy);
     let kept = Some(response.to_bytes());
-    let answer = Answer { status: response.status, retry_after, kept, provider_id: None, proof: None };
+    let answer =
+        AttemptResponse { status: response.status, retry_after, kept, provider_id: None, proof: None };
     (answer, response)
 }
 
-fn unretained_answer(head: &Response, proof: Option<Proof>) -> Answer {
+fn unretained_answer(head: &Response, proof: Option<Proof>) -> AttemptResponse {
     let retry_after = has_retry_after(head);
-    Answer { status: head.status, retry_after, kept: None, provider_id: None, proof }
+    AttemptResponse { status: head.status, retry_after, kept: None, provider_id: None, proof }
 }
 
 fn has_retry_after(response: &Response) -> bool {
@@ -454,7 +460,7 @@ fn has_retry_after(response: &Response) -> bool {
 }
 
 enum End {
-    Answered(Answer),
+    Answered(AttemptResponse),
     NotExecuted(ErrorCode),
     Uncertain(ErrorCode),
 }
@@ -463,7 +469,7 @@ enum End {
 /// continues and the write is retried in the background.
 async fn end_of(
     ibid: &Ibid,
-    ask: &Arc<Ask>,
+    ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
     end: End,
     response: Option<Arc<Response>>,
@@ -477,7 +483,7 @@ async fn end_of(
         let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response, started).await });
         let deadline = started.checked_add(engine.finish_wait);
         let finished = engine.deadlines.within(deadline, &mut write).await;
-        telemetry::took(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
+        telemetry::record_seconds(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = finished.unwrap_or_else(|| {
             tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
             // Counted before the caller continues, so that a shutdown does not miss it.
@@ -495,14 +501,15 @@ async fn end_of(
 
 async fn write_end(
     ibid: &Ibid,
-    ask: &Arc<Ask>,
+    ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
     end: End,
     response: Option<Arc<Response>>,
     sent_at: Instant,
 ) -> Outcome {
     // The record is most likely still as it was begun, so no read before the write.
-    let known = Stored { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
+    let known =
+        StoredRecord { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .engine()
         .write_until_done(Some(known), GiveUp::Late, |nonce| match &end {
@@ -530,7 +537,7 @@ async fn write_end(
     }
 }
 
-fn settled_in(stored: Stored) -> Option<Duration> {
+fn settled_in(stored: StoredRecord) -> Option<Duration> {
     stored.record.settles_by(stored.now).map(|at| at.since(stored.now))
 }
 

@@ -80,11 +80,11 @@ impl IntoResponse for ReserveError {
 
 /// Returns the URI as the client sent it. A nested router sees only the rest of the path, and two of them would mistake each
 /// other's records for their own.
-pub(crate) fn sent<'a>(extensions: &'a Extensions, uri: &'a Uri) -> &'a Uri {
+pub(crate) fn original_uri<'a>(extensions: &'a Extensions, uri: &'a Uri) -> &'a Uri {
     extensions.get::<OriginalUri>().map_or(uri, |OriginalUri(uri)| uri)
 }
 
 /// Sets the URI as the client sent it.
-pub(crate) fn was_sent(extensions: &mut Extensions, uri: Uri) {
+pub(crate) fn set_original_uri(extensions: &mut Extensions, uri: Uri) {
     extensions.insert(OriginalUri(uri));
 }

@@ -8,9 +8,9 @@ pub(crate) mod effect;
 use std::sync::Weak;
 use std::time::Duration;
 
-use ibid_core::change::Stored;
-use ibid_core::evidence::{About, EffectAt, EventName, Evidence, Kept, Open};
-use ibid_core::machine::{self, Decision, Event, EvidenceVerdict, Found};
+use ibid_core::change::StoredRecord;
+use ibid_core::evidence::{EffectRef, EventName, Evidence, EvidenceQuery, EvidenceSubject, StoredEvidence};
+use ibid_core::machine::{self, Decision, Event, EvidenceVerdict, Observation};
 use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
@@ -31,9 +31,9 @@ pub struct EvidenceReport {
     /// The event that says it. A second delivery of the event has the same name.
     pub name: EventName,
     /// The record or effect that it is about.
-    pub about: About,
+    pub about: EvidenceSubject,
     /// What became of it.
-    pub what: Found,
+    pub what: Observation,
     /// How long ago that was.
     pub age: Duration,
 }
@@ -80,7 +80,7 @@ impl Ibid {
                 KEPT_FOR
             }
         };
-        let (kept, is_new) = self.store().testify(evidence, keep_for).await?;
+        let (kept, is_new) = self.store().insert_evidence(evidence, keep_for).await?;
         if !is_new && !kept.open {
             return Ok(EvidenceResult::Duplicate);
         }
@@ -92,18 +92,18 @@ impl Ibid {
 }
 
 /// Applies one stored piece of evidence to the record or effect that it names.
-pub(crate) async fn apply(ibid: &Ibid, kept: &Kept) -> Result<EvidenceResult, StoreError> {
+pub(crate) async fn apply(ibid: &Ibid, kept: &StoredEvidence) -> Result<EvidenceResult, StoreError> {
     match &kept.evidence.about {
-        About::Record(id) => apply_to_record(ibid, kept, *id).await,
-        About::Effect(at) => effect::apply(ibid, kept, at).await,
+        EvidenceSubject::Record(id) => apply_to_record(ibid, kept, *id).await,
+        EvidenceSubject::Effect(at) => effect::apply(ibid, kept, at).await,
     }
 }
 
-/// Applies evidence that arrived before the record or effect with this id ([`About::id`]) became unknown. Failures are
+/// Applies evidence that arrived before the record or effect with this id ([`EvidenceSubject::id`]) became unknown. Failures are
 /// left to upkeep.
 pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, id: RecordId) {
     let apply_all = async {
-        for kept in ibid.store().evidence(Open::Of(id), OF_SUBJECT_MAX).await? {
+        for kept in ibid.store().open_evidence(EvidenceQuery::Of(id), OF_SUBJECT_MAX).await? {
             apply(ibid, &kept).await?;
         }
         Ok::<_, StoreError>(())
@@ -114,48 +114,51 @@ pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, id: RecordId) {
 }
 
 /// Judges a batch of evidence with two reads of the store.
-pub(crate) async fn judge_all(ibid: &Ibid, batch: &[Kept]) -> Result<Vec<EvidenceVerdict>, StoreError> {
+pub(crate) async fn judge_all(
+    ibid: &Ibid,
+    batch: &[StoredEvidence],
+) -> Result<Vec<EvidenceVerdict>, StoreError> {
     let subjects = Subject::load_all(ibid, batch.iter().map(|kept| &kept.evidence.about)).await?;
     Ok(batch.iter().zip(subjects).map(|(kept, subject)| subject.judge(kept)).collect())
 }
 
 /// A record or an effect as it was read to judge evidence about it.
 enum Subject {
-    Record(Option<Stored>),
+    Record(Option<StoredRecord>),
     Effect(EffectLookup),
 }
 
 impl Subject {
-    async fn load(ibid: &Ibid, about: &About) -> Result<Subject, StoreError> {
+    async fn load(ibid: &Ibid, about: &EvidenceSubject) -> Result<Subject, StoreError> {
         Ok(match about {
-            About::Record(id) => Subject::Record(ibid.engine().load(*id).await?),
-            About::Effect(at) => Subject::Effect(effect::find(ibid, at.clone()).await?),
+            EvidenceSubject::Record(id) => Subject::Record(ibid.engine().load(*id).await?),
+            EvidenceSubject::Effect(at) => Subject::Effect(effect::find(ibid, at.clone()).await?),
         })
     }
 
     /// Loads all of them, in their order.
     async fn load_all<'a>(
         ibid: &Ibid,
-        all: impl Iterator<Item = &'a About> + Clone,
+        all: impl Iterator<Item = &'a EvidenceSubject> + Clone,
     ) -> Result<Vec<Subject>, StoreError> {
-        let (mut ids, mut named) = (Vec::new(), Vec::<EffectAt>::new());
+        let (mut ids, mut named) = (Vec::new(), Vec::<EffectRef>::new());
         for about in all.clone() {
             match about {
-                About::Record(id) => ids.push(*id),
-                About::Effect(at) => named.push(at.clone()),
+                EvidenceSubject::Record(id) => ids.push(*id),
+                EvidenceSubject::Effect(at) => named.push(at.clone()),
             }
         }
         let records = if ids.is_empty() { Vec::new() } else { ibid.store().load(ids).await? };
         let effects = effect::find_all(ibid, named).await?;
         let (mut records, mut effects) = (records.into_iter(), effects.into_iter());
         let subjects = all.map(|about| match about {
-            About::Record(_) => Subject::Record(records.next().flatten()),
-            About::Effect(_) => Subject::Effect(effects.next().unwrap_or(EffectLookup::None)),
+            EvidenceSubject::Record(_) => Subject::Record(records.next().flatten()),
+            EvidenceSubject::Effect(_) => Subject::Effect(effects.next().unwrap_or(EffectLookup::None)),
         });
         Ok(subjects.collect())
     }
 
-    fn judge(&self, kept: &Kept) -> EvidenceVerdict {
+    fn judge(&self, kept: &StoredEvidence) -> EvidenceVerdict {
         match self {
             Subject::Record(stored) => {
                 machine::judge_record(stored.as_ref().map(|stored| &*stored.record), kept)
@@ -182,10 +185,16 @@ impl Subject {
     }
 }
 
-async fn apply_to_record(ibid: &Ibid, kept: &Kept, id: RecordId) -> Result<EvidenceResult, StoreError> {
+async fn apply_to_record(
+    ibid: &Ibid,
+    kept: &StoredEvidence,
+    id: RecordId,
+) -> Result<EvidenceResult, StoreError> {
     let known = ibid.engine().load(id).await?;
-    let settlement =
-        ibid.engine().write_until_done(known, GiveUp::Soon, |nonce| Event::Told { nonce, kept }).await;
+    let settlement = ibid
+        .engine()
+        .write_until_done(known, GiveUp::Soon, |nonce| Event::Evidence { nonce, evidence: kept })
+        .await;
     let (short, source) = (id.short(), &kept.evidence.name.source);
     let result = match settlement.decision {
         Decision::Settled => {
@@ -207,7 +216,7 @@ async fn apply_to_record(ibid: &Ibid, kept: &Kept, id: RecordId) -> Result<Evide
             }
         }
     };
-    ibid.store().dismiss(vec![kept.seq]).await?;
+    ibid.store().dismiss_evidence(vec![kept.seq]).await?;
     Ok(result)
 }
 
@@ -220,8 +229,8 @@ pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiv
 }
 
 /// Evidence as it will be stored, by the store's clock when its subject was read.
-fn arriving(evidence: &Evidence, now: Timestamp) -> Kept {
-    Kept { seq: 0, evidence: evidence.clone(), as_of: now.before(evidence.age), open: true }
+fn arriving(evidence: &Evidence, now: Timestamp) -> StoredEvidence {
+    StoredEvidence { seq: 0, evidence: evidence.clone(), as_of: now.before(evidence.age), open: true }
 }
 
 /// Returns the result of evidence that its subject has no use for, now or later. Most evidence is about a known outcome:

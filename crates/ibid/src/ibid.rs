@@ -3,9 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ibid_core::change::Stored;
-use ibid_core::fingerprint::Asked;
-use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
+use ibid_core::change::StoredRecord;
+use ibid_core::fingerprint::RequestView;
+use ibid_core::machine::{self, BeginRequest, Decision, Event, Intent, Verdict};
 use ibid_core::policy::Policy;
 use ibid_core::scope::{Identity, Tenant};
 use ibid_core::store::Store;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{
-    Arrival, BecameUnknown, Counts, Decided, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
+    Arrival, BatchCounts, BecameUnknown, Decided, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
     Unavailable, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
@@ -22,7 +22,7 @@ use crate::identity::IdentitySetting;
 use crate::outbox::OutboxState;
 use crate::outcome::{Begin, Outcome};
 use crate::telemetry;
-use crate::transaction::flights::Flights;
+use crate::transaction::reserve_queue::ReserveQueue;
 use crate::upkeep::UpkeepState;
 
 /// Makes retries safe: reserves keys in a store, lets one attempt run, and keeps its response. Cheap to clone.
@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     outbox: OutboxState,
     upkeep: UpkeepState,
     /// Keys that are being reserved inside callers' transactions.
-    reserve_queue: Flights,
+    reserve_queue: ReserveQueue,
 }
 
 impl Ibid {
@@ -63,7 +63,7 @@ impl Ibid {
             engine,
             outbox: OutboxState::default(),
             upkeep: UpkeepState::default(),
-            reserve_queue: Flights::default(),
+            reserve_queue: ReserveQueue::default(),
         });
         tokio::spawn(evidence::settle_doubts(Arc::downgrade(&shared), became_unknown));
         Ibid { shared }
@@ -86,7 +86,7 @@ impl Ibid {
         &self.shared.upkeep
     }
 
-    pub(crate) fn reserve_queue(&self) -> &Flights {
+    pub(crate) fn reserve_queue(&self) -> &ReserveQueue {
         &self.shared.reserve_queue
     }
 
@@ -96,7 +96,7 @@ impl Ibid {
     }
 
     /// Prepares a request for [`begin`](Ibid::begin) or [`wait`](Ibid::wait), under `policy`.
-    pub fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn Asked>) -> Ask {
+    pub fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn RequestView>) -> BeginRequest {
         self.engine().ask(identity, policy, asked)
     }
 
@@ -109,7 +109,7 @@ impl Ibid {
     /// # Cancel safety
     ///
     /// A caller that is dropped meanwhile leaves no reservation behind.
-    pub async fn begin(&self, ask: Ask) -> Result<Begin, Unavailable> {
+    pub async fn begin(&self, ask: BeginRequest) -> Result<Begin, Unavailable> {
         match self.replay_cached(&ask) {
             Some(outcome) => Ok(Begin::Skip(outcome)),
             None => self.begin_uncached(self.engine().with_fresh_nonce(ask)).await,
@@ -118,14 +118,14 @@ impl Ibid {
 
     /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked:
     /// [`Ibid::begin_uncached`].
-    pub(crate) fn replay_cached(&self, ask: &Ask) -> Option<Outcome> {
+    pub(crate) fn replay_cached(&self, ask: &BeginRequest) -> Option<Outcome> {
         let outcome = self.cached(ask)?;
         self.count_request(&ask.identity.tenant, outcome.arrival(), Instant::now());
         Some(outcome)
     }
 
     /// Like [`Ibid::begin`], for a request that is not in the cache. `ask` has its own nonce.
-    pub(crate) async fn begin_uncached(&self, ask: Arc<Ask>) -> Result<Begin, Unavailable> {
+    pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, Unavailable> {
         let engine = self.engine();
         let (ibid, guard) = (self.clone(), engine.drain.track_begin());
         // If the caller is gone by the end, the attempt is dropped, and releases the key.
@@ -148,7 +148,7 @@ impl Ibid {
     }
 
     /// Returns what the cache holds for a request.
-    pub(crate) fn cached(&self, ask: &Ask) -> Option<Outcome> {
+    pub(crate) fn cached(&self, ask: &BeginRequest) -> Option<Outcome> {
         match self.engine().cached(ask)? {
             (Decision::Replay, stored) => Some(Outcome::Completed(stored)),
             _ => Some(Outcome::Mismatch),
@@ -162,7 +162,7 @@ impl Ibid {
     ///
     /// Returns [`Unavailable`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
     /// While the store hangs, the wait takes at most `begin_timeout` longer.
-    pub async fn wait(&self, ask: Ask, up_to: Duration) -> Result<Outcome, Unavailable> {
+    pub async fn wait(&self, ask: BeginRequest, up_to: Duration) -> Result<Outcome, Unavailable> {
         let engine = self.engine();
         let ask = engine.with_fresh_nonce(ask);
         let started = Instant::now();
@@ -177,11 +177,11 @@ impl Ibid {
         };
         let look = || self.look(&ask);
         let waited = engine.wait_until(&waiter, started + up_to, look, Unavailable::no_reply, is_final).await;
-        telemetry::took(&telemetry::WAIT_TOOK, started.elapsed().as_secs_f64());
+        telemetry::record_seconds(&telemetry::WAIT_TOOK, started.elapsed().as_secs_f64());
         waited
     }
 
-    async fn look(&self, ask: &Arc<Ask>) -> Result<Outcome, Unavailable> {
+    async fn look(&self, ask: &Arc<BeginRequest>) -> Result<Outcome, Unavailable> {
         match self.cached(ask) {
             Some(outcome) => Ok(outcome),
             None => Ok(self.to_caller_outcome(self.engine().look(ask).await?).into_outcome()),
@@ -230,8 +230,13 @@ impl Ibid {
     }
 
     /// Returns what is stored, as a duplicate would see it: for the client of an attempt whose finish was refused.
-    pub(crate) fn current_outcome(&self, ask: &Arc<Ask>, stored: Stored, at: Instant) -> Outcome {
-        let event = Event::Request { ask, role: Role::Waiter };
+    pub(crate) fn current_outcome(
+        &self,
+        ask: &Arc<BeginRequest>,
+        stored: StoredRecord,
+        at: Instant,
+    ) -> Outcome {
+        let event = Event::Request { ask, role: Intent::ReadOnly };
         let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
         };
@@ -272,7 +277,7 @@ impl Ibid {
     }
 
     /// Returns how much went to the store so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> BatchCounts {
         self.engine().batcher.counts()
     }
 

@@ -7,11 +7,11 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Begin, Ibid, Outcome, Settings};
-//! # use ibid::core::{fingerprint::Asked, key::Key, policy::Policy, response::Response};
+//! # use ibid::core::{fingerprint::RequestView, key::Key, policy::Policy, response::Response};
 //! # use ibid::core::scope::{Identity, Operation, Tenant};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
 //! # struct Body;
-//! # impl Asked for Body {
+//! # impl RequestView for Body {
 //! #     fn method(&self) -> &str { "POST" }
 //! #     fn path(&self) -> &str { "/payments" }
 //! #     fn query(&self) -> Option<&str> { None }
@@ -63,8 +63,6 @@ pub mod attempt;
 pub mod outcome;
 
 pub mod outbox;
-
-pub mod ledger;
 
 pub mod operator;
 

@@ -9,12 +9,12 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use ibid_core::change::{BodyKind, Stored};
+use ibid_core::change::{BodyKind, StoredRecord};
 use ibid_core::effect::{KEY_WINDOW, downstream_key};
-use ibid_core::machine::{Decision, Event, Step};
+use ibid_core::machine::{Decision, Event, PhaseStep};
 use ibid_core::record::RecoveryPoint;
 use ibid_core::sql::Database;
-use ibid_core::store::{Pending, StoreError};
+use ibid_core::store::{BoxFuture, StoreError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -23,8 +23,8 @@ use crate::attempt::Attempt;
 use crate::engine::{GiveUp, Settlement};
 use crate::failpoint::{self, Hit};
 use crate::random::nonce;
-use crate::transaction::inside::Committed;
-use crate::transaction::{Inside, TxError};
+use crate::transaction::attempt_tx::Committed;
+use crate::transaction::{AttemptTx, TxError};
 
 /// The key that the outside is given for one call. It is used up by the call: at most one per Phase.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Care {
 
 /// Why a call to the outside gave no result.
 #[derive(Debug)]
-pub enum NotDone<E> {
+pub enum OutsideCallError<E> {
     /// It certainly had no effect.
     NotMade(E),
     /// It may have had one.
@@ -77,7 +77,7 @@ pub enum NotDone<E> {
 
 /// What was found out about a call that may have been made.
 #[derive(Debug)]
-pub enum Verified<R> {
+pub enum CallVerification<R> {
     /// It was made, with this result.
     Made(R),
     /// It was not made.
@@ -175,22 +175,22 @@ impl Attempt {
         D: Database,
         D::Tx: 'w,
         R: Serialize + DeserializeOwned,
-        W: for<'t> FnMut(&'t mut Inside<'w, D::Tx>) -> Pending<'t, Result<R, E>>,
+        W: for<'t> FnMut(&'t mut AttemptTx<'w, D::Tx>) -> BoxFuture<'t, Result<R, E>>,
     {
         let step = match self.passed(name).await? {
-            Passed::With(result) => return Ok(result),
+            PhaseLookup::With(result) => return Ok(result),
             // It is no call: the one in doubt would be taken for recorded.
-            Passed::NotYet(step) if self.doubt() == Some(step) => {
+            PhaseLookup::NotYet(step) if self.doubt() == Some(step) => {
                 return Err(PhaseError::Unsure);
             }
-            Passed::NotYet(step) => step,
+            PhaseLookup::NotYet(step) => step,
         };
         let mut failed = TxError::NotCommitted;
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
             let mut inside = match self.inside_for_phase(tx).await {
-                Err(error) if error.is_again() => {
+                Err(error) if error.is_retryable() => {
                     failed = error;
                     continue;
                 }
@@ -221,7 +221,7 @@ impl Attempt {
                         continue;
                     }
                 },
-                Err(error) if error.is_again() => {
+                Err(error) if error.is_retryable() => {
                     failed = error;
                     continue;
                 }
@@ -245,12 +245,12 @@ impl Attempt {
     ) -> Result<R, PhaseError<E>>
     where
         R: Serialize + DeserializeOwned,
-        F: Future<Output = Result<R, NotDone<E>>>,
+        F: Future<Output = Result<R, OutsideCallError<E>>>,
     {
         match self.passed(name).await? {
-            Passed::With(result) => Ok(result),
-            Passed::NotYet(step) if self.may_be_second(step, care) => Err(self.unsure(step).await),
-            Passed::NotYet(step) => self.call(name, step, care, call).await,
+            PhaseLookup::With(result) => Ok(result),
+            PhaseLookup::NotYet(step) if self.may_be_second(step, care) => Err(self.unsure(step).await),
+            PhaseLookup::NotYet(step) => self.call(name, step, care, call).await,
         }
     }
 
@@ -266,24 +266,24 @@ impl Attempt {
     ) -> Result<R, PhaseError<E>>
     where
         R: Serialize + DeserializeOwned,
-        V: Future<Output = Verified<R>>,
-        F: Future<Output = Result<R, NotDone<E>>>,
+        V: Future<Output = CallVerification<R>>,
+        F: Future<Output = Result<R, OutsideCallError<E>>>,
     {
         let step = match self.passed(name).await? {
-            Passed::With(result) => return Ok(result),
-            Passed::NotYet(step) => step,
+            PhaseLookup::With(result) => return Ok(result),
+            PhaseLookup::NotYet(step) => step,
         };
         let in_doubt = self.progress.in_doubt == Some(step);
         if in_doubt || self.number() > 1 {
             let since = if in_doubt { Instant::now() } else { self.began_at() };
             tokio::time::sleep_until(since + settle).await;
             match verify(self.downstream_key(name)).await {
-                Verified::Made(result) => return self.record(step, result).await,
-                Verified::NotMade => {
+                CallVerification::Made(result) => return self.record(step, result).await,
+                CallVerification::NotMade => {
                     self.progress.in_doubt = None;
                     self.doubts(None);
                 }
-                Verified::Unsure => return Err(self.unsure(step).await),
+                CallVerification::Unsure => return Err(self.unsure(step).await),
             }
         }
         // Whoever comes after asks before it calls.
@@ -292,7 +292,7 @@ impl Attempt {
 
     /// Whether a call now may do it a second time: one may have been made before, and the provider does not look at its
     /// key, or may have forgotten it. The key counts from the first request, for nobody notes when it is first used.
-    fn may_be_second(&self, step: Step, care: Care) -> bool {
+    fn may_be_second(&self, step: PhaseStep, care: Care) -> bool {
         // By this run or one before.
         let in_doubt = self.doubt() == Some(step);
         match care.key_window() {
@@ -303,9 +303,9 @@ impl Attempt {
     }
 
     /// From here on only a person or a reconciler can tell whether the call was made, also if this Attempt is dropped.
-    async fn unsure<E>(&mut self, step: Step) -> PhaseError<E> {
+    async fn unsure<E>(&mut self, step: PhaseStep) -> PhaseError<E> {
         self.expose();
-        match self.tell(Said::Calling(Some(step.point))).await {
+        match self.tell(PhaseReport::Calling(Some(step.point))).await {
             Ok(_) => PhaseError::Unsure,
             Err(error) => error,
         }
@@ -314,16 +314,16 @@ impl Attempt {
     async fn call<R, E, F>(
         &mut self,
         name: &str,
-        step: Step,
+        step: PhaseStep,
         care: Care,
         call: impl FnOnce(DownstreamKey) -> F,
     ) -> Result<R, PhaseError<E>>
     where
         R: Serialize + DeserializeOwned,
-        F: Future<Output = Result<R, NotDone<E>>>,
+        F: Future<Output = Result<R, OutsideCallError<E>>>,
     {
         if care == Care::Once {
-            self.tell(Said::Calling(Some(step.point))).await?;
+            self.tell(PhaseReport::Calling(Some(step.point))).await?;
         }
         if self.ready().await.is_err() {
             return Err(PhaseError::LeaseLost);
@@ -339,13 +339,13 @@ impl Attempt {
         failpoint::at("outside.after").await;
         match called {
             Ok(result) => self.record(step, result).await,
-            Err(NotDone::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
-            Err(NotDone::NotMade(error)) => {
+            Err(OutsideCallError::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
+            Err(OutsideCallError::NotMade(error)) => {
                 // Of this call it is certain; not of one before.
                 self.progress.in_doubt = before.0;
                 self.doubts(before.1);
                 if care == Care::Once {
-                    self.tell(Said::Calling(None)).await?;
+                    self.tell(PhaseReport::Calling(None)).await?;
                 }
                 self.conceal();
                 Err(PhaseError::NotMade(error))
@@ -354,25 +354,25 @@ impl Attempt {
     }
 
     /// The call gave a result: it becomes durable, with its recovery point.
-    async fn record<R: Serialize, E>(&mut self, step: Step, result: R) -> Result<R, PhaseError<E>> {
+    async fn record<R: Serialize, E>(&mut self, step: PhaseStep, result: R) -> Result<R, PhaseError<E>> {
         let kept = kept(step, &result)?;
-        self.tell(Said::Done(step, kept)).await?;
+        self.tell(PhaseReport::Done(step, kept)).await?;
         self.conceal();
         self.progress.at = step;
         Ok(result)
     }
 
     /// Writes what this Attempt has to say of its Phases, and goes on under the new Version.
-    async fn tell<E>(&mut self, said: Said) -> Result<Stored, PhaseError<E>> {
+    async fn tell<E>(&mut self, said: PhaseReport) -> Result<StoredRecord, PhaseError<E>> {
         let (engine, begun) = (self.ibid().engine().clone(), self.begun().clone());
-        let known = Stored { record: begun.clone(), answer: None, now: begun.created_at };
+        let known = StoredRecord { record: begun.clone(), answer: None, now: begun.created_at };
         let sent_at = Instant::now();
         if failpoint::at("tell.before").await == Hit::Error {
             return Err(PhaseError::NotStored);
         }
         let written = engine.write_until_done(Some(known), GiveUp::Late, |nonce| match &said {
-            Said::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
-            Said::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
+            PhaseReport::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
+            PhaseReport::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
         });
         let written = tokio::time::timeout(engine.finish_wait, written).await;
         if failpoint::at("tell.after").await == Hit::Lost {
@@ -391,22 +391,22 @@ impl Attempt {
     }
 
     /// Whether a commit of `step` that got no reply has happened. A new Version makes it lose if it has not.
-    async fn was_committed<E>(&mut self, step: Step) -> Result<Option<Stored>, PhaseError<E>> {
-        let stored = self.tell(Said::Calling(None)).await?;
+    async fn was_committed<E>(&mut self, step: PhaseStep) -> Result<Option<StoredRecord>, PhaseError<E>> {
+        let stored = self.tell(PhaseReport::Calling(None)).await?;
         Ok(Some(stored).filter(|stored| stored.record.point == step.point))
     }
 
     /// The result of the Phase that is next, if an earlier Attempt left it.
-    async fn passed<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<Passed<R>, PhaseError<E>> {
+    async fn passed<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<PhaseLookup<R>, PhaseError<E>> {
         let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
         if step.point > self.begun().point {
             // A call that nobody can tell about, of this run or one before: whatever came next would hide it.
             let hides =
-                |call: Option<Step>| call.is_some_and(|call| call.point == step.point && call != step);
+                |call: Option<PhaseStep>| call.is_some_and(|call| call.point == step.point && call != step);
             if hides(self.progress.in_doubt) || hides(self.doubt()) || self.begun().note.calling.is_some() {
                 return Err(PhaseError::Unsure);
             }
-            return Ok(Passed::NotYet(step));
+            return Ok(PhaseLookup::NotYet(step));
         }
         if self.progress.left.is_none() {
             let (id, birth) = (self.begun().id, self.begun().birth);
@@ -422,7 +422,7 @@ impl Attempt {
         }
         let result = serde_json::from_slice(result).map_err(PhaseError::Result)?;
         self.progress.at = step;
-        Ok(Passed::With(result))
+        Ok(PhaseLookup::With(result))
     }
 
     fn downstream_key(&self, name: &str) -> DownstreamKey {
@@ -431,18 +431,18 @@ impl Attempt {
 }
 
 /// What an Attempt has to say of its Phases.
-enum Said {
+enum PhaseReport {
     Calling(Option<RecoveryPoint>),
-    Done(Step, Bytes),
+    Done(PhaseStep, Bytes),
 }
 
-enum Passed<R> {
+enum PhaseLookup<R> {
     With(R),
-    NotYet(Step),
+    NotYet(PhaseStep),
 }
 
 /// A result as it is kept: the digest of all names up to its Phase, then JSON.
-fn kept<R: Serialize, E>(step: Step, result: &R) -> Result<Bytes, PhaseError<E>> {
+fn kept<R: Serialize, E>(step: PhaseStep, result: &R) -> Result<Bytes, PhaseError<E>> {
     let mut kept = BytesMut::new();
     kept.put_u64(step.phases);
     serde_json::to_writer((&mut kept).writer(), result).map_err(PhaseError::Result)?;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use ibid_core::change::Draft;
 use ibid_core::policy::Profile;
-use ibid_core::proof::Ignored;
+use ibid_core::proof::IgnoredProof;
 use ibid_core::record::ErrorCode;
 use ibid_core::scope::RecordId;
 use metrics::{Key, Label, Level, Metadata, SharedString, counter, histogram, with_recorder};
 
 /// What a request met, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Met {
+pub enum ReserveOutcome {
     /// A new key: the handler runs.
     Created,
     /// A stored answer.
@@ -30,36 +30,36 @@ pub enum Met {
     Unavailable,
 }
 
-impl Met {
+impl ReserveOutcome {
     /// In the order of their declaration.
-    const ALL: [Met; 8] = [
-        Met::Created,
-        Met::Replay,
-        Met::InProgress,
-        Met::KeyMisuse,
-        Met::FailedRetry,
-        Met::Unknown,
-        Met::Gone,
-        Met::Unavailable,
+    const ALL: [ReserveOutcome; 8] = [
+        ReserveOutcome::Created,
+        ReserveOutcome::Replay,
+        ReserveOutcome::InProgress,
+        ReserveOutcome::KeyMisuse,
+        ReserveOutcome::FailedRetry,
+        ReserveOutcome::Unknown,
+        ReserveOutcome::Gone,
+        ReserveOutcome::Unavailable,
     ];
 
     fn metric(self) -> &'static str {
         match self {
-            Met::Created => RESERVE_CREATED,
-            Met::Replay => RESERVE_REPLAY,
-            Met::InProgress => RESERVE_IN_PROGRESS,
-            Met::KeyMisuse => RESERVE_KEY_MISUSE,
-            Met::FailedRetry => RESERVE_FAILED_RETRY,
-            Met::Unknown => RESERVE_UNKNOWN,
-            Met::Gone => RESERVE_GONE,
-            Met::Unavailable => RESERVE_UNAVAILABLE,
+            ReserveOutcome::Created => RESERVE_CREATED,
+            ReserveOutcome::Replay => RESERVE_REPLAY,
+            ReserveOutcome::InProgress => RESERVE_IN_PROGRESS,
+            ReserveOutcome::KeyMisuse => RESERVE_KEY_MISUSE,
+            ReserveOutcome::FailedRetry => RESERVE_FAILED_RETRY,
+            ReserveOutcome::Unknown => RESERVE_UNKNOWN,
+            ReserveOutcome::Gone => RESERVE_GONE,
+            ReserveOutcome::Unavailable => RESERVE_UNAVAILABLE,
         }
     }
 }
 
 /// The reserve counters of one route. Every request counts one of them, so their names and labels are made once.
 #[derive(Clone, Debug)]
-pub struct RouteCounters(Arc<[Key; Met::ALL.len()]>);
+pub struct RouteCounters(Arc<[Key; ReserveOutcome::ALL.len()]>);
 
 impl RouteCounters {
     /// Makes the counters of a route.
@@ -68,20 +68,20 @@ impl RouteCounters {
             let route = SharedString::from_shared(route.clone());
             vec![Label::new("route", route), Label::new("profile", profile_name(profile))]
         };
-        RouteCounters(Arc::new(Met::ALL.map(|met| Key::from_parts(met.metric(), labels()))))
+        RouteCounters(Arc::new(ReserveOutcome::ALL.map(|met| Key::from_parts(met.metric(), labels()))))
     }
 
     /// Counts a request of this route.
-    pub fn count(&self, met: Met) {
+    pub fn count(&self, met: ReserveOutcome) {
         let key = &self.0[met as usize];
         with_recorder(|recorder| recorder.register_counter(key, &METADATA)).increment(1);
     }
 }
 
 /// Shows what has not happened yet as zero: to who watches a counter grow, one that begins at 1 has not grown.
-pub fn none_yet<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
+pub fn init_reserve_counters<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
     for (route, profile) in routes {
-        for met in Met::ALL {
+        for met in ReserveOutcome::ALL {
             let route = SharedString::from_shared(route.clone());
             counter!(met.metric(), "route" => route, "profile" => profile_name(profile)).increment(0);
         }
@@ -98,7 +98,7 @@ pub fn without_key(route: &Arc<str>, requests: u64) {
 }
 
 /// How long the handler or upstream took, in seconds, and how it ended.
-pub fn ran(route: &Arc<str>, outcome: &'static str, seconds: f64) {
+pub fn record_run(route: &Arc<str>, outcome: &'static str, seconds: f64) {
     let route = SharedString::from_shared(route.clone());
     histogram!(RUN_SECONDS, "route" => route, "outcome" => outcome).record(seconds);
 }
@@ -126,18 +126,18 @@ pub(crate) fn became_unknown(id: &RecordId, draft: &Draft) {
 }
 
 /// Counts an `Ibid-Outcome` that was not believed.
-pub fn outcome_ignored(route: &Arc<str>, why: Ignored) {
+pub fn outcome_ignored(route: &Arc<str>, why: IgnoredProof) {
     let route = SharedString::from_shared(route.clone());
     counter!(OUTCOME_IGNORED, "route" => route, "why" => why.name()).increment(1);
 }
 
 /// Counts a webhook. The source is a configured name, or `-`.
-pub fn heard(source: &str, outcome: &'static str) {
+pub fn count_hook(source: &str, outcome: &'static str) {
     counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
 }
 
 /// How long a step took, in seconds. It happens to each request, so the key of each step is made beforehand.
-pub fn took(step: &'static Key, seconds: f64) {
+pub fn record_seconds(step: &'static Key, seconds: f64) {
     with_recorder(|recorder| recorder.register_histogram(step, &METADATA)).record(seconds);
 }
 

@@ -1,87 +1,45 @@
-//! The API: in which order a request meets its stops.
+//! The routes, and the order in which a request meets the layers.
 //!
-//! From the outside in: who is it ([`crate::account`]), can it be carried out as written ([`crate::intake`]), was it here
-//! before (`guard`), and only then what writes. `GET` needs no key and changes nothing.
-
-mod guard;
-mod payments;
-mod rides;
-mod show;
+//! Outermost first: authentication ([`crate::account`]), validation ([`crate::input`]), ibid, the handler. `GET` needs no
+//! key and changes nothing.
 
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRef, State};
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get, post};
 use axum::{Json, Router};
-use bytes::Bytes;
+use http::Method;
 use ibid::Ibid;
-use ibid::core::response::Response as KeptResponse;
-use ibid::http::hooks::HookSecret;
+use ibid::core::fingerprint::Pointer;
+use ibid::core::policy::{OnLapse, OnServerError, Policy};
+use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, SignatureScheme};
+use ibid::http::{IdempotencyLayer, ReservedBy, Routes, Rule, TenantSource};
 use serde_json::{Value, json};
 
-use crate::account::{Authentication, authenticate};
-use crate::charge::InDoubt;
-use crate::db::{Backend, Db, DbError};
-use crate::intake::{PAYMENTS, RIDES, check_input};
-use crate::listen::Failure;
+use crate::account::{Accounts, authenticate, tenant};
+use crate::db::{Backend, Db, on_pool};
+use crate::input::{PAYMENTS, RIDES, validate};
 use crate::problem::Problem;
-use crate::provider_client::ProviderClient;
+use crate::processor::ProcessorClient;
+use crate::serve::Failure;
+use crate::worker::InDoubt;
+use crate::{payments, rides};
 
 /// What the handlers work with.
 #[derive(Clone, Debug)]
 pub struct App<D> {
-    /// To read from.
+    /// For reads.
     pub db: Db,
-    /// To write to, together with the record.
+    /// For writes, in one transaction with the record.
     pub database: D,
-    /// The processor, for attempts that are kept alive while they wait for it.
-    pub patient_provider: ProviderClient,
-    /// How long a holder may be silent.
+    /// The processor, for rides.
+    pub processor: ProcessorClient,
+    /// Lease of attempts and effects.
     pub lease: Duration,
-    /// What is done about a charge whose answer was lost.
+    /// What to do about a charge whose response was lost.
     pub in_doubt: InDoubt,
-}
-
-/// All pages.
-pub fn router<D: Backend>(
-    app: App<D>,
-    ibid: Ibid,
-    authentication: Authentication,
-    hook: Option<HookSecret>,
-) -> Result<Router, Failure> {
-    let guard = guard::guard(ibid, app.lease, hook)?;
-    let pages = Router::new()
-        .route(PAYMENTS, get(show::payments).post(payments::create))
-        .route("/payments/{id}", get(show::payment))
-        .route(RIDES, post(rides::create))
-        .route("/rides/{id}", get(show::ride))
-        // The guard's own pages: what became of a key, and the processor's webhooks. It answers them before anybody gets
-        // here.
-        .route("/.ibid/{*page}", any(async || Problem::not_found()))
-        .with_state(app.clone());
-    // The sweeper runs lapsed rides on the pages themselves: it has no credential to show, and a key already.
-    let guard = guard.resumes::<_, Body, _>(pages.clone());
-    // The last layer is the first that a request meets. The guard is inside of both others, so that nobody unknown and
-    // nothing malformed uses up a key.
-    let pages = pages
-        .layer(guard)
-        .layer(from_fn(check_input))
-        .layer(from_fn_with_state(authentication, authenticate));
-    Ok(Router::new()
-        .route("/health", get(health))
-        .with_state(app.db)
-        .merge(pages)
-        .fallback(async || Problem::not_found()))
-}
-
-/// An answer as the record keeps it, for every retry.
-fn kept_answer(status: u16, location: &str, body: &Value) -> KeptResponse {
-    let mut answer = KeptResponse::plain(status, "application/json", body.to_string());
-    answer.headers.push(("location".to_owned(), Bytes::copy_from_slice(location.as_bytes())));
-    answer
 }
 
 impl<D> FromRef<App<D>> for Db {
@@ -90,18 +48,74 @@ impl<D> FromRef<App<D>> for Db {
     }
 }
 
-/// For whoever restarts nodes and balances load: it says that the database answers, and nothing more.
-async fn health(State(db): State<Db>) -> Response {
-    match db.ping().await {
-        Ok(()) => Json(json!({ "status": "ok" })).into_response(),
-        Err(error) => Problem::from(error).into_response(),
-    }
+/// Builds the router.
+pub fn router<D: Backend>(
+    app: App<D>,
+    ibid: Ibid,
+    accounts: Option<Accounts>,
+    hook: Option<HookSecret>,
+) -> Result<Router, Failure> {
+    let guard = guard(ibid, app.lease, hook)?;
+    let routes = Router::new()
+        .route(PAYMENTS, get(payments::list).post(payments::create))
+        .route("/payments/{id}", get(payments::show))
+        .route(RIDES, post(rides::create))
+        .route("/rides/{id}", get(rides::show))
+        // ibid answers its own pages (the status of a key, webhooks) before the request gets here.
+        .route("/.ibid/{*page}", any(async || Problem::not_found()))
+        .with_state(app.clone());
+    // The sweeper resumes lapsed rides on the handlers themselves: it has no token, and the key is reserved already.
+    let guard = guard.resumes::<_, Body, _>(routes.clone());
+    // The last layer is outermost. ibid is inside the other two, so that no unknown client and no invalid body uses a key.
+    let routes =
+        routes.layer(guard).layer(from_fn(validate)).layer(from_fn_with_state(accounts, authenticate));
+    let health = Router::new().route("/health", get(health)).with_state(app.db);
+    Ok(health.merge(routes).fallback(async || Problem::not_found()))
 }
 
-/// Details are for the log: a client can do nothing with them.
-impl From<DbError> for Problem {
-    fn from(error: DbError) -> Problem {
-        tracing::error!(error = &error as &dyn std::error::Error, "the database failed");
-        Problem::unavailable()
-    }
+/// Tells a load balancer whether the database answers.
+async fn health(State(db): State<Db>) -> Result<Json<Value>, Problem> {
+    on_pool!(&db, pool => sqlx::query("select 1").execute(pool).await.map(drop))?;
+    Ok(Json(json!({ "status": "ok" })))
+}
+
+/// Guards every `POST`, with separate policies for payments and rides.
+fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<IdempotencyLayer, Failure> {
+    // Replays for a month. For a year after that, an old key is refused instead of charged again.
+    let money = Policy { lease, ..Policy::payments() };
+    // The handler of a payment does everything in one transaction, which fences out an attempt that lost its lease.
+    let one = Policy::one_transaction();
+    let payments = Policy { on_lapse: one.on_lapse, on_server_error: one.on_server_error, ..money.clone() };
+    // A ride continues after its last committed phase, so a server error is safe to retry, too.
+    let rides = Policy { on_lapse: OnLapse::Resume, on_server_error: OnServerError::Retry, ..money.clone() };
+    let rule = |pattern: &str, policy| Rule {
+        methods: vec![Method::POST],
+        pattern: pattern.to_owned(),
+        policy: Some(policy),
+        reserved_by: ReservedBy::Layer,
+    };
+    let routes = Routes::new(money, vec![rule(PAYMENTS, payments), rule(RIDES, rides)])?;
+    let hooks = hook.map(processor_hook).transpose()?;
+    Ok(IdempotencyLayer::with_routes(ibid, TenantSource::by(tenant), routes)
+        .hooks(hooks.into_iter().collect())?)
+}
+
+/// The processor reports every charge, and names it by the key that the worker sent. So a webhook needs no tenant.
+fn processor_hook(secret: HookSecret) -> Result<Hook, Failure> {
+    let mapping = HookMapping {
+        target: HookTarget::DownstreamKey(Pointer::parse("/data/idempotencyKey")?),
+        outcome: Pointer::parse("/type")?,
+        executed: vec![("charge.succeeded".to_owned(), 201), ("charge.declined".to_owned(), 402)],
+        not_executed: vec![],
+        body: Pointer::parse("/data")?,
+        provider_id: Some(Pointer::parse("/data/chargeId")?),
+        event: None,
+        event_time: None,
+    };
+    Ok(Hook {
+        name: "processor".to_owned(),
+        scheme: SignatureScheme::Standard,
+        secrets: vec![secret],
+        mapping,
+    })
 }

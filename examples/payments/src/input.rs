@@ -1,209 +1,198 @@
-//! What clients may ask for, read from JSON field by field, so that every mistake is named at once.
+//! Validation of request bodies, before ibid reserves the key.
 //!
-//! It knows neither HTTP nor the database: bytes in, a value or a list of mistakes out.
+//! A request that cannot be executed as written must not use up its key, so that the client may correct it and send it
+//! under the same key. A retry is validated like the first request: stricter rules also refuse retries of requests that
+//! were accepted before, so they need a new path or version.
 
-use std::fmt;
+use std::time::Duration;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequest, Request};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use http::{Method, StatusCode};
+use serde_json::{Map, Value};
 
-use crate::currency;
-use crate::problem::FieldError;
+use crate::problem::Problem;
 
-/// A payment to be made.
+/// A payment to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewPayment {
-    /// Whose card.
+    /// Customer whose card is charged.
     pub customer_id: String,
     /// More than zero, in the smallest unit of the currency.
     pub amount_cents: i64,
-    /// One that is known.
+    /// ISO 4217.
     pub currency: String,
 }
 
-/// A ride to be booked and paid.
+/// A ride to book and pay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRide {
-    /// Who rides and pays, how much.
+    /// Who pays, and how much.
     pub payment: NewPayment,
-    /// From where.
+    /// Start of the ride.
     pub origin: String,
-    /// Where to.
+    /// End of the ride.
     pub destination: String,
 }
 
-/// Why a body is not what was to be sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InputError {
-    /// Not a JSON object.
-    Malformed(String),
-    /// An object with wrong fields.
-    Fields(Vec<FieldError>),
-}
+/// A valid body, as an argument of a handler.
+pub struct Valid<T>(pub T);
 
-/// Something that can be asked for with a JSON body.
-pub trait Input: Sized + Clone + Send + Sync + 'static {
-    /// Reads it, or says all that is wrong with it.
-    fn parse(body: &[u8]) -> Result<Self, InputError>;
+/// A body that can be read field by field.
+pub trait Input: Sized {
+    /// Reads the fields; `None` if one is invalid.
+    fn read(fields: &mut InputFields) -> Option<Self>;
 }
 
 impl Input for NewPayment {
-    fn parse(body: &[u8]) -> Result<NewPayment, InputError> {
-        let mut fields = Fields::read(body)?;
-        let payment = fields.payment();
-        fields.end(payment)
+    fn read(fields: &mut InputFields) -> Option<NewPayment> {
+        // All fields are read before the first `?`, so that every mistake is reported at once.
+        let (customer_id, amount_cents) = (fields.text("customerId", 255), fields.amount("amountCents"));
+        let currency = fields.currency("currency");
+        Some(NewPayment { customer_id: customer_id?, amount_cents: amount_cents?, currency: currency? })
     }
 }
 
 impl Input for NewRide {
-    fn parse(body: &[u8]) -> Result<NewRide, InputError> {
-        let mut fields = Fields::read(body)?;
-        let payment = fields.payment();
-        let origin = fields.text("origin", PLACE_BYTES_MAX);
-        let destination = fields.text("destination", PLACE_BYTES_MAX);
-        let ride = || Some(NewRide { payment: payment?, origin: origin?, destination: destination? });
-        fields.end(ride())
+    fn read(fields: &mut InputFields) -> Option<NewRide> {
+        let payment = NewPayment::read(fields);
+        let (origin, destination) = (fields.text("origin", 512), fields.text("destination", 512));
+        Some(NewRide { payment: payment?, origin: origin?, destination: destination? })
     }
 }
 
-/// The fields that are left to be read, and what was wrong with those before.
-struct Fields {
-    left: Vec<(String, Value)>,
-    errors: Vec<FieldError>,
+/// Parses a body, or reports everything that is wrong with it.
+pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
+    let object = serde_json::from_slice(body);
+    let left = object.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let mut fields = InputFields { left, errors: Vec::new() };
+    let input = T::read(&mut fields);
+    // An unknown field is most likely a misspelt one, and must not be ignored.
+    let unknown =
+        fields.left.into_iter().map(|(name, _)| (name, "is not a field of this request".to_owned()));
+    fields.errors.extend(unknown);
+    input.filter(|_| fields.errors.is_empty()).ok_or_else(|| Problem::invalid(fields.errors))
 }
 
-impl Fields {
-    fn read(body: &[u8]) -> Result<Fields, InputError> {
-        let object = serde_json::from_slice::<Object>(body);
-        let Object(all) = object.map_err(|error| InputError::Malformed(error.to_string()))?;
-        let mut fields = Fields { left: Vec::with_capacity(all.len()), errors: Vec::new() };
-        for (name, value) in all {
-            // Which of the two is meant is a guess, and another parser on the way may guess otherwise.
-            if fields.left.iter().any(|(other, _)| *other == name) {
-                fields.wrong::<()>(&name, "is given more than once");
-            } else {
-                fields.left.push((name, value));
-            }
-        }
-        Ok(fields)
-    }
+/// The fields that are still to be read, and the errors so far.
+pub struct InputFields {
+    left: Map<String, Value>,
+    errors: Vec<(String, String)>,
+}
 
-    fn payment(&mut self) -> Option<NewPayment> {
-        let customer_id = self.text("customerId", CUSTOMER_ID_BYTES_MAX);
-        let amount_cents = self.amount("amountCents");
-        let currency = self.text("currency", CURRENCY_BYTES_MAX);
-        let currency = currency.filter(|code| {
-            let known = currency::is_known(code);
-            if !known {
-                self.wrong::<()>("currency", "must be an ISO 4217 code that is known here, such as `EUR`");
-            }
-            known
-        });
-        Some(NewPayment { customer_id: customer_id?, amount_cents: amount_cents?, currency: currency? })
-    }
-
+impl InputFields {
     fn text(&mut self, name: &str, bytes_max: usize) -> Option<String> {
-        match self.take(name)? {
-            Value::String(text) if text.trim().is_empty() => self.wrong(name, "must not be empty"),
-            Value::String(text) if text.len() > bytes_max => {
-                self.wrong(name, format!("must not be longer than {bytes_max} bytes"))
-            }
-            // PostgreSQL can't keep a NUL, and no other control character belongs in a name.
-            Value::String(text) if text.chars().any(char::is_control) => {
-                self.wrong(name, "must not have control characters")
-            }
-            Value::String(text) => Some(text),
-            _ => self.wrong(name, "must be a string"),
-        }
-    }
-
-    /// A whole number as JSON writes one: `10.0` and `1e3` are refused, because what reads them as 10 today may read
-    /// `10.005` as 10 as well.
-    fn amount(&mut self, name: &str) -> Option<i64> {
-        let Value::Number(number) = self.take(name)? else {
-            return self.wrong(name, "must be a number, without quotes");
+        let is_valid = |text: &String| {
+            // PostgreSQL cannot store a NUL, and a name has no other control characters either.
+            (1..=bytes_max).contains(&text.len())
+                && !text.trim().is_empty()
+                && !text.contains(char::is_control)
         };
-        // What does not fit into 64 bits comes as a double, and so does what has a fraction.
-        let double = number.as_f64().unwrap_or(f64::INFINITY);
-        match number.as_i64() {
-            Some(amount) if amount > 0 => Some(amount),
-            Some(_) => self.wrong(name, "must be more than 0"),
-            None if number.is_u64() || double >= TWO_TO_63 => self.wrong(name, "must be less than 2^63"),
-            None if double <= 0.0 => self.wrong(name, "must be more than 0, without fraction or exponent"),
-            None => self.wrong(name, "must be a whole number of cents, without fraction or exponent"),
-        }
+        let text =
+            self.left.remove(name).and_then(|value| value.as_str().map(str::to_owned)).filter(is_valid);
+        self.check(name, text, || format!("must be a text of at most {bytes_max} bytes on one line"))
     }
 
-    fn take(&mut self, name: &str) -> Option<Value> {
-        match self.left.iter().position(|(other, _)| other == name) {
-            Some(at) => Some(self.left.swap_remove(at).1),
-            None => self.wrong(name, "is missing"),
-        }
+    /// `10.0` and `1e3` are refused: a parser that rounds these to 10 might round `10.005` as well.
+    fn amount(&mut self, name: &str) -> Option<i64> {
+        let amount = self.left.remove(name).and_then(|value| value.as_i64()).filter(|amount| *amount > 0);
+        self.check(name, amount, || {
+            "must be a whole number of cents, more than 0 and less than 2^63".to_owned()
+        })
     }
 
-    fn wrong<T>(&mut self, name: &str, detail: impl Into<String>) -> Option<T> {
-        self.errors.push(FieldError::new(name, detail));
-        None
+    fn currency(&mut self, name: &str) -> Option<String> {
+        let code = self.left.remove(name).and_then(|value| value.as_str().map(str::to_owned));
+        let code = code.filter(|code| CURRENCIES.contains(&code.as_str()));
+        self.check(name, code, || format!("must be one of {}", CURRENCIES.join(", ")))
     }
 
-    /// A field that nobody knows is most likely a known one with a slip in it, and must not be dropped in silence.
-    fn end<T>(mut self, read: Option<T>) -> Result<T, InputError> {
-        for (mut name, _) in std::mem::take(&mut self.left) {
-            name.truncate(name.floor_char_boundary(NAME_BYTES_SHOWN));
-            self.wrong::<()>(&name, "is not a field of this request");
+    fn check<T>(&mut self, name: &str, value: Option<T>, must: impl FnOnce() -> String) -> Option<T> {
+        if value.is_none() {
+            self.errors.push((name.to_owned(), must()));
         }
-        match read {
-            Some(read) if self.errors.is_empty() => Ok(read),
-            _ => Err(InputError::Fields(self.errors)),
-        }
+        value
     }
 }
 
-/// A JSON object with all its members, in their order, repeated ones too.
-struct Object(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Object {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Object, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = Object;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
-                let mut all = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    if all.len() == FIELDS_MAX {
-                        return Err(serde::de::Error::custom("the object has too many fields"));
-                    }
-                    all.push(member);
-                }
-                Ok(Object(all))
-            }
+/// The middleware: validates bodies of the two `POST` routes. The bytes are passed on unchanged, because ibid takes their
+/// fingerprint.
+pub async fn validate(request: Request, next: Next) -> Response {
+    let check: fn(&[u8]) -> Result<(), Problem> = match (request.method(), request.uri().path()) {
+        (&Method::POST, PAYMENTS) => |body| parse::<NewPayment>(body).map(drop),
+        (&Method::POST, RIDES) => |body| parse::<NewRide>(body).map(drop),
+        _ => return next.run(request).await,
+    };
+    let (head, body) = request.into_parts();
+    let body = match tokio::time::timeout(BODY_WITHIN, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) => {
+            return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()).into_response();
         }
-        from.deserialize_map(Members)
+        Err(_) => return Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long").into_response(),
+    };
+    match check(&body) {
+        Ok(()) => next.run(Request::from_parts(head, Body::from(body))).await,
+        Err(problem) => problem.into_response(),
     }
 }
 
-/// As long as keys and names are elsewhere: a UUID, an e-mail address or an URN fit.
-const CUSTOMER_ID_BYTES_MAX: usize = 255;
+impl<T: Input, S: Sync> FromRequest<S> for Valid<T> {
+    type Rejection = Problem;
 
-/// A code has three letters. What is a little longer is told that it is unknown, not that it is long.
-const CURRENCY_BYTES_MAX: usize = 16;
+    async fn from_request(request: Request, _: &S) -> Result<Valid<T>, Problem> {
+        let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
+        let body = body.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+        parse(&body).map(Valid)
+    }
+}
 
-/// A postal address on one line.
-const PLACE_BYTES_MAX: usize = 512;
+/// Path of payments.
+pub const PAYMENTS: &str = "/payments";
 
-/// Requests here have up to five fields. Every one is compared with all before it, so the number is kept small.
-const FIELDS_MAX: usize = 32;
+/// Path of rides.
+pub const RIDES: &str = "/rides";
 
-/// Enough to find the field again in what was sent.
-const NAME_BYTES_SHOWN: usize = 64;
+/// Currencies with a processor behind them.
+const CURRENCIES: [&str; 8] = ["AUD", "CAD", "CHF", "EUR", "GBP", "JPY", "SEK", "USD"];
 
-/// Where `i64` ends.
-const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
+/// Five fields of at most 512 bytes each, with room for escapes.
+const BODY_BYTES_MAX: usize = 16 << 10;
+
+/// A few kilobytes arrive at once, or the connection is so bad that a new one is the better try.
+const BODY_WITHIN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    fn amount(json: &str) -> Option<i64> {
+        let body = format!(r#"{{"customerId":"ann","amountCents":{json},"currency":"EUR"}}"#);
+        parse::<NewPayment>(body.as_bytes()).ok().map(|payment| payment.amount_cents)
+    }
+
+    #[test]
+    fn an_amount_is_a_whole_number_from_1_to_2_to_the_63_less_1() {
+        assert_eq!((amount("1"), amount("9223372036854775807")), (Some(1), Some(i64::MAX)));
+        for json in ["9223372036854775808", "18446744073709551616", "1e30", "0", "-1", "-0", "-1.5"] {
+            assert_eq!(amount(json), None, "{json}");
+        }
+        for json in ["1.5", "10.0", "1e3", "\"100\"", "null", "true", "[1]", "{}"] {
+            assert_eq!(amount(json), None, "{json}");
+        }
+    }
+
+    #[test]
+    fn texts_are_short_and_printable() {
+        let customer = |text: &str| {
+            let body = serde_json::json!({ "customerId": text, "amountCents": 1, "currency": "EUR" });
+            parse::<NewPayment>(body.to_string().as_bytes())
+        };
+        assert!(customer(&"a".repeat(255)).is_ok() && customer("Zoë ✓").is_ok());
+        for text in ["", " ", "a\0b", "a\nb", "a\u{85}b", &"a".repeat(256), &"é".repeat(128)] {
+            assert!(customer(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,23 +1,16 @@
-//! The reference application: a payments API that keeps its promise with money, and a card processor that does
-//! not make it easy.
+//! The reference application: a payments API on axum and sqlx that survives crashes, retries and lost responses.
 //!
-//! `serve` is the application to copy; `provider` stands in for the world outside, which is none of its code.
-//! Read [`api`] first: it shows in which order a request meets authentication, the check of its body, the guard and
-//! the handler.
+//! Read [`api`] first: it shows the order in which a request meets authentication, validation, ibid and the handler. Then
+//! [`payments`] (one transaction and an outbox), [`worker`] (the call to the card processor) and [`rides`] (phases).
 
 pub mod account;
 pub mod api;
-pub mod args;
-pub mod charge;
-pub mod currency;
+pub mod config;
 pub mod db;
 pub mod input;
-pub mod intake;
-pub mod ledger;
-pub mod listen;
-pub mod outgoing;
+pub mod payments;
 pub mod problem;
-pub mod provider;
-pub mod provider_client;
+pub mod processor;
+pub mod rides;
 pub mod serve;
-pub mod store;
+pub mod worker;

@@ -1,131 +1,83 @@
-//! Answers that say no (RFC 9457), in one form.
+//! Error responses (RFC 9457).
 
-use axum::body::Body;
+use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
-use http::{HeaderName, StatusCode};
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use ibid::transaction::TxError;
 use serde_json::{Value, json};
 
-/// Why a request was turned away.
-#[derive(Clone, Debug, PartialEq)]
+/// Why a request was refused.
+#[derive(Clone, Debug)]
 pub struct Problem {
     status: StatusCode,
-    kind: &'static str,
-    title: &'static str,
-    detail: Option<String>,
-    errors: Vec<FieldError>,
-    header: Option<(HeaderName, HeaderValue)>,
-}
-
-/// What is wrong with one field of a body or a query.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FieldError {
-    /// The field as the client wrote it, or as it should have.
-    pub field: String,
-    /// What it must be.
-    pub detail: String,
-}
-
-impl FieldError {
-    /// What is wrong with this field.
-    pub fn new(field: impl Into<String>, detail: impl Into<String>) -> FieldError {
-        FieldError { field: field.into(), detail: detail.into() }
-    }
+    detail: String,
+    errors: Vec<Value>,
 }
 
 impl Problem {
-    /// No credential, or none that is known: which of the two is not said.
+    /// A problem with this status.
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
+        Problem { status, detail: detail.into(), errors: Vec::new() }
+    }
+
+    /// No known credential.
     pub fn unauthorized() -> Problem {
-        let mut problem = Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "Who are you?");
-        problem.detail = Some("send `Authorization: Bearer` and a token that is known here".to_owned());
-        problem.header = Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
-        problem
-    }
-
-    /// Fields that can't be accepted, each with its name.
-    pub fn invalid(errors: Vec<FieldError>) -> Problem {
-        let mut problem =
-            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "The input is not valid");
-        problem.errors = errors;
-        problem
-    }
-
-    /// A body that is no JSON object.
-    pub fn malformed(detail: impl Into<String>) -> Problem {
-        let mut problem = Problem::new(StatusCode::BAD_REQUEST, "malformed-body", "The body can't be read");
-        problem.detail = Some(detail.into());
-        problem
-    }
-
-    /// A body of another kind.
-    pub fn media_type() -> Problem {
-        let mut problem = Problem::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported-media-type",
-            "The body has the wrong type",
-        );
-        problem.detail = Some("send JSON, with `Content-Type: application/json`".to_owned());
-        problem
-    }
-
-    /// A body over the limit.
-    pub fn too_large(bytes_max: usize) -> Problem {
-        let mut problem = Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large");
-        problem.detail = Some(format!("a body may have {bytes_max} bytes"));
-        problem
-    }
-
-    /// A body that did not come to its end.
-    pub fn too_slow() -> Problem {
-        Problem::new(StatusCode::REQUEST_TIMEOUT, "too-slow", "The body took too long")
+        Problem::new(StatusCode::UNAUTHORIZED, "send `Authorization: Bearer` and a known token")
     }
 
     /// Nothing there that this account may see.
     pub fn not_found() -> Problem {
-        Problem::new(StatusCode::NOT_FOUND, "not-found", "There is no such thing")
+        Problem::new(StatusCode::NOT_FOUND, "there is no such thing")
     }
 
-    /// The database did not do what it should. What exactly is for the log.
-    pub fn unavailable() -> Problem {
-        let mut problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Try again later");
-        problem.header = Some((http::header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS)));
-        problem
+    /// Invalid fields, each as name and what it must be.
+    pub fn invalid(errors: Vec<(String, String)>) -> Problem {
+        let errors = errors.into_iter().map(|(field, detail)| json!({ "field": field, "detail": detail }));
+        let errors = errors.collect();
+        Problem { errors, ..Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "some fields are not valid") }
     }
 
-    fn new(status: StatusCode, kind: &'static str, title: &'static str) -> Problem {
-        Problem { status, kind, title, detail: None, errors: Vec::new(), header: None }
+    /// The database or the processor did not answer. The client may retry; the cause is for the log only.
+    pub fn unavailable(error: &dyn std::error::Error) -> Problem {
+        tracing::error!(error = %error, cause = ?error.source(), "a request failed");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "try again later")
     }
+}
 
-    fn body(&self) -> Value {
-        let mut body = json!({
-            "type": format!("urn:payments:problem:{}", self.kind),
-            "title": self.title,
-            "status": self.status.as_u16(),
-        });
-        if let Some(detail) = &self.detail {
-            body["detail"] = detail.as_str().into();
-        }
-        if !self.errors.is_empty() {
-            let errors = self.errors.iter().map(|e| json!({ "field": e.field, "detail": e.detail }));
-            body["errors"] = errors.collect();
-        }
-        body
+impl From<sqlx::Error> for Problem {
+    fn from(error: sqlx::Error) -> Problem {
+        Problem::unavailable(&error)
+    }
+}
+
+impl From<TxError> for Problem {
+    fn from(error: TxError) -> Problem {
+        Problem::unavailable(&error)
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = Response::new(Body::from(self.body().to_string()));
-        *response.status_mut() = self.status;
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if !self.errors.is_empty() {
+            body["errors"] = self.errors.into();
+        }
+        let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some((name, value)) = self.header {
-            headers.insert(name, value);
-        }
+        match self.status {
+            StatusCode::UNAUTHORIZED => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            // Long enough for a pool to reconnect after the database restarts.
+            StatusCode::SERVICE_UNAVAILABLE => headers.insert(RETRY_AFTER, HeaderValue::from_static("2")),
+            _ => None,
+        };
         response
     }
 }
-
-/// Long enough for a pool to get its connections back after a restart of the database.
-const RETRY_AFTER_SECONDS: &str = "2";

@@ -1,8 +1,8 @@
-//! `payments serve`: API, worker and upkeep on one database.
+//! Starts API, worker and upkeep in one process, and stops them.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use axum::Router;
 use futures_util::FutureExt as _;
 use ibid::identity::StoreIdentity;
 use ibid::outbox::Worker;
@@ -13,116 +13,116 @@ use ibid::{Ibid, Settings};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::account::Authentication;
-use crate::api::App;
-use crate::args::ServeArgs;
-use crate::charge::{ChargePayment, Charger};
-use crate::db::{Backend, Db};
-use crate::listen::{self, Failure, Running};
-use crate::provider_client::{ANSWER_WITHIN, ProviderClient};
-use crate::{api, store};
+use crate::api::{self, App};
+use crate::config::Config;
+use crate::db::{Backend, Db, open_store};
+use crate::processor::{CHARGE_WITHIN, ProcessorClient};
+use crate::worker::{ChargePayment, Charger};
 
-/// Starts it. From `stop` on it takes nothing more, and ends what it has.
+/// Any error that ends the program.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    /// Address that it listens on.
+    pub address: SocketAddr,
+    /// Ends when everything has stopped and the database is closed.
+    pub ended: JoinHandle<Result<(), Failure>>,
+}
+
+/// Starts the server. When `stop` is ready, it accepts no more requests and finishes the running ones.
 pub async fn start(
-    args: ServeArgs,
+    config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<Running, Failure> {
-    // In this order: our tables refer to the store's.
-    let store = store::open(&args.store).await?;
-    let db = Db::connect(&args.store).await?;
-    db.make_tables().await?;
+) -> Result<Server, Failure> {
+    // In this order: our tables reference ibid's.
+    let store = open_store(&config.store).await?;
+    let db = Db::connect(&config.store).await?;
+    db.create_tables().await?;
     let identity = StoreIdentity::new("the account of the bearer token");
     let ibid = Ibid::start(store, Settings { identity, ..Settings::default() }).await?;
-    tracing::info!(store = ?args.store, provider = %args.provider.uri(), lease = ?args.lease, "ready");
-    // An application with one database has one of these lines.
+    tracing::info!(provider = %config.provider, lease = ?config.lease, "ready");
     match &db {
-        Db::Postgres(pool) => on(SqlxPostgres(pool.clone()), db.clone(), ibid, args, stop).await,
-        Db::Sqlite(pool) => on(SqlxSqlite(pool.clone()), db.clone(), ibid, args, stop).await,
+        Db::Postgres(pool) => start_on(SqlxPostgres(pool.clone()), db.clone(), ibid, config, stop).await,
+        Db::Sqlite(pool) => start_on(SqlxSqlite(pool.clone()), db.clone(), ibid, config, stop).await,
     }
 }
 
-async fn on<D: Backend>(
+async fn start_on<D: Backend>(
     database: D,
     db: Db,
     ibid: Ibid,
-    args: ServeArgs,
+    config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<Running, Failure> {
-    // A claim is renewed by nobody, so all that is done under it must fit: two calls and the writing of their end.
-    let call_within = ANSWER_WITHIN.min(args.lease / 3);
-    let charger = Charger { provider: ProviderClient::new(args.provider.clone(), call_within) };
+) -> Result<Server, Failure> {
+    // A claim is not renewed, so two calls and the write of their result must fit into its lease.
+    let call_within = CHARGE_WITHIN.min(config.lease / 3);
+    let charger = Charger { processor: ProcessorClient::new(&config.provider, call_within) };
     let worker = Worker::builder(ibid.clone(), database.clone())
         .on(ChargePayment::KIND, charger)
-        .timeout(args.lease * 3 / 4)
-        .lease(args.lease)
-        .poll_every(args.poll_every)
+        .timeout(config.lease * 3 / 4)
+        .lease(config.lease)
+        .poll_every(config.poll_every)
         .stop_within(STOP_WITHIN)
         .build()?;
     let app = App {
         db: db.clone(),
         database,
-        in_doubt: args.in_doubt(),
-        patient_provider: ProviderClient::new(args.provider, ANSWER_WITHIN),
-        lease: args.lease,
+        in_doubt: config.in_doubt(),
+        processor: ProcessorClient::new(&config.provider, CHARGE_WITHIN),
+        lease: config.lease,
     };
-    let router = api::router(app, ibid.clone(), authentication(args.accounts), args.hook_secret)?;
-    let (listener, address) = listen::bind(args.listen).await?;
+    if config.accounts.is_none() {
+        tracing::warn!("no --accounts: each token is an account of its own, which is for trying out");
+    }
+    let router = api::router(app, ibid.clone(), config.accounts, config.hook_secret)?;
+    let listener = TcpListener::bind(config.listen).await;
+    let listener = listener.map_err(|error| format!("cannot listen on `{}`: {error}", config.listen))?;
+    let address = listener.local_addr()?;
 
     let stop = stop.boxed().shared();
-    let until = stop.clone();
-    let worker = tokio::spawn(async move { worker.run_until(until).await });
-    let schedule = Schedule { sweep_every: args.sweep_every, ..Schedule::default() };
-    let (chores, until) = (upkeep::run(ibid.clone(), schedule), stop.clone());
+    let worker = tokio::spawn({
+        let stop = stop.clone();
+        async move { worker.run_until(stop).await }
+    });
+    let schedule = Schedule { sweep_every: config.sweep_every, ..Schedule::default() };
+    let (chores, stopped) = (upkeep::run(ibid.clone(), schedule), stop.clone());
     tokio::spawn(async move {
         tokio::select! {
             () = chores => {}
-            () = until => {}
+            () = stopped => {}
         }
     });
-    let served = serve(listener, router, ibid, worker, stop.clone());
-    Ok(Running::new(address, async move {
-        let late = async {
+    let late = {
+        let stop = stop.clone();
+        async move {
             stop.await;
             tokio::time::sleep(STOP_WITHIN).await;
+        }
+    };
+    let ended = async move {
+        let serving = async {
+            axum::serve(listener, router).with_graceful_shutdown(stop).await?;
+            // Attempts continue without their clients; those that the sweeper runs never had one.
+            ibid.settled().await;
+            worker.await.map_err(Failure::from)
         };
         tokio::select! {
-            served = served => served?,
-            // What is cut off lapses, and goes on elsewhere or here after the next start.
+            served = serving => served?,
+            // Work that is cut off lapses, and another node resumes it, or this one after a restart.
             () = late => tracing::warn!("some work did not end in time and is cut off"),
         }
-        // What still holds a connection was cut off above, and must not hold us.
-        let _ = tokio::time::timeout(CLOSE_FOR, db.close()).await;
+        // Do not wait for connections of work that was cut off.
+        let _ = tokio::time::timeout(CLOSE_WITHIN, db.close()).await;
         Ok(())
-    }))
+    };
+    Ok(Server { address, ended: tokio::spawn(ended) })
 }
 
-async fn serve(
-    listener: TcpListener,
-    router: Router,
-    ibid: Ibid,
-    worker: JoinHandle<()>,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), Failure> {
-    // Takes nothing more, and answers what it has.
-    axum::serve(listener, router).with_graceful_shutdown(stop).await?;
-    // Attempts go on without their clients; those that the sweeper runs never had one.
-    ibid.settled().await;
-    worker.await.map_err(Failure::from)
-}
-
-fn authentication(accounts: Option<crate::account::Accounts>) -> Authentication {
-    match accounts {
-        Some(accounts) => Authentication::Listed(accounts),
-        None => {
-            tracing::warn!("no --accounts: each token is an account of its own, which is for trying out");
-            Authentication::AnyToken
-        }
-    }
-}
-
-/// A charge that has just begun may take [`ANSWER_WITHIN`], and its end some more; whoever stops nodes waits 30 seconds
-/// before it kills them.
+/// A charge that has just begun may take [`CHARGE_WITHIN`], and its result some more. Orchestrators kill a process 30
+/// seconds after they ask it to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(25);
 
-/// Saying goodbye to a database that is gone is not worth more.
-const CLOSE_FOR: Duration = Duration::from_secs(2);
+/// A database that does not answer is not worth a longer wait.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);

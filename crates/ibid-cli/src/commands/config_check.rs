@@ -2,19 +2,19 @@
 
 use std::io::Write;
 
-use ibid::http::hooks::{Hook, Target};
+use ibid::http::hooks::{Hook, HookTarget};
 use ibid_core::policy::{Policy, Reconcile};
 use serde_json::{Map, Value, json};
 
 use crate::args::ConfigCheckArgs;
-use crate::config::value::{show_duration, show_size};
-use crate::config::{self, Config, Route, Variables, policy};
+use crate::config::units::{show_duration, show_size};
+use crate::config::{self, Config, EnvVars, RouteConfig, policy};
 use crate::output::{Failure, Failures, print_fields, print_json, print_line, print_table};
 
 /// Checks the configuration and prints it to `out`; warnings go to `talk`.
 pub(crate) fn run(
     args: &ConfigCheckArgs,
-    variables: &Variables,
+    variables: &EnvVars,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failures> {
@@ -86,7 +86,7 @@ fn row(name: &str, policy: &Policy) -> Vec<String> {
 }
 
 /// As the route is written: `POST,PUT /orders/{id}`.
-fn name(route: &Route) -> String {
+fn name(route: &RouteConfig) -> String {
     let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
     format!("{} {}", methods.join(","), route.pattern)
 }
@@ -143,7 +143,7 @@ fn as_json(config: &Config) -> Value {
     })
 }
 
-fn route_json(route: &Route) -> Value {
+fn route_json(route: &RouteConfig) -> Value {
     json!({
         "match": name(route),
         "guard": if route.guard { "on" } else { "off" },
@@ -156,10 +156,10 @@ fn route_json(route: &Route) -> Value {
 /// What a hook speaks of.
 fn target(hook: &Hook) -> String {
     match &hook.mapping.target {
-        Target::Record { operation, .. } => format!("{} {}", operation.method, operation.path),
-        Target::DownstreamKey(_) => "effects found by their key".to_owned(),
-        Target::ProviderId(at) => format!("effects of kind `{}` found by the provider's id", at.kind),
-        Target::Either { provider_id: at, .. } => {
+        HookTarget::Record { operation, .. } => format!("{} {}", operation.method, operation.path),
+        HookTarget::DownstreamKey(_) => "effects found by their key".to_owned(),
+        HookTarget::ProviderId(at) => format!("effects of kind `{}` found by the provider's id", at.kind),
+        HookTarget::Either { provider_id: at, .. } => {
             format!("effects found by their key, or of kind `{}` by the provider's id", at.kind)
         }
     }
@@ -167,14 +167,14 @@ fn target(hook: &Hook) -> String {
 
 fn hook_json(hook: &Hook) -> Value {
     let (is_record, kind) = match &hook.mapping.target {
-        Target::Record { .. } => (true, None),
-        Target::DownstreamKey(_) => (false, None),
-        Target::ProviderId(at) | Target::Either { provider_id: at, .. } => (false, Some(&at.kind)),
+        HookTarget::Record { .. } => (true, None),
+        HookTarget::DownstreamKey(_) => (false, None),
+        HookTarget::ProviderId(at) | HookTarget::Either { provider_id: at, .. } => (false, Some(&at.kind)),
     };
     json!({
         "name": hook.name,
         "match": is_record.then(|| target(hook)),
-        "by_downstream_key": matches!(hook.mapping.target, Target::DownstreamKey(_) | Target::Either { .. }),
+        "by_downstream_key": matches!(hook.mapping.target, HookTarget::DownstreamKey(_) | HookTarget::Either { .. }),
         "kind": kind,
         // How many, never which.
         "secrets": hook.secrets.len(),

@@ -3,6 +3,7 @@
 
 mod api;
 mod application;
+mod processor;
 mod script;
 
 use std::io::Write;
@@ -12,20 +13,20 @@ use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 
 use crate::args::{DemoArgs, GatewayArgs};
-use crate::config::{self, Config, Variables};
+use crate::config::{self, Config, EnvVars};
 use crate::gateway::Gateway;
-use crate::open::open_store;
+use crate::open_store::open_store;
 use crate::output::{Failure, Failures, print_line};
 use application::Application;
 use script::{Scene, quoted};
 
 /// Runs the demo until the process is told to stop.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> {
-    let log = config::Log::of_process()?;
-    let listen = Place::of("--listen", args.listen.as_deref(), config::LISTEN)?;
-    let admin = Place::of("--admin-listen", args.admin_listen.as_deref(), config::ADMIN_LISTEN)?;
-    let payments = Place::of("--payments-listen", args.payments_listen.as_deref(), PAYMENTS_LISTEN)?;
-    let provider = Place::of("--provider-listen", args.provider_listen.as_deref(), PROVIDER_LISTEN)?;
+    let log = config::LogSettings::of_process()?;
+    let listen = DemoStore::of("--listen", args.listen.as_deref(), config::LISTEN)?;
+    let admin = DemoStore::of("--admin-listen", args.admin_listen.as_deref(), config::ADMIN_LISTEN)?;
+    let payments = DemoStore::of("--payments-listen", args.payments_listen.as_deref(), PAYMENTS_LISTEN)?;
+    let provider = DemoStore::of("--provider-listen", args.provider_listen.as_deref(), PROVIDER_LISTEN)?;
     let _spans = crate::logging(&log)?;
     let folder = tempfile::Builder::new()
         .prefix("ibid-demo-")
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
             admin: reachable(admin_address),
             api: api_address,
             payments: reachable(application.payments_address()),
-            provider: reachable(application.provider_address()),
+            provider: reachable(application.processor_address()),
             taken: [listen, admin, payments, provider].into_iter().filter_map(|place| place.taken).collect(),
             ibid: program(),
             store,
@@ -63,32 +64,37 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
 
 /// Where to listen.
 #[derive(Debug)]
-struct Place {
+struct DemoStore {
     address: SocketAddr,
     /// The default that somebody else has.
     taken: Option<SocketAddr>,
 }
 
-impl Place {
+impl DemoStore {
     /// As given, come what may. Nobody asked for the default, so where that is taken any free port will do.
-    fn of(flag: &str, given: Option<&str>, default: &str) -> Result<Place, Failure> {
+    fn of(flag: &str, given: Option<&str>, default: &str) -> Result<DemoStore, Failure> {
         if let Some(text) = given.filter(|text| !text.is_empty()) {
             let address = config::parse_address(text).map_err(|mut failure| {
                 failure.message = format!("`{flag}` {}", failure.message);
                 failure
             })?;
-            return Ok(Place { address, taken: None });
+            return Ok(DemoStore { address, taken: None });
         }
         let address = config::parse_address(default)?;
         Ok(match StdListener::bind(address) {
-            Ok(_) => Place { address, taken: None },
-            Err(_) => Place { address: SocketAddr::new(address.ip(), 0), taken: Some(address) },
+            Ok(_) => DemoStore { address, taken: None },
+            Err(_) => DemoStore { address: SocketAddr::new(address.ip(), 0), taken: Some(address) },
         })
     }
 }
 
 /// The gateway's own configuration, with nothing but what the demo says: a file that lies about is not the demo's.
-fn gateway_config(listen: &Place, admin: &Place, api: SocketAddr, store: &str) -> Result<Config, Failures> {
+fn gateway_config(
+    listen: &DemoStore,
+    admin: &DemoStore,
+    api: SocketAddr,
+    store: &str,
+) -> Result<Config, Failures> {
     let args = GatewayArgs {
         upstream: Some(format!("http://{api}")),
         tenant: Some("none".to_owned()),
@@ -97,7 +103,7 @@ fn gateway_config(listen: &Place, admin: &Place, api: SocketAddr, store: &str) -
         store: Some(store.to_owned()),
         ..GatewayArgs::default()
     };
-    Config::read(&args, &Variables::default(), "", "")
+    Config::read(&args, &EnvVars::default(), "", "")
 }
 
 /// A free port on loopback.
@@ -127,10 +133,10 @@ fn program() -> String {
     }
 }
 
-/// As of `payments serve`.
+/// The default of `payments`.
 const PAYMENTS_LISTEN: &str = "127.0.0.1:8090";
 
-/// As of `payments provider`.
+/// The default of the simulated card processor.
 const PROVIDER_LISTEN: &str = "127.0.0.1:8091";
 
 #[cfg(test)]
@@ -138,22 +144,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_default_that_is_taken_gives_way_and_an_address_that_was_asked_for_does_not() {
+    fn only_a_default_port_that_is_taken_gives_way() {
         let other = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = other.local_addr().unwrap();
         let text = address.to_string();
-        let place = Place::of("--listen", None, &text).unwrap();
+        let place = DemoStore::of("--listen", None, &text).unwrap();
         assert_eq!((place.address.port(), place.taken), (0, Some(address)));
-        let place = Place::of("--listen", Some(&text), config::LISTEN).unwrap();
+        let place = DemoStore::of("--listen", Some(&text), config::LISTEN).unwrap();
         assert_eq!((place.address, place.taken), (address, None));
         drop(other);
-        let place = Place::of("--listen", None, &text).unwrap();
+        let place = DemoStore::of("--listen", None, &text).unwrap();
         assert_eq!((place.address, place.taken), (address, None));
     }
 
     #[test]
     fn an_address_that_is_none_is_refused_by_the_name_of_its_flag() {
-        let failure = Place::of("--admin-listen", Some("8081"), config::ADMIN_LISTEN).unwrap_err();
+        let failure = DemoStore::of("--admin-listen", Some("8081"), config::ADMIN_LISTEN).unwrap_err();
         assert!(failure.message.starts_with("`--admin-listen` must be"), "{}", failure.message);
     }
 

@@ -10,14 +10,14 @@ use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use serde_json::json;
 
-use self::meaning::Finding;
+use self::findings::Finding;
 use crate::config::{StoreUrl, UpstreamSettings};
-use crate::open::{cannot_open_postgres, cannot_open_sqlite};
+use crate::open_store::{cannot_open_postgres, cannot_open_sqlite};
 use crate::output::{Failure, print_json, print_table};
 
+mod findings;
 mod identity;
 mod lease;
-mod meaning;
 mod next_hop;
 mod upstream;
 
@@ -30,9 +30,9 @@ pub(crate) async fn run(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let (mut findings, failure) = match checkup(url).await {
-        Ok(checkup) => (meaning::of(&checkup, secrets), None),
+        Ok(checkup) => (findings::of(&checkup, secrets), None),
         Err(failure) if failure.exit == crate::output::Exit::Usage => return Err(failure),
-        Err(failure) => (vec![meaning::unreachable(&failure)], Some(failure)),
+        Err(failure) => (vec![findings::unreachable(&failure)], Some(failure)),
     };
     let mut no_upstream = None;
     if let Some(settings) = upstream {

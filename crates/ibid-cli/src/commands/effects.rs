@@ -7,7 +7,7 @@ use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
 use ibid_console::rfc3339;
 use serde_json::{Value, json};
 
-use super::act::{act, meant, not_done, refused};
+use super::confirm::{act, meant, not_done, refused};
 use super::keys::{no_state, parse_prefix};
 use crate::args::operator::{EffectArgs, EffectsListArgs};
 use crate::output::{Failure, print_json, print_line, print_table};

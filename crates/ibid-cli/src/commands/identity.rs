@@ -2,16 +2,16 @@
 
 use std::io::Write;
 
-use ibid::identity::change::{self, ChangeError, Remainder, Waiting};
+use ibid::identity::change::{self, ChangeError, ForgetReport, RetireWait};
 use ibid::identity::{IdentityError, IdentityPhase, IdentitySetting, PreviousIdentity, StoreIdentity};
 use ibid_console::rfc3339;
 use ibid_core::policy::IdentityRules;
 use ibid_core::store::Store;
 use serde_json::{Value, json};
 
-use super::act::meant;
+use super::confirm::meant;
 use crate::args::identity::{IdentityChangeArgs, IdentityShowArgs};
-use crate::config::value::show_duration;
+use crate::config::units::show_duration;
 use crate::output::{Failure, print_fields, print_json, print_line};
 
 /// Prints the stored identity.
@@ -58,12 +58,12 @@ pub(crate) async fn change(
         )?;
         return Err(meant());
     }
-    let told = |waiting: Waiting| {
+    let told = |waiting: RetireWait| {
         let line = match waiting {
-            Waiting::ForReaders(wait) => {
+            RetireWait::ForReaders(wait) => {
                 format!("waiting {} for running nodes to read it", show_duration(wait))
             }
-            Waiting::ForTransactions => "waiting for open transactions".to_owned(),
+            RetireWait::ForTransactions => "waiting for open transactions".to_owned(),
         };
         // A reader that is gone has seen enough.
         let _ = writeln!(talk, "{line}");
@@ -92,7 +92,7 @@ async fn forget(
         return Err(meant());
     }
     let remainder = change::forget_previous(store).await.map_err(refused)?;
-    let Remainder { forgotten, kept, records, gone_by } = &remainder;
+    let ForgetReport { forgotten, kept, records, gone_by } = &remainder;
     if args.json {
         let value = json!({
             "forgotten": forgotten, "kept": kept, "records": records, "gone_by": gone_by.map(rfc3339),

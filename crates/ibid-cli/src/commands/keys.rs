@@ -5,17 +5,17 @@
 use std::io::Write;
 
 use ibid_console::rfc3339;
-use ibid_core::change::{History, Stored};
+use ibid_core::change::{History, StoredRecord};
 use ibid_core::record::{Record, State};
 use ibid_core::scope::{IdPrefix, RecordId};
-use ibid_core::store::{Browse, Filter, PathPattern, StoreError};
+use ibid_core::store::{Browse, PathPattern, RecordFilter, StoreError};
 use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
 use super::config_check::policy_json;
 use crate::args::operator::WhichArgs;
 use crate::args::{KeysListArgs, KeysShowArgs};
-use crate::config::value::{near_miss, parse_duration};
+use crate::config::units::{near_miss, parse_duration};
 use crate::output::{Failure, print_fields, print_json, print_line, print_table};
 
 /// Lists the records that fit; how to go on is said on `talk`.
@@ -26,7 +26,7 @@ pub(crate) async fn list(
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let limit = args.limit as usize;
-    let filter = Filter {
+    let filter = RecordFilter {
         after: args.after.as_deref().map(parse_cursor).transpose()?,
         // One more than asked for tells whether there are more.
         limit: args.limit.saturating_add(1),
@@ -59,7 +59,7 @@ pub(crate) async fn show(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let prefix = parse_prefix(&args.id)?;
-    let filter = Filter { prefix: Some(prefix), limit: AMBIGUOUS_MAX + 1, ..Filter::default() };
+    let filter = RecordFilter { prefix: Some(prefix), limit: AMBIGUOUS_MAX + 1, ..RecordFilter::default() };
     let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
     let several = found.len();
     if several > 1 {
@@ -96,7 +96,7 @@ pub(crate) async fn show(
     Ok(())
 }
 
-pub(super) fn print_records(found: &[Stored], out: &mut dyn Write) -> Result<(), Failure> {
+pub(super) fn print_records(found: &[StoredRecord], out: &mut dyn Write) -> Result<(), Failure> {
     if found.is_empty() {
         return Ok(());
     }
@@ -120,7 +120,7 @@ pub(super) fn print_records(found: &[Stored], out: &mut dyn Write) -> Result<(),
 }
 
 /// Every field, in the order in which a person asks.
-fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
+fn fields(stored: &StoredRecord) -> Vec<(&'static str, String)> {
     let record = &stored.record;
     let identity = &record.identity;
     let note = &record.note;
@@ -164,7 +164,7 @@ fn fields(stored: &Stored) -> Vec<(&'static str, String)> {
     fields
 }
 
-pub(super) fn record_json(stored: &Stored) -> Value {
+pub(super) fn record_json(stored: &StoredRecord) -> Value {
     let record = &stored.record;
     let identity = &record.identity;
     let note = &record.note;
@@ -206,7 +206,7 @@ fn history_json((at, line): &(Timestamp, History)) -> Value {
     json!({ "at": rfc3339(*at), "what": line.what.name(), "detail": line.detail })
 }
 
-fn state_words(stored: &Stored) -> String {
+fn state_words(stored: &StoredRecord) -> String {
     let record = &stored.record;
     let besides = if record.is_dead_letter(stored.now) { " (dead letter)" } else { "" };
     format!("{}{besides}", record.state.name())
@@ -216,7 +216,7 @@ fn version_words(record: &Record) -> String {
     format!("{}:{:016x}", record.version.count, record.version.nonce.0)
 }
 
-fn response_words(stored: &Stored) -> String {
+fn response_words(stored: &StoredRecord) -> String {
     match (&stored.answer, stored.record.note.status) {
         (Some(bytes), Some(status)) => format!("{status}, {} bytes kept", bytes.len()),
         (Some(bytes), None) => format!("{} bytes kept", bytes.len()),
@@ -258,9 +258,9 @@ pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
 }
 
 /// What these ask for.
-pub(super) fn filter(which: &WhichArgs) -> Result<Filter, Failure> {
+pub(super) fn filter(which: &WhichArgs) -> Result<RecordFilter, Failure> {
     let exact = which.path.as_deref().map(PathPattern::exactly);
-    Ok(Filter {
+    Ok(RecordFilter {
         state: which.state.as_deref().map(parse_state).transpose()?,
         tenant: which.tenant.clone(),
         key: which.key.clone(),
@@ -270,7 +270,7 @@ pub(super) fn filter(which: &WhichArgs) -> Result<Filter, Failure> {
         created_from: which.created_from.as_deref().map(parse_instant).transpose()?,
         created_before: which.created_before.as_deref().map(parse_instant).transpose()?,
         older_than: which.older_than.as_deref().map(parse_age).transpose()?,
-        ..Filter::default()
+        ..RecordFilter::default()
     })
 }
 

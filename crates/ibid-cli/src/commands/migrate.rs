@@ -5,7 +5,7 @@ use std::io::Write;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 
 use crate::config::StoreUrl;
-use crate::open::{cannot_open_postgres, open_store};
+use crate::open_store::{cannot_open_postgres, open_store};
 use crate::output::{Failure, print_line};
 
 /// Brings the tables at `url` up to date and says what it did; with `print`, prints what is missing instead.

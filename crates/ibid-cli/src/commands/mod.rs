@@ -1,8 +1,7 @@
 //! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
 
-mod act;
-pub(crate) mod chores;
 pub(crate) mod config_check;
+mod confirm;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
 pub(crate) mod doctor;
@@ -12,5 +11,6 @@ pub(crate) mod keys;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
 pub(crate) mod reap;
-pub(crate) mod settle;
-mod settle_many;
+pub(crate) mod resolve;
+mod resolve_bulk;
+pub(crate) mod sweep_reconcile;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use ibid::upkeep::{Harvest, Keep, Outlook, reap_outlook, reap_store};
+use ibid::upkeep::{ReapPreview, ReapStats, Retention, reap_preview, reap_store};
 use ibid_core::store::{Store, StoreError};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -14,12 +14,12 @@ use crate::progress;
 /// Counts what would go, removes it to the end, or goes on until stopped.
 pub(crate) async fn run(
     store: &dyn Store,
-    keep: Keep,
+    keep: Retention,
     args: &ReapArgs,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     if args.dry_run {
-        let outlook = reap_outlook(store, keep).await.map_err(|error| failed(&error))?;
+        let outlook = reap_preview(store, keep).await.map_err(|error| failed(&error))?;
         return print_outlook(&outlook, args.json, out);
     }
     let Some(every) = args.every else {
@@ -38,32 +38,32 @@ pub(crate) async fn run(
 }
 
 /// All that is past its time now.
-async fn to_the_end(store: &dyn Store, keep: Keep, is_json: bool) -> Result<Harvest, Failure> {
+async fn to_the_end(store: &dyn Store, keep: Retention, is_json: bool) -> Result<ReapStats, Failure> {
     let bar = bar(store, keep, is_json).await.map_err(|error| failed(&error))?;
-    let told = |harvest: &Harvest| bar.set_position(rows(harvest));
+    let told = |harvest: &ReapStats| bar.set_position(rows(harvest));
     let all = reap_store(store, keep, told).await.map_err(|error| failed(&error))?;
     bar.finish_and_clear();
     Ok(all)
 }
 
 /// What is to be done is counted only if somebody looks.
-async fn bar(store: &dyn Store, keep: Keep, is_json: bool) -> Result<ProgressBar, StoreError> {
+async fn bar(store: &dyn Store, keep: Retention, is_json: bool) -> Result<ProgressBar, StoreError> {
     if is_json || !progress::is_seen() {
         return Ok(ProgressBar::hidden());
     }
-    let Outlook { records, effects, history } = reap_outlook(store, keep).await?;
+    let ReapPreview { records, effects, history } = reap_preview(store, keep).await?;
     Ok(progress::bar(Some(records.strip + records.remove + effects + history), is_json))
 }
 
-fn rows(harvest: &Harvest) -> u64 {
+fn rows(harvest: &ReapStats) -> u64 {
     harvest.stripped + harvest.removed + harvest.effects + harvest.history
 }
 
-fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+fn print_harvest(harvest: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     if as_json {
         return print_json(out, &harvest_json(harvest));
     }
-    let Harvest { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
+    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
@@ -76,16 +76,16 @@ fn print_harvest(harvest: &Harvest, as_json: bool, out: &mut dyn Write) -> Resul
     print_fields(out, &fields)
 }
 
-fn harvest_json(harvest: &Harvest) -> Value {
-    let Harvest { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
+fn harvest_json(harvest: &ReapStats) -> Value {
+    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
     json!({
         "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
         "history": history, "pages": pages, "held": held,
     })
 }
 
-fn print_outlook(outlook: &Outlook, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
-    let Outlook { records, effects, history } = outlook;
+fn print_outlook(outlook: &ReapPreview, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    let ReapPreview { records, effects, history } = outlook;
     if as_json {
         let value = json!({
             "stripped": records.strip, "removed": records.remove, "effects": effects, "history": history,

@@ -2,7 +2,7 @@
 
 use ibid::http::Cors;
 
-use super::read::{Reader, Section};
+use super::toml_reader::{Reader, Section};
 
 /// Reads `[cors]`; without it no origin may.
 pub(super) fn read(root: &mut Section<'_, '_>, reader: &Reader<'_>) -> Cors {

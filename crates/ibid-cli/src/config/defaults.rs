@@ -1,6 +1,6 @@
 //! The default of each key, as it would be written in a file.
 //!
-//! A default is defined once, by the code that uses it: `Settings`, `Schedule`, `Keep`, `Policy`, `Cors`, `Server`, or a
+//! A default is defined once, by the code that uses it: `Settings`, `Schedule`, `Keep`, `Policy`, `Cors`, `ServerConfig`, or a
 //! constant of the reader. This module only writes it out, for the reference page and for hints.
 
 use std::time::Duration;
@@ -9,8 +9,8 @@ use ibid::http::Cors;
 use ibid_core::policy::Policy;
 use serde_json::{Value, json};
 
-use super::value::{show_duration, show_size};
-use super::{ADMIN_LISTEN, LISTEN, Server, StoreOptions, StoreUrl, Upkeep, hook, policy, route};
+use super::units::{show_duration, show_size};
+use super::{ADMIN_LISTEN, LISTEN, ServerConfig, StoreOptions, StoreUrl, Upkeep, hook, policy, route};
 use crate::gateway::tenant::TRUSTED;
 
 /// Returns the default of a key in the notation of the file; `None` if the key has none.
@@ -85,7 +85,7 @@ fn cors() -> KeyDefaults {
 }
 
 fn server() -> KeyDefaults {
-    let server = Server::default();
+    let server = ServerConfig::default();
     vec![
         ("max_connections", json!(server.max_connections)),
         ("max_streams", json!(server.max_streams)),

@@ -3,7 +3,7 @@
 use ibid_core::forward_key::ForwardKey;
 use ibid_core::key_source::KeySourceError;
 
-use super::read::{Reader, Section};
+use super::toml_reader::{Reader, Section};
 
 /// The rule that one table names.
 pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<ForwardKey> {

@@ -1,6 +1,6 @@
 //! Lists of header names.
 
-use super::read::{Reader, Section};
+use super::toml_reader::{Reader, Section};
 
 /// The header names of `key`, in lower case; a name that is none is refused.
 pub(super) fn read(

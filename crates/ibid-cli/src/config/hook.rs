@@ -3,16 +3,19 @@
 use std::io::Read as _;
 
 use http::HeaderName;
-use ibid::http::hooks::{Encoding, Hook, HookSecret, Hooks, Mapping, Plain, Scheme, Signed, Target};
-use ibid::http::{Begins, Routes, Rule};
+use ibid::http::hooks::{
+    Hook, HookMapping, HookSecret, HookTarget, Hooks, PlainSignature, SignatureEncoding, SignatureScheme,
+    SignedContent,
+};
+use ibid::http::{ReservedBy, Routes, Rule};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::policy::Policy;
 use serde_json::json;
 
 use super::defaults::KeyDefaults;
-use super::read::{Reader, Section};
-use super::value::word_of;
-use super::{Route, hook_target};
+use super::toml_reader::{Reader, Section};
+use super::units::word_of;
+use super::{RouteConfig, hook_target};
 
 /// Reads every `[[hook]]` and holds it against the routes.
 pub(super) fn read_all(
@@ -20,15 +23,15 @@ pub(super) fn read_all(
     reader: &Reader<'_>,
     one_tenant: bool,
     defaults: &Policy,
-    routes: &[Route],
+    routes: &[RouteConfig],
     has_outbox: bool,
 ) -> Vec<Hook> {
     let sections = root.sections("hook", "hook");
     if sections.is_empty() {
         return Vec::new();
     }
-    let rule = |route: &Route| Rule {
-        begins: Begins::Guard,
+    let rule = |route: &RouteConfig| Rule {
+        reserved_by: ReservedBy::Layer,
         methods: route.methods.clone(),
         pattern: route.pattern.clone(),
         policy: route.guard.then(|| route.policy.clone()),
@@ -45,7 +48,7 @@ pub(super) fn read_all(
         if let Some(Err(error)) = routes.as_ref().map(|routes| Hooks::new(vec![hook.clone()], routes)) {
             reader.refuse(line, error.to_string());
         }
-        if !has_outbox && !matches!(hook.mapping.target, Target::Record { .. }) {
+        if !has_outbox && !matches!(hook.mapping.target, HookTarget::Record { .. }) {
             let hint = "use the database of the service whose outbox makes the calls: `sqlite:PATH` or `postgres://…`";
             let problem = format!("the hook `{}` speaks of effects, and the store has no outbox", hook.name);
             reader.refuse_with_hint(line, problem, hint);
@@ -78,7 +81,7 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
     let event = pointer(&mut section, reader, "event").or_else(|| default_event(scheme.as_ref()));
     let event_time = pointer(&mut section, reader, "event_time");
     section.finish();
-    let mapping = Mapping {
+    let mapping = HookMapping {
         target: target?,
         outcome: outcome?,
         executed,
@@ -92,15 +95,15 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
 }
 
 /// Stripe's events have their id there.
-fn default_event(scheme: Option<&Scheme>) -> Option<Pointer> {
-    matches!(scheme, Some(Scheme::Stripe)).then(|| Pointer::parse("/id").ok())?
+fn default_event(scheme: Option<&SignatureScheme>) -> Option<Pointer> {
+    matches!(scheme, Some(SignatureScheme::Stripe)).then(|| Pointer::parse("/id").ok())?
 }
 
 fn whole() -> Pointer {
     Pointer::parse(BODY).expect("the empty pointer is the whole document")
 }
 
-fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Scheme> {
+fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<SignatureScheme> {
     let line = section.line;
     let words = [("standard", "standard"), ("stripe", "stripe"), ("hmac", "hmac")];
     let word = section.choice("scheme", &words, &[]);
@@ -121,7 +124,7 @@ fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Sch
             if header.is_none() && section.line_of("header").is_none() {
                 reader.refuse(line, "`header` is missing: which field has the signature?");
             }
-            Some(Scheme::Hmac(Plain { header: header?, prefix, encoding, signed: signed? }))
+            Some(SignatureScheme::Hmac(PlainSignature { header: header?, prefix, encoding, signed: signed? }))
         }
         Some(word) => {
             for key in only_hmac {
@@ -129,7 +132,7 @@ fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Sch
                     reader.refuse(at, format!("`{key}` has no effect with `scheme = \"{word}\"`"));
                 }
             }
-            Some(if word == "stripe" { Scheme::Stripe } else { Scheme::Standard })
+            Some(if word == "stripe" { SignatureScheme::Stripe } else { SignatureScheme::Standard })
         }
     }
 }
@@ -140,7 +143,7 @@ fn read_signed(
     reader: &Reader<'_>,
     timestamp: Option<String>,
     signed: Option<String>,
-) -> Option<Signed> {
+) -> Option<SignedContent> {
     let line = section.line_of("timestamp").unwrap_or(section.line);
     let Some(timestamp) = timestamp else {
         if section.line_of("timestamp").is_none() {
@@ -158,7 +161,7 @@ fn read_signed(
         if signed.is_some_and(|signed| signed != "{body}") {
             reader.refuse(at, "`signed` must be \"{body}\" with `timestamp = \"none\"`");
         }
-        return Some(Signed::BodyAlone);
+        return Some(SignedContent::BodyAlone);
     }
     let Ok(header) = timestamp.parse::<HeaderName>() else {
         reader.refuse(line, format!("`timestamp` is `{timestamp}`, which is not a header name"));
@@ -167,9 +170,11 @@ fn read_signed(
     let signed = signed.unwrap_or_else(|| SIGNED.to_owned());
     let parts = signed.strip_suffix("{body}").and_then(|rest| rest.split_once("{timestamp}"));
     match parts {
-        Some((before, between)) if !between.contains('{') => {
-            Some(Signed::Timestamped { header, before: before.to_owned(), between: between.to_owned() })
-        }
+        Some((before, between)) if !between.contains('{') => Some(SignedContent::Timestamped {
+            header,
+            before: before.to_owned(),
+            between: between.to_owned(),
+        }),
         _ => {
             let hint = "write for example \"{timestamp}.{body}\" or \"v0:{timestamp}:{body}\"";
             reader.refuse_with_hint(at, "`signed` must hold {timestamp} and end with {body}", hint);
@@ -181,7 +186,7 @@ fn read_signed(
 fn read_secrets(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
-    scheme: Option<&Scheme>,
+    scheme: Option<&SignatureScheme>,
 ) -> Vec<HookSecret> {
     let texts = section.texts("secrets");
     let line = section.line_of("secrets").unwrap_or(section.line);
@@ -275,10 +280,11 @@ pub(super) fn defaults() -> KeyDefaults {
 }
 
 /// Words for the encoding of a digest.
-const ENCODINGS: [(&str, Encoding); 2] = [("hex", Encoding::Hex), ("base64", Encoding::Base64)];
+const ENCODINGS: [(&str, SignatureEncoding); 2] =
+    [("hex", SignatureEncoding::Hex), ("base64", SignatureEncoding::Base64)];
 
 /// Most senders without a standard write hex.
-const ENCODING: Encoding = Encoding::Hex;
+const ENCODING: SignatureEncoding = SignatureEncoding::Hex;
 
 /// Signed text by default; a sender's time makes an old webhook recognisable.
 const SIGNED: &str = "{timestamp}.{body}";

@@ -2,13 +2,13 @@
 //! that the provider knows. A hook that names neither could give one tenant's payment to another, and is refused.
 
 use http::Method;
-use ibid::http::hooks::{ProviderIdAt, Target, TenantAt};
+use ibid::http::hooks::{HookTarget, ProviderIdAt, TenantAt};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::scope::{Operation, Tenant};
 
 use super::hook::pointer;
-use super::read::{Reader, Section};
 use super::route::parse_match;
+use super::toml_reader::{Reader, Section};
 
 /// Reads `match`, `tenant` and `key`, or `downstream_key` and `kind`. A call is found by `provider_id` if `kind` says of
 /// which calls.
@@ -17,7 +17,7 @@ pub(super) fn read(
     reader: &Reader<'_>,
     one_tenant: bool,
     provider_id: Option<&Pointer>,
-) -> Option<Target> {
+) -> Option<HookTarget> {
     // All are asked for, so that none is called unknown.
     let (downstream_key, kind) = (pointer(section, reader, "downstream_key"), section.text("kind"));
     let (operation, tenant, key) =
@@ -35,7 +35,7 @@ pub(super) fn read(
             if section.line_of("key").is_none() {
                 reader.refuse(section.line, "`key` is missing: where the payload has the client's key");
             }
-            Some(Target::Record { tenant: tenant?, operation: operation?, key: key? })
+            Some(HookTarget::Record { tenant: tenant?, operation: operation?, key: key? })
         }
         (None, Some(line)) => effect(section, reader, line, downstream_key, kind.zip(provider_id.cloned())),
         (Some(line), Some(_)) => {
@@ -67,7 +67,7 @@ fn effect(
     line: usize,
     downstream_key: Option<Pointer>,
     by_id: Option<(String, Pointer)>,
-) -> Option<Target> {
+) -> Option<HookTarget> {
     if section.line_of("kind").is_some() && section.line_of("provider_id").is_none() {
         reader.refuse(
             line,
@@ -76,9 +76,9 @@ fn effect(
     }
     let by_id = by_id.map(|(kind, id)| ProviderIdAt { kind, id });
     match (downstream_key, by_id) {
-        (Some(downstream_key), Some(provider_id)) => Some(Target::Either { downstream_key, provider_id }),
-        (Some(downstream_key), None) => Some(Target::DownstreamKey(downstream_key)),
-        (None, Some(provider_id)) => Some(Target::ProviderId(provider_id)),
+        (Some(downstream_key), Some(provider_id)) => Some(HookTarget::Either { downstream_key, provider_id }),
+        (Some(downstream_key), None) => Some(HookTarget::DownstreamKey(downstream_key)),
+        (None, Some(provider_id)) => Some(HookTarget::ProviderId(provider_id)),
         // What is there and can't be read has been refused.
         (None, None) => None,
     }

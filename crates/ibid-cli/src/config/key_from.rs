@@ -4,10 +4,10 @@ use ibid_core::key_source::{KeyFrom, KeySourceError, PRESETS};
 use ibid_core::policy::Policy;
 use ibid_core::repeatability::FIRST_SENT;
 
-use super::Route;
-use super::read::{Reader, Section};
-use super::value::near_miss;
-use crate::gateway::tenant::{TenantFrom, TenantHow};
+use super::RouteConfig;
+use super::toml_reader::{Reader, Section};
+use super::units::near_miss;
+use crate::gateway::tenant::{TenantConfig, TenantFrom};
 
 /// The sources that one table names.
 pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<KeyFrom> {
@@ -35,9 +35,9 @@ pub(super) fn read_first_sent(section: &mut Section<'_, '_>, reader: &Reader<'_>
 
 /// Refuses a header that would name both the tenant and the key.
 pub(super) fn check_tenant(
-    tenant: Option<&TenantHow>,
+    tenant: Option<&TenantConfig>,
     defaults: &Policy,
-    routes: &[Route],
+    routes: &[RouteConfig],
     reader: &Reader<'_>,
 ) {
     let Some(TenantFrom::Header(name)) = tenant.map(|how| &how.from) else { return };

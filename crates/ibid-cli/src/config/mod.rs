@@ -13,47 +13,47 @@ use std::time::Duration;
 use http::uri::Scheme;
 use http::{Method, Uri};
 use ibid::Settings;
-use ibid::upkeep::{Keep, Schedule};
+use ibid::upkeep::{Retention, Schedule};
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::{BindRule, PathRule, Policy};
 use toml::de::DeTable;
 
 use crate::args::{DoctorArgs, GatewayArgs, ReconcileArgs, StoreArgs};
-use crate::gateway::tenant::{TenantFrom, TenantHow, TenantHowError, parse_net};
+use crate::gateway::tenant::{TenantConfig, TenantConfigError, TenantFrom, parse_net};
 use crate::gateway::upstream_tls::TlsSettings;
 use crate::output::{Failure, Failures};
-use advice::Advice;
 use policy::Overlay;
-use read::{Reader, Section};
 use route::RouteDraft;
+use toml_reader::{Reader, Section};
+use warnings::ConfigWarning;
 
-mod advice;
 mod cors;
 pub(crate) mod defaults;
+mod env;
+mod fingerprint;
 mod forward_key;
 mod header_names;
 mod hook;
 mod hook_target;
 mod key_from;
-pub(crate) mod keys;
 pub(crate) mod policy;
 mod proof;
-mod read;
-mod recipe;
 #[cfg(test)]
 mod reference;
 mod route;
+pub(crate) mod schema;
 mod server;
 mod store;
 #[cfg(test)]
 mod tests;
+mod toml_reader;
+pub(crate) mod units;
 mod upstream_tls;
-pub(crate) mod value;
-mod variables;
+mod warnings;
 
-pub(crate) use server::Server;
+pub(crate) use env::{EnvVars, LogSettings};
+pub(crate) use server::ServerConfig;
 pub(crate) use store::StoreUrl;
-pub(crate) use variables::{Log, Variables};
 
 /// All that the gateway is told.
 #[derive(Clone, Debug)]
@@ -73,19 +73,19 @@ pub(crate) struct Config {
     /// How the store is used.
     pub(crate) store_options: StoreOptions,
     /// Whose keys they are.
-    pub(crate) tenant: TenantHow,
+    pub(crate) tenant: TenantConfig,
     /// The rules of every guarded request that no route is for.
     pub(crate) defaults: Policy,
     /// How long an unguarded request may wait for the head of its answer; none: as long as it takes.
     pub(crate) pass_timeout: Option<Duration>,
     /// The routes, in the order of the file.
-    pub(crate) routes: Vec<Route>,
+    pub(crate) routes: Vec<RouteConfig>,
     /// Who may say what became of a request.
     pub(crate) hooks: Vec<ibid::http::hooks::Hook>,
     /// How often chores run.
     pub(crate) upkeep: Upkeep,
     /// What one listener holds at most.
-    pub(crate) server: Server,
+    pub(crate) server: ServerConfig,
     /// Which origins' scripts may read what the gateway answers itself.
     pub(crate) cors: ibid::http::Cors,
     /// What fingerprints are keyed with, newest first; none: one that the store keeps.
@@ -100,7 +100,7 @@ pub(crate) struct Config {
 
 /// One `[[route]]`, with the rules that hold for it.
 #[derive(Clone, Debug)]
-pub(crate) struct Route {
+pub(crate) struct RouteConfig {
     /// POST, PATCH, PUT or DELETE.
     pub(crate) methods: Vec<Method>,
     /// As axum and matchit 0.8 write it.
@@ -129,7 +129,7 @@ pub(crate) struct Upkeep {
     pub(crate) run: bool,
     pub(crate) sweep_every: Duration,
     pub(crate) reap_every: Duration,
-    pub(crate) keep: Keep,
+    pub(crate) keep: Retention,
     pub(crate) reconcile_every: Duration,
     pub(crate) duplicate_percent: u32,
 }
@@ -164,7 +164,7 @@ impl Default for Upkeep {
 
 impl Config {
     /// Puts flags, variables and the file together and checks all of it.
-    pub(crate) fn load(flags: &GatewayArgs, variables: &Variables) -> Result<Config, Failures> {
+    pub(crate) fn load(flags: &GatewayArgs, variables: &EnvVars) -> Result<Config, Failures> {
         let file = read_file(flags.config.as_deref())?;
         let name = file.as_ref().map(|(path, _)| path.display().to_string()).unwrap_or_default();
         let text = file.as_ref().map_or("", |(_, text)| text.as_str());
@@ -176,7 +176,7 @@ impl Config {
     /// As [`Config::load`], with the file's text in hand.
     pub(crate) fn read(
         flags: &GatewayArgs,
-        variables: &Variables,
+        variables: &EnvVars,
         file: &str,
         text: &str,
     ) -> Result<Config, Failures> {
@@ -248,12 +248,12 @@ fn read_upstream_settings(
 }
 
 /// How long the reaper keeps what outlives its record, by the file.
-pub(crate) fn keep_of(args: &StoreArgs) -> Result<Keep, Failures> {
+pub(crate) fn keep_of(args: &StoreArgs) -> Result<Retention, Failures> {
     from_file(args, |root, _| read_keep(&mut root.section("upkeep", "upkeep")))
 }
 
 /// How many fingerprint secrets a gateway would be given: by the variable, or in the file.
-pub(crate) fn secrets_of(args: &StoreArgs, variables: &Variables) -> Result<usize, Failures> {
+pub(crate) fn secrets_of(args: &StoreArgs, variables: &EnvVars) -> Result<usize, Failures> {
     from_file(args, |root, reader| read_secrets(root, reader, variables).len())
 }
 
@@ -278,9 +278,9 @@ fn assemble(
     root: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     flags: &GatewayArgs,
-    variables: &Variables,
+    variables: &EnvVars,
 ) -> Option<Config> {
-    let mut warnings = variables::misspelt(&variables.names);
+    let mut warnings = env::misspelt(&variables.names);
     let upstream = read_upstream(root, reader, flags);
     let listen = read_address(root, reader, "listen", "--listen", "IBID_LISTEN", &flags.listen, LISTEN);
     let admin_listen = read_address(
@@ -296,7 +296,7 @@ fn assemble(
     let upstream_tls = upstream_tls::read(root, reader, upstream.as_ref());
     let (store, store_options) = read_store_section(root, reader, flags);
     let tenant = read_tenant(root, reader, flags, &mut warnings);
-    let one_tenant = tenant.as_ref().is_none_or(TenantHow::is_none);
+    let one_tenant = tenant.as_ref().is_none_or(TenantConfig::is_none);
     let (defaults, pass_timeout, routes) = read_routes(root, reader, flags, one_tenant, &mut warnings);
     key_from::check_tenant(tenant.as_ref(), &defaults, &routes, reader);
     let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, store != Some(StoreUrl::Memory));
@@ -305,9 +305,9 @@ fn assemble(
     let upkeep = read_upkeep(root);
     let policies = routes.iter().filter(|route| route.guard).map(|route| &route.policy).chain([&defaults]);
     let largest_body = policies.map(|policy| policy.max_request_body).max();
-    let server = Server::read(root, reader, largest_body.unwrap_or(0), &mut warnings);
+    let server = ServerConfig::read(root, reader, largest_body.unwrap_or(0), &mut warnings);
     let cors = cors::read(root, reader);
-    advice::tenants(tenant.as_ref(), &routes, &mut warnings);
+    warnings::tenants(tenant.as_ref(), &routes, &mut warnings);
     refuse_limits(root, reader);
     if let (Some(listen), Some(admin)) = (listen, admin_listen) {
         check_addresses(listen, admin, upstream.as_ref(), reader, &mut warnings);
@@ -519,7 +519,7 @@ fn read_tenant(
     reader: &Reader<'_>,
     flags: &GatewayArgs,
     warnings: &mut Vec<String>,
-) -> Option<TenantHow> {
+) -> Option<TenantConfig> {
     let mut section = root.section("tenant", "tenant");
     let flag = given(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
     let found = setting(&mut section, reader, "from", flag);
@@ -558,7 +558,7 @@ fn read_tenant(
         }
         return None;
     };
-    match TenantHow::parse(&text) {
+    match TenantConfig::parse(&text) {
         Ok(mut how) => {
             let by_header = matches!(how.from, TenantFrom::Header(_));
             if trusted.as_ref().is_some_and(Vec::is_empty) && by_header {
@@ -571,10 +571,10 @@ fn read_tenant(
         }
         Err(error) => {
             let hint = match &error {
-                TenantHowError::NotYet(_) => {
+                TenantConfigError::NotYet(_) => {
                     "let a proxy authenticate and name the tenant in a header: `header:NAME`"
                 }
-                TenantHowError::HeaderTaken(name) if name == "authorization" => "write `authorization`",
+                TenantConfigError::HeaderTaken(name) if name == "authorization" => "write `authorization`",
                 _ => "use `header:NAME`, `authorization` or `none`",
             };
             reader.keep(line, Failure::usage(format!("{place} can't be used: {error}")).hint(hint));
@@ -589,7 +589,7 @@ fn read_routes(
     flags: &GatewayArgs,
     one_tenant: bool,
     warnings: &mut Vec<String>,
-) -> (Policy, Option<Duration>, Vec<Route>) {
+) -> (Policy, Option<Duration>, Vec<RouteConfig>) {
     let mut section = root.section("defaults", "defaults");
     let mut base = Overlay::read(&mut section, reader);
     if let Some(word) = given(&flags.key) {
@@ -619,7 +619,7 @@ fn read_routes(
         sections.into_iter().filter_map(|section| RouteDraft::read(section, reader, one_tenant)).collect();
     route::check_conflicts(&drafts, reader);
 
-    let mut advice = Advice::new(reader, warnings);
+    let mut advice = ConfigWarning::new(reader, warnings);
     advice.policy(EVERY_OTHER, line, &defaults, base.retry_horizon);
     advice.hop("`[defaults]`", &base, &defaults);
     let routes = drafts.into_iter().map(|draft| build_route(draft, &base, &mut advice)).collect();
@@ -627,7 +627,7 @@ fn read_routes(
     (defaults, pass_timeout, routes)
 }
 
-fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Route {
+fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut ConfigWarning<'_>) -> RouteConfig {
     let layers = [base, &draft.preset_rules, &draft.rules];
     let mut policy = policy::resolve(&layers);
     let reader = advice.reader;
@@ -651,7 +651,7 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut Advice<'_>) -> Ro
     }
     let horizon = draft.rules.retry_horizon.or(base.retry_horizon);
     advice.route(&draft, &policy, horizon);
-    Route { methods: draft.methods, pattern: draft.pattern, guard, policy, line: draft.line }
+    RouteConfig { methods: draft.methods, pattern: draft.pattern, guard, policy, line: draft.line }
 }
 
 fn check_policy(policy: &Policy, layers: &[&Overlay], line: usize, reader: &Reader<'_>) {
@@ -660,7 +660,7 @@ fn check_policy(policy: &Policy, layers: &[&Overlay], line: usize, reader: &Read
     }
 }
 
-fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Variables) -> Vec<Vec<u8>> {
+fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &EnvVars) -> Vec<Vec<u8>> {
     let mut section = root.section("fingerprint", "fingerprint");
     let in_file = section.texts("secrets");
     let line = section.line_of("secrets").unwrap_or(section.line);
@@ -687,7 +687,7 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Var
     secrets
 }
 
-fn read_admin_token(reader: &Reader<'_>, variables: &Variables) -> Option<ibid_console::Token> {
+fn read_admin_token(reader: &Reader<'_>, variables: &EnvVars) -> Option<ibid_console::Token> {
     match ibid_console::Token::new(given(&variables.admin_token)?) {
         Ok(token) => Some(token),
         Err(error) => {
@@ -713,9 +713,9 @@ fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
     upkeep
 }
 
-fn read_keep(upkeep: &mut Section<'_, '_>) -> Keep {
-    let usual = Keep::default();
-    Keep {
+fn read_keep(upkeep: &mut Section<'_, '_>) -> Retention {
+    let usual = Retention::default();
+    Retention {
         effects: upkeep.positive("keep_effects").unwrap_or(usual.effects),
         history: upkeep.positive("keep_history").unwrap_or(usual.history),
     }

@@ -16,13 +16,13 @@ use ibid_core::proof::{Hop, NotExecutedWhen};
 use ibid_core::scope::ScopeRule;
 use serde_json::{Value, json};
 
+use super::fingerprint::{self, RecipeKeys};
 use super::forward_key;
 use super::header_names;
 use super::key_from;
 use super::proof;
-use super::read::{Reader, Section};
-use super::recipe::{self, RecipeKeys};
-use super::value::{show_duration, show_size, word_of};
+use super::toml_reader::{Reader, Section};
+use super::units::{show_duration, show_size, word_of};
 
 /// Declares a struct of optional rules, and how it is laid over a Policy or told from two of them.
 macro_rules! overlay {
@@ -233,7 +233,7 @@ pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
         ("not_replayed", json!(policy.not_replayed)),
         ("forward_key", json!(policy.forward_key.to_string())),
     ];
-    fields.extend(recipe::fields(&policy.recipe));
+    fields.extend(fingerprint::fields(&policy.recipe));
     fields
 }
 
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_in_force_brings_its_own_defaults_beneath_all_others() {
+    fn the_defaults_of_the_profile_yield_to_all_other_settings() {
         let stripe = Overlay { profile: Some(Profile::Stripe), ..Overlay::default() };
         let ietf = Overlay { profile: Some(Profile::Ietf), ..Overlay::default() };
         let unknown = Overlay { on_server_error: Some(OnServerError::Unknown), ..Overlay::default() };

@@ -3,7 +3,7 @@
 use ibid_core::proof::{Hop, NotExecutedWhen};
 use serde_json::{Value, json};
 
-use super::read::{Reader, Section};
+use super::toml_reader::{Reader, Section};
 
 /// Reads `not_executed_when`: one table, or an array of tables.
 pub(super) fn read_rules(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Vec<NotExecutedWhen>> {

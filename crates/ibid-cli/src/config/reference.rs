@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::CommandFactory;
 
 use super::defaults::default_of;
-use super::keys::{self, title};
+use super::schema::{self, title};
 use super::*;
 use crate::args::Cli;
 
@@ -32,7 +32,7 @@ fn defaults_as_file() -> String {
         } else if !section.is_empty() {
             writeln!(text, "[{section}]").unwrap();
         }
-        for key in keys::all().filter(|key| key.section == section) {
+        for key in schema::all().filter(|key| key.section == section) {
             if let Some(default) = default_of(section, key.key) {
                 writeln!(text, "{} = {default}", key.key).unwrap();
             }
@@ -43,7 +43,7 @@ fn defaults_as_file() -> String {
 
 #[test]
 fn the_documented_defaults_are_the_defaults() {
-    let read = |text: &str| Config::read(&GatewayArgs::default(), &Variables::default(), "ibid.toml", text);
+    let read = |text: &str| Config::read(&GatewayArgs::default(), &EnvVars::default(), "ibid.toml", text);
     let spelt_out = read(&defaults_as_file()).unwrap_or_else(|failures| panic!("{failures}"));
     let silent = read(&format!("{BASE}[tenant]\nfrom = \"header:x-tenant-id\"\n")).unwrap();
     let comparable = |config: &Config| format!("{:#?}", Config { warnings: Vec::new(), ..config.clone() });
@@ -79,11 +79,11 @@ fn every_listed_key_is_read() {
         if again {
             writeln!(text, "name = \"calls\"").unwrap();
         }
-        for key in keys::all().filter(|key| key.section == name && !skipped.contains(&key.key)) {
+        for key in schema::all().filter(|key| key.section == name && !skipped.contains(&key.key)) {
             writeln!(text, "{} = {}", key.key, example(name, key.key, default_of(name, key.key))).unwrap();
         }
     }
-    let config = Config::read(&GatewayArgs::default(), &Variables::default(), "ibid.toml", &text);
+    let config = Config::read(&GatewayArgs::default(), &EnvVars::default(), "ibid.toml", &text);
     config.unwrap_or_else(|failures| panic!("{failures}\n{text}"));
 }
 
@@ -116,7 +116,7 @@ fn example(section: &str, key: &str, default: Option<String>) -> String {
 fn configuration_page() -> String {
     let mut page = CONFIGURATION_HEAD.to_owned();
     let mut section = None;
-    for key in keys::all() {
+    for key in schema::all() {
         if section != Some(key.section) {
             section = Some(key.section);
             let heading = match key.section {

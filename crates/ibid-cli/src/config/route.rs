@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::defaults::{KeyDefaults, duration};
 use super::policy::Overlay;
-use super::read::{Reader, Section};
-use super::value::near_miss;
+use super::toml_reader::{Reader, Section};
+use super::units::near_miss;
 use crate::gateway::reconcile::fill;
 
 /// A `[route.reconcile]` as the file has it.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::read::{Reader, Section};
+use super::toml_reader::{Reader, Section};
 
 /// The bounds of the public listener. The reason for each default is in the list of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
+pub(crate) struct ServerConfig {
     pub(crate) max_connections: u32,
     pub(crate) max_streams: u32,
     pub(crate) max_resets: u32,
@@ -23,9 +23,9 @@ pub(crate) struct Server {
     pub(crate) drain_for: Duration,
 }
 
-impl Default for Server {
-    fn default() -> Server {
-        Server {
+impl Default for ServerConfig {
+    fn default() -> ServerConfig {
+        ServerConfig {
             max_connections: 4096,
             max_streams: 128,
             max_resets: 64,
@@ -44,7 +44,7 @@ impl Default for Server {
     }
 }
 
-impl Server {
+impl ServerConfig {
     /// Reads `[server]` and refuses bounds that contradict each other. `largest_body` is the largest `max_request_body`
     /// of any route.
     pub(super) fn read(
@@ -52,10 +52,10 @@ impl Server {
         reader: &Reader<'_>,
         largest_body: u64,
         warnings: &mut Vec<String>,
-    ) -> Server {
+    ) -> ServerConfig {
         let mut section = root.section("server", "server");
-        let usual = Server::default();
-        let server = Server {
+        let usual = ServerConfig::default();
+        let server = ServerConfig {
             max_connections: section.count("max_connections").unwrap_or(usual.max_connections),
             max_streams: section.count("max_streams").unwrap_or(usual.max_streams),
             max_resets: section.count("max_resets").unwrap_or(usual.max_resets),

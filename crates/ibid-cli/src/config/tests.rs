@@ -14,7 +14,7 @@ mod answers;
 const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n[tenant]\nfrom = \"header:x-tenant-id\"\n";
 
 fn read(text: &str) -> Result<Config, Failures> {
-    Config::read(&GatewayArgs::default(), &Variables::default(), "ibid.toml", text)
+    Config::read(&GatewayArgs::default(), &EnvVars::default(), "ibid.toml", text)
 }
 
 /// What follows [`BASE`], which has three lines.
@@ -145,7 +145,7 @@ secrets = ["0123456789abcdef0123456789abcdef"]
     assert_eq!(config.routes[1].methods, [Method::POST, Method::PUT]);
     assert_eq!(config.routes[1].policy.retention, DAY);
     assert_eq!(config.upkeep.sweep_every, Duration::from_secs(1));
-    assert_eq!(config.upkeep.keep, Keep { effects: 45 * DAY, history: 700 * DAY });
+    assert_eq!(config.upkeep.keep, Retention { effects: 45 * DAY, history: 700 * DAY });
     assert_eq!(config.secrets, [b"0123456789abcdef0123456789abcdef".to_vec()]);
 }
 
@@ -174,7 +174,7 @@ fn flags_win_over_the_file() {
     let text =
         "listen = \"127.0.0.1:2\"\nadmin_listen = \"127.0.0.1:3\"\nupstream_http2 = true\n".to_owned() + BASE;
     let variables =
-        Variables { secrets: Some("a123456789abcdef, b123456789abcdef".into()), ..Variables::default() };
+        EnvVars { secrets: Some("a123456789abcdef, b123456789abcdef".into()), ..EnvVars::default() };
     let config = Config::read(&flags, &variables, "ibid.toml", &text).unwrap();
     assert_eq!(config.upstream, "http://10.0.0.1:9");
     assert!(config.tenant.is_none());
@@ -470,7 +470,7 @@ fn the_key_rule_of_the_command_line_wins_over_the_defaults_only() {
     let flags = |word: &str| GatewayArgs { key: Some(word.into()), ..GatewayArgs::default() };
     let text =
         format!("{BASE}[defaults]\nkey = \"required\"\n[[route]]\nmatch = \"POST /x\"\nkey = \"required\"\n");
-    let read = |word: &str| Config::read(&flags(word), &Variables::default(), "ibid.toml", &text);
+    let read = |word: &str| Config::read(&flags(word), &EnvVars::default(), "ibid.toml", &text);
     let config = read("optional").unwrap();
     assert_eq!((config.defaults.key, config.routes[0].policy.key), (KeyRule::Optional, KeyRule::Required));
     assert_eq!(read("").unwrap().defaults.key, KeyRule::Required, "an empty variable says nothing");

@@ -10,7 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 
-use super::read::{Reader, Section};
+use super::toml_reader::{Reader, Section};
 use crate::gateway::upstream_tls::{TlsSettings, provider};
 
 /// Reads the table. `upstream` is none if that could not be read.
@@ -106,11 +106,11 @@ mod tests {
     use ibid_testkit::tls::Authority;
 
     use crate::args::GatewayArgs;
-    use crate::config::{Config, Variables};
+    use crate::config::{Config, EnvVars};
 
     fn read(upstream: &str, table: &str) -> Result<Config, String> {
         let text = format!("upstream = \"{upstream}\"\n[tenant]\nfrom = \"none\"\n[upstream_tls]\n{table}");
-        Config::read(&GatewayArgs::default(), &Variables::default(), "ibid.toml", &text).map_err(|failures| {
+        Config::read(&GatewayArgs::default(), &EnvVars::default(), "ibid.toml", &text).map_err(|failures| {
             failures.all().iter().map(|failure| format!("{}\n", failure.message)).collect()
         })
     }

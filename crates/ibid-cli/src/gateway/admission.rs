@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use http::request::Parts;
-use ibid::http::{Admission, Admitted, BodyBytes, Crowded};
+use ibid::http::{Admission, AdmissionPermit, BodyBytes, OverCapacity};
 
 use super::bounds::{self, Bound};
 use super::connections::{Connection, ConnectionRun};
@@ -37,7 +37,7 @@ impl Admission for GuardedSlots {
         self.buffers.has_room_for_reply(bytes)
     }
 
-    fn admit(&self, head: &Parts) -> Result<Admitted, Crowded> {
+    fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacity> {
         let run = match head.extensions.get::<Arc<Connection>>() {
             None => None,
             Some(connection) => match connection.begin_run(self.max_per_connection) {
@@ -51,10 +51,10 @@ impl Admission for GuardedSlots {
             return Err(crowded(Bound::Guarded));
         }
         if !self.buffers.has_room_for_request(0) {
-            return Err(Crowded);
+            return Err(OverCapacity);
         }
         let bytes = HeldBody { buffers: Arc::clone(&self.buffers), bytes: AtomicU64::new(0), _run: run };
-        Ok(Admitted { client: Box::new(slot), body: Arc::new(bytes) })
+        Ok(AdmissionPermit { client: Box::new(slot), body: Arc::new(bytes) })
     }
 }
 
@@ -75,9 +75,9 @@ struct HeldBody {
 }
 
 impl BodyBytes for HeldBody {
-    fn grow(&self, bytes: u64) -> Result<(), Crowded> {
+    fn grow(&self, bytes: u64) -> Result<(), OverCapacity> {
         if !self.buffers.has_room_for_request(bytes) {
-            return Err(Crowded);
+            return Err(OverCapacity);
         }
         self.buffers.add_request(bytes);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Drop for HeldBody {
     }
 }
 
-fn crowded(bound: Bound) -> Crowded {
+fn crowded(bound: Bound) -> OverCapacity {
     bounds::reached(bound);
-    Crowded
+    OverCapacity
 }

@@ -25,7 +25,7 @@ pub(crate) struct Connections {
     connections_max: usize,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     next_id: AtomicU64,
-    clock: Clock,
+    clock: ConnectionClock,
     became_idle: Notify,
     /// Callers of [`Connections::slot`] that wait, so that a connection that becomes idle wakes one only if there is one.
     waiting: AtomicUsize,
@@ -39,7 +39,7 @@ impl Connections {
             connections_max,
             open: Mutex::default(),
             next_id: AtomicU64::new(0),
-            clock: Clock(Instant::now()),
+            clock: ConnectionClock(Instant::now()),
             became_idle: Notify::new(),
             waiting: AtomicUsize::new(0),
             relief: OnceLock::new(),
@@ -78,7 +78,7 @@ impl Connections {
     }
 
     /// Registers an accepted connection until the returned guard is dropped.
-    pub(crate) fn open(self: &Arc<Self>, peer: SocketAddr) -> Registered {
+    pub(crate) fn open(self: &Arc<Self>, peer: SocketAddr) -> ConnectionGuard {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let now = self.clock.now();
         let connection = Arc::new(Connection {
@@ -101,7 +101,7 @@ impl Connections {
             kept_for_tunnel: OnceLock::new(),
         });
         lock(&self.open).insert(id, Arc::clone(&connection));
-        Registered { id, connections: Arc::clone(self), connection }
+        ConnectionGuard { id, connections: Arc::clone(self), connection }
     }
 
     /// Whether a connection waits for a slot.
@@ -159,13 +159,13 @@ impl Drop for Waiting<'_> {
 }
 
 /// One connection in the list of its listener.
-pub(crate) struct Registered {
+pub(crate) struct ConnectionGuard {
     id: u64,
     connections: Arc<Connections>,
     pub(crate) connection: Arc<Connection>,
 }
 
-impl Drop for Registered {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         lock(&self.connections.open).remove(&self.id);
     }
@@ -178,8 +178,8 @@ pub(crate) struct Connection {
     pub(crate) peer_field: HeaderValue,
     /// Where a request leaves the tunnel that the connection is to become.
     pub(crate) tunnel: TunnelSlot,
-    clock: Clock,
-    /// No cycle that lasts: the list drops the connection when [`Registered`] goes.
+    clock: ConnectionClock,
+    /// No cycle that lasts: the list drops the connection when [`ConnectionGuard`] goes.
     all: Arc<Connections>,
     opened: u64,
     /// Requests whose reply has not been written to its end.
@@ -198,13 +198,13 @@ pub(crate) struct Connection {
 
 /// How long a connection may do nothing.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct IdleLimits {
     pub(crate) first_head_for: Duration,
     pub(crate) idle_for: Duration,
     pub(crate) stall_for: Duration,
 }
 
-impl Patience {
+impl IdleLimits {
     /// How often a connection is looked at, so that none is kept for much longer than it may be.
     fn often(&self) -> Duration {
         (self.stall_for / 4).max(LOOK_AT_MOST_EVERY)
@@ -218,7 +218,7 @@ impl Patience {
 
 /// The next step for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ConnectionVerdict {
     /// Drop it.
     Close(&'static str),
     /// Let it take no more requests and close.
@@ -248,47 +248,47 @@ impl Connection {
     }
 
     /// Waits until the connection is told to end, and says how. One that is leaving can only be told to close.
-    pub(crate) async fn told(&self, is_leaving: bool) -> Verdict {
+    pub(crate) async fn told(&self, is_leaving: bool) -> ConnectionVerdict {
         loop {
             let next = self.ordered.notified();
             match self.order.load(Ordering::Acquire) {
-                ORDER_CLOSE => return Verdict::Close("made room"),
-                ORDER_LEAVE if !is_leaving => return Verdict::GoAway,
+                ORDER_CLOSE => return ConnectionVerdict::Close("made room"),
+                ORDER_LEAVE if !is_leaving => return ConnectionVerdict::GoAway,
                 _ => next.await,
             }
         }
     }
 
     /// Decides whether the connection has been idle or stalled for too long.
-    pub(crate) fn look(&self, patience: &Patience) -> Verdict {
+    pub(crate) fn look(&self, patience: &IdleLimits) -> ConnectionVerdict {
         let now = self.clock.now();
         let since = |then: u64| Duration::from_micros(now.saturating_sub(then));
         let blocked = self.write_blocked_since.load(Ordering::Relaxed);
         if blocked != NEVER && since(blocked) >= patience.stall_for {
             bounds::reached(Bound::Stall);
-            return Verdict::Close("the client does not read");
+            return ConnectionVerdict::Close("the client does not read");
         }
         for reply in self.replies() {
             if reply.is_stalled_for(patience.stall_for) {
                 bounds::reached(Bound::Stall);
                 if !reply.end() {
-                    return Verdict::Close("the client does not read a reply");
+                    return ConnectionVerdict::Close("the client does not read a reply");
                 }
             }
         }
         let often = patience.often();
         if !self.has_request.load(Ordering::Relaxed) {
             return match patience.first_head_for.checked_sub(since(self.opened)) {
-                None | Some(Duration::ZERO) => Verdict::Close("no request in time"),
-                Some(left) => Verdict::LookAgainIn(left.min(often)),
+                None | Some(Duration::ZERO) => ConnectionVerdict::Close("no request in time"),
+                Some(left) => ConnectionVerdict::LookAgainIn(left.min(often)),
             };
         }
         if self.busy.load(Ordering::Acquire) > 0 {
-            return Verdict::LookAgainIn(often);
+            return ConnectionVerdict::LookAgainIn(often);
         }
         match patience.idle_for.checked_sub(since(self.idle_since.load(Ordering::Relaxed))) {
-            None | Some(Duration::ZERO) => Verdict::GoAway,
-            Some(left) => Verdict::LookAgainIn(left.min(often)),
+            None | Some(Duration::ZERO) => ConnectionVerdict::GoAway,
+            Some(left) => ConnectionVerdict::LookAgainIn(left.min(often)),
         }
     }
 
@@ -296,7 +296,7 @@ impl Connection {
         self.busy.load(Ordering::Acquire) > 0
     }
 
-    pub(crate) fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> ConnectionClock {
         self.clock
     }
 
@@ -375,9 +375,9 @@ impl Drop for ConnectionRun {
 
 /// Microseconds since a listener started, in a form that fits an atomic.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock(Instant);
+pub(crate) struct ConnectionClock(Instant);
 
-impl Clock {
+impl ConnectionClock {
     pub(crate) fn now(self) -> u64 {
         // Far below `NEVER`: half a million years.
         self.0.elapsed().as_micros() as u64

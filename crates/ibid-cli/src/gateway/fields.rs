@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version, request};
 use ibid_core::policy::Policy;
 use ibid_core::refusal::Refusal;
 
-use super::tenant::{TenantFrom, TenantHow};
+use super::tenant::{TenantConfig, TenantFrom};
 
 /// The rules for one gateway's request fields.
 #[derive(Debug, Default)]
@@ -26,7 +26,10 @@ pub(crate) struct RequestFields {
 
 impl RequestFields {
     /// Protects the fields that decide whose request it is and what it asks for, under any of these policies.
-    pub(crate) fn new<'p>(tenant: &TenantHow, policies: impl Iterator<Item = &'p Policy>) -> RequestFields {
+    pub(crate) fn new<'p>(
+        tenant: &TenantConfig,
+        policies: impl Iterator<Item = &'p Policy>,
+    ) -> RequestFields {
         let names = policies.flat_map(|policy| {
             let names = policy.recipe.headers().iter().chain(&policy.first_sent).map(String::as_str);
             policy.key_from.header_names().chain(names)
@@ -219,7 +222,7 @@ mod tests {
     use ibid_core::key_source::KeyFrom;
 
     fn rules() -> RequestFields {
-        let tenant = TenantHow::parse("header:X-Tenant-Id").unwrap();
+        let tenant = TenantConfig::parse("header:X-Tenant-Id").unwrap();
         let recipe = Recipe::default().with_header("x-amount").with_header("api.version");
         let key_from = KeyFrom::parse(["header:X-Order-Token"]).unwrap();
         let policy = Policy { recipe, key_from, ..Policy::default() };

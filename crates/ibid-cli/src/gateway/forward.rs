@@ -2,7 +2,7 @@
 //!
 //! It never sends a request again on its own. The one exception is hyper's: a request that a pooled
 //! connection hands back unsent goes out on another. Whatever fails becomes an answer that carries a
-//! [`Fate`], because whoever holds the key needs one thing of an error: may it be left free?
+//! [`ExecutionHint`], because whoever holds the key needs one thing of an error: may it be left free?
 //!
 //! It knows nothing of keys and records, and sets no deadline: the caller drops the future. And it must:
 //! besides a silent upstream, a request queued on an HTTP/2 connection that ends just then can be lost
@@ -31,7 +31,7 @@ use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower_service::Service;
 
-use ibid::http::{Fate, TraceContext};
+use ibid::http::{ExecutionHint, TraceContext};
 
 use super::forward_key::KeyChange;
 
@@ -132,12 +132,12 @@ impl Forwarder {
     async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {
         // A tunnel to wherever the client likes is not what a gateway in front of one upstream offers.
         if request.method() == Method::CONNECT {
-            return Problem::CONNECT_REFUSED.answer(Fate::NotExecuted);
+            return Problem::CONNECT_REFUSED.answer(ExecutionHint::NotExecuted);
         }
         let upgrades = request.extensions().get::<UpgradeTo>().is_some();
         let key_change = KeyChange::of(&request);
         let Some(mut request) = self.base.outgoing(request) else {
-            return Problem::TARGET_TOO_LONG.answer(Fate::NotExecuted);
+            return Problem::TARGET_TOO_LONG.answer(ExecutionHint::NotExecuted);
         };
         if let Some(key_change) = key_change {
             key_change.apply(request.headers_mut());
@@ -152,7 +152,7 @@ impl Forwarder {
             // Nobody asked for an upgrade, so this upstream speaks something that is no HTTP. It has read
             // the request all the same.
             Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Problem::OUTCOME_UNKNOWN.answer(Fate::Uncertain)
+                Problem::OUTCOME_UNKNOWN.answer(ExecutionHint::Uncertain)
             }
             Ok(answer) => {
                 retire_after_error(&answer, &connection);
@@ -176,7 +176,7 @@ impl Forwarder {
                         tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
                     }
                 }
-                if fate == Fate::NotExecuted {
+                if fate == ExecutionHint::NotExecuted {
                     Problem::UPSTREAM_UNAVAILABLE.answer(fate)
                 } else {
                     Problem::OUTCOME_UNKNOWN.answer(fate)
@@ -231,7 +231,7 @@ where
 
 /// No answer in time to a request that nobody guards.
 pub(crate) fn timed_out() -> Response<ForwardBody> {
-    Problem::TIMED_OUT.answer(Fate::Uncertain)
+    Problem::TIMED_OUT.answer(ExecutionHint::Uncertain)
 }
 
 /// The handshake's failure, if that is why a request was not sent.
@@ -241,37 +241,37 @@ fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
 
 /// No slot for a request that nobody guards.
 pub(crate) fn overloaded() -> Response<ForwardBody> {
-    let mut answer = Problem::OVERLOADED.answer(Fate::NotExecuted);
+    let mut answer = Problem::OVERLOADED.answer(ExecutionHint::NotExecuted);
     answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     answer
 }
 
 /// The client of a request that nobody guards stopped in the middle of its body.
 pub(crate) fn body_stalled() -> Response<ForwardBody> {
-    Problem::BODY_STALLED.answer(Fate::Uncertain)
+    Problem::BODY_STALLED.answer(ExecutionHint::Uncertain)
 }
 
 /// What an error of the client proves.
 ///
 /// Read together with hyper-util 0.1, hyper 1 and h2 0.4; `forward_tests` holds one test per line here,
 /// and one for each neighbour that must not be taken for it.
-fn fate_of(error: &legacy::Error) -> Fate {
+fn fate_of(error: &legacy::Error) -> ExecutionHint {
     // Not connected: no byte was sent. Or connected and closed before the request was given to the
     // connection: every error after that names the connection it happened on.
     if error.is_connect() || error.connect_info().is_none() {
-        return Fate::NotExecuted;
+        return ExecutionHint::NotExecuted;
     }
     let Some(error) = error.source().and_then(|source| source.downcast_ref::<hyper::Error>()) else {
-        return Fate::Uncertain;
+        return ExecutionHint::Uncertain;
     };
     // hyper calls canceled only what it hands back whole, still queued when its connection ended. On a
     // reused connection it went out again and this is never seen; on a fresh one it is ours to tell.
     if error.is_canceled() {
-        return Fate::NotExecuted;
+        return ExecutionHint::NotExecuted;
     }
     match error.source().and_then(|source| source.downcast_ref::<h2::Error>()) {
-        Some(error) if is_refusal(error) => Fate::NotExecuted,
-        _ => Fate::Uncertain,
+        Some(error) if is_refusal(error) => ExecutionHint::NotExecuted,
+        _ => ExecutionHint::Uncertain,
     }
 }
 
@@ -523,7 +523,7 @@ impl Problem {
         detail: "The target is too long to be forwarded.",
     };
 
-    fn answer(&self, fate: Fate) -> Response<ForwardBody> {
+    fn answer(&self, fate: ExecutionHint) -> Response<ForwardBody> {
         let body = serde_json::json!({
             "type": self.kind, "title": self.title, "status": self.status.as_u16(), "detail": self.detail,
         });

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body_util::{BodyExt, Empty, Full};
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 use tower::ServiceExt;
 
@@ -14,7 +14,7 @@ use super::bounds::Bound;
 use super::forward::{ForwardBody, Forwarder};
 use super::upstream_connections::UpstreamConnections;
 use super::upstream_tls::TlsSettings;
-use ibid::http::Fate;
+use ibid::http::ExecutionHint;
 
 #[tokio::test]
 async fn the_target_goes_out_byte_for_byte_behind_the_base_path() {
@@ -148,10 +148,10 @@ async fn an_event_stream_is_passed_on_while_it_runs() {
 
 #[tokio::test]
 async fn a_refused_connection_proves_that_nothing_was_executed() {
-    let reserved = Reserved::port();
+    let reserved = ReservedPort::port();
     let forwarder = forwarder(&reserved.url(), false);
     let answer = send(&forwarder, post("k", "")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(Fate::NotExecuted)));
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!(answer.headers()["content-type"], "application/problem+json");
     assert_eq!(answer.headers()["cache-control"], "no-store");
     let problem: serde_json::Value = serde_json::from_str(&text(answer).await.unwrap()).unwrap();
@@ -163,7 +163,7 @@ async fn a_refused_connection_proves_that_nothing_was_executed() {
     // Or the next request could meet the old connection's close instead of the refusal.
     upstream.until(|t| t.closed == 1).await;
     let reserved = upstream.stop().await;
-    assert_eq!(fate(&send(&forwarder, post("k", "")).await), Some(Fate::NotExecuted));
+    assert_eq!(fate(&send(&forwarder, post("k", "")).await), Some(ExecutionHint::NotExecuted));
     drop(reserved);
 }
 
@@ -180,13 +180,13 @@ async fn a_pooled_connection_found_closed_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_close_that_meets_a_written_request_leaves_it_uncertain_and_sent_once() {
+async fn a_close_after_the_request_was_written_leaves_it_uncertain() {
     let upstream = Upstream::start().await;
     let forwarder = forwarder(&upstream.url(), false);
     let first = send(&forwarder, post("a", "cut=next")).await;
     assert_eq!(text(first).await.unwrap(), "done");
     let second = send(&forwarder, post("b", "")).await;
-    assert_eq!((second.status().as_u16(), fate(&second)), (502, Some(Fate::Uncertain)));
+    assert_eq!((second.status().as_u16(), fate(&second)), (502, Some(ExecutionHint::Uncertain)));
     let problem: serde_json::Value = serde_json::from_str(&text(second).await.unwrap()).unwrap();
     assert_eq!(problem["type"], "urn:ibid:problem:outcome-unknown");
     upstream.until(|t| t.closed == 1).await;
@@ -195,7 +195,7 @@ async fn a_close_that_meets_a_written_request_leaves_it_uncertain_and_sent_once(
 }
 
 #[tokio::test]
-async fn an_answer_cut_before_its_head_ends_is_uncertain_on_fresh_and_on_reused_connections() {
+async fn a_response_cut_before_its_head_ends_is_uncertain() {
     for reused in [false, true] {
         for fixture in ["cut=unread", "cut=read", "cut=read;rst", "cut=head", "cut=head;rst", "upgrade"] {
             let upstream = Upstream::start().await;
@@ -204,7 +204,11 @@ async fn an_answer_cut_before_its_head_ends_is_uncertain_on_fresh_and_on_reused_
                 assert_eq!(text(send(&forwarder, post("first", "")).await).await.unwrap(), "done");
             }
             let answer = send(&forwarder, post("k", fixture)).await;
-            assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)), "{fixture}");
+            assert_eq!(
+                (answer.status().as_u16(), fate(&answer)),
+                (502, Some(ExecutionHint::Uncertain)),
+                "{fixture}"
+            );
             let tally = upstream.tally();
             assert_eq!((tally.begun, tally.connections), (1 + usize::from(reused), 1), "{fixture}");
             assert_eq!(upstream.executions("k"), usize::from(fixture != "cut=unread"), "{fixture}");
@@ -222,14 +226,14 @@ async fn an_answer_cut_in_its_body_is_an_error_of_the_body() {
         if answer.status() == StatusCode::OK {
             assert!(text(answer).await.is_err(), "{fixture}");
         } else {
-            assert_eq!(fate(&answer), Some(Fate::Uncertain), "{fixture}");
+            assert_eq!(fate(&answer), Some(ExecutionHint::Uncertain), "{fixture}");
         }
     }
     assert_eq!(upstream.total(), 3);
 }
 
 #[tokio::test]
-async fn a_connection_closed_as_soon_as_it_was_made_is_never_taken_for_an_answer() {
+async fn an_immediately_closed_connection_is_not_an_answer() {
     let upstream = Upstream::start().await;
     let forwarder = forwarder(&upstream.url(), false);
     for behaviour in ["cut=unread", "cut=unread;rst"] {
@@ -244,7 +248,7 @@ async fn a_connection_closed_as_soon_as_it_was_made_is_never_taken_for_an_answer
 /// Connections close in silence while requests are on their way, in whatever order the machine makes of
 /// it: no fate may be claimed that the upstream's count contradicts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_race_with_a_closing_upstream_executes_twice_or_proves_what_is_not_so() {
+async fn a_race_with_a_closing_upstream_never_executes_twice() {
     let upstream = Upstream::start().await;
     let forwarder = forwarder(&upstream.url(), false);
     for round in 0..20 {
@@ -258,8 +262,8 @@ async fn no_race_with_a_closing_upstream_executes_twice_or_proves_what_is_not_so
             let executed = upstream.executions(key);
             match fate(&answer) {
                 None => assert_eq!((answer.status().as_u16(), executed), (200, 1), "{key}"),
-                Some(Fate::NotExecuted) => assert_eq!(executed, 0, "{key}"),
-                Some(Fate::Uncertain | Fate::Executed) => assert!(executed <= 1, "{key}"),
+                Some(ExecutionHint::NotExecuted) => assert_eq!(executed, 0, "{key}"),
+                Some(ExecutionHint::Uncertain | ExecutionHint::Executed) => assert!(executed <= 1, "{key}"),
             }
             let _ = text(answer).await;
         }
@@ -287,7 +291,7 @@ async fn a_refused_stream_proves_that_nothing_was_executed() {
     let upstream = UpstreamH2::start().await;
     let forwarder = forwarder(&upstream.url(), true);
     let answer = send(&forwarder, post("k", "refuse")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(Fate::NotExecuted)));
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((upstream.tally().begun, upstream.executions("k")), (1, 0), "and we do not try again");
     assert_eq!(send(&forwarder, post("k", "")).await.status(), 200);
 }
@@ -298,13 +302,17 @@ async fn a_stream_reset_for_any_other_reason_is_uncertain() {
     let forwarder = forwarder(&upstream.url(), true);
     for (sent, fixture) in ["reset=internal", "reset=cancel"].into_iter().enumerate() {
         let answer = send(&forwarder, post("k", fixture)).await;
-        assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)), "{fixture}");
+        assert_eq!(
+            (answer.status().as_u16(), fate(&answer)),
+            (502, Some(ExecutionHint::Uncertain)),
+            "{fixture}"
+        );
         assert_eq!(upstream.executions("k"), sent + 1);
     }
 }
 
 #[tokio::test]
-async fn a_goaway_proves_it_for_streams_above_its_last_and_spares_those_below() {
+async fn a_goaway_proves_non_execution_only_above_its_last_stream() {
     let upstream = UpstreamH2::start().await;
     let forwarder = forwarder(&upstream.url(), true);
     let before = tokio::spawn({
@@ -314,7 +322,7 @@ async fn a_goaway_proves_it_for_streams_above_its_last_and_spares_those_below() 
     upstream.until(|t| t.held == 1).await;
 
     let above = send(&forwarder, post("above", "goaway=below")).await;
-    assert_eq!((above.status().as_u16(), fate(&above)), (503, Some(Fate::NotExecuted)));
+    assert_eq!((above.status().as_u16(), fate(&above)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!(upstream.executions("above"), 0);
 
     upstream.gate().release(1);
@@ -327,7 +335,7 @@ async fn a_goaway_proves_it_for_streams_above_its_last_and_spares_those_below() 
 async fn a_goaway_proves_nothing_for_its_last_stream() {
     let upstream = UpstreamH2::start().await;
     let answer = send(&forwarder(&upstream.url(), true), post("k", "goaway=at")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)));
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(ExecutionHint::Uncertain)));
     assert_eq!(upstream.executions("k"), 1);
 }
 
@@ -359,8 +367,10 @@ pub(super) async fn race_with_goaway(upstream: &UpstreamH2, forwarder: &Forwarde
             let executed = upstream.executions(&key);
             match answer.map(|answer| (answer.status().as_u16(), fate(&answer))) {
                 Some((status, None)) => assert_eq!((status, executed), (200, 1), "{key}"),
-                Some((_, Some(Fate::NotExecuted))) => assert_eq!(executed, 0, "{key}"),
-                Some((_, Some(Fate::Uncertain | Fate::Executed))) | None => assert!(executed <= 1, "{key}"),
+                Some((_, Some(ExecutionHint::NotExecuted))) => assert_eq!(executed, 0, "{key}"),
+                Some((_, Some(ExecutionHint::Uncertain | ExecutionHint::Executed))) | None => {
+                    assert!(executed <= 1, "{key}")
+                }
             }
         }
     }
@@ -390,7 +400,7 @@ async fn a_wait_for_a_connection_is_bounded_and_proves_nothing_sent() {
     });
     upstream.until(|tally| tally.total == 1).await;
     let refused = send(&forwarder, post("b", "")).await;
-    assert_eq!((refused.status().as_u16(), fate(&refused)), (503, Some(Fate::NotExecuted)));
+    assert_eq!((refused.status().as_u16(), fate(&refused)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((connections.used(), upstream.executions("b")), (1, 0));
 
     // The connection that the first one gives back is used again.
@@ -421,7 +431,7 @@ async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Respons
     forwarder.clone().oneshot(request).await.unwrap()
 }
 
-fn fate(answer: &Response<ForwardBody>) -> Option<Fate> {
+fn fate(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
     answer.extensions().get().copied()
 }
 

@@ -26,9 +26,9 @@ mod upstream_connections;
 pub(crate) mod upstream_tls;
 
 #[cfg(test)]
-mod door_tests;
-#[cfg(test)]
 mod forward_tests;
+#[cfg(test)]
+mod listener_tests;
 #[cfg(test)]
 mod server_tests;
 #[cfg(test)]
@@ -46,7 +46,7 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
 use ibid::http::{
-    Begins, Guarded, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, ReplyBody,
+    Guarded, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, ReplyBody, ReservedBy,
     Routes, Rule, TenantSource,
 };
 use ibid::upkeep::{self, Schedule};
@@ -72,13 +72,13 @@ use fields::RequestFields;
 use forward::{ForwardBody, Forwarder};
 use next_hop::HopNotice;
 use pass_slots::PassSlots;
-use pass_timeout::{Progress, TellingBody};
+use pass_timeout::{PassProgress, ProgressBody};
 use replies::KeptForReply;
-use server::{Door, ServerLimits};
+use server::{ListenerState, ServerLimits};
 use stall::{StallWatch, StallingBody};
-use tenant::TenantHow;
+use tenant::TenantConfig;
 use untrusted::UntrustedHops;
-use upgrade::Wish;
+use upgrade::UpgradeRequest;
 use upstream_connections::UpstreamConnections;
 
 /// A gateway whose ports are bound and whose store answers.
@@ -90,7 +90,7 @@ pub(crate) struct Gateway {
     metrics: admin::Metrics,
     console: Option<axum::Router>,
     limits: ServerLimits,
-    door: Door,
+    door: ListenerState,
     /// None: others look after the store.
     schedule: Option<Schedule>,
 }
@@ -108,7 +108,7 @@ impl Gateway {
             connections_max: sockets.connections as usize,
             ..ServerLimits::of(&config.server)
         };
-        let door = Door::new(&limits);
+        let door = ListenerState::new(&limits);
         let bounds = Bounds::new(config, &sockets, &door);
         let notice = Arc::new(HopNotice::besides(hops(config)));
         let forwarder = |connections: &UpstreamConnections| {
@@ -119,7 +119,7 @@ impl Gateway {
                 .map_err(|error| Failure::usage("the upstream can't be used").because(error))
         };
         let guarded = forwarder(&bounds.upstream_guarded)?;
-        ibid.reconcile_with(Arc::new(reconcile::Asker(guarded.clone())));
+        ibid.reconcile_with(Arc::new(reconcile::UpstreamLookup(guarded.clone())));
         let upstream = Upstream(Arc::new(UpstreamParts {
             guarded,
             passed: forwarder(&bounds.upstream_passed)?,
@@ -212,7 +212,7 @@ struct Gate {
 
 /// What is believed of a request's fields. One `Arc`, because each request clones the gate.
 pub(crate) struct GateRules {
-    tenant: TenantHow,
+    tenant: TenantConfig,
     untrusted: UntrustedHops,
     fields: RequestFields,
     profile: Profile,
@@ -303,10 +303,10 @@ impl Service<Request<ClientBody>> for Upstream {
         let Some((mut slot, ended)) = self.0.slots.enter() else {
             return Box::pin(std::future::ready(Ok(forward::overloaded())));
         };
-        let wish = Wish::take(&mut request);
-        let (progress, watch) = (Progress::begun(), StallWatch::default());
+        let wish = UpgradeRequest::take(&mut request);
+        let (progress, watch) = (PassProgress::begun(), StallWatch::default());
         let request = ClientBody::watched(request).map(|body| {
-            let body = TellingBody::new(body, progress.clone());
+            let body = ProgressBody::new(body, progress.clone());
             StallingBody::new(body, self.0.stall_for, watch.clone())
         });
         let (call, limit) = (self.0.passed.clone().call(request), self.0.pass_timeout);
@@ -336,7 +336,7 @@ impl Service<Request<ClientBody>> for Upstream {
 
 /// The bounds that the gateway keeps, for its metrics.
 struct Bounds {
-    door: Door,
+    door: ListenerState,
     guarded: Arc<GuardedSlots>,
     passed: Arc<PassSlots>,
     upstream_guarded: UpstreamConnections,
@@ -344,7 +344,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    fn new(config: &Config, sockets: &Sockets, door: &Door) -> Bounds {
+    fn new(config: &Config, sockets: &Sockets, door: &ListenerState) -> Bounds {
         let server = &config.server;
         let passed = Arc::new(PassSlots::new(sockets.upstream_passed as usize));
         let slow = Arc::clone(&passed);
@@ -381,7 +381,7 @@ impl Bounds {
 }
 
 /// Raises the limit of open files and fits the sockets to it.
-fn fitted_sockets(server: &crate::config::Server) -> Sockets {
+fn fitted_sockets(server: &crate::config::ServerConfig) -> Sockets {
     let wanted = Sockets {
         connections: server.max_connections.into(),
         upstream_guarded: server.max_upstream_connections.into(),
@@ -402,7 +402,7 @@ fn fitted_sockets(server: &crate::config::Server) -> Sockets {
     fitted
 }
 
-fn tenants(how: &TenantHow, secret: &Secret) -> TenantSource {
+fn tenants(how: &TenantConfig, secret: &Secret) -> TenantSource {
     let (how, secret) = (how.clone(), secret.clone());
     TenantSource::by(move |head| {
         // A request without a peer did not come through our listener.
@@ -417,7 +417,7 @@ fn tenants(how: &TenantHow, secret: &Secret) -> TenantSource {
 fn principals(secret: &Secret) -> PrincipalSource {
     let secret = secret.clone();
     PrincipalSource::by(move |head| {
-        let principal = TenantHow::principal_of(head, &secret).map_err(|refusal| {
+        let principal = TenantConfig::principal_of(head, &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "a guarded request without a principal");
             MissingIdentity
         })?;
@@ -426,8 +426,8 @@ fn principals(secret: &Secret) -> PrincipalSource {
 }
 
 fn routes(config: &Config) -> Result<Routes, Failure> {
-    let rule = |route: &crate::config::Route| Rule {
-        begins: Begins::Guard,
+    let rule = |route: &crate::config::RouteConfig| Rule {
+        reserved_by: ReservedBy::Layer,
         methods: route.methods.clone(),
         pattern: route.pattern.clone(),
         policy: route.guard.then(|| route.policy.clone()),

@@ -14,12 +14,12 @@ use tokio::time::Instant;
 
 /// When a request last made progress.
 #[derive(Clone, Debug)]
-pub(crate) struct Progress(Arc<Mutex<Instant>>);
+pub(crate) struct PassProgress(Arc<Mutex<Instant>>);
 
-impl Progress {
+impl PassProgress {
     /// A request that begins now.
-    pub(crate) fn begun() -> Progress {
-        Progress(Arc::new(Mutex::new(Instant::now())))
+    pub(crate) fn begun() -> PassProgress {
+        PassProgress(Arc::new(Mutex::new(Instant::now())))
     }
 
     fn made(&self) {
@@ -47,18 +47,18 @@ impl Progress {
 }
 
 /// A request's body that tells of its progress.
-pub(crate) struct TellingBody<B> {
+pub(crate) struct ProgressBody<B> {
     body: B,
-    progress: Progress,
+    progress: PassProgress,
 }
 
-impl<B> TellingBody<B> {
-    pub(crate) fn new(body: B, progress: Progress) -> TellingBody<B> {
-        TellingBody { body, progress }
+impl<B> ProgressBody<B> {
+    pub(crate) fn new(body: B, progress: PassProgress) -> ProgressBody<B> {
+        ProgressBody { body, progress }
     }
 }
 
-impl<B: Body + Unpin> Body for TellingBody<B> {
+impl<B: Body + Unpin> Body for ProgressBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -89,7 +89,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_the_wait_without_progress_counts() {
         let (limit, step) = (Duration::from_secs(10), Duration::from_secs(6));
-        let progress = Progress::begun();
+        let progress = PassProgress::begun();
         let uploading = async {
             for _ in 0..5 {
                 tokio::time::sleep(step).await;

@@ -8,30 +8,30 @@ use http::header::ACCEPT_ENCODING;
 use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use http_body_util::Empty;
-use ibid::http::Fate;
-use ibid::upkeep::{Doubtful, Find, Finding};
+use ibid::http::ExecutionHint;
+use ibid::upkeep::{LookupResult, OutcomeLookup, UnknownRequest};
 use ibid_core::path;
 use ibid_core::policy::{Question, Reconcile};
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use tower_service::Service;
 
 use super::forward::Forwarder;
 
 /// Asks one upstream.
-pub(crate) struct Asker(pub(crate) Forwarder);
+pub(crate) struct UpstreamLookup(pub(crate) Forwarder);
 
-impl Find for Asker {
+impl OutcomeLookup for UpstreamLookup {
     fn asks(&self, rule: &Reconcile) -> bool {
         rule.question.is_some()
     }
 
-    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+    fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         let forwarder = self.0.clone();
-        Box::pin(async move { ask(forwarder, &doubtful).await.unwrap_or(Finding::Nothing) })
+        Box::pin(async move { ask(forwarder, &doubtful).await.unwrap_or(LookupResult::Nothing) })
     }
 }
 
-async fn ask(mut forwarder: Forwarder, doubtful: &Doubtful) -> Option<Finding> {
+async fn ask(mut forwarder: Forwarder, doubtful: &UnknownRequest) -> Option<LookupResult> {
     let rule = doubtful.policy.reconcile.as_ref()?;
     let question = rule.question.as_ref()?;
     let pattern = rule.route.as_deref().unwrap_or_default();
@@ -41,7 +41,7 @@ async fn ask(mut forwarder: Forwarder, doubtful: &Doubtful) -> Option<Finding> {
     };
     let Ok(mut answer) = forwarder.call(request).await;
     // A problem of ours, in place of an answer that never came.
-    if answer.extensions().get::<Fate>().is_some() {
+    if answer.extensions().get::<ExecutionHint>().is_some() {
         return None;
     }
     let status = answer.status().as_u16();
@@ -54,7 +54,7 @@ async fn ask(mut forwarder: Forwarder, doubtful: &Doubtful) -> Option<Finding> {
     if question.not_executed.contains(&status) {
         // What was cut off is no word, whatever it began with.
         let read = ibid::http::executed(answer, &doubtful.policy).await;
-        return (read != Finding::Nothing).then_some(Finding::NotExecuted);
+        return (read != LookupResult::Nothing).then_some(LookupResult::NotExecuted);
     }
     tracing::warn!(record = %doubtful.short, status, "the upstream answered neither `executed` nor `not_executed`");
     None
@@ -109,7 +109,7 @@ struct Filling {
 }
 
 impl Filling {
-    fn new(doubtful: &Doubtful, pattern: &str) -> Filling {
+    fn new(doubtful: &UnknownRequest, pattern: &str) -> Filling {
         let names = names_in(pattern, &doubtful.path).unwrap_or_default();
         Filling { key: doubtful.key.as_str().to_owned(), tenant: doubtful.tenant.as_str().to_owned(), names }
     }

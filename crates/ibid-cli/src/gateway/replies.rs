@@ -175,7 +175,7 @@ impl Reply {
         let now = self.now();
         self.progress.store(now, Ordering::Relaxed);
         self.buffers.ease(now);
-        Bytes::from_owner(Held { data, counted: bytes, reply: Arc::clone(self) })
+        Bytes::from_owner(HeldReply { data, counted: bytes, reply: Arc::clone(self) })
     }
 
     fn now(&self) -> u64 {
@@ -190,19 +190,19 @@ impl Drop for Reply {
 }
 
 /// Bytes of a reply that are counted until they are dropped, which is when the connection has written them.
-struct Held {
+struct HeldReply {
     data: Bytes,
     counted: u64,
     reply: Arc<Reply>,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldReply {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldReply {
     fn drop(&mut self) {
         let reply = &self.reply;
         reply.progress.store(reply.now(), Ordering::Relaxed);
@@ -285,7 +285,7 @@ impl<B> CountedBody<B> {
             return std::mem::take(&mut self.rest);
         }
         let data = self.rest.split_to(PIECE_BYTES);
-        Bytes::from_owner(Held { data, counted: 0, reply: Arc::clone(reply) })
+        Bytes::from_owner(HeldReply { data, counted: 0, reply: Arc::clone(reply) })
     }
 
     /// The reply, if the end of its stream waits for the reader, so that the stream can be reset until then: once it has

@@ -26,19 +26,19 @@ use tower::ServiceExt;
 use tower_service::Service;
 
 use super::bounds::{self, Bound};
-use super::connections::{Connections, Patience, Registered, Socket, Verdict};
+use super::connections::{ConnectionGuard, ConnectionVerdict, Connections, IdleLimits, Socket};
 use super::replies::{Buffers, StreamExecutor, counted_reply};
-use crate::config::Server;
+use crate::config::ServerConfig;
 
 /// The state that the connections of one listener share.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct ListenerState {
     pub(crate) connections: Arc<Connections>,
     pub(crate) buffers: Arc<Buffers>,
 }
 
-impl Door {
-    pub(crate) fn new(limits: &ServerLimits) -> Door {
+impl ListenerState {
+    pub(crate) fn new(limits: &ServerLimits) -> ListenerState {
         let connections = Arc::new(Connections::new(limits.connections_max));
         let buffers = Buffers::new(
             Arc::clone(&connections),
@@ -46,7 +46,7 @@ impl Door {
             limits.reply_bytes_max,
             limits.stall_for,
         );
-        Door { connections, buffers: Arc::new(buffers) }
+        ListenerState { connections, buffers: Arc::new(buffers) }
     }
 }
 
@@ -66,12 +66,12 @@ where
     B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    serve_behind(Door::new(&limits), listener, service, limits, shutdown).await
+    serve_behind(ListenerState::new(&limits), listener, service, limits, shutdown).await
 }
 
 /// As [`serve`], with what the connections hold together in the caller's hands.
 pub(crate) async fn serve_behind<S, B>(
-    door: Door,
+    door: ListenerState,
     listener: TcpListener,
     service: S,
     limits: ServerLimits,
@@ -151,13 +151,13 @@ pub(crate) struct ServerLimits {
 
 impl Default for ServerLimits {
     fn default() -> ServerLimits {
-        ServerLimits::of(&Server::default())
+        ServerLimits::of(&ServerConfig::default())
     }
 }
 
 impl ServerLimits {
     /// The limits that `[server]` sets, whose list of keys has the reasons, and those that it doesn't.
-    pub(crate) fn of(server: &Server) -> ServerLimits {
+    pub(crate) fn of(server: &ServerConfig) -> ServerLimits {
         ServerLimits {
             connections_max: server.max_connections as usize,
             first_head_for: server.header_timeout,
@@ -198,8 +198,8 @@ impl ServerLimits {
         builder
     }
 
-    fn patience(&self) -> Patience {
-        Patience {
+    fn patience(&self) -> IdleLimits {
+        IdleLimits {
             first_head_for: self.first_head_for,
             idle_for: self.next_head_for,
             stall_for: self.stall_for,
@@ -211,7 +211,7 @@ impl ServerLimits {
 struct Conversation {
     stream: TcpStream,
     slot: OwnedSemaphorePermit,
-    registered: Registered,
+    registered: ConnectionGuard,
     /// True once a drain has begun.
     drains: watch::Receiver<bool>,
 }
@@ -264,25 +264,25 @@ impl Conversation {
                 }
                 told = connection.told(is_leaving) => told,
                 () = &mut look => match connection.look(&patience) {
-                    _ if is_leaving && !connection.is_busy() => Verdict::Close("it was asked to leave"),
-                    Verdict::GoAway => {
+                    _ if is_leaving && !connection.is_busy() => ConnectionVerdict::Close("it was asked to leave"),
+                    ConnectionVerdict::GoAway => {
                         bounds::reached(Bound::Idle);
-                        Verdict::GoAway
+                        ConnectionVerdict::GoAway
                     }
                     verdict => verdict,
                 },
             };
             match verdict {
-                Verdict::Close(why) => {
+                ConnectionVerdict::Close(why) => {
                     tracing::debug!(%peer, why, "connection closed");
                     return;
                 }
-                Verdict::GoAway => {
+                ConnectionVerdict::GoAway => {
                     is_leaving = true;
                     conversation.as_mut().graceful_shutdown();
                     look.as_mut().reset(Instant::now() + LEAVE_WITHIN);
                 }
-                Verdict::LookAgainIn(time) => look.as_mut().reset(Instant::now() + time),
+                ConnectionVerdict::LookAgainIn(time) => look.as_mut().reset(Instant::now() + time),
             }
         };
         if let Err(error) = ended {

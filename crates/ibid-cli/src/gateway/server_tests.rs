@@ -11,7 +11,7 @@ use http::{Response, StatusCode, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use ibid_testkit::client::{Client, Request};
+use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::upstream::Upstream;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
@@ -20,14 +20,14 @@ use tower::ServiceExt;
 
 use super::connections::Connection;
 use super::forward::Forwarder;
-use super::server::{Door, Drained, ServerLimits, serve, serve_behind};
+use super::server::{Drained, ListenerState, ServerLimits, serve, serve_behind};
 use super::upstream_tls::TlsSettings;
 
 #[tokio::test]
-async fn both_versions_of_http_are_served_on_one_port_and_know_their_peer() {
+async fn one_port_serves_both_http_versions_with_the_peer_address() {
     let server = Server::start(ServerLimits::default()).await;
     let mut first = Client::connect(server.addr).await;
-    let answer = first.call(&Request::post("/peer").body("x")).await;
+    let answer = first.call(&TestRequest::post("/peer").body("x")).await;
     assert_eq!((answer.status, answer.text()), (200, format!("HTTP/1.1 {}", first.local_addr())));
 
     let second =
@@ -44,12 +44,12 @@ async fn both_versions_of_http_are_served_on_one_port_and_know_their_peer() {
 async fn a_connection_over_the_bound_waits_while_all_are_busy() {
     let server = Server::start(ServerLimits { connections_max: 1, ..ServerLimits::default() }).await;
     let mut first = Client::connect(server.addr).await;
-    first.send(&Request::get("/held")).await;
+    first.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
 
     // It can send and gets nothing.
     let mut second = Client::connect(server.addr).await;
-    second.send(&Request::get("/")).await;
+    second.send(&TestRequest::get("/")).await;
     server.until(|door| door.connections.waits()).await;
     assert_eq!(server.calls.load(Ordering::SeqCst), 1);
 
@@ -77,13 +77,13 @@ async fn a_request_may_take_longer_than_its_head_had() {
     let limits = ServerLimits { first_head_for: SHORT, ..ServerLimits::default() };
     let server = Server::start(limits).await;
     let mut busy = Client::connect(server.addr).await;
-    busy.send(&Request::get("/held")).await;
+    busy.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
     // A silent client that came later: once it is hung up on, the busy one's time is over too.
     Client::connect(server.addr).await.closed().await;
     server.release.notify_one();
     assert_eq!(busy.read().await.unwrap().status, 200);
-    assert_eq!(busy.call(&Request::get("/")).await.status, 200);
+    assert_eq!(busy.call(&TestRequest::get("/")).await.status, 200);
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn an_idle_connection_is_closed_in_time() {
     let limits = ServerLimits { next_head_for: SHORT, ..ServerLimits::default() };
     let server = Server::start(limits).await;
     let mut client = Client::connect(server.addr).await;
-    assert_eq!(client.call(&Request::get("/")).await.status, 200);
+    assert_eq!(client.call(&TestRequest::get("/")).await.status, 200);
     client.closed().await;
 }
 
@@ -99,9 +99,9 @@ async fn an_idle_connection_is_closed_in_time() {
 async fn a_drain_lets_requests_finish_and_closes_what_is_idle() {
     let server = Server::start(ServerLimits::default()).await;
     let mut idle = Client::connect(server.addr).await;
-    idle.call(&Request::get("/")).await;
+    idle.call(&TestRequest::get("/")).await;
     let mut busy = Client::connect(server.addr).await;
-    busy.send(&Request::get("/held")).await;
+    busy.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
 
     let release = Arc::clone(&server.release);
@@ -115,13 +115,13 @@ async fn a_drain_lets_requests_finish_and_closes_what_is_idle() {
 }
 
 #[tokio::test]
-async fn a_drain_cuts_what_is_still_busy_at_its_deadline_and_says_how_many() {
+async fn a_drain_cuts_connections_still_busy_at_its_deadline() {
     let server = Server::start(ServerLimits { drain_for: SHORT, ..ServerLimits::default() }).await;
     let addr = server.addr;
     let mut idle = Client::connect(addr).await;
-    idle.call(&Request::get("/")).await;
+    idle.call(&TestRequest::get("/")).await;
     let mut busy = Client::connect(addr).await;
-    busy.send(&Request::get("/held")).await;
+    busy.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
 
     assert_eq!(server.stop().await.unwrap(), Drained { finished: 1, cut: 1 });
@@ -152,29 +152,29 @@ async fn a_request_with_two_lengths_reaches_the_upstream_with_one() {
 #[tokio::test]
 async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
     let (upstream, mut client) = through_to_upstream().await;
-    let expecting = Request::post("/pay").key("a").body("held back").expect_continue();
+    let expecting = TestRequest::post("/pay").key("a").body("held back").expect_continue();
     let answer = client.call(&expecting).await;
     assert_eq!((answer.status, answer.interim), (200, vec![100]));
 
-    let chunked = Request::post("/pay").key("b").body("in chunks").chunked().header("trailer", "x-t");
+    let chunked = TestRequest::post("/pay").key("b").body("in chunks").chunked().header("trailer", "x-t");
     assert_eq!(client.call(&chunked.trailer("x-t", "1")).await.status, 200);
     let seen = upstream.requests().pop().unwrap();
     assert_eq!((seen.body.as_slice(), seen.trailers.len()), (&b"in chunks"[..], 1));
 
-    let head = client.call(&Request::new("HEAD", "/pay").fixture("bytes=10")).await;
+    let head = client.call(&TestRequest::new("HEAD", "/pay").fixture("bytes=10")).await;
     assert_eq!((head.header("content-length").as_deref(), head.body.len()), (Some("10"), 0));
-    let trailers = client.call(&Request::get("/").header("te", "trailers").fixture("trailers")).await;
+    let trailers = client.call(&TestRequest::get("/").header("te", "trailers").fixture("trailers")).await;
     assert_eq!((trailers.text(), trailers.trailers.len(), trailers.cut), ("done".into(), 1, false));
 
     // Cut upstream, cut here: the client must not take a part for the whole.
-    assert!(client.call(&Request::get("/").fixture("cut=body")).await.cut);
+    assert!(client.call(&TestRequest::get("/").fixture("cut=body")).await.cut);
 }
 
 /// A server whose service holds `/held`, answers `/endless`, `/quiet` and `/large` with bodies of that kind, anything
 /// else with what it knows of the peer, and counts everything.
 pub(super) struct Server {
     pub(super) addr: SocketAddr,
-    pub(super) door: Door,
+    pub(super) door: ListenerState,
     pub(super) calls: Arc<AtomicUsize>,
     pub(super) held: Arc<Notify>,
     pub(super) release: Arc<Notify>,
@@ -209,7 +209,7 @@ impl Server {
                 }
             }
         });
-        let door = Door::new(&limits);
+        let door = ListenerState::new(&limits);
         let ending = tokio::spawn(serve_behind(door.clone(), listener, service, limits, async {
             let _ = stopped.await;
         }));
@@ -217,7 +217,7 @@ impl Server {
     }
 
     /// Waits until what the connections hold satisfies `enough`.
-    pub(super) async fn until(&self, mut enough: impl FnMut(&Door) -> bool) {
+    pub(super) async fn until(&self, mut enough: impl FnMut(&ListenerState) -> bool) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while !enough(&self.door) {
             assert!(tokio::time::Instant::now() < deadline, "waited in vain");

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 /// How the tenant is found, and which hops are believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TenantHow {
+pub(crate) struct TenantConfig {
     /// Where the tenant stands.
     pub(crate) from: TenantFrom,
     /// Hops that may say who the tenant is and where a request came from.
@@ -59,7 +59,7 @@ pub(crate) enum TenantRefusal {
 
 /// A word after `--tenant` that names no way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum TenantHowError {
+pub(crate) enum TenantConfigError {
     /// Planned.
     #[error("`{0}` is not in this release")]
     NotYet(&'static str),
@@ -76,19 +76,19 @@ pub(crate) enum TenantHowError {
     HeaderTaken(String),
 }
 
-impl TenantHow {
+impl TenantConfig {
     /// The way that this word names; loopback is trusted until told otherwise.
-    pub(crate) fn parse(text: &str) -> Result<TenantHow, TenantHowError> {
+    pub(crate) fn parse(text: &str) -> Result<TenantConfig, TenantConfigError> {
         let from = match text.split_once(':') {
             None if text == "none" => TenantFrom::None,
             None if text == "authorization" => TenantFrom::Authorization,
-            None if text == "jwt" => return Err(TenantHowError::NotYet("jwt")),
+            None if text == "jwt" => return Err(TenantConfigError::NotYet("jwt")),
             Some(("header", name)) => TenantFrom::Header(header_name(name.trim())?),
-            Some(("forward-auth", _)) => return Err(TenantHowError::NotYet("forward-auth")),
-            _ => return Err(TenantHowError::Unknown(text.to_owned())),
+            Some(("forward-auth", _)) => return Err(TenantConfigError::NotYet("forward-auth")),
+            _ => return Err(TenantConfigError::Unknown(text.to_owned())),
         };
         let trusted = TRUSTED.iter().filter_map(|net| parse_net(net)).collect();
-        Ok(TenantHow { from, trusted })
+        Ok(TenantConfig { from, trusted })
     }
 
     /// Whose request this is.
@@ -106,7 +106,7 @@ impl TenantHow {
                 let name = std::str::from_utf8(only_line(&head.headers, name)?);
                 Tenant::new(name.map_err(|_| TenantRefusal::Invalid)?).map_err(|_| TenantRefusal::Invalid)
             }
-            TenantFrom::Authorization => TenantHow::principal_of(head, secret),
+            TenantFrom::Authorization => TenantConfig::principal_of(head, secret),
         }
     }
 
@@ -170,10 +170,10 @@ pub(crate) fn parse_net(text: &str) -> Option<IpNet> {
     }
 }
 
-fn header_name(name: &str) -> Result<HeaderName, TenantHowError> {
-    let parsed: HeaderName = name.parse().map_err(|_| TenantHowError::HeaderName(name.to_owned()))?;
+fn header_name(name: &str) -> Result<HeaderName, TenantConfigError> {
+    let parsed: HeaderName = name.parse().map_err(|_| TenantConfigError::HeaderName(name.to_owned()))?;
     if HEADERS_TAKEN.contains(&parsed.as_str()) {
-        return Err(TenantHowError::HeaderTaken(parsed.to_string()));
+        return Err(TenantConfigError::HeaderTaken(parsed.to_string()));
     }
     Ok(parsed)
 }
@@ -272,18 +272,18 @@ mod tests {
     }
 
     fn by_header(lines: &[(&str, &str)], peer: &str) -> Result<String, TenantRefusal> {
-        let how = TenantHow::parse("header:X-Tenant-Id").unwrap();
+        let how = TenantConfig::parse("header:X-Tenant-Id").unwrap();
         how.tenant_of(&head(lines), peer.parse().unwrap(), &secret()).map(|tenant| tenant.as_str().to_owned())
     }
 
     fn by_credential(credential: &str) -> Result<String, TenantRefusal> {
-        let how = TenantHow::parse("authorization").unwrap();
+        let how = TenantConfig::parse("authorization").unwrap();
         how.tenant_of(&head(&[("authorization", credential)]), LOOPBACK, &secret())
             .map(|t| t.as_str().to_owned())
     }
 
     #[test]
-    fn a_header_is_believed_from_loopback_and_counts_as_absent_from_elsewhere() {
+    fn a_tenant_header_is_believed_only_from_loopback() {
         let lines = [("x-tenant-id", "acme")];
         for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             assert_eq!(by_header(&lines, peer), Ok("acme".into()), "{peer}");
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_network_that_is_trusted_replaces_loopback() {
-        let mut how = TenantHow::parse("header:x-tenant-id").unwrap();
+        let mut how = TenantConfig::parse("header:x-tenant-id").unwrap();
         how.trusted =
             ["10.1.0.0/16", "fd00::/8", "192.0.2.7"].iter().filter_map(|net| parse_net(net)).collect();
         let ask = |peer: &str| {
@@ -323,13 +323,13 @@ mod tests {
         }
         let mut latin = head(&[]);
         latin.headers.insert("x-tenant-id", HeaderValue::from_bytes(b"caf\xe9").unwrap());
-        let how = TenantHow::parse("header:x-tenant-id").unwrap();
+        let how = TenantConfig::parse("header:x-tenant-id").unwrap();
         assert_eq!(how.tenant_of(&latin, LOOPBACK, &secret()), Err(TenantRefusal::Invalid));
     }
 
     #[test]
-    fn every_line_of_the_header_is_stripped_from_an_untrusted_hop_only() {
-        let how = TenantHow::parse("header:x-tenant-id").unwrap();
+    fn only_an_untrusted_hop_loses_its_tenant_header_lines() {
+        let how = TenantConfig::parse("header:x-tenant-id").unwrap();
         let lines = [("x-tenant-id", "a"), ("x-tenant-id", "b"), ("x-other", "c")];
         let mut headers = head(&lines).headers;
         how.strip_untrusted(&mut headers, "::ffff:127.0.0.1".parse().unwrap());
@@ -340,7 +340,7 @@ mod tests {
         how.strip_untrusted(&mut headers, "203.0.113.1".parse().unwrap());
         assert_eq!(headers.len(), 1);
         let mut headers = head(&[("authorization", "Bearer x")]).headers;
-        TenantHow::parse("authorization")
+        TenantConfig::parse("authorization")
             .unwrap()
             .strip_untrusted(&mut headers, "203.0.113.1".parse().unwrap());
         assert_eq!(headers.len(), 1);
@@ -367,7 +367,7 @@ mod tests {
     fn without_the_secret_a_credential_can_not_be_guessed() {
         let head = head(&[("authorization", "Basic dXNlcjpwYXNz")]);
         let other = Secret::new([8; 32]).unwrap();
-        assert_ne!(TenantHow::principal_of(&head, &secret()), TenantHow::principal_of(&head, &other));
+        assert_ne!(TenantConfig::principal_of(&head, &secret()), TenantConfig::principal_of(&head, &other));
     }
 
     #[test]
@@ -412,8 +412,8 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_repeated_credential_and_a_scheme_alone_are_refused() {
-        let how = TenantHow::parse("authorization").unwrap();
+    fn only_a_single_whole_credential_names_a_tenant() {
+        let how = TenantConfig::parse("authorization").unwrap();
         assert_eq!(how.tenant_of(&head(&[]), LOOPBACK, &secret()), Err(TenantRefusal::Missing));
         let twice = head(&[("authorization", "Bearer a"), ("authorization", "Bearer a")]);
         assert_eq!(how.tenant_of(&twice, LOOPBACK, &secret()), Err(TenantRefusal::Repeated));
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn with_one_tenant_nothing_is_asked() {
-        let how = TenantHow::parse("none").unwrap();
+        let how = TenantConfig::parse("none").unwrap();
         let anyone = "203.0.113.1".parse().unwrap();
         assert_eq!(how.tenant_of(&head(&[("x-tenant-id", "a")]), anyone, &secret()), Ok(Tenant::only()));
         assert!(how.is_none());
@@ -432,16 +432,22 @@ mod tests {
 
     #[test]
     fn a_way_that_is_not_there_says_so() {
-        assert_eq!(TenantHow::parse("jwt"), Err(TenantHowError::NotYet("jwt")));
-        assert_eq!(TenantHow::parse("forward-auth:http://a"), Err(TenantHowError::NotYet("forward-auth")));
+        assert_eq!(TenantConfig::parse("jwt"), Err(TenantConfigError::NotYet("jwt")));
+        assert_eq!(
+            TenantConfig::parse("forward-auth:http://a"),
+            Err(TenantConfigError::NotYet("forward-auth"))
+        );
         for text in ["", "header", "Header:x", "nobody", "jwt:x", "none:x"] {
-            assert_eq!(TenantHow::parse(text), Err(TenantHowError::Unknown(text.into())), "{text}");
+            assert_eq!(TenantConfig::parse(text), Err(TenantConfigError::Unknown(text.into())), "{text}");
         }
-        assert!(matches!(TenantHow::parse("header:"), Err(TenantHowError::HeaderName(_))));
-        assert!(matches!(TenantHow::parse("header:a b"), Err(TenantHowError::HeaderName(_))));
-        assert!(matches!(TenantHow::parse("header:Authorization"), Err(TenantHowError::HeaderTaken(_))));
+        assert!(matches!(TenantConfig::parse("header:"), Err(TenantConfigError::HeaderName(_))));
+        assert!(matches!(TenantConfig::parse("header:a b"), Err(TenantConfigError::HeaderName(_))));
+        assert!(matches!(
+            TenantConfig::parse("header:Authorization"),
+            Err(TenantConfigError::HeaderTaken(_))
+        ));
         for word in ["header:x-tenant-id", "authorization", "none"] {
-            assert_eq!(TenantHow::parse(word).unwrap().word(), word);
+            assert_eq!(TenantConfig::parse(word).unwrap().word(), word);
         }
     }
 }

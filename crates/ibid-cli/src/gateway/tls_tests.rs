@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use ibid::http::Fate;
-use ibid_testkit::tls::{Authority, Identity, TlsFront, TlsOptions};
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid::http::ExecutionHint;
+use ibid_testkit::tls::{Authority, TlsFront, TlsIdentity, TlsOptions};
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
@@ -84,7 +84,11 @@ async fn a_refused_handshake_proves_that_nothing_was_sent() {
         let upstream = Upstream::start().await;
         let front = TlsFront::start(upstream.addr(), identity, options).await;
         let answer = send(&forwarder(&front.url(), http2, settings), post("k", "")).await;
-        assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(Fate::NotExecuted)), "{words}");
+        assert_eq!(
+            (answer.status().as_u16(), fate(&answer)),
+            (503, Some(ExecutionHint::NotExecuted)),
+            "{words}"
+        );
         assert!(text(answer).await.contains("upstream-unavailable"), "{words}");
         let offer = if http2 { Offer::Http2Only } else { Offer::Either };
         let tls = UpstreamTls::new("127.0.0.1", settings, offer).unwrap();
@@ -112,10 +116,14 @@ async fn a_server_that_does_not_speak_tls_is_told_apart() {
         }
     });
     let settings = trusting(&Authority::new());
-    let refused = Reserved::port();
+    let refused = ReservedPort::port();
     for addr in [plain, refused.addr()] {
         let answer = send(&forwarder(&format!("https://{addr}"), false, &settings), post("k", "")).await;
-        assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(Fate::NotExecuted)), "{addr}");
+        assert_eq!(
+            (answer.status().as_u16(), fate(&answer)),
+            (503, Some(ExecutionHint::NotExecuted)),
+            "{addr}"
+        );
     }
     let tls = UpstreamTls::new("127.0.0.1", &settings, Offer::Either).unwrap();
     let failure = tls.handshake(TcpStream::connect(plain).await.unwrap()).await.unwrap_err();
@@ -147,7 +155,7 @@ async fn a_refusal_after_the_request_was_sent_is_uncertain() {
     let forwarder = forwarder(&format!("https://{relay}"), false, &trusting(&authority));
     let request = post("k", "").body(Full::from(vec![b'x'; HELD_BYTES])).unwrap();
     let answer = forwarder.oneshot(request).await.unwrap();
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(Fate::Uncertain)));
+    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(ExecutionHint::Uncertain)));
     assert_eq!(upstream.total(), 0);
 }
 
@@ -164,8 +172,8 @@ async fn a_pooled_tls_connection_found_closed_costs_nothing() {
     // The close may cross the request on its way through the TLS server. Then it is uncertain, never sent twice.
     match fate(&second) {
         None => assert_eq!((second.status().as_u16(), upstream.executions("b")), (201, 1)),
-        Some(Fate::NotExecuted) => assert_eq!(upstream.executions("b"), 0),
-        Some(Fate::Uncertain | Fate::Executed) => assert!(upstream.executions("b") <= 1),
+        Some(ExecutionHint::NotExecuted) => assert_eq!(upstream.executions("b"), 0),
+        Some(ExecutionHint::Uncertain | ExecutionHint::Executed) => assert!(upstream.executions("b") <= 1),
     }
 }
 
@@ -177,10 +185,10 @@ async fn refused_streams_prove_the_same_over_tls() {
     let front = TlsFront::start(upstream.addr(), &authority.certificate(&["127.0.0.1"]), options).await;
     let forwarder = forwarder(&front.url(), false, &trusting(&authority));
     for (fixture, proven, executed) in [
-        ("refuse", Fate::NotExecuted, 0),
-        ("reset=internal", Fate::Uncertain, 1),
-        ("goaway=at", Fate::Uncertain, 1),
-        ("goaway=below", Fate::NotExecuted, 0),
+        ("refuse", ExecutionHint::NotExecuted, 0),
+        ("reset=internal", ExecutionHint::Uncertain, 1),
+        ("goaway=at", ExecutionHint::Uncertain, 1),
+        ("goaway=below", ExecutionHint::NotExecuted, 0),
     ] {
         let answer = send(&forwarder, post(fixture, fixture)).await;
         assert_eq!(fate(&answer), Some(proven), "{fixture}");
@@ -211,7 +219,7 @@ fn trusting(authority: &Authority) -> TlsSettings {
 
 /// Trusts one authority, and has a client certificate of the other.
 fn identified(trusted: &Authority, signer: &Authority) -> TlsSettings {
-    let Identity { certificate_pem, key_pem } = signer.certificate(&["gateway.test"]);
+    let TlsIdentity { certificate_pem, key_pem } = signer.certificate(&["gateway.test"]);
     let chain = vec![CertificateDer::from_pem_slice(certificate_pem.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).unwrap();
     let identity = CertifiedKey::from_der(chain, key, &provider()).unwrap();
@@ -227,7 +235,7 @@ async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Respons
     forwarder.clone().oneshot(request.body(Full::<Bytes>::from("body")).unwrap()).await.unwrap()
 }
 
-fn fate(answer: &Response<ForwardBody>) -> Option<Fate> {
+fn fate(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
     answer.extensions().get().copied()
 }
 

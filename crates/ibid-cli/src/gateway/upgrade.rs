@@ -59,22 +59,22 @@ impl Tunnel {
 }
 
 /// A client's wish for an upgrade, with the client's side of the tunnel.
-pub(crate) struct Wish {
+pub(crate) struct UpgradeRequest {
     connection: Arc<Connection>,
     client: OnUpgrade,
 }
 
-impl Wish {
+impl UpgradeRequest {
     /// Takes the wish out of an unguarded request and marks the request for the forwarder; none if it has no wish that
     /// is passed on.
-    pub(crate) fn take<B>(request: &mut Request<B>) -> Option<Wish> {
+    pub(crate) fn take<B>(request: &mut Request<B>) -> Option<UpgradeRequest> {
         let to = wanted(request.version(), request.headers())?;
         let connection = Arc::clone(request.extensions().get::<Arc<Connection>>()?);
         // The connection can't be upgraded without it.
         request.extensions().get::<OnUpgrade>()?;
         let client = hyper::upgrade::on(&mut *request);
         request.extensions_mut().insert(UpgradeTo(to));
-        Some(Wish { connection, client })
+        Some(UpgradeRequest { connection, client })
     }
 
     /// Joins the two sides if the upstream has agreed.

@@ -1,36 +1,36 @@
 //! The operator's API on a running gateway, over real sockets.
 
 use futures_util::future::join_all;
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
 use serde_json::{Value, json};
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
-use crate::settle::{FAILS, HASTY, dead_effect};
+use crate::resolve::{FAILS, HASTY, dead_effect};
 
 const TOKEN: &str = "an-admin-token-of-the-tests";
 
-fn pay(key: &str, fixture: &str) -> Request {
-    Request::post("/payments").key(key).body("five").fixture(fixture)
+fn pay(key: &str, fixture: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five").fixture(fixture)
 }
 
 fn with_token(setup: Setup) -> Setup {
     setup.variable("IBID_ADMIN_TOKEN", TOKEN)
 }
 
-async fn get(gateway: &Gateway, path: &str) -> Response {
-    gateway.admin(&Request::get(path).header("authorization", format!("Bearer {TOKEN}"))).await
+async fn get(gateway: &Gateway, path: &str) -> TestResponse {
+    gateway.admin(&TestRequest::get(path).header("authorization", format!("Bearer {TOKEN}"))).await
 }
 
-async fn post(gateway: &Gateway, path: &str, body: &Value) -> Response {
-    let request = Request::post(path)
+async fn post(gateway: &Gateway, path: &str, body: &Value) -> TestResponse {
+    let request = TestRequest::post(path)
         .header("authorization", format!("Bearer {TOKEN}"))
         .header("content-type", "application/json")
         .body(body.to_string());
     gateway.admin(&request).await
 }
 
-fn json_of(response: &Response) -> Value {
+fn json_of(response: &TestResponse) -> Value {
     assert_eq!(response.status, 200, "{response:?}");
     serde_json::from_slice(&response.body).expect("JSON")
 }
@@ -85,29 +85,30 @@ async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
         Some(TOKEN.to_owned()),
     ];
     for credential in wrong {
-        let signed = |request: Request| match &credential {
+        let signed = |request: TestRequest| match &credential {
             Some(line) => request.header("authorization", line),
             None => request,
         };
         for path in ["/v1/records", "/v1/openapi.json", "/v1/upkeep", "/v1/nothing"] {
-            let refused = gateway.admin(&signed(Request::get(path))).await;
+            let refused = gateway.admin(&signed(TestRequest::get(path))).await;
             assert_problem(&refused, 401, "unauthorized");
             assert_eq!(refused.header("www-authenticate").as_deref(), Some("Bearer"));
         }
-        let act = Request::post(&format!("/v1/records/{record}/forget")).body("{}");
+        let act = TestRequest::post(&format!("/v1/records/{record}/forget")).body("{}");
         assert_problem(&gateway.admin(&signed(act)).await, 401, "unauthorized");
     }
     assert!(!gateway.said().contains(TOKEN), "the log does not hold it");
     // A client's request for such a path is one for the API behind.
     let seen = upstream.requests().len();
-    let request = Request::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
+    let request = TestRequest::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
     assert!(!gateway.call(&request).await.text().contains(&record), "no record on the public listener");
     assert_eq!(upstream.requests().len(), seen + 1, "it went upstream");
 }
 
-async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_retry_gets_the_response_of_the_operator() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on));
+    let setup = with_token(Setup::before(&upstream.url()));
     let gateway = setup.start();
     let record = unknown(&gateway, "k").await;
     assert_eq!((&record["state"], &record["dead_letter"]), (&json!("unknown"), &json!(false)));
@@ -137,11 +138,11 @@ async fn an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer(on
         "{told}"
     );
 }
-on_every_store!(an_operator_settles_an_unknown_record_and_the_retry_gets_that_answer);
 
-async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_request_found_not_executed_runs_once_on_retry() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on));
+    let setup = with_token(Setup::before(&upstream.url()));
     let gateway = setup.start();
     let record = unknown(&gateway, "k").await;
     let path = format!("/v1/records/{}/resolve", id(&record));
@@ -153,11 +154,11 @@ async fn what_an_operator_found_not_executed_is_executed_once_by_the_retry(on: O
     assert_eq!((first.status, is_replay(&first), is_replay(&second)), (201, false, true));
     assert_eq!(upstream.executions("k"), before + 1);
 }
-on_every_store!(what_an_operator_found_not_executed_is_executed_once_by_the_retry);
 
-async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on).config(FAILS));
+    let setup = with_token(Setup::before(&upstream.url()).config(FAILS));
     let gateway = setup.start();
     let mut holder = gateway.client().await;
     holder.send(&pay("k", "gate;status=201")).await;
@@ -188,18 +189,18 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
     assert_problem(&post(&gateway, &path, &twice).await, 409, "not-now");
     upstream.gate().release(1);
 }
-on_every_store!(a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is);
 
 /// A record whose answer was lost, of a route without rules of its own.
 async fn unknown_elsewhere(gateway: &Gateway) -> Value {
-    let lost = Request::post("/refunds").key("u").body("five").fixture("cut=read");
+    let lost = TestRequest::post("/refunds").key("u").body("five").fixture("cut=read");
     assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
     only(gateway, "state=unknown&key=u").await
 }
 
-async fn a_forgotten_key_runs_as_new(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_forgotten_key_runs_as_new() {
     let upstream = Upstream::start().await;
-    let setup = with_token(Setup::before(&upstream.url()).on(on));
+    let setup = with_token(Setup::before(&upstream.url()));
     let gateway = setup.start();
     gateway.call(&pay("k", "status=201;body=first")).await;
     assert!(is_replay(&gateway.call(&pay("k", "status=201;body=second")).await));
@@ -217,9 +218,8 @@ async fn a_forgotten_key_runs_as_new(on: On) {
         post(&gateway, &format!("/v1/records/{unknown}/forget"), &json!({ "who": "a", "reason": "b" })).await;
     assert_problem(&refused, 409, "not-now");
 }
-on_every_store!(a_forgotten_key_runs_as_new);
 
-async fn of_two_operators_at_once_one_settles_it_and_the_other_is_told(on: On) {
+async fn only_one_of_two_operators_settles_a_record(on: On) {
     let upstream = Upstream::start().await;
     let setup = with_token(Setup::before(&upstream.url()).on(on));
     let gateway = setup.start();
@@ -241,7 +241,7 @@ async fn of_two_operators_at_once_one_settles_it_and_the_other_is_told(on: On) {
         assert_eq!(acts(&life).len(), 1, "{life}");
     }
 }
-on_every_store!(of_two_operators_at_once_one_settles_it_and_the_other_is_told);
+on_every_store!(only_one_of_two_operators_settles_a_record);
 
 async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
     let upstream = Upstream::start().await;
@@ -273,7 +273,7 @@ async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
 on_every_store!(many_are_previewed_and_only_what_was_shown_is_settled);
 
 #[tokio::test]
-async fn lists_are_narrowed_and_paged_and_what_is_not_understood_is_refused() {
+async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {
     let upstream = Upstream::start().await;
     let gateway = with_token(Setup::before(&upstream.url())).start();
     for place in 0..5 {
@@ -346,7 +346,7 @@ async fn lists_are_narrowed_and_paged_and_what_is_not_understood_is_refused() {
     );
     let large = json!({ "who": "a", "reason": "r", "found": { "completed": { "status": 200, "body": "x".repeat(3 << 20) } } });
     assert_problem(&post(&gateway, &path, &large).await, 413, "too-large");
-    let plain = Request::post(&path).header("authorization", format!("Bearer {TOKEN}")).body("{}");
+    let plain = TestRequest::post(&path).header("authorization", format!("Bearer {TOKEN}")).body("{}");
     assert_problem(&gateway.admin(&plain).await, 415, "unsupported-media-type");
     assert_problem(&post(&gateway, "/v1/records", &json!({})).await, 405, "method-not-allowed");
     assert_problem(&get(&gateway, "/v1/nothing").await, 404, "not-found");
@@ -388,7 +388,7 @@ async fn effects_and_dead_letters_are_shown_and_settled() {
 }
 
 #[tokio::test]
-async fn a_noisy_tenant_is_named_in_the_api_and_only_counted_in_the_metrics() {
+async fn only_the_admin_api_names_a_noisy_tenant() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).tenant("header:x-tenant-id");
     let gateway = with_token(setup).config("[upkeep]\nsweep_every = \"50ms\"\n").start();

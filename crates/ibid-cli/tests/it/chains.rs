@@ -4,26 +4,26 @@
 use std::net::SocketAddr;
 
 use ibid_core::proof::PRESETS;
-use ibid_testkit::client::{Client, Request};
-use ibid_testkit::hop::{Hop, HopOptions, Proxy};
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::client::{Client, TestRequest};
+use ibid_testkit::hop::{Proxy, ProxyHop, ProxyHopOptions};
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 
 use crate::harness::{Gateway, Setup, assert_problem, is_replay};
 
 /// A proxy with the operator's lines, and a gateway that was told of it.
-fn behind(proxy: Proxy, upstream: SocketAddr, options: HopOptions) -> (Hop, Gateway) {
-    let hop = Hop::start(proxy, upstream, HopOptions { proves: true, ..options });
+fn behind(proxy: Proxy, upstream: SocketAddr, options: ProxyHopOptions) -> (ProxyHop, Gateway) {
+    let hop = ProxyHop::start(proxy, upstream, ProxyHopOptions { proves: true, ..options });
     let config = format!("[defaults]\nbehind = \"{}\"\n", proxy.name());
     let gateway = Setup::before(&hop.url()).config(&config).start();
     (hop, gateway)
 }
 
-fn pay(key: &str) -> Request {
-    Request::post("/pay").key(key).body("amount=1")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/pay").key(key).body("amount=1")
 }
 
 /// The answer has this status and leaves the key unknown: the retry is not delivered.
-async fn stays_unknown(gateway: &Gateway, request: &Request, status: u16) {
+async fn stays_unknown(gateway: &Gateway, request: &TestRequest, status: u16) {
     let answer = gateway.call(request).await;
     assert_eq!(answer.status, status, "{answer:?}");
     assert_eq!(answer.header("x-ibid-hop"), None, "the field is for ibid alone");
@@ -32,8 +32,8 @@ async fn stays_unknown(gateway: &Gateway, request: &Request, status: u16) {
 
 /// A refused connection and a full hop leave the key free; the application's own 503, the field forged or not, doesn't.
 async fn proves_what_it_did_not_send(proxy: Proxy) {
-    let port = Reserved::port();
-    let (_hop, gateway) = behind(proxy, port.addr(), HopOptions::default());
+    let port = ReservedPort::port();
+    let (_hop, gateway) = behind(proxy, port.addr(), ProxyHopOptions::default());
     let refused = gateway.call(&pay("refused")).await;
     assert!(matches!(refused.status, 502 | 503), "{refused:?}");
     assert_eq!(refused.header("x-ibid-hop"), None, "the field is for ibid alone");
@@ -49,7 +49,7 @@ async fn proves_what_it_did_not_send(proxy: Proxy) {
 
     let upstream = Upstream::start().await;
     let (hop, gateway) =
-        behind(proxy, upstream.addr(), HopOptions { one_at_a_time: true, ..HopOptions::default() });
+        behind(proxy, upstream.addr(), ProxyHopOptions { one_at_a_time: true, ..ProxyHopOptions::default() });
     let addr = hop.addr();
     let busy =
         tokio::spawn(async move { Client::connect(addr).await.call(&pay("busy").fixture("gate")).await });
@@ -86,7 +86,7 @@ async fn apache_proves_what_it_did_not_send() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_503_after_a_reset_is_delivered_once() {
     let upstream = Upstream::start().await;
-    let (hop, gateway) = behind(Proxy::Envoy, upstream.addr(), HopOptions::default());
+    let (hop, gateway) = behind(Proxy::Envoy, upstream.addr(), ProxyHopOptions::default());
     let plain = Setup::before(&hop.url()).start();
     for (gateway, key) in [(&gateway, "preset"), (&plain, "plain")] {
         let answer = gateway.call(&pay(key).fixture("cut=read;rst")).await;
@@ -99,8 +99,8 @@ async fn a_503_after_a_reset_is_delivered_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hop_that_tried_twice_is_not_believed() {
     // nginx: the application executed and answered 503, and the second try was refused.
-    let (upstream, dead) = (Upstream::start().await, Reserved::port());
-    let again = |other| HopOptions { tries_again: Some(other), ..HopOptions::default() };
+    let (upstream, dead) = (Upstream::start().await, ReservedPort::port());
+    let again = |other| ProxyHopOptions { tries_again: Some(other), ..ProxyHopOptions::default() };
     let (_nginx, gateway) = behind(Proxy::Nginx, upstream.addr(), again(dead.addr()));
     stays_unknown(&gateway, &pay("nginx").fixture("status=503"), 502).await;
     assert_eq!(upstream.executions("nginx"), 1);
@@ -117,7 +117,7 @@ async fn not_executed_is_ignored_after_a_second_try() {
     let (first, second) = (Upstream::start().await, Upstream::start().await);
     first.behave("status=503");
     second.behave("status=503;header=Ibid-Outcome: not-executed");
-    let options = HopOptions { tries_again: Some(second.addr()), ..HopOptions::default() };
+    let options = ProxyHopOptions { tries_again: Some(second.addr()), ..ProxyHopOptions::default() };
     let (_hop, gateway) = behind(Proxy::Nginx, first.addr(), options);
     stays_unknown(&gateway, &pay("k"), 503).await;
     assert_eq!((first.executions("k"), second.executions("k")), (1, 1));
@@ -126,7 +126,7 @@ async fn not_executed_is_ignored_after_a_second_try() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_word_on_a_broken_answer_proves_nothing() {
     let upstream = Upstream::start().await;
-    let (_hop, gateway) = behind(Proxy::Nginx, upstream.addr(), HopOptions::default());
+    let (_hop, gateway) = behind(Proxy::Nginx, upstream.addr(), ProxyHopOptions::default());
     let broken =
         pay("k").fixture("status=503;header=Ibid-Outcome: not-executed;bytes=1000;cut=body;pause=50");
     assert_problem(&gateway.call(&broken).await, 502, "outcome-unknown");
@@ -137,7 +137,7 @@ async fn a_word_on_a_broken_answer_proves_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_names_the_hop_once() {
     let upstream = Upstream::start().await;
-    let hop = Hop::start(Proxy::Nginx, upstream.addr(), HopOptions::default());
+    let hop = ProxyHop::start(Proxy::Nginx, upstream.addr(), ProxyHopOptions::default());
     let gateway = Setup::before(&hop.url()).start();
     for key in ["a", "b"] {
         assert_eq!(gateway.call(&pay(key)).await.status, 200);
@@ -145,7 +145,7 @@ async fn the_log_names_the_hop_once() {
     gateway.until_said("with `behind = \"nginx\"`").await;
     assert_eq!(gateway.said().matches("answers through nginx").count(), 1, "{}", gateway.said());
 
-    let (_hop, told) = behind(Proxy::Nginx, upstream.addr(), HopOptions::default());
+    let (_hop, told) = behind(Proxy::Nginx, upstream.addr(), ProxyHopOptions::default());
     assert_eq!(told.call(&pay("c")).await.status, 200);
     told.until_said("listening on").await;
     assert!(!told.said().contains("answers through nginx"), "{}", told.said());
@@ -154,7 +154,7 @@ async fn the_log_names_the_hop_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_names_the_hop() {
     let upstream = Upstream::start().await;
-    let hop = Hop::start(Proxy::Nginx, upstream.addr(), HopOptions::default());
+    let hop = ProxyHop::start(Proxy::Nginx, upstream.addr(), ProxyHopOptions::default());
     let setup = Setup::before("");
     assert!(setup.ibid(&["migrate", "--store", &setup.store()]).status.success());
     for (url, found, meaning) in

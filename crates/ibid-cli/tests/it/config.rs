@@ -66,7 +66,7 @@ guard = "off"
 "#;
 
 #[test]
-fn a_good_file_is_printed_route_by_route_and_warnings_go_to_stderr() {
+fn config_check_prints_routes_to_stdout_and_warnings_to_stderr() {
     let ran = Place::with(GOOD).ibid(&["config", "check"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     let payments =
@@ -219,7 +219,7 @@ fn the_command_line_itself_is_refused_in_the_same_form() {
 }
 
 #[test]
-fn keys_reads_the_store_from_the_file_and_refuses_what_it_can_not_open() {
+fn keys_opens_the_store_of_the_configuration_file() {
     let place = Place::with("[store]\nurl = \"mysql://ibid:hunter2@db\"\n");
     let ran = place.ibid(&["keys", "list"]);
     assert_eq!(ran.code, 2);

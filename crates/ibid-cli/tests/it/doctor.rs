@@ -2,8 +2,8 @@
 
 use std::process::Output;
 
-use ibid_testkit::client::Request;
-use ibid_testkit::postgres::{Pair, Postgres};
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::postgres::{Postgres, PostgresPair};
 use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 
@@ -140,8 +140,8 @@ fn a_server_that_the_gateway_refuses_is_described() {
 }
 
 #[test]
-fn an_asynchronous_standby_is_warned_of_before_it_costs_anything_and_a_standby_is_named() {
-    let pair = Pair::asynchronous();
+fn doctor_warns_of_an_asynchronous_standby() {
+    let pair = PostgresPair::asynchronous();
     let setup = Setup::before("http://127.0.0.1:1");
     let url = pair.url_for("postgres");
     assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
@@ -172,13 +172,13 @@ async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     let gateway = setup.start();
     let mut client = gateway.client().await;
     for n in keys {
-        let answer = client.call(&Request::post("/payments").key(&format!("k{n}")).body("five")).await;
+        let answer = client.call(&TestRequest::post("/payments").key(&format!("k{n}")).body("five")).await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }
     drop(gateway);
     let sql = format!("update ibid_record set ran_at = completed_at - {took_ms}000");
     match setup.server() {
-        Some(server) => drop(server.sql("postgres", &sql)),
+        Some(server) => drop(server.sql(server.database(), &sql)),
         None => drop(
             rusqlite::Connection::open(setup.database())
                 .and_then(|file| file.execute(&sql, []))

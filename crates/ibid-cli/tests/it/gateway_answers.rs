@@ -1,12 +1,12 @@
 //! Which request a stored answer belongs to, and what of it a retry is given.
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 
 use crate::harness::{Setup, assert_problem, is_replay};
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("{}").header("Content-Type", "application/json")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("{}").header("Content-Type", "application/json")
 }
 
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn no_cache_may_keep_a_stored_answer() {
     assert_eq!(first.header("cache-control").as_deref(), Some("public, max-age=3600"), "as the API says");
     let replay = gateway.call(&request).await;
     assert_eq!(replay.header("etag").as_deref(), Some("\"v1\""), "it names what was made");
-    let page = Request::get("/.ibid/keys/cached/response?method=POST&path=/payments");
+    let page = TestRequest::get("/.ibid/keys/cached/response?method=POST&path=/payments");
     let page = gateway.call(&page).await;
     assert_eq!((page.status, page.text().as_str()), (201, "paid"));
     for stored in [&replay, &page] {
@@ -72,12 +72,12 @@ async fn no_cache_may_keep_a_stored_answer() {
         "/.ibid/none",
         "/.ibid/hooks/none",
     ] {
-        for request in [Request::get(target), Request::post(target)] {
+        for request in [TestRequest::get(target), TestRequest::post(target)] {
             let answer = gateway.call(&request).await;
             assert_eq!(answer.header_lines("cache-control"), ["no-store"], "{target} {answer:?}");
         }
     }
-    for refused in [Request::post("/payments"), pay("cached").header("SOAPAction", "x")] {
+    for refused in [TestRequest::post("/payments"), pay("cached").header("SOAPAction", "x")] {
         let answer = gateway.call(&refused).await;
         assert!(answer.status >= 400 && answer.header_lines("cache-control") == ["no-store"], "{answer:?}");
     }
@@ -131,8 +131,12 @@ async fn own_answers_carry_cors_fields_by_configuration_alone() {
     };
     let (with, without) = (start(cors), start(""));
     let later = pay("later").header("Prefer", "respond-async").fixture("gate;status=201");
-    let requests =
-        [Request::post("/payments"), later, Request::get("/.ibid/policy"), Request::get("/.ibid/none")];
+    let requests = [
+        TestRequest::post("/payments"),
+        later,
+        TestRequest::get("/.ibid/policy"),
+        TestRequest::get("/.ibid/none"),
+    ];
     for request in requests {
         let of = |origin: &str| request.clone().header("Origin", origin);
         let allowed = with.call(&of("https://a.example")).await;
@@ -157,7 +161,7 @@ async fn own_answers_carry_cors_fields_by_configuration_alone() {
         assert_eq!((off.header("access-control-allow-origin"), off.header("vary")), (None, None), "{off:?}");
     }
     let preflight = |origin: &str| {
-        Request::new("OPTIONS", "/.ibid/keys/k?method=POST&path=/payments")
+        TestRequest::new("OPTIONS", "/.ibid/keys/k?method=POST&path=/payments")
             .header("Origin", origin)
             .header("Access-Control-Request-Method", "GET")
             .header("Access-Control-Request-Headers", "x-tenant-id")

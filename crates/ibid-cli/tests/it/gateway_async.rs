@@ -1,23 +1,23 @@
 //! Answers that come later: accepted with 202, delivered once without the client, through outages, kills and company.
 
 use futures_util::future::join_all;
-use ibid_testkit::client::{Request, Response};
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::client::{TestRequest, TestResponse};
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 use serde_json::Value;
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("five")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five")
 }
 
-fn paid(key: &str) -> Request {
+fn paid(key: &str) -> TestRequest {
     pay(key).fixture("status=201;body=paid")
 }
 
 /// Panics unless it is a 202 of the gateway's own; where to look.
 #[track_caller]
-fn accepted(answer: &Response) -> String {
+fn accepted(answer: &TestResponse) -> String {
     assert_eq!(answer.status, 202, "{answer:?}");
     assert_eq!(answer.header("retry-after").as_deref(), Some("1"), "{answer:?}");
     assert_eq!(answer.header("cache-control").as_deref(), Some("no-store"), "{answer:?}");
@@ -30,7 +30,7 @@ fn accepted(answer: &Response) -> String {
 
 /// The key's page, held until it is done or for the route's `wait`.
 async fn watched(gateway: &Gateway, page: &str) -> Value {
-    let answer = gateway.settled(&Request::get(page).header("Prefer", "wait=5")).await;
+    let answer = gateway.settled(&TestRequest::get(page).header("Prefer", "wait=5")).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     serde_json::from_slice(&answer.body).expect("JSON")
 }
@@ -46,8 +46,8 @@ async fn until_state(gateway: &Gateway, page: &str, state: &str) -> Value {
 
 const ASYNC: &str = "[defaults]\nanswer = \"async\"\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n";
 
-on_every_store!(an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_after);
-async fn an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_after(on: On) {
+on_every_store!(an_accepted_request_is_delivered_once);
+async fn an_accepted_request_is_delivered_once(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
     let gateway = setup.start();
@@ -62,11 +62,11 @@ async fn an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_afte
     accepted(&again);
     assert_eq!(again.body, first.body);
     assert_problem(&gateway.call(&pay("k").body("six")).await, 422, "key-reused");
-    let running = gateway.call(&Request::get(&page)).await;
+    let running = gateway.call(&TestRequest::get(&page)).await;
     assert_eq!(running.header("retry-after").as_deref(), Some("1"));
     assert!(running.text().contains("\"state\":\"in_progress\""), "{running:?}");
     let response = page.replacen("?", "/response?", 1);
-    assert_problem(&gateway.call(&Request::get(&response)).await, 409, "request-in-progress");
+    assert_problem(&gateway.call(&TestRequest::get(&response)).await, 409, "request-in-progress");
 
     upstream.gate().open();
     let done = until_state(&gateway, &page, "completed").await;
@@ -74,7 +74,7 @@ async fn an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_afte
         (&done["outcome"], &done["status"], &done["attempts"]),
         (&"success".into(), &201.into(), &1.into())
     );
-    for request in [request, Request::get(&response)] {
+    for request in [request, TestRequest::get(&response)] {
         let answer = gateway.call(&request).await;
         assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", true));
         assert_eq!(answer.header("x-own").as_deref(), Some("1"));
@@ -83,15 +83,15 @@ async fn an_accepted_request_is_delivered_once_and_its_answer_replayed_ever_afte
     assert_eq!(gateway.metric("ibid_reserve_created_total", "").await, 1.0);
 }
 
-on_every_store!(what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind);
-async fn what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind(on: On) {
+on_every_store!(a_later_delivery_sends_the_original_request);
+async fn a_later_delivery_sends_the_original_request(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url())
         .on(on)
         .config(ASYNC)
         .variable("IBID_LOG", "ibid=trace,ibid_core=trace");
     let gateway = setup.start();
-    let request = Request::post("/payments?fast=1")
+    let request = TestRequest::post("/payments?fast=1")
         .key("canary-key")
         .body("canary-body")
         .header("Authorization", "Bearer canary-token")
@@ -127,7 +127,7 @@ async fn what_is_delivered_later_is_what_was_sent_and_nothing_of_it_stays_behind
 fn kept(setup: &Setup, text: &str) -> u32 {
     if let Some(server) = setup.server() {
         let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
-        return server.sql("postgres", &sql).trim().parse().expect("a number");
+        return server.sql(server.database(), &sql).trim().parse().expect("a number");
     }
     let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
     let sql = "select count(*) from ibid_body where instr(data, cast(?1 as blob)) > 0";
@@ -158,18 +158,19 @@ async fn a_client_has_its_way_where_the_route_lets_it() {
     let answer = gateway.call(&paid("c").header("Prefer", "respond-async, wait=5")).await;
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"), "{answer:?}");
 
-    let elsewhere = Request::post("/other").key("d").fixture("status=201").header("Prefer", "respond-async");
+    let elsewhere =
+        TestRequest::post("/other").key("d").fixture("status=201").header("Prefer", "respond-async");
     assert_eq!(gateway.call(&elsewhere).await.status, 201);
-    let always = Request::post("/always").key("e").header("Prefer", "respond-async");
+    let always = TestRequest::post("/always").key("e").header("Prefer", "respond-async");
     let always = gateway.call(&always).await;
     accepted(&always);
     assert_eq!(always.header("preference-applied").as_deref(), Some("respond-async"));
 }
 
-on_every_store!(a_duplicate_of_a_running_request_may_be_shown_where_to_look);
-async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nin_flight = \"accepted\"\n");
+    let setup = Setup::before(&upstream.url()).config("[defaults]\nin_flight = \"accepted\"\n");
     let gateway = setup.start();
     let request = pay("k").fixture("gate;status=201;body=paid");
     let mut first = gateway.client().await;
@@ -184,10 +185,10 @@ async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look(on: On) {
     assert_eq!(upstream.executions("k"), 1);
 }
 
-on_every_store!(what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there);
-async fn what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there(on: On) {
-    let nobody = Reserved::port();
-    let setup = Setup::before(&nobody.url()).on(on).config(ASYNC);
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_delivery_is_retried_until_the_upstream_is_back() {
+    let nobody = ReservedPort::port();
+    let setup = Setup::before(&nobody.url()).config(ASYNC);
     let gateway = setup.start();
     let page = accepted(&gateway.call(&paid("k")).await);
     let refused = |said: &Value| said["state"] == "pending" && said["last_error"] == "not_sent";
@@ -200,8 +201,8 @@ async fn what_finds_no_upstream_is_tried_again_and_delivered_once_it_is_there(on
 }
 
 #[tokio::test]
-async fn what_is_never_delivered_is_given_back_to_its_client_and_shown_to_a_person() {
-    let nobody = Reserved::port();
+async fn an_undeliverable_request_becomes_a_retryable_dead_letter() {
+    let nobody = ReservedPort::port();
     let setup = Setup::before(&nobody.url())
         .config(&format!("{ASYNC}[[route]]\nmatch = \"POST /payments\"\nmax_attempts = 1\n"));
     let gateway = setup.start();
@@ -217,7 +218,7 @@ async fn what_is_never_delivered_is_given_back_to_its_client_and_shown_to_a_pers
 }
 
 #[tokio::test]
-async fn a_delivery_whose_answer_is_lost_is_unknown_and_not_made_again() {
+async fn a_delivery_with_a_lost_response_is_not_repeated() {
     let upstream = Upstream::start().await;
     let short = format!(
         "{ASYNC}[[route]]\nmatch = \"POST /payments\"\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n"
@@ -268,8 +269,8 @@ async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(a_kill_before_the_first_byte_is_delivered_again_where_the_operator_says_so);
-async fn a_kill_before_the_first_byte_is_delivered_again_where_the_operator_says_so(on: On) {
+on_every_store!(a_kill_before_the_first_byte_may_be_delivered_again);
+async fn a_kill_before_the_first_byte_may_be_delivered_again(on: On) {
     let upstream = Upstream::start().await;
     let config = ASYNC.replace("lease", "on_lapse = \"retry\"\nlease");
     let setup = Setup::before(&upstream.url()).on(on).config(&config);
@@ -370,11 +371,11 @@ async fn a_delivery_that_runs_at_shutdown_comes_to_its_end() {
     assert_eq!(upstream.executions("k"), 1);
 }
 
-on_every_store!(with_upkeep_off_a_gateway_leaves_the_chores_to_another);
-async fn with_upkeep_off_a_gateway_leaves_the_chores_to_another(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn with_upkeep_off_a_gateway_leaves_the_chores_to_another() {
     let upstream = Upstream::start().await;
     let off = "[defaults]\nanswer = \"async\"\n[upkeep]\nrun = false\n";
-    let setup = Setup::before(&upstream.url()).on(on).config(off);
+    let setup = Setup::before(&upstream.url()).config(off);
     let idle = setup.start();
     let page = accepted(&idle.call(&paid("k")).await);
     let chores = idle.page("/metrics").await.text();

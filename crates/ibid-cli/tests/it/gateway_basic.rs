@@ -1,7 +1,7 @@
 //! What a client sees of the gateway on a good day: one execution, equal answers, and a key's page.
 
 use futures_util::future::join_all;
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
 
 use crate::h2_client::H2Client;
@@ -18,12 +18,12 @@ async fn world_on(on: On) -> (Upstream, Setup, Gateway) {
     (upstream, setup, gateway)
 }
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("{\"amount\": 5}").header("Content-Type", "application/json")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("{\"amount\": 5}").header("Content-Type", "application/json")
 }
 
 /// Forty answers to one execution: one of them the first, all of them equal.
-fn assert_equal(answers: &[Response], body: &str) {
+fn assert_equal(answers: &[TestResponse], body: &str) {
     assert_eq!(answers.len(), 40);
     for answer in answers {
         assert_eq!((answer.status, answer.text().as_str()), (201, body), "{answer:?}");
@@ -32,8 +32,8 @@ fn assert_equal(answers: &[Response], body: &str) {
     assert_eq!(answers.iter().filter(|answer| !is_replay(answer)).count(), 1);
 }
 
-on_every_store!(forty_connections_with_one_request_are_executed_once_and_answered_alike);
-async fn forty_connections_with_one_request_are_executed_once_and_answered_alike(on: On) {
+on_every_store!(forty_connections_with_one_key_execute_once);
+async fn forty_connections_with_one_key_execute_once(on: On) {
     let (upstream, _setup, gateway) = world_on(on).await;
     let request = pay("forty").fixture("gate;status=201;body=paid");
     let mut clients = Vec::new();
@@ -52,9 +52,9 @@ async fn forty_connections_with_one_request_are_executed_once_and_answered_alike
     assert_eq!(gateway.metric("ibid_reserve_replay_total", "").await, 39.0);
 }
 
-on_every_store!(duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look);
-async fn duplicates_that_will_not_wait_are_told_when_to_come_again_and_where_to_look(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn impatient_duplicates_get_retry_after_and_a_status_page() {
+    let (upstream, _setup, gateway) = world().await;
     let request = pay("impatient").fixture("gate;status=201;body=paid").header("Prefer", "wait=0");
     let mut first = gateway.client().await;
     first.send(&request).await;
@@ -92,7 +92,7 @@ async fn forty_http2_connections_are_executed_once_and_answered_alike() {
 }
 
 #[tokio::test]
-async fn forty_streams_of_one_http2_connection_are_executed_once_or_refused_while_it_runs() {
+async fn forty_http2_streams_with_one_key_execute_once() {
     let (upstream, _setup, gateway) = world().await;
     let client = H2Client::connect(gateway.addr()).await;
     let lines = [("idempotency-key", "streams"), ("x-fixture", "gate;status=201;body=paid")];
@@ -111,9 +111,9 @@ async fn forty_streams_of_one_http2_connection_are_executed_once_or_refused_whil
     assert_eq!((upstream.executions("streams"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs);
-async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_runs(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_mismatch_is_refused_even_while_the_first_runs() {
+    let (upstream, _setup, gateway) = world().await;
     let mut first = gateway.client().await;
     first.send(&pay("mine").fixture("gate")).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -128,9 +128,9 @@ async fn a_key_that_is_used_for_another_request_is_refused_even_while_the_first_
     assert_eq!(upstream.total(), 1);
 }
 
-on_every_store!(a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry);
-async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_hangs_up_gets_its_response_on_retry() {
+    let (upstream, _setup, gateway) = world().await;
     for (n, how) in ["fin", "rst"].into_iter().enumerate() {
         let request = pay(how).fixture(&format!("gate;status=201;body=paid by {how}"));
         let mut client = gateway.client().await;
@@ -150,7 +150,7 @@ async fn a_client_that_hangs_up_in_mid_request_finds_its_answer_on_the_retry(on:
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind() {
+async fn a_client_that_leaves_mid_body_leaves_no_record() {
     let (upstream, setup, gateway) = world().await;
     let sockets = gateway.sockets();
     for (how, reset) in [("fin-early", false), ("rst-early", true)] {
@@ -176,20 +176,21 @@ async fn a_client_that_leaves_before_its_body_is_complete_leaves_nothing_behind(
     assert_eq!(upstream.executions("fin-early"), 1);
 }
 
-on_every_store!(the_status_page_follows_a_key_and_the_policy_is_published);
-async fn the_status_page_follows_a_key_and_the_policy_is_published(on: On) {
-    let (upstream, _setup, gateway) = world_on(on).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_status_page_follows_a_key_and_the_policy_is_published() {
+    let (upstream, _setup, gateway) = world().await;
     let page = "/.ibid/keys/watched?method=POST&path=/payments";
-    assert_eq!(gateway.call(&Request::get(page)).await.status, 404);
+    assert_eq!(gateway.call(&TestRequest::get(page)).await.status, 404);
     let mut client = gateway.client().await;
     client.send(&pay("watched").fixture("gate;status=201;body=paid")).await;
     upstream.until(|tally| tally.held == 1).await;
     let state = async || {
-        let answer = gateway.call(&Request::get(page)).await;
+        let answer = gateway.call(&TestRequest::get(page)).await;
         serde_json::from_slice::<serde_json::Value>(&answer.body).expect("JSON")
     };
     assert_eq!(state().await["state"], "in_progress");
-    let early = gateway.call(&Request::get("/.ibid/keys/watched/response?method=POST&path=/payments")).await;
+    let early =
+        gateway.call(&TestRequest::get("/.ibid/keys/watched/response?method=POST&path=/payments")).await;
     assert_problem(&early, 409, "request-in-progress");
     upstream.gate().open();
     client.read().await.expect("an answer");
@@ -198,9 +199,10 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published(on: On) {
         (&done["state"], &done["outcome"], &done["status"]),
         (&"completed".into(), &"success".into(), &201.into())
     );
-    let replay = gateway.call(&Request::get("/.ibid/keys/watched/response?method=POST&path=/payments")).await;
+    let replay =
+        gateway.call(&TestRequest::get("/.ibid/keys/watched/response?method=POST&path=/payments")).await;
     assert_eq!((replay.status, replay.text().as_str(), is_replay(&replay)), (201, "paid", true));
-    let policy = gateway.call(&Request::get("/.ibid/policy")).await;
+    let policy = gateway.call(&TestRequest::get("/.ibid/policy")).await;
     let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
     assert_eq!(policy["defaults"]["key_from"], serde_json::json!(["header:idempotency-key"]));
     assert_eq!(policy["defaults"]["retention_seconds"], 86_400);
@@ -241,8 +243,8 @@ async fn keys_are_listed_and_shown_beside_the_running_gateway(on: On) {
     assert!(is_replay(&gateway.call(&pay("done")).await));
 }
 
-on_every_store!(a_restart_and_a_second_gateway_without_a_configured_secret_recognise_every_retry);
-async fn a_restart_and_a_second_gateway_without_a_configured_secret_recognise_every_retry(on: On) {
+on_every_store!(a_generated_secret_is_shared_by_every_gateway);
+async fn a_generated_secret_is_shared_by_every_gateway(on: On) {
     let (upstream, setup, mut first) = world_on(on).await;
     let asked = pay("kept").fixture("status=201;body=paid");
     let answer = first.call(&asked).await;
@@ -287,7 +289,7 @@ async fn duplicates_at_two_gateways_at_once_are_delivered_once(on: On) {
 }
 
 #[tokio::test]
-async fn the_operators_listener_says_that_it_lives_is_ready_and_counts() {
+async fn the_admin_listener_serves_health_readiness_and_metrics() {
     let (_upstream, _setup, gateway) = world().await;
     assert_eq!(gateway.page("/healthz").await.text(), "ok\n");
     assert_eq!(gateway.page("/readyz").await.text(), "ready\n");

@@ -1,6 +1,6 @@
 //! The gateway's bounds, one by one: what is refused or ended when one is reached, and that nothing was reserved.
 
-use ibid_testkit::client::{Client, Request};
+use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::upstream::Upstream;
 
 use crate::h2_client::H2Client;
@@ -11,14 +11,14 @@ async fn a_guarded_request_over_the_bound_reserves_nothing() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nmax_guarded = 1\n").start();
     let mut first = gateway.client().await;
-    first.send(&Request::post("/pay").key("a").fixture("gate")).await;
+    first.send(&TestRequest::post("/pay").key("a").fixture("gate")).await;
     upstream.until(|tally| tally.total == 1).await;
 
-    let second = Request::post("/pay").key("b");
+    let second = TestRequest::post("/pay").key("b");
     let refused = gateway.call(&second).await;
     assert_problem(&refused, 503, "overloaded");
     assert_eq!(refused.header("retry-after").as_deref(), Some("1"));
-    assert_eq!(gateway.call(&Request::get("/")).await.status, 200, "what passes is apart");
+    assert_eq!(gateway.call(&TestRequest::get("/")).await.status, 200, "what passes is apart");
     assert_eq!(shown(&gateway, "max_guarded").await, (1.0, 1.0, 1.0));
 
     upstream.gate().open();
@@ -32,7 +32,7 @@ async fn a_body_that_finds_no_room_in_memory_is_refused() {
     let upstream = Upstream::start().await;
     let config = "[server]\nmax_buffered_bytes = \"1MiB\"\nmax_reply_bytes = \"512KiB\"\n";
     let gateway = Setup::before(&upstream.url()).config(config).start();
-    let large = Request::post("/pay").key("a").body(vec![b'x'; MIB - ROOM]);
+    let large = TestRequest::post("/pay").key("a").body(vec![b'x'; MIB - ROOM]);
     let (head, body) = (large.head(), large.payload());
     let mut first = gateway.client().await;
     first.send_bytes(&head).await;
@@ -41,7 +41,7 @@ async fn a_body_that_finds_no_room_in_memory_is_refused() {
         async || (shown(&gateway, "max_buffered_bytes").await.0 as usize == MIB - ROOM - 1).then_some(());
     until_async("the body is in memory but for its last byte", buffered).await;
 
-    let second = Request::post("/pay").key("b").body(vec![b'y'; 2 * ROOM]);
+    let second = TestRequest::post("/pay").key("b").body(vec![b'y'; 2 * ROOM]);
     assert_problem(&gateway.call(&second).await, 503, "overloaded");
     first.send_bytes(&body[MIB - ROOM - 1..]).await;
     assert_eq!(first.read().await.unwrap().status, 200);
@@ -58,28 +58,28 @@ async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
     let mut waiting = Vec::new();
     for n in 1..=2 {
         let mut client = gateway.client().await;
-        client.send(&Request::get("/").fixture("gate")).await;
+        client.send(&TestRequest::get("/").fixture("gate")).await;
         upstream.until(|tally| tally.total == n).await;
         waiting.push(client);
     }
     // Guarded requests have slots and connections of their own.
-    assert_eq!(gateway.call(&Request::post("/pay").key("a")).await.status, 200);
-    assert_eq!(gateway.call(&Request::get("/")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::post("/pay").key("a")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::get("/")).await.status, 200);
     assert_eq!(waiting.remove(0).read().await.unwrap().status, 504);
 
     // Those that have their head are not ended: then the next one is refused.
     let mut streams = Vec::new();
     for _ in 0..2 {
         let mut client = gateway.client().await;
-        client.send(&Request::get("/").fixture("events")).await;
+        client.send(&TestRequest::get("/").fixture("events")).await;
         assert_eq!(client.read_head().await.unwrap().status, 200);
         streams.push(client);
     }
     assert_eq!(waiting.remove(0).read().await.unwrap().status, 504);
-    let refused = gateway.call(&Request::get("/")).await;
+    let refused = gateway.call(&TestRequest::get("/")).await;
     assert_problem(&refused, 503, "overloaded");
     assert_eq!(refused.header("retry-after").as_deref(), Some("1"));
-    assert_eq!(gateway.call(&Request::post("/pay").key("b")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::post("/pay").key("b")).await.status, 200);
     let (used, max, reached) = shown(&gateway, "max_passed").await;
     assert_eq!((used, max), (2.0, 2.0));
     assert!(reached >= 3.0, "{reached}");
@@ -91,14 +91,14 @@ async fn a_tunnel_keeps_its_slot_among_what_passes() {
     let gateway = Setup::before(&upstream.url()).config("[server]\nmax_passed = 1\n").start();
     let mut tunnel = gateway.client().await;
     let upgrade =
-        Request::get("/").header("connection", "upgrade").header("upgrade", "echo").fixture("upgrade");
+        TestRequest::get("/").header("connection", "upgrade").header("upgrade", "echo").fixture("upgrade");
     tunnel.send(&upgrade).await;
     assert_eq!(tunnel.read_head().await.unwrap().status, 101);
-    assert_problem(&gateway.call(&Request::get("/")).await, 503, "overloaded");
-    assert_eq!(gateway.call(&Request::post("/pay").key("a")).await.status, 200);
+    assert_problem(&gateway.call(&TestRequest::get("/")).await, 503, "overloaded");
+    assert_eq!(gateway.call(&TestRequest::post("/pay").key("a")).await.status, 200);
 
     tunnel.hang_up();
-    let passes = async || (gateway.call(&Request::get("/")).await.status == 200).then_some(());
+    let passes = async || (gateway.call(&TestRequest::get("/")).await.status == 200).then_some(());
     until_async("the slot is free again", passes).await;
 }
 
@@ -108,11 +108,11 @@ async fn an_unguarded_body_that_stops_before_the_head_is_ended() {
     let gateway = Setup::before(&upstream.url()).config("[server]\nstall_timeout = \"500ms\"\n").start();
     // All of it is sent, and the upstream takes its time: nobody has stalled.
     let mut patient = gateway.client().await;
-    patient.send(&Request::new("PUT", "/").body("whole").fixture("gate")).await;
+    patient.send(&TestRequest::new("PUT", "/").body("whole").fixture("gate")).await;
     upstream.until(|tally| tally.total == 1).await;
 
     let mut stalls = gateway.client().await;
-    let request = Request::new("PUT", "/").body("never sent to its end");
+    let request = TestRequest::new("PUT", "/").body("never sent to its end");
     stalls.send_bytes(&request.head()).await;
     stalls.send_bytes(b"never").await;
     assert_problem(&stalls.read().await.unwrap(), 408, "body-timeout");
@@ -143,7 +143,7 @@ async fn runs_of_reset_streams_count_for_their_connection() {
     }
     assert_eq!((upstream.total(), refused), (4, 16));
     assert_eq!(shown(&gateway, "max_guarded_per_connection").await.2, 16.0);
-    assert_eq!(gateway.call(&Request::post("/pay").key("honest")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::post("/pay").key("honest")).await.status, 200);
 
     // Once the runs are over the connection may go on.
     upstream.gate().open();
@@ -155,7 +155,7 @@ async fn runs_of_reset_streams_count_for_their_connection() {
 }
 
 #[tokio::test]
-async fn the_soft_limit_of_files_is_raised_and_bounds_fit_the_hard_one() {
+async fn the_file_limit_is_raised_up_to_the_hard_limit() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).files(256).start();
     gateway.until_said("the limit of open files is too low for `[server]`").await;
@@ -183,12 +183,12 @@ async fn a_slow_head_of_many_connections_leaves_room_for_others() {
     let mut slow = Vec::new();
     for n in 1..=4 {
         let mut client = Client::connect(gateway.addr()).await;
-        client.send(&Request::get("/").fixture("gate")).await;
+        client.send(&TestRequest::get("/").fixture("gate")).await;
         upstream.until(|tally| tally.total == n).await;
         slow.push(client);
     }
     // Every connection is busy with what nobody guards: one of them is ended for it, once it has waited for a second.
-    assert_eq!(gateway.call(&Request::post("/pay").key("a")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::post("/pay").key("a")).await.status, 200);
     assert_eq!(slow.remove(0).read().await.unwrap().status, 504);
 }
 

@@ -15,7 +15,7 @@ use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use ibid_testkit::client::{Client, Request, Response};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
@@ -23,12 +23,12 @@ use tokio::task::{JoinSet, block_in_place};
 use crate::harness::{Gateway, On, Setup, is_replay, on_every_store, problem, until_async};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn killed_at_any_moment_it_never_delivers_twice_and_forgets_no_answer() {
+async fn a_gateway_killed_at_any_moment_never_delivers_twice() {
     crash(On::Sqlite, 1).await;
 }
 
-on_every_store!(two_gateways_on_one_store_killed_at_any_moment_never_deliver_twice);
-async fn two_gateways_on_one_store_killed_at_any_moment_never_deliver_twice(on: On) {
+on_every_store!(two_gateways_killed_at_any_moment_never_deliver_twice);
+async fn two_gateways_killed_at_any_moment_never_deliver_twice(on: On) {
     crash(on, 2).await;
 }
 
@@ -65,7 +65,7 @@ async fn crash(on: On, gateways: usize) {
 
     let mut dice = Dice(seed);
     let mut kills = 0;
-    while kills < KILLS {
+    while kills < kills_wanted() {
         // Moments are told by what was delivered, answered or heard since the last kill; where in its work each of the
         // other clients is by then is anybody's guess.
         let counter = [&upstream.ledger.delivered, &upstream.ledger.answered, &load.heard][dice.below(3)];
@@ -190,7 +190,7 @@ impl Load {
             if Instant::now() > deadline {
                 return self.breach(format!("`{key}` was not settled in {PATIENCE:?}"));
             }
-            let mut request = Request::post("/payments").key(key).body(format!("pay for {key}"));
+            let mut request = TestRequest::post("/payments").key(key).body(format!("pay for {key}"));
             if dice.below(2) == 0 {
                 request = request.header("Prefer", "wait=0");
             }
@@ -209,7 +209,12 @@ impl Load {
     }
 
     /// One request over the kept connection or a new one; none if it broke.
-    async fn ask(&self, request: &Request, kept: &mut Option<Client>, dice: &mut Dice) -> Option<Response> {
+    async fn ask(
+        &self,
+        request: &TestRequest,
+        kept: &mut Option<Client>,
+        dice: &mut Dice,
+    ) -> Option<TestResponse> {
         if kept.is_none() {
             let door = {
                 let doors = self.doors.lock().unwrap();
@@ -226,7 +231,7 @@ impl Load {
     }
 
     /// What an answer settles; none if the client has to come again.
-    fn fate_of(&self, key: &str, answer: &Response) -> Option<Fate> {
+    fn fate_of(&self, key: &str, answer: &TestResponse) -> Option<Fate> {
         match (answer.status, problem(answer).as_str()) {
             (409, "outcome-unknown") => Some(Fate::Unknown),
             (502 | 504, "outcome-unknown") | (409, "request-in-progress") => None,
@@ -244,7 +249,7 @@ impl Load {
     }
 
     /// Keeps what was told, and compares it with what was told before.
-    fn told(&self, key: &str, fate: Fate, answer: &Response) {
+    fn told(&self, key: &str, fate: Fate, answer: &TestResponse) {
         let before = self.keys.lock().unwrap().insert(key.to_owned(), fate.clone());
         match (before, &fate) {
             (None | Some(Fate::Open), _) => {}
@@ -452,8 +457,10 @@ const FREE: [u16; 3] = [409, 425, 429];
 
 const CLIENTS: usize = 16;
 
-/// In each of the two tests; with the last ones there are over a hundred and twenty in all.
-const KILLS: usize = 60;
+/// In each of the tests. `scripts/soak` wants many.
+fn kills_wanted() -> usize {
+    if std::env::var_os("IBID_SOAK").is_some() { 200 } else { 20 }
+}
 
 const LEASE: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(200);

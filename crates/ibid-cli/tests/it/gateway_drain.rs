@@ -1,19 +1,19 @@
 //! SIGTERM: what runs comes to its end, nothing new begins, and the process ends in time.
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 use tokio::net::TcpStream;
 
 use crate::harness::{On, Setup, is_replay, on_every_store, until_async};
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("five")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five")
 }
 
-on_every_store!(a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean);
-async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clean(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_drain_answers_running_requests_and_refuses_new_ones() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on);
+    let setup = Setup::before(&upstream.url());
     let mut gateway = setup.start();
     let mut idle = gateway.client().await;
     assert_eq!(idle.call(&pay("idle")).await.status, 200);
@@ -40,10 +40,10 @@ async fn a_running_request_is_answered_new_ones_are_refused_and_the_exit_is_clea
     assert_eq!(upstream.executions("running"), 1);
 }
 
-on_every_store!(a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same);
-async fn a_request_beyond_the_deadline_is_cut_and_its_answer_is_stored_all_the_same(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_request_cut_by_the_drain_still_stores_its_response() {
     let upstream = Upstream::start().await;
-    let setup = Setup::before(&upstream.url()).on(on).config("[server]\ndrain_for = \"500ms\"\n");
+    let setup = Setup::before(&upstream.url()).config("[server]\ndrain_for = \"500ms\"\n");
     let mut gateway = setup.start();
     let mut client = gateway.client().await;
     client.send(&pay("slow").fixture("gate;status=201;body=paid")).await;
@@ -84,8 +84,8 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-on_every_store!(a_gateway_that_was_stopped_in_its_tracks_goes_on_where_it_was);
-async fn a_gateway_that_was_stopped_in_its_tracks_goes_on_where_it_was(on: On) {
+on_every_store!(a_paused_gateway_continues_where_it_stopped);
+async fn a_paused_gateway_continues_where_it_stopped(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url())
         .on(on)

@@ -2,7 +2,7 @@
 //! configured bounds.
 
 use bytes::Bytes;
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 use tokio::task::JoinSet;
 
@@ -45,7 +45,7 @@ async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
     let gateway = Setup::before(&upstream.url()).config(config).start();
     let key = |n: usize| format!("k{n}");
     for n in 0..STORED {
-        assert_eq!(gateway.call(&Request::post("/pay").key(&key(n))).await.status, 201);
+        assert_eq!(gateway.call(&TestRequest::post("/pay").key(&key(n))).await.status, 201);
     }
     let before = gateway.resident_kib();
 
@@ -73,7 +73,7 @@ async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
 
     // Honest clients repeat what is refused, and each gets its answer.
     for n in 0..STORED {
-        let request = Request::post("/pay").key(&key(n));
+        let request = TestRequest::post("/pay").key(&key(n));
         let whole = until_async("an honest client gets its replay", async || {
             let answer = gateway.call(&request).await;
             match answer.status {
@@ -91,8 +91,8 @@ async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
 async fn honest(gateway: &Gateway, name: &str) -> usize {
     let mut served = 0;
     for n in 0..HONEST / 2 {
-        let guarded = gateway.call(&Request::post("/pay").key(&format!("{name}-{n}"))).await;
-        let unguarded = gateway.call(&Request::get("/")).await;
+        let guarded = gateway.call(&TestRequest::post("/pay").key(&format!("{name}-{n}"))).await;
+        let unguarded = gateway.call(&TestRequest::get("/")).await;
         served += [guarded, unguarded].iter().filter(|answer| answer.status == 200).count();
     }
     served

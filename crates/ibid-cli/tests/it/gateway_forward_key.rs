@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
-use ibid_testkit::client::Request;
-use ibid_testkit::hop::{Hop, HopOptions, Proxy};
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::hop::{Proxy, ProxyHop, ProxyHopOptions};
 use ibid_testkit::upstream::Upstream;
 use tokio::net::TcpListener;
 
@@ -16,15 +16,16 @@ use crate::harness::Setup;
 #[tokio::test]
 async fn a_go_proxy_gets_no_leave_to_send_a_bodyless_request_twice() {
     let upstream = Upstream::start().await;
-    let caddy = Hop::start(Proxy::Caddy, upstream.addr(), HopOptions::default());
+    let caddy = ProxyHop::start(Proxy::Caddy, upstream.addr(), ProxyHopOptions::default());
     // With the key as the client sent it Caddy sends the request twice: that is why the default renames it.
     for (config, deliveries) in [("", 1), ("[defaults]\nforward_key = \"as-sent\"\n", 2)] {
         let gateway = Setup::before(&caddy.url()).config(config).start();
         // Leaves Caddy a connection to use again, which the upstream then closes on the next request.
-        let first = gateway.call(&Request::post("/payments").key("p").body("{}").fixture("status=201")).await;
+        let first =
+            gateway.call(&TestRequest::post("/payments").key("p").body("{}").fixture("status=201")).await;
         assert_eq!(first.status, 201, "{first:?} {}", caddy.output());
         let target = format!("/payments/{deliveries}/capture");
-        gateway.call(&Request::post(&target).key("c").fixture("cut=read;once")).await;
+        gateway.call(&TestRequest::post(&target).key("c").fixture("cut=read;once")).await;
         assert_eq!(upstream.executions_of(&target), deliveries, "{config}");
     }
 }
@@ -50,8 +51,8 @@ async fn an_upstream_that_finds_records_by_their_key_still_gets_it() {
     tokio::spawn(async move { axum::serve(listener, routes).await });
     let gateway = Setup::before(&url).start();
     for (key, body) in [("with-body", "{}"), ("without-body", "")] {
-        assert_eq!(gateway.call(&Request::post("/captures").key(key).body(body)).await.status, 201);
-        let found = gateway.call(&Request::get(&format!("/captures/by-key/{key}"))).await;
+        assert_eq!(gateway.call(&TestRequest::post("/captures").key(key).body(body)).await.status, 201);
+        let found = gateway.call(&TestRequest::get(&format!("/captures/by-key/{key}"))).await;
         assert_eq!(found.status, 200, "{key}");
     }
 }
@@ -62,7 +63,7 @@ async fn a_client_can_neither_claim_nor_remove_the_forwarded_key() {
     let config = "[[route]]\nmatch = \"POST /orders\"\nforward_key = \"header:Order-Key\"\n";
     let gateway = Setup::before(&upstream.url()).config(config).start();
     for (path, field) in [("/captures", "ibid-key"), ("/orders", "order-key")] {
-        let request = Request::post(path).key("k").header(field, "other").header("Connection", field);
+        let request = TestRequest::post(path).key("k").header(field, "other").header("Connection", field);
         assert_eq!(gateway.call(&request).await.status, 200);
         let seen = upstream.requests().into_iter().next_back().expect("a request");
         assert_eq!(seen.header_lines(field), ["\"k\""], "{seen:?}");

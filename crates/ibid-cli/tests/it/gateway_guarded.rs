@@ -3,9 +3,9 @@
 
 use std::process::Command;
 
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::program::{Launch, Program, tools};
-use ibid_testkit::upstream::{Seen, Upstream};
+use ibid_testkit::upstream::{SeenRequest, Upstream};
 
 use crate::h2_client::H2Client;
 use crate::harness::{Gateway, Setup, assert_problem, is_replay};
@@ -16,12 +16,12 @@ async fn world(config: &str) -> (Upstream, Gateway) {
     (upstream, gateway)
 }
 
-fn last(upstream: &Upstream) -> Seen {
+fn last(upstream: &Upstream) -> SeenRequest {
     upstream.requests().pop().expect("a request was delivered")
 }
 
 /// Sends bytes on a connection of their own and reads the answer.
-async fn raw(gateway: &Gateway, bytes: &str) -> Response {
+async fn raw(gateway: &Gateway, bytes: &str) -> TestResponse {
     let mut client = gateway.client().await;
     client.send_bytes(bytes.as_bytes()).await;
     client.read().await.expect("an answer")
@@ -32,41 +32,41 @@ async fn a_method_in_any_case_is_guarded_and_upper_case_upstream() {
     let (upstream, gateway) = world("").await;
     let h2 = H2Client::connect(gateway.addr()).await;
     for method in ["post", "Post", "patch", "pUrge"] {
-        let bare = Request::new(method, "/payments").body("five");
+        let bare = TestRequest::new(method, "/payments").body("five");
         assert_problem(&gateway.call(&bare).await, 400, "key-missing");
         assert_problem(&h2.send(method, "/payments", &[], "five").await.await, 400, "key-missing");
         let key = format!("{method}-h1");
         assert_eq!(gateway.call(&bare.clone().key(&key)).await.status, 200);
         assert_eq!(last(&upstream).method, method.to_uppercase());
-        let upper = Request::new(&method.to_uppercase(), "/payments").body("five").key(&key);
+        let upper = TestRequest::new(&method.to_uppercase(), "/payments").body("five").key(&key);
         assert!(is_replay(&gateway.call(&upper).await), "{method}: one scope in any case");
         let over_h2 =
             async || h2.send(method, "/payments", &[("idempotency-key", method)], "five").await.await;
         assert!(!is_replay(&over_h2().await));
         assert_eq!(last(&upstream).method, method.to_uppercase());
         assert!(is_replay(&over_h2().await));
-        let page = Request::get(&format!("/.ibid/keys/{key}?method={method}&path=/payments"));
+        let page = TestRequest::get(&format!("/.ibid/keys/{key}?method={method}&path=/payments"));
         assert_eq!(gateway.call(&page).await.status, 200, "{method}");
     }
-    assert_eq!(gateway.call(&Request::new("get", "/payments")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::new("get", "/payments")).await.status, 200);
     assert_eq!((last(&upstream).method.as_str(), upstream.total()), ("GET", 9));
-    assert_eq!(gateway.call(&Request::new("connect", "/payments")).await.status, 501);
+    assert_eq!(gateway.call(&TestRequest::new("connect", "/payments")).await.status, 501);
 }
 
 #[tokio::test]
 async fn an_override_field_makes_a_get_guarded() {
     let (upstream, gateway) = world("").await;
-    let get = Request::get("/payments").header("X-HTTP-Method-Override", "post");
+    let get = TestRequest::get("/payments").header("X-HTTP-Method-Override", "post");
     assert_problem(&gateway.call(&get).await, 400, "key-missing");
     let keyed = get.key("k");
     assert!(!is_replay(&gateway.call(&keyed).await));
     assert!(is_replay(&gateway.call(&keyed).await));
     assert_eq!((upstream.total(), last(&upstream).method.as_str()), (1, "GET"));
-    let page = Request::get("/.ibid/keys/k?method=POST&path=/payments");
+    let page = TestRequest::get("/.ibid/keys/k?method=POST&path=/payments");
     assert_eq!(gateway.call(&page).await.status, 200, "it is kept under the method that made it guarded");
-    let other = Request::get("/payments").header("X-HTTP-Method-Override", "patch").key("k");
+    let other = TestRequest::get("/payments").header("X-HTTP-Method-Override", "patch").key("k");
     assert!(!is_replay(&gateway.call(&other).await));
-    let post = Request::post("/payments").key("k");
+    let post = TestRequest::post("/payments").key("k");
     assert_problem(&gateway.call(&post).await, 422, "key-reused");
 }
 
@@ -129,21 +129,36 @@ async fn an_ambiguous_path_is_refused_and_never_delivered() {
     for path in
         ["//payments", "/a/../payments", "/open/..;/payments", "/open/%252e%252e/x", "/a%00", "/%c0%ae"]
     {
-        let answer = gateway.call(&Request::post(path).key("k").body("five")).await;
+        let answer = gateway.call(&TestRequest::post(path).key("k").body("five")).await;
         assert_problem(&answer, 400, "path-ambiguous");
     }
     for path in ["/orders//1", "//orders/1", "/x/../orders/1", "/orders%2f1", "/orders\\1"] {
-        assert_problem(&gateway.call(&Request::new("PUT", path).body("five")).await, 400, "path-ambiguous");
+        assert_problem(
+            &gateway.call(&TestRequest::new("PUT", path).body("five")).await,
+            400,
+            "path-ambiguous",
+        );
     }
-    assert_problem(&gateway.call(&Request::post("/open/a%2Fb").body("five")).await, 400, "path-ambiguous");
+    assert_problem(
+        &gateway.call(&TestRequest::post("/open/a%2Fb").body("five")).await,
+        400,
+        "path-ambiguous",
+    );
     assert_eq!(upstream.deliveries_begun(), 0);
     for path in ["//payments", "/a/../payments", "/a%2Fb"] {
-        assert_eq!(gateway.call(&Request::get(path)).await.status, 200);
+        assert_eq!(gateway.call(&TestRequest::get(path)).await.status, 200);
         assert_eq!(last(&upstream).target, path, "what is not guarded passes as it was sent");
-        assert_eq!(gateway.call(&Request::new("DELETE", path)).await.status, 200, "no route guards DELETE");
+        assert_eq!(
+            gateway.call(&TestRequest::new("DELETE", path)).await.status,
+            200,
+            "no route guards DELETE"
+        );
     }
-    assert_eq!(gateway.call(&Request::post("/open/sessions/ann%40example.com").body("x")).await.status, 200);
-    let long = Request::post(&format!("/{}", "a".repeat(2048))).key("k").body("five");
+    assert_eq!(
+        gateway.call(&TestRequest::post("/open/sessions/ann%40example.com").body("x")).await.status,
+        200
+    );
+    let long = TestRequest::post(&format!("/{}", "a".repeat(2048))).key("k").body("five");
     assert_problem(&gateway.call(&long).await, 414, "path-too-long");
 }
 
@@ -152,7 +167,7 @@ async fn what_passes_is_listed_at_start_and_in_the_policy() {
     let (_upstream, gateway) = world(ROUTES).await;
     gateway.until_said("ibid: not guarded: POST /open/{*rest}").await;
     gateway.until_said("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;
-    let policy = gateway.call(&Request::get("/.ibid/policy")).await;
+    let policy = gateway.call(&TestRequest::get("/.ibid/policy")).await;
     let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
     assert_eq!(
         (&policy["routes"][1]["path"], &policy["routes"][1]["guard"]),
@@ -166,18 +181,18 @@ async fn what_passes_is_listed_at_start_and_in_the_policy() {
 #[tokio::test]
 async fn a_path_has_one_scope_and_goes_out_as_it_was_sent() {
     let (upstream, gateway) = world(ROUTES).await;
-    let pay = |path: &str| Request::post(path).key("k").body("five");
+    let pay = |path: &str| TestRequest::post(path).key("k").body("five");
     assert!(!is_replay(&gateway.call(&pay("/%70ayments/a%2fb")).await));
     assert_eq!(last(&upstream).target, "/%70ayments/a%2fb");
     assert!(is_replay(&gateway.call(&pay("/payments/a%2Fb")).await));
     for path in ["/payments/a%252Fb", "/%2570ayments/a%252fb"] {
-        let page = Request::get(&format!("/.ibid/keys/k?method=POST&path={path}"));
+        let page = TestRequest::get(&format!("/.ibid/keys/k?method=POST&path={path}"));
         assert_eq!(gateway.call(&page).await.status, 200, "{path}");
     }
     // Django redirects from one to the other, so the slash is part of the scope.
     assert!(!is_replay(&gateway.call(&pay("/payments/a%2fb/")).await));
     assert!(is_replay(&gateway.call(&pay("/payments/a%2fb/")).await));
-    let order = |path: &str| Request::new("PUT", path).body("five");
+    let order = |path: &str| TestRequest::new("PUT", path).body("five");
     for path in ["/orders/1", "/orders/1/", "/%6frders/1"] {
         assert_problem(&gateway.call(&order(path)).await, 400, "key-missing");
     }
@@ -190,7 +205,7 @@ async fn a_path_has_one_scope_and_goes_out_as_it_was_sent() {
 async fn as_sent_takes_a_path_as_the_operator_says() {
     let (upstream, gateway) = world("[defaults]\npath = \"as-sent\"\n").await;
     for path in ["/a//b", "/a/../b", "/%70ayments", "/payments"] {
-        assert!(!is_replay(&gateway.call(&Request::post(path).key("k").body("five")).await), "{path}");
+        assert!(!is_replay(&gateway.call(&TestRequest::post(path).key("k").body("five")).await), "{path}");
         assert_eq!(last(&upstream).target, path);
     }
 }
@@ -200,7 +215,7 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
     let upstream = Upstream::start().await;
     let config = "[defaults]\nfingerprint_headers = [\"x-amount\"]\n";
     let gateway = Setup::before(&upstream.url()).tenant("header:x-tenant-id").config(config).start();
-    let request = Request::post("/payments")
+    let request = TestRequest::post("/payments")
         .key("k")
         .header("X-Tenant-Id", "acme")
         .header("X-Amount", "5")
@@ -220,7 +235,7 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
     for gone in ["x-mine", "x_tenant_id", "idempotency_key", "x.amount"] {
         assert_eq!(seen.header(gone), None, "{gone}");
     }
-    let trailing = Request::new("PUT", "/things")
+    let trailing = TestRequest::new("PUT", "/things")
         .body("five")
         .chunked()
         .header("Trailer", "x-tenant-id, x-sum")
@@ -237,7 +252,7 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
 #[tokio::test]
 async fn forwarded_fields_are_believed_from_trusted_hops_only() {
     let upstream = Upstream::start().await;
-    let request = Request::get("/things")
+    let request = TestRequest::get("/things")
         .header("X-Forwarded-For", "198.51.100.1")
         .header("X-Forwarded-Host", "evil.test")
         .header("X-Forwarded-Proto", "https")
@@ -286,14 +301,16 @@ async fn a_head_that_can_be_read_in_two_ways_is_refused() {
 #[tokio::test]
 async fn the_body_of_a_get_arrives_whatever_its_framing() {
     let (upstream, gateway) = world("").await;
-    for request in [Request::get("/search").body("all"), Request::get("/search").body("all").chunked()] {
+    for request in
+        [TestRequest::get("/search").body("all"), TestRequest::get("/search").body("all").chunked()]
+    {
         assert_eq!(gateway.call(&request).await.status, 200);
         assert_eq!(last(&upstream).body, b"all");
     }
     let h2 = H2Client::connect(gateway.addr()).await;
     assert_eq!(h2.send("GET", "/search", &[], "all").await.await.status, 200);
     assert_eq!(last(&upstream).body, b"all");
-    assert_eq!(gateway.call(&Request::get("/search")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::get("/search")).await.status, 200);
     let seen = last(&upstream);
     assert_eq!((seen.body.len(), seen.header("transfer-encoding")), (0, None), "no body, no framing");
 }
@@ -302,14 +319,14 @@ async fn the_body_of_a_get_arrives_whatever_its_framing() {
 async fn only_the_gateway_says_that_an_answer_is_a_replay() {
     let (upstream, gateway) = world("").await;
     let fixture = "header=Idempotent-Replayed: true;header=Idempotency-Stored: false;header=X-Else: 1";
-    let request = Request::post("/payments").key("k").body("five").fixture(fixture);
+    let request = TestRequest::post("/payments").key("k").body("five").fixture(fixture);
     let first = gateway.call(&request).await;
     assert_eq!((is_replay(&first), first.header("idempotency-stored")), (false, None), "{first:?}");
     assert_eq!(first.header("x-else").as_deref(), Some("1"));
     assert!(is_replay(&gateway.call(&request).await));
     // An answer of many lines is no failure of a request that was executed.
     let many = "header=X-Line: 1;".repeat(300);
-    let many = gateway.call(&Request::post("/payments").key("many").body("five").fixture(&many)).await;
+    let many = gateway.call(&TestRequest::post("/payments").key("many").body("five").fixture(&many)).await;
     assert_eq!((many.status, many.header_lines("x-line").len()), (200, 300));
     assert_eq!(upstream.total(), 2);
 }

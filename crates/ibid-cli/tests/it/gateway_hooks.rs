@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -63,8 +63,8 @@ fn setup(upstream: &Upstream, on: On) -> Setup {
     setup.variable("PSP_SECRET", SECRET)
 }
 
-fn pay(key: &str, fixture: &str) -> Request {
-    Request::post("/payments").key(key).header("X-Tenant-Id", "ann").body("five").fixture(fixture)
+fn pay(key: &str, fixture: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).header("X-Tenant-Id", "ann").body("five").fixture(fixture)
 }
 
 fn now() -> i64 {
@@ -88,15 +88,15 @@ fn said(event: &str, kind: &str, key: &str) -> Said {
 }
 
 impl Said {
-    fn request(&self) -> Request {
+    fn request(&self) -> TestRequest {
         self.request_to("psp")
     }
 
-    fn request_to(&self, source: &str) -> Request {
+    fn request_to(&self, source: &str) -> TestRequest {
         let body = self.body.to_string();
         let signer = Webhook::new(self.secret).expect("a secret");
         let signature = signer.sign(&self.event, self.signed_at, body.as_bytes()).expect("a signature");
-        Request::post(&format!("/.ibid/hooks/{source}"))
+        TestRequest::post(&format!("/.ibid/hooks/{source}"))
             .header("webhook-id", &self.event)
             .header("webhook-timestamp", self.signed_at.to_string())
             .header("webhook-signature", signature)
@@ -108,7 +108,7 @@ impl Said {
     }
 }
 
-fn result(response: &Response) -> (u16, String) {
+fn result(response: &TestResponse) -> (u16, String) {
     let body: Value = serde_json::from_slice(&response.body).expect("JSON");
     (response.status, body["result"].as_str().unwrap_or_default().to_owned())
 }
@@ -128,12 +128,12 @@ async fn unknown(gateway: &Gateway, key: &str) {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 409, "outcome-unknown");
 }
 
-on_every_store!(what_is_unknown_is_settled_by_a_signed_webhook_alone);
-async fn what_is_unknown_is_settled_by_a_signed_webhook_alone(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
     let upstream = Upstream::start().await;
     // So that an attempt is over soon.
     let config = format!("[defaults]\nupstream_timeout = \"3s\"\nlinger = \"0s\"\n{CONFIG}");
-    let setup = setup(&upstream, on).config(&config);
+    let setup = setup(&upstream, On::Sqlite).config(&config);
     let gateway = setup.start();
     unknown(&gateway, "paid").await;
     assert_eq!(said("evt_1", "payment.succeeded", "paid").to(&gateway).await, word(200, "settled"));
@@ -175,8 +175,8 @@ async fn what_is_unknown_is_settled_by_a_signed_webhook_alone(on: On) {
     assert_eq!(upstream.deliveries_begun(), 4, "nothing was sent again but what was proven not executed");
 }
 
-on_every_store!(an_early_webhook_settles_the_record_once_its_outcome_is_unknown);
-async fn an_early_webhook_settles_the_record_once_its_outcome_is_unknown(on: On) {
+on_every_store!(an_early_webhook_settles_the_record_once_it_is_unknown);
+async fn an_early_webhook_settles_the_record_once_it_is_unknown(on: On) {
     let upstream = Upstream::start().await;
     let setup = setup(&upstream, on);
     let gateway = setup.start();
@@ -197,7 +197,7 @@ async fn an_early_webhook_settles_the_record_once_its_outcome_is_unknown(on: On)
 }
 
 #[tokio::test]
-async fn what_is_old_wrongly_signed_or_another_tenants_settles_nothing() {
+async fn a_stale_forged_or_foreign_webhook_settles_nothing() {
     let upstream = Upstream::start().await;
     let gateway = setup(&upstream, On::Sqlite).start();
     unknown(&gateway, "k").await;
@@ -206,8 +206,8 @@ async fn what_is_old_wrongly_signed_or_another_tenants_settles_nothing() {
         Said { secret: "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", ..good.clone() }.request(),
         Said { signed_at: now() - 310, ..good.clone() }.request(),
         good.request().body(good.body.to_string().replace("pay_1", "pay_2")),
-        Request::post("/.ibid/hooks/psp").body(good.body.to_string()),
-        Request::post("/.ibid/hooks/nobody").body(good.body.to_string()),
+        TestRequest::post("/.ibid/hooks/psp").body(good.body.to_string()),
+        TestRequest::post("/.ibid/hooks/nobody").body(good.body.to_string()),
     ];
     let mut bodies = Vec::new();
     for request in &refused {
@@ -239,7 +239,7 @@ async fn the_other_schemes_are_accepted_as_their_sources_sign() {
         json!({ "id": "evt_1", "type": "charge.succeeded", "data": { "object": { "metadata": metadata } } });
     let (body, at) = (event.to_string(), now());
     let line = format!("t={at},v1={},v1={}", "0".repeat(64), hex(STRIPE_SECRET, &format!("{at}.{body}")));
-    let request = Request::post("/.ibid/hooks/stripe").header("Stripe-Signature", line).body(&body);
+    let request = TestRequest::post("/.ibid/hooks/stripe").header("Stripe-Signature", line).body(&body);
     assert_eq!(result(&gateway.call(&request).await), word(200, "settled"));
     let retry = gateway.call(&pay("s", "cut=read")).await;
     assert_eq!((retry.status, retry.text()), (200, body), "the whole payload is the answer");
@@ -248,14 +248,14 @@ async fn the_other_schemes_are_accepted_as_their_sources_sign() {
     let body = json!({ "delivery": 17, "tenant": "ann", "key": "p", "paid": true }).to_string();
     let signed = |body: &str| format!("sha256={}", hex(PLAIN_SECRET, body));
     let request =
-        Request::post("/.ibid/hooks/plain").header("X-Hub-Signature-256", signed(&body)).body(&body);
+        TestRequest::post("/.ibid/hooks/plain").header("X-Hub-Signature-256", signed(&body)).body(&body);
     assert_eq!(result(&gateway.call(&request).await), word(200, "settled"));
     let forged = request.body(body.replace("17", "18"));
     assert_problem(&gateway.call(&forged).await, 401, "hook-refused");
 }
 
 #[tokio::test]
-async fn evidence_kept_before_a_crash_settles_the_record_that_lapses_after_it() {
+async fn evidence_from_before_a_crash_settles_the_lapsed_record() {
     let upstream = Upstream::start().await;
     let config = format!("[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n{CONFIG}");
     let setup = setup(&upstream, On::Sqlite).config(&config);
@@ -276,7 +276,7 @@ async fn evidence_kept_before_a_crash_settles_the_record_that_lapses_after_it() 
 }
 
 #[tokio::test]
-async fn a_hook_that_could_mix_tenants_or_be_replayed_for_ever_is_refused_at_start() {
+async fn an_unsafe_hook_is_refused_at_start() {
     let upstream = Upstream::start().await;
     let refused = |line: &str, instead: &str| {
         assert!(CONFIG.contains(line), "{line}");
@@ -316,8 +316,8 @@ executed = ["charge.succeeded"]
 body = "/data"
 "#;
 
-on_every_store!(a_webhook_on_an_effect_needs_no_tenant_and_is_kept_for_the_service_that_calls);
-async fn a_webhook_on_an_effect_needs_no_tenant_and_is_kept_for_the_service_that_calls(on: On) {
+on_every_store!(a_webhook_on_an_effect_needs_no_tenant);
+async fn a_webhook_on_an_effect_needs_no_tenant(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).tenant("header:x-tenant-id").config(ON_EFFECTS).on(on);
     let setup = setup.variable("PSP_SECRET", SECRET);
@@ -335,7 +335,7 @@ async fn a_webhook_on_an_effect_needs_no_tenant_and_is_kept_for_the_service_that
 }
 
 #[tokio::test]
-async fn a_hook_that_names_neither_a_record_nor_an_effect_is_refused_at_start() {
+async fn a_hook_without_a_target_is_refused_at_start() {
     let upstream = Upstream::start().await;
     let start = || Setup::before(&upstream.url()).tenant("header:x-tenant-id").variable("PSP_SECRET", SECRET);
     let without = |lines: &[&str]| {
@@ -376,19 +376,13 @@ async fn a_hook_that_names_neither_a_record_nor_an_effect_is_refused_at_start() 
     }
 }
 
-/// The reference application's processor behind the gateway: it makes each charge, resets the connection, and tells of the
-/// charge by its own webhook.
-#[cfg(feature = "demo")]
+/// The simulated processor behind the gateway: it makes each charge, resets the connection, and reports the charge by its
+/// own webhook.
 #[tokio::test]
-async fn a_charge_whose_answer_was_reset_is_settled_by_the_processors_own_webhook() {
-    use payments::outgoing::HttpUrl;
-    use payments::provider::charges::Processor;
-    use payments::provider::faults::{Dice, Faults};
-    use payments::provider::ledger::Ledger;
-    use payments::provider::server;
-    use payments::provider::webhook::{Secret, Webhooks};
+async fn a_webhook_settles_a_charge_whose_response_was_reset() {
+    use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};
 
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let upstream = format!("http://{}", listener.local_addr().expect("an address"));
     let config = r#"
 [[hook]]
@@ -404,15 +398,17 @@ body = "/data"
 provider_id = "/data/chargeId"
 "#;
     let gateway = Setup::before(&upstream).config(config).variable("PSP_SECRET", SECRET).start();
-    let url = HttpUrl::parse(&format!("http://{}/.ibid/hooks/processor", gateway.addr())).expect("a URL");
-    let webhooks = Webhooks::start(url, Secret::parse(SECRET).expect("a secret"));
-    let ledger = Ledger::open(None, false).expect("books");
-    let faults = Faults::parse("reset=first").expect("faults");
-    let processor = Processor::new(ledger, Dice::new(faults, 1), Some(webhooks));
-    let serving = tokio::spawn(server::serve(listener, processor.router()));
+    let secret = WebhookSecret::parse(SECRET).expect("a secret");
+    let options = ProcessorOptions {
+        faults: ChargeFaults::parse("reset=first").expect("faults"),
+        webhook: Some((gateway.addr(), "/.ibid/hooks/processor".to_owned(), secret)),
+        ..ProcessorOptions::default()
+    };
+    let _processor = CardProcessor::start_on(listener, options);
     for (key, amount, status) in [("pays", 500, 200), ("declines", 613, 402)] {
         let body = json!({ "amountCents": amount, "currency": "EUR", "customerId": "c" }).to_string();
-        let charge = Request::post("/charges").key(key).header("Content-Type", "application/json").body(body);
+        let charge =
+            TestRequest::post("/charges").key(key).header("Content-Type", "application/json").body(body);
         assert_problem(&gateway.call(&charge).await, 502, "outcome-unknown");
         let retry = until_async("the processor's word settles it", async || {
             let retry = gateway.call(&charge).await;
@@ -423,5 +419,4 @@ provider_id = "/data/chargeId"
         let charge: Value = serde_json::from_slice(&retry.body).expect("a charge");
         assert_eq!((&charge["idempotencyKey"], &charge["amountCents"]), (&json!(key), &json!(amount)));
     }
-    serving.abort();
 }

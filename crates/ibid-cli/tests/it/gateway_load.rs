@@ -1,17 +1,17 @@
-//! A hundred thousand requests leave memory and file descriptors where they were.
+//! A hundred thousand requests leave memory and file descriptors where they were. `scripts/soak` runs it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 use tokio::task::block_in_place;
 
 use crate::harness::{Gateway, Setup};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_thousand_requests_leave_memory_and_descriptors_where_they_were() {
+async fn a_hundred_thousand_requests_leak_nothing() {
     let upstream = Upstream::start().await;
     upstream.behave("status=201;bytes=200");
     // A small cache fills up in the warm-up; what grows after it is a leak.
@@ -75,7 +75,7 @@ fn visit(addr: SocketAddr, name: &str, connection: usize, visit: usize) -> usize
         for _ in 0..BURST / RETRIES {
             let key = format!("{name}-{connection}-{visit}-{burst}-{fresh}");
             fresh += 1;
-            let one = Request::post("/payments").key(&key).body("{\"amount\": 5}").to_bytes();
+            let one = TestRequest::post("/payments").key(&key).body("{\"amount\": 5}").to_bytes();
             (0..RETRIES).for_each(|_| bytes.extend_from_slice(&one));
         }
         stream.write_all(&bytes).expect("the gateway reads");

@@ -1,6 +1,6 @@
 //! The log as a machine reads it: every line an object, no secret in any of them, and a security event for each misuse.
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 
@@ -22,8 +22,8 @@ const CONFIG: &str = "[store]\nbegin_timeout = \"300ms\"\nfinish_wait = \"300ms\
     [upkeep]\nsweep_every = \"50ms\"\nreap_every = \"50ms\"\n\
     [defaults]\nlease = \"1s\"\nupstream_timeout = \"300ms\"\nlinger = \"0s\"\nmax_request_body = \"1KiB\"\n";
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments")
         .key(&format!("canary-key-{key}"))
         .header("Authorization", "Bearer canary-credential")
         .body("canary-body")
@@ -57,7 +57,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
         misused += 1;
     }
     // Turned away at the door, each for a reason of its own.
-    let bare = Request::post("/payments").body("canary-body");
+    let bare = TestRequest::post("/payments").body("canary-body");
     assert_problem(&gateway.call(&bare).await, 400, "key-missing");
     assert_problem(
         &gateway.call(&bare.clone().header("Idempotency-Key", "\"canary-key")).await,
@@ -68,7 +68,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     let large = "canary-body".repeat(200);
     assert_problem(&gateway.call(&pay("large").body(&large)).await, 413, "body-too-large");
     let page = "/.ibid/keys/canary-key-0?method=POST&path=/payments";
-    let status = Request::get(page).header("Authorization", "Bearer canary-credential");
+    let status = TestRequest::get(page).header("Authorization", "Bearer canary-credential");
     assert_eq!(gateway.call(&status).await.status, 200);
     // The store is away, before a run and behind one.
     let (mut held, before) = (gateway.client().await, upstream.tally().begun);
@@ -76,7 +76,9 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     upstream.until(|tally| tally.begun > before).await;
     let mut lock = None;
     match setup.server() {
-        Some(server) => drop(server.sql("postgres", "alter table ibid_record rename to ibid_record_away")),
+        Some(server) => {
+            drop(server.sql(server.database(), "alter table ibid_record rename to ibid_record_away"))
+        }
         None => lock = Some(WriteLock::on(&setup).await),
     }
     for n in 0..7 {
@@ -86,7 +88,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     assert!(held.read().await.is_some());
     drop(lock);
     if let Some(server) = setup.server() {
-        server.sql("postgres", "alter table ibid_record_away rename to ibid_record");
+        server.sql(server.database(), "alter table ibid_record_away rename to ibid_record");
     }
     until_async("the gateway takes requests again", async || {
         (gateway.call(&pay("back").fixture("status=201")).await.status == 201).then_some(())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 
 use crate::gateway_store::WriteLock;
@@ -46,8 +46,8 @@ fn of(samples: &Samples, name: &str) -> Vec<String> {
     of.map(|(sample, value)| format!("{} {value}", &sample[name.len()..])).collect()
 }
 
-fn pay(key: &str) -> Request {
-    Request::post(&format!("/payments/{key}")).key(key).body("five")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post(&format!("/payments/{key}")).key(key).body("five")
 }
 
 async fn metrics_equal_what_happened(on: On) {
@@ -69,7 +69,7 @@ async fn metrics_equal_what_happened(on: On) {
     for n in 0..2 {
         assert_problem(&gateway.call(&pay(&format!("a{n}")).body("six")).await, 422, "key-reused");
     }
-    assert_problem(&gateway.call(&Request::post("/payments/x").body("five")).await, 400, "key-missing");
+    assert_problem(&gateway.call(&TestRequest::post("/payments/x").body("five")).await, 400, "key-missing");
     // One is held by the upstream: a duplicate that will not wait, and one that does.
     let held = pay("held").fixture("gate;status=201");
     let mut first = gateway.client().await;
@@ -93,11 +93,11 @@ async fn metrics_equal_what_happened(on: On) {
     assert_problem(&gateway.call(&pay("cut").fixture("cut=read")).await, 502, "outcome-unknown");
     assert_problem(&gateway.call(&pay("cut")).await, 409, "outcome-unknown");
     // Another profile, and a path that no rule is for.
-    let stripe = Request::post("/stripe").key("s").body("five");
+    let stripe = TestRequest::post("/stripe").key("s").body("five");
     assert_eq!(gateway.call(&stripe).await.status, 200);
-    assert_eq!(gateway.call(&Request::post("/else/secret-path").key("d").body("five")).await.status, 200);
+    assert_eq!(gateway.call(&TestRequest::post("/else/secret-path").key("d").body("five")).await.status, 200);
     // A lease that lapses under its holder, whose answer comes late and counts all the same.
-    let short = Request::post("/short").key("late").body("five").fixture("gate;status=201");
+    let short = TestRequest::post("/short").key("late").body("five").fixture("gate;status=201");
     let mut late = gateway.client().await;
     late.send(&short).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -170,18 +170,19 @@ async fn metrics_equal_what_happened(on: On) {
 }
 on_every_store!(metrics_equal_what_happened);
 
-async fn a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_lapse_first_seen_by_a_request_is_counted_once() {
     let upstream = Upstream::start().await;
     // The sweeper has its first turn before anything lapses, and comes too late for the rest of this test.
     let config = CONFIG.replace("sweep_every = \"100ms\"", "sweep_every = \"1h\"");
-    let setup = Setup::before(&upstream.url()).on(on).config(&config);
+    let setup = Setup::before(&upstream.url()).config(&config);
     let gateway = setup.start();
     until_async("the sweeper has had its turn", async || {
         let ran = samples(&gateway).await;
         ran.contains_key("ibid_chore_last_run_seconds{chore=\"sweeper\"}").then_some(())
     })
     .await;
-    let short = Request::post("/short").key("late").body("five").fixture("gate;status=201");
+    let short = TestRequest::post("/short").key("late").body("five").fixture("gate;status=201");
     let mut late = gateway.client().await;
     late.send(&short).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -200,10 +201,9 @@ async fn a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_onc
     assert_eq!(of(&samples(&gateway).await, "ibid_zombie_keys_total"), [" 1"]);
     assert_eq!(gateway.said().matches("a lease lapsed").count(), 1);
 }
-on_every_store!(a_lapse_that_a_request_is_the_first_to_notice_is_counted_and_logged_once);
 
 #[tokio::test]
-async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_for_it() {
+async fn store_failures_and_their_refusals_are_counted() {
     let upstream = Upstream::start().await;
     // Chores ask the store too, and would be counted; they come too late for this test.
     let config = "[store]\nbegin_timeout = \"300ms\"\n[upkeep]\nsweep_every = \"1h\"\nreap_every = \"1h\"\n\
@@ -239,7 +239,7 @@ async fn what_the_store_fails_to_do_is_counted_and_so_is_every_request_refused_f
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_server_is_stopped_the_breaker_is_seen_open_and_refusals_come_at_once() {
+async fn the_breaker_refuses_at_once_while_the_server_is_stopped() {
     let upstream = Upstream::start().await;
     let mut server = ibid_testkit::postgres::Postgres::start();
     let setup = Setup::before(&upstream.url()).store_at(&server.url());

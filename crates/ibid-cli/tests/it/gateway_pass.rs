@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use ibid_testkit::client::{Client, Request};
+use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::program::{Launch, Program, tools};
 use ibid_testkit::tls::{Authority, TlsFront, TlsOptions};
 use ibid_testkit::upstream::Upstream;
@@ -17,8 +17,8 @@ async fn world(config: &str) -> (Upstream, Gateway) {
     (upstream, gateway)
 }
 
-fn websocket() -> Request {
-    Request::get("/socket")
+fn websocket() -> TestRequest {
+    TestRequest::get("/socket")
         .header("Connection", "keep-alive, Upgrade")
         .header("Upgrade", "websocket")
         .header("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
@@ -69,7 +69,7 @@ async fn a_websocket_passes_and_holds_its_connection() {
     assert_eq!(seen.header_lines("upgrade"), ["websocket"]);
     assert_eq!(seen.header_lines("connection"), ["upgrade"]);
     let mut second = gateway.client().await;
-    second.send(&Request::get("/second")).await;
+    second.send(&TestRequest::get("/second")).await;
     assert_eq!(upstream.total(), 1, "the tunnel has the only slot");
     client.hang_up();
     assert_eq!(second.read().await.expect("its turn has come").status, 200);
@@ -80,13 +80,13 @@ async fn a_websocket_passes_and_holds_its_connection() {
 async fn a_tunnel_takes_a_slot_of_what_passes_and_no_other() {
     let (upstream, gateway) = world("[server]\nmax_passed = 1\n").await;
     let client = tunnel(&gateway).await;
-    assert_problem(&gateway.call(&Request::get("/")).await, 503, "overloaded");
-    let guarded = Request::post("/payments").key("k").body("five").fixture("status=201");
+    assert_problem(&gateway.call(&TestRequest::get("/")).await, 503, "overloaded");
+    let guarded = TestRequest::post("/payments").key("k").body("five").fixture("status=201");
     assert_eq!(gateway.call(&guarded).await.status, 201);
     client.hang_up();
     upstream.until(|tally| tally.closed >= 1).await;
     until_async("the slot is free", async || {
-        (gateway.call(&Request::get("/")).await.status == 200).then_some(())
+        (gateway.call(&TestRequest::get("/")).await.status == 200).then_some(())
     })
     .await;
 }
@@ -145,8 +145,8 @@ async fn an_upgrade_goes_by_http1_where_tls_would_choose_http2() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guarded_requests_and_http_inside_are_not_upgraded() {
     let (upstream, gateway) = world("").await;
-    let guarded = Request::post("/payments").key("k").body("five").fixture("status=201");
-    let h2c = Request::get("/").header("HTTP2-Settings", "AAMAAABkAAQAAP__");
+    let guarded = TestRequest::post("/payments").key("k").body("five").fixture("status=201");
+    let h2c = TestRequest::get("/").header("HTTP2-Settings", "AAMAAABkAAQAAP__");
     for (request, to, connection) in
         [(guarded, "websocket", "Upgrade"), (h2c, "h2c", "Upgrade, HTTP2-Settings")]
     {
@@ -170,7 +170,7 @@ async fn a_drain_ends_tunnels_at_once() {
 
 /// Waits for longer than `upstream_timeout`, which is 300 ms here: a guarded request meets it.
 async fn outlast_upstream_timeout(gateway: &Gateway, key: &str) {
-    let request = Request::post("/payments").key(key).body("five").fixture("gate");
+    let request = TestRequest::post("/payments").key(key).body("five").fixture("gate");
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
 }
 
@@ -178,7 +178,7 @@ async fn outlast_upstream_timeout(gateway: &Gateway, key: &str) {
 async fn a_long_poll_outlasts_upstream_timeout() {
     let (upstream, gateway) = world("[defaults]\nupstream_timeout = \"300ms\"\nlinger = \"0s\"\n").await;
     let mut client = gateway.client().await;
-    client.send(&Request::get("/poll").fixture("gate;body=news")).await;
+    client.send(&TestRequest::get("/poll").fixture("gate;body=news")).await;
     upstream.until(|tally| tally.held == 1).await;
     outlast_upstream_timeout(&gateway, "k").await;
     upstream.gate().open();
@@ -189,9 +189,9 @@ async fn a_long_poll_outlasts_upstream_timeout() {
 async fn pass_timeout_bounds_the_head_and_not_the_answer() {
     let (upstream, gateway) = world("[defaults]\npass_timeout = \"300ms\"\n").await;
     let mut streaming = gateway.client().await;
-    streaming.send(&Request::get("/feed").fixture("events;header=Content-Type: text/csv")).await;
+    streaming.send(&TestRequest::get("/feed").fixture("events;header=Content-Type: text/csv")).await;
     read_until(&mut streaming, "data: 1").await;
-    let late = gateway.call(&Request::get("/poll").fixture("gate")).await;
+    let late = gateway.call(&TestRequest::get("/poll").fixture("gate")).await;
     assert_problem(&late, 504, "outcome-unknown");
     upstream.gate().open();
     read_until(&mut streaming, "data: 2").await;
@@ -239,7 +239,7 @@ async fn a_stream_route_passes_ndjson_as_it_comes() {
         "[defaults]\nupstream_timeout = \"300ms\"\nlinger = \"0s\"\n[[route]]\nmatch = \"POST /export\"\nstream = true\n",
     )
     .await;
-    let export = |key: &str| Request::post("/export").key(key).body("all");
+    let export = |key: &str| TestRequest::post("/export").key(key).body("all");
     let request = export("k").fixture("events;header=Content-Type: application/x-ndjson");
     let mut client = gateway.client().await;
     client.send(&request).await;

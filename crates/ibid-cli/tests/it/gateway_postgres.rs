@@ -1,20 +1,20 @@
 //! What only a PostgreSQL store does: `ibid migrate`, refusals to start, outages of the server and its last connection.
 
 use ibid::store::postgres::PostgresStore;
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::postgres::Postgres;
 use ibid_testkit::upstream::Upstream;
 
 use crate::gateway_store::stranger;
 use crate::harness::{On, Setup, assert_problem, is_replay, until_async};
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("five").fixture("status=201;body=paid")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five").fixture("status=201;body=paid")
 }
 
 /// The same, answered once the upstream's gate is open.
-fn pay_slowly(key: &str) -> Request {
-    Request::post("/payments").key(key).body("five").fixture("gate;status=201;body=paid")
+fn pay_slowly(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five").fixture("gate;status=201;body=paid")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -56,7 +56,7 @@ fn migrate_says_what_it_did_to_a_file_too() {
 }
 
 #[test]
-fn a_store_that_can_not_be_used_is_refused_and_its_password_never_said() {
+fn an_unusable_store_is_refused_without_showing_its_password() {
     let server = Postgres::start_with(&[("synchronous_commit", "off")]);
     let setup = Setup::before("http://127.0.0.1:1");
     let at = |url: String| setup.clone().store_at(&url).refused();
@@ -102,7 +102,7 @@ async fn an_outage_of_the_server_executes_nothing_and_ends_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_behind_a_delivery_loses_no_answer_and_no_gateway_delivers_again() {
+async fn a_store_outage_after_a_delivery_loses_no_response() {
     let upstream = Upstream::start().await;
     let mut server = Postgres::start();
     let setup = Setup::before(&upstream.url()).store_at(&server.url());
@@ -129,7 +129,7 @@ async fn an_outage_behind_a_delivery_loses_no_answer_and_no_gateway_delivers_aga
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_free_connection_no_key_is_reserved_nothing_is_delivered_and_no_answer_is_lost() {
+async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
     let upstream = Upstream::start().await;
     let max = (CONNECTIONS + RESERVED).to_string();
     let reserved = RESERVED.to_string();

@@ -6,17 +6,17 @@
 use std::io::{BufRead, BufReader};
 use std::process::Command;
 
-use ibid_testkit::client::{Request, Response};
-use ibid_testkit::upstream::{Seen, Upstream};
+use ibid_testkit::client::{TestRequest, TestResponse};
+use ibid_testkit::upstream::{SeenRequest, Upstream};
 use serde_json::Value;
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
-on_every_store!(what_the_upstream_says_it_executed_is_replayed);
-async fn what_the_upstream_says_it_executed_is_replayed(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_the_upstream_says_it_executed_is_replayed() {
     let upstream = Upstream::start().await;
     upstream.behave("status=200;body=paid;header=x-payment: 7;header=set-cookie: a=b");
-    let setup = setup(&upstream, "status = 201").on(on);
+    let setup = setup(&upstream, "status = 201");
     let gateway = setup.start();
     let lost = gateway.call(&lost("k")).await;
     assert_problem(&lost, 502, "outcome-unknown");
@@ -38,11 +38,11 @@ async fn what_the_upstream_says_it_executed_is_replayed(on: On) {
     until_async("it is counted", async || (counts(&gateway).await == (1.0, 1.0, 0.0)).then_some(())).await;
 }
 
-on_every_store!(what_is_absent_twice_is_run_once_more_by_the_next_retry);
-async fn what_is_absent_twice_is_run_once_more_by_the_next_retry(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_absent_twice_is_run_once_more_by_the_next_retry() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
-    let setup = setup(&upstream, "").on(on);
+    let setup = setup(&upstream, "");
     let gateway = setup.start();
     assert_problem(&gateway.call(&lost("k")).await, 502, "outcome-unknown");
     let ran = until_known(&gateway, "k").await;
@@ -67,7 +67,7 @@ async fn what_is_absent_once_and_then_there_is_completed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn answers_that_say_nothing_end_as_dead_letters_and_never_in_another_run() {
+async fn inconclusive_lookups_end_as_dead_letters() {
     let upstream = Upstream::start().await;
     // An error, a reset, both words cut short, silence.
     let ways = [
@@ -88,7 +88,8 @@ async fn answers_that_say_nothing_end_as_dead_letters_and_never_in_another_run()
         })
         .collect();
     let gateway = Setup::before(&upstream.url()).config(&format!("{QUICK}{routes}")).start();
-    let post = |route: &str| Request::post(&format!("/{route}")).key(route).fixture("cut=read").body("{}");
+    let post =
+        |route: &str| TestRequest::post(&format!("/{route}")).key(route).fixture("cut=read").body("{}");
     for (route, _) in ways {
         assert_problem(&gateway.call(&post(route)).await, 502, "outcome-unknown");
     }
@@ -125,7 +126,7 @@ async fn each_tenants_record_is_settled_by_that_tenants_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_found_answer_too_large_to_keep_completes_the_record_without_it() {
+async fn a_looked_up_response_that_is_too_large_is_not_kept() {
     let upstream = Upstream::start().await;
     upstream.behave("bytes=5000");
     let config = format!("{QUICK}max_response_body = \"1KiB\"\n{}", rule(""));
@@ -186,7 +187,7 @@ async fn a_late_answer_settles_its_record_before_anybody_is_asked() {
     upstream.behave("status=404");
     let config = QUICK.replace("linger = \"0s\"", "linger = \"30s\"") + &rule("");
     let gateway = Setup::before(&upstream.url()).config(&config).start();
-    let slow = Request::post("/payments").key("k").fixture("status=201;body=late;gate").body("{}");
+    let slow = TestRequest::post("/payments").key("k").fixture("status=201;body=late;gate").body("{}");
     assert_problem(&gateway.call(&slow).await, 504, "outcome-unknown");
     upstream.gate().open();
     let known = until_known(&gateway, "k").await;
@@ -203,7 +204,8 @@ async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
                request = \"GET /old/{shop}?key={key}\"\n";
     let setup = Setup::before(&upstream.url());
     let mut first = setup.clone().config(&format!("{patient}{old}")).start();
-    let post = |fixture: &str| Request::post("/shops/a%20b/payments").key("k/1").fixture(fixture).body("{}");
+    let post =
+        |fixture: &str| TestRequest::post("/shops/a%20b/payments").key("k/1").fixture(fixture).body("{}");
     assert_problem(&first.call(&post("cut=read")).await, 502, "outcome-unknown");
     first.kill();
     // Neither this route nor its rule is known any more.
@@ -221,7 +223,7 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     let config = QUICK.replace("[defaults]", "[defaults]\nlease = \"1s\"") + &rule("");
     let setup = Setup::before(&upstream.url()).config(&config).on(on);
     let mut gateway = setup.start();
-    let held = Request::post("/payments").key("k").fixture("gate").body("{}");
+    let held = TestRequest::post("/payments").key("k").fixture("gate").body("{}");
     let mut client = gateway.client().await;
     client.send(&held).await;
     upstream.until(|tally| tally.held == 1).await;
@@ -271,13 +273,13 @@ async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
 }
 
 /// A request that the upstream executes, and whose answer is lost.
-fn lost(key: &str) -> Request {
-    Request::post("/payments").key(key).fixture("cut=read").body("{}")
+fn lost(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).fixture("cut=read").body("{}")
 }
 
 /// The same request, in better weather.
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).fixture("status=201").body("{}")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).fixture("status=201").body("{}")
 }
 
 /// A gateway that asks soon, with these lines in its rule.
@@ -292,12 +294,12 @@ fn rule(lines: &str) -> String {
     )
 }
 
-async fn until_known(gateway: &Gateway, key: &str) -> Response {
+async fn until_known(gateway: &Gateway, key: &str) -> TestResponse {
     until(gateway, &pay(key)).await
 }
 
 /// Retries until the outcome is known.
-async fn until(gateway: &Gateway, request: &Request) -> Response {
+async fn until(gateway: &Gateway, request: &TestRequest) -> TestResponse {
     until_async("the outcome is known", async || {
         let answer = gateway.call(request).await;
         (answer.status != 409).then_some(answer)
@@ -306,7 +308,7 @@ async fn until(gateway: &Gateway, request: &Request) -> Response {
 }
 
 /// What the upstream was asked, oldest first.
-fn questions(upstream: &Upstream) -> Vec<Seen> {
+fn questions(upstream: &Upstream) -> Vec<SeenRequest> {
     upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect()
 }
 

@@ -66,7 +66,7 @@ fn a_database_that_can_not_be_written_is_refused() {
 }
 
 #[test]
-fn in_a_database_of_another_program_its_tables_stay_as_they_were() {
+fn a_foreign_database_keeps_its_tables() {
     let setup = Setup::before(UPSTREAM);
     let other = Connection::open(setup.database()).expect("a database can be made");
     other
@@ -102,7 +102,7 @@ async fn a_database_of_a_newer_ibid_is_refused(on: On) {
     let upgrade = "update ibid_meta set value = cast('4711' as blob) where name = 'schema'";
     let cause = match setup.server() {
         Some(server) => {
-            server.sql("postgres", &format!("insert into ibid_migration values ({number}, '')"));
+            server.sql(server.database(), &format!("insert into ibid_migration values ({number}, '')"));
             format!("is number {number}")
         }
         None => {

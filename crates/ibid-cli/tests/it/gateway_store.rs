@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
 use rusqlite::Connection;
 use tokio_postgres::NoTls;
@@ -12,8 +12,8 @@ use tokio_postgres::NoTls;
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 use crate::mount::Tmpfs;
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("five")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five")
 }
 
 /// The only right to write to the store, held until dropped. As a stalled disk, a careless backup or a migration would.
@@ -62,8 +62,8 @@ pub(crate) async fn stranger(url: &str) -> Result<tokio_postgres::Client, tokio_
     Ok(client)
 }
 
-on_every_store!(an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back);
-async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_when_the_store_is_back(on: On) {
+on_every_store!(a_response_the_store_missed_is_marked_and_stored_later);
+async fn a_response_the_store_missed_is_marked_and_stored_later(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[store]\nfinish_wait = \"500ms\"\n");
     let gateway = setup.start();
@@ -85,8 +85,8 @@ async fn an_answer_whose_record_can_not_be_written_is_given_marked_and_stored_wh
     assert_eq!(gateway.metric("ibid_answers_not_stored_total", "").await, 1.0);
 }
 
-on_every_store!(a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record);
-async fn a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record(on: On) {
+on_every_store!(a_finish_delayed_past_its_lease_settles_the_record);
+async fn a_finish_delayed_past_its_lease_settles_the_record(on: On) {
     let upstream = Upstream::start().await;
     let config =
         "[store]\nfinish_wait = \"200ms\"\n[defaults]\nlease = \"1s\"\n[upkeep]\nsweep_every = \"100ms\"\n";
@@ -116,7 +116,7 @@ async fn a_finish_that_waits_past_the_end_of_its_lease_still_settles_the_record(
 }
 
 /// As [`settled`], where `outcome-unknown` may stand for a while before the queued finish comes.
-async fn settled_as_replay(gateway: &Gateway, request: &Request) -> Response {
+async fn settled_as_replay(gateway: &Gateway, request: &TestRequest) -> TestResponse {
     until_async("the queued finish comes", async || Some(gateway.call(request).await).filter(is_replay)).await
 }
 
@@ -146,7 +146,7 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
 }
 
 #[tokio::test]
-async fn a_full_disk_delivers_nothing_and_the_gateway_recovers_with_it() {
+async fn the_gateway_recovers_from_a_full_disk() {
     let disk = Tmpfs::mount("4m");
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url())

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::tls::{Authority, TlsFront, TlsOptions};
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 
 use crate::harness::{Setup, assert_problem, is_replay, until_async};
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("{\"amount\": 5}").fixture("status=201;body=paid")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("{\"amount\": 5}").fixture("status=201;body=paid")
 }
 
 /// Writes a file into the gateway's folder, which is where it runs.
@@ -52,7 +52,7 @@ async fn an_https_upstream_is_asked_over_https() {
              [route.reconcile]\nrequest = \"GET /payments/by-key/{key}\"\nsettle = \"1s\"\n",
         )
         .start();
-    let lost = Request::post("/payments").key("k").body("{\"amount\": 5}").fixture("cut=read");
+    let lost = TestRequest::post("/payments").key("k").body("{\"amount\": 5}").fixture("cut=read");
     assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
     let known = until_async("the outcome is known", async || {
         let answer = gateway.call(&pay("k")).await;
@@ -105,7 +105,7 @@ async fn doctor_looks_at_the_upstream() {
     let plain = doctor(&upstream.url(), "");
     assert_eq!(plain.status.code(), Some(0), "{plain:?}");
     assert!(line(&plain, "upstream").contains("it takes connections"));
-    let refused = doctor(&Reserved::port().url(), "");
+    let refused = doctor(&ReservedPort::port().url(), "");
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert!(line(&refused, "upstream").contains("refused"), "{refused:?}");
 
@@ -152,7 +152,7 @@ impl Nginx {
         file(setup, "server.pem", &identity.certificate_pem);
         file(setup, "server.key", &identity.key_pem);
         // The port is free once this is dropped, and nginx is the next to ask for it.
-        let addr = Reserved::port().addr();
+        let addr = ReservedPort::port().addr();
         let behind = upstream.addr();
         let config = format!(
             "pid nginx.pid; error_log nginx.log; events {{}}

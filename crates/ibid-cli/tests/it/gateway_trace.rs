@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 
 use crate::harness::{Setup, is_replay};
@@ -10,8 +10,8 @@ use crate::harness::{Setup, is_replay};
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-fn pay(key: &str) -> Request {
-    Request::post("/payments").key(key).body("five")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five")
 }
 
 /// The cases of the W3C's own test suite.
@@ -22,7 +22,7 @@ fn cases() -> Vec<serde_json::Value> {
 }
 
 #[tokio::test]
-async fn every_traceparent_of_the_published_vectors_is_continued_or_begun_anew() {
+async fn every_published_traceparent_vector_is_handled() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     let cases = cases();
@@ -58,7 +58,7 @@ async fn every_traceparent_of_the_published_vectors_is_continued_or_begun_anew()
 }
 
 #[tokio::test]
-async fn a_trace_goes_on_with_its_state_and_is_kept_with_the_record_and_not_replaced_by_a_retry() {
+async fn a_retry_keeps_the_trace_of_the_first_execution() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url());
     let gateway = setup.start();
@@ -81,7 +81,7 @@ async fn what_is_not_guarded_keeps_its_trace_fields_to_the_letter() {
     let gateway = Setup::before(&upstream.url()).start();
     for value in [PARENT, "not-a-traceparent"] {
         gateway
-            .call(&Request::get("/rides").header("traceparent", value).header("tracestate", "A=B,,"))
+            .call(&TestRequest::get("/rides").header("traceparent", value).header("tracestate", "A=B,,"))
             .await;
         let seen = upstream.requests().pop().expect("it was delivered");
         assert_eq!(seen.header_lines("traceparent"), [value]);

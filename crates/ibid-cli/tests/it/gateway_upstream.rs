@@ -1,20 +1,20 @@
 //! The upstream fails: what proves nothing is never sent again, what proves that nothing happened leaves the key free.
 
 use futures_util::future::join_all;
-use ibid_testkit::client::Request;
-use ibid_testkit::upstream::{Reserved, Upstream};
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::upstream::{ReservedPort, Upstream};
 use ibid_testkit::upstream_h2::UpstreamH2;
 
 use crate::harness::{
     Gateway, On, Setup, assert_problem, connections_to, is_replay, on_every_store, until_async,
 };
 
-fn pay(key: &str, fixture: &str) -> Request {
-    Request::post("/payments").key(key).body("five").fixture(fixture)
+fn pay(key: &str, fixture: &str) -> TestRequest {
+    TestRequest::post("/payments").key(key).body("five").fixture(fixture)
 }
 
 /// What every retry of an unknown record gets: 409, and a date to come again while a late answer may settle it.
-async fn stays_unknown(gateway: &Gateway, request: &Request) {
+async fn stays_unknown(gateway: &Gateway, request: &TestRequest) {
     for _ in 0..3 {
         let retry = gateway.call(request).await;
         assert_problem(&retry, 409, "outcome-unknown");
@@ -23,8 +23,8 @@ async fn stays_unknown(gateway: &Gateway, request: &Request) {
     }
 }
 
-on_every_store!(an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever);
-async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unknown_for_ever(on: On) {
+on_every_store!(a_response_lost_after_sending_leaves_the_outcome_unknown);
+async fn a_response_lost_after_sending_leaves_the_outcome_unknown(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);
     let mut gateway = setup.start();
@@ -44,10 +44,10 @@ async fn an_answer_that_is_lost_after_the_request_was_sent_makes_the_outcome_unk
     assert_eq!(upstream.deliveries_begun(), faults.len());
 }
 
-on_every_store!(a_server_error_is_passed_on_and_then_unknown_for_ever);
-async fn a_server_error_is_passed_on_and_then_unknown_for_ever(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).start();
+    let gateway = Setup::before(&upstream.url()).start();
     for status in [408, 500, 502, 503, 504, 507] {
         let request = pay(&format!("s{status}"), &format!("status={status};body=oops"));
         let first = gateway.call(&request).await;
@@ -63,11 +63,11 @@ async fn a_server_error_is_passed_on_and_then_unknown_for_ever(on: On) {
     assert_eq!(upstream.deliveries_begun(), 7);
 }
 
-on_every_store!(forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery);
-async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn forty_waiters_on_an_unknown_outcome_cause_no_delivery() {
     let upstream = Upstream::start().await;
     // Nobody's wait is over before the outcome is there.
-    let gateway = Setup::before(&upstream.url()).on(on).config("[defaults]\nwait = \"25s\"\n").start();
+    let gateway = Setup::before(&upstream.url()).config("[defaults]\nwait = \"25s\"\n").start();
     for fault in ["gate;cut=read;rst", "gate;status=500"] {
         let request = pay(fault, fault);
         let mut clients = Vec::new();
@@ -90,10 +90,10 @@ async fn forty_waiters_on_an_outcome_that_turns_unknown_cause_no_second_delivery
     assert_eq!(upstream.deliveries_begun(), 2);
 }
 
-on_every_store!(forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn);
-async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).start();
+    let gateway = Setup::before(&upstream.url()).start();
     let request = pay("turns", "gate;status=429");
     let mut clients = Vec::new();
     let mut first = gateway.client().await;
@@ -120,11 +120,10 @@ async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn(on: On) {
     assert_eq!(upstream.executions("turns"), 1);
 }
 
-on_every_store!(a_time_out_is_unknown_until_the_late_answer_settles_it);
-async fn a_time_out_is_unknown_until_the_late_answer_settles_it(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_time_out_is_unknown_until_the_late_answer_settles_it() {
     let upstream = Upstream::start().await;
-    let gateway =
-        Setup::before(&upstream.url()).on(on).config("[defaults]\nupstream_timeout = \"300ms\"\n").start();
+    let gateway = Setup::before(&upstream.url()).config("[defaults]\nupstream_timeout = \"300ms\"\n").start();
     let request = pay("late", "gate;status=201;body=paid late");
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
     assert_problem(&gateway.call(&request).await, 409, "outcome-unknown");
@@ -137,11 +136,11 @@ async fn a_time_out_is_unknown_until_the_late_answer_settles_it(on: On) {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-on_every_store!(a_time_out_without_a_late_answer_stays_unknown);
-async fn a_time_out_without_a_late_answer_stays_unknown(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_time_out_without_a_late_answer_stays_unknown() {
     let upstream = Upstream::start().await;
     let config = "[defaults]\nupstream_timeout = \"200ms\"\nlinger = \"0s\"\n";
-    let gateway = Setup::before(&upstream.url()).on(on).config(config).start();
+    let gateway = Setup::before(&upstream.url()).config(config).start();
     let request = pay("never", "gate;status=201");
     let first = gateway.call(&request).await;
     assert_problem(&first, 504, "outcome-unknown");
@@ -160,10 +159,10 @@ async fn a_time_out_without_a_late_answer_stays_unknown(on: On) {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-on_every_store!(a_refused_connection_leaves_the_key_free_and_the_next_retry_runs);
-async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs(on: On) {
-    let reserved = Reserved::port();
-    let gateway = Setup::before(&reserved.url()).on(on).start();
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_refused_connection_releases_the_key() {
+    let reserved = ReservedPort::port();
+    let gateway = Setup::before(&reserved.url()).start();
     let request = pay("patient", "status=201;body=paid");
     for _ in 0..3 {
         let refused = gateway.call(&request).await;
@@ -177,10 +176,10 @@ async fn a_refused_connection_leaves_the_key_free_and_the_next_retry_runs(on: On
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-on_every_store!(an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs);
-async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_status_on_the_release_list_releases_the_key() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).start();
+    let gateway = Setup::before(&upstream.url()).start();
     let free =
         ["status=501", "status=429;retry-after=3", "status=409;retry-after=1", "status=425", "status=401"];
     for fixture in free {
@@ -197,10 +196,10 @@ async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs(
     assert!(is_replay(&gateway.call(&pay("final", "status=201")).await));
 }
 
-on_every_store!(an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once);
-async fn an_upstream_that_closes_idle_connections_in_silence_gets_each_request_once(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn silently_closed_idle_connections_cause_no_double_send() {
     let upstream = Upstream::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).start();
+    let gateway = Setup::before(&upstream.url()).start();
     for n in 0..50 {
         let answer = gateway.call(&pay(&format!("idle-{n}"), "cut=after;status=201")).await;
         assert_eq!((answer.status, is_replay(&answer)), (201, false));
@@ -250,7 +249,7 @@ async fn no_connection_is_used_again_after_a_server_error() {
 }
 
 #[tokio::test]
-async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send_it_twice() {
+async fn a_dying_pooled_connection_never_sends_a_request_twice() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     let (mut uncertain, mut fine) = (0, 0);
@@ -271,10 +270,10 @@ async fn a_pooled_connection_that_dies_under_a_request_is_never_a_reason_to_send
     assert_eq!(upstream.tally().repeated(), Vec::<&str>::new());
 }
 
-on_every_store!(a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other);
-async fn a_stream_that_the_http2_upstream_refuses_may_run_again_and_no_other(on: On) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn only_a_refused_http2_stream_may_run_again() {
     let upstream = UpstreamH2::start().await;
-    let gateway = Setup::before(&upstream.url()).on(on).config("upstream_http2 = true\n").start();
+    let gateway = Setup::before(&upstream.url()).config("upstream_http2 = true\n").start();
     for fault in ["refuse", "goaway=below"] {
         let refused = gateway.call(&pay(fault, fault)).await;
         assert_problem(&refused, 503, "upstream-unavailable");

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use http::{Request, StatusCode};
-use ibid_testkit::client::{Fields, Response};
+use ibid_testkit::client::{Fields, TestResponse};
 use tokio::net::TcpStream;
 
 /// One connection.
@@ -53,7 +53,7 @@ impl H2Client {
         path: &str,
         lines: &[(&str, &str)],
         body: &str,
-    ) -> impl Future<Output = Response> + Send + use<> {
+    ) -> impl Future<Output = TestResponse> + Send + use<> {
         self.send("POST", path, lines, body).await
     }
 
@@ -64,7 +64,7 @@ impl H2Client {
         path: &str,
         lines: &[(&str, &str)],
         body: &str,
-    ) -> impl Future<Output = Response> + Send + use<> {
+    ) -> impl Future<Output = TestResponse> + Send + use<> {
         let mut request = Request::builder().method(method).uri(format!("http://{}{path}", self.addr));
         for (name, value) in lines {
             request = request.header(*name, *value);
@@ -82,7 +82,7 @@ impl H2Client {
                 let _ = stream.flow_control().release_capacity(data.len());
             }
             let trailers = stream.trailers().await.expect("the stream ends well").unwrap_or_default();
-            Response {
+            TestResponse {
                 status: StatusCode::as_u16(&head.status),
                 headers: fields(&head.headers),
                 body,

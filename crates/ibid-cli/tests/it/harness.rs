@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ibid_testkit::client::{Client, Request, Response};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use ibid_testkit::postgres::Postgres;
 
 /// Which kind of store a test runs on.
@@ -74,10 +74,19 @@ impl Setup {
         }
     }
 
-    /// On another kind of store.
-    pub(crate) fn on(mut self, on: On) -> Setup {
-        self.server = (on == On::Postgres).then(|| Arc::new(Postgres::start()));
-        self.url = self.server.as_ref().map(|server| server.url());
+    /// On another kind of store: a new database on the server that all tests share.
+    pub(crate) fn on(self, on: On) -> Setup {
+        self.on_server((on == On::Postgres).then(Postgres::shared))
+    }
+
+    /// On another kind of store, with no other test's transactions beside it.
+    pub(crate) fn alone_on(self, on: On) -> Setup {
+        self.on_server((on == On::Postgres).then(Postgres::start))
+    }
+
+    fn on_server(mut self, server: Option<Postgres>) -> Setup {
+        self.url = server.as_ref().map(Postgres::url);
+        self.server = server.map(Arc::new);
         self
     }
 
@@ -317,12 +326,12 @@ impl Gateway {
     }
 
     /// One request over a connection of its own.
-    pub(crate) async fn call(&self, request: &Request) -> Response {
+    pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         self.client().await.call(request).await
     }
 
     /// Retries until the record is settled; in between only answers that promise nothing are allowed.
-    pub(crate) async fn settled(&self, request: &Request) -> Response {
+    pub(crate) async fn settled(&self, request: &TestRequest) -> TestResponse {
         until_async("the record is settled", async || {
             let answer = self.call(request).await;
             let open = ["store-unavailable", "request-in-progress", "outcome-unknown"];
@@ -343,13 +352,13 @@ impl Gateway {
     }
 
     /// One request to the operator's listener.
-    pub(crate) async fn admin(&self, request: &Request) -> Response {
+    pub(crate) async fn admin(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.admin).await.call(request).await
     }
 
     /// One page of the operator's listener.
-    pub(crate) async fn page(&self, path: &str) -> Response {
-        Client::connect(self.admin).await.call(&Request::get(path)).await
+    pub(crate) async fn page(&self, path: &str) -> TestResponse {
+        Client::connect(self.admin).await.call(&TestRequest::get(path)).await
     }
 
     /// The sum of a metric over its labels, of those lines that have this text in them.
@@ -495,7 +504,7 @@ pub(crate) fn connections_to(addr: SocketAddr) -> usize {
 }
 
 /// The code of a problem: the last part of its type.
-pub(crate) fn problem(response: &Response) -> String {
+pub(crate) fn problem(response: &TestResponse) -> String {
     if response.header("content-type").as_deref() != Some("application/problem+json") {
         return String::new();
     }
@@ -506,13 +515,13 @@ pub(crate) fn problem(response: &Response) -> String {
 
 /// Panics unless it is this refusal.
 #[track_caller]
-pub(crate) fn assert_problem(response: &Response, status: u16, code: &str) {
+pub(crate) fn assert_problem(response: &TestResponse, status: u16, code: &str) {
     let got = (response.status, problem(response));
     assert_eq!(got, (status, code.to_owned()), "{response:?}");
 }
 
 /// Whether it is a stored answer.
-pub(crate) fn is_replay(response: &Response) -> bool {
+pub(crate) fn is_replay(response: &TestResponse) -> bool {
     response.header("idempotent-replayed").as_deref() == Some("true")
 }
 

@@ -3,7 +3,7 @@
 
 use std::process::Output;
 
-use ibid_testkit::client::{Request, Response};
+use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
 use serde_json::Value;
 use tokio::task::block_in_place;
@@ -17,8 +17,8 @@ fn soon(rest: &str) -> String {
     format!("{rest}\n{SOON}")
 }
 
-fn pay(key: &str) -> Request {
-    Request::post("/pay").key(key).body("{}")
+fn pay(key: &str) -> TestRequest {
+    TestRequest::post("/pay").key(key).body("{}")
 }
 
 fn identity(setup: &Setup, words: &[&str]) -> Output {
@@ -67,7 +67,7 @@ async fn another_identity_is_refused_with_the_difference() {
 on_every_store!(after_a_change_a_retry_is_not_delivered_again);
 async fn after_a_change_a_retry_is_not_delivered_again(on: On) {
     let upstream = Upstream::start().await;
-    let before = Setup::before(&upstream.url()).config(&soon("")).on(on);
+    let before = Setup::before(&upstream.url()).config(&soon("")).alone_on(on);
     let after = before.clone().config(&soon("[defaults]\nscope = \"tenant\"\n"));
     let mut old = block_in_place(|| before.start());
     let first = old.call(&pay("k")).await;
@@ -120,7 +120,7 @@ struct Stopped {
     upstream: Upstream,
     old: Gateway,
     new: Gateway,
-    asked: tokio::task::JoinHandle<Response>,
+    asked: tokio::task::JoinHandle<TestResponse>,
 }
 
 impl Stopped {
@@ -143,7 +143,7 @@ impl Stopped {
     }
 
     /// The old one goes on, and answers its client.
-    async fn go_on(&mut self) -> Response {
+    async fn go_on(&mut self) -> TestResponse {
         self.old.signal("CONT");
         (&mut self.asked).await.expect("no client panics")
     }

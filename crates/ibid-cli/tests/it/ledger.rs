@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::{Output, Stdio};
 
-use ibid_testkit::client::{Client, Request};
+use ibid_testkit::client::{Client, TestRequest};
 use serde_json::Value;
 
 use crate::harness::{On, Setup, bare, on_every_store, until_async};
@@ -48,7 +48,7 @@ fn found(output: &Output) -> Vec<String> {
 /// Runs a statement on the store.
 fn sql(setup: &Setup, sql: &str) {
     match setup.server() {
-        Some(server) => drop(server.sql("postgres", sql)),
+        Some(server) => drop(server.sql(server.database(), sql)),
         None => {
             rusqlite::Connection::open(setup.database()).and_then(|file| file.execute_batch(sql)).expect(sql)
         }
@@ -263,7 +263,7 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
 on_every_store!(our_side_may_be_the_calls_in_the_outbox);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_comparison_that_is_repeated_shows_its_last_findings_and_makes_dead_letters() {
+async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     let setup = setup(&[("ours.csv", "key,amount\na,1\n"), ("theirs.csv", "key,amount\na,1\nx,9\n")]);
     let url = setup.store();
     assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
@@ -280,7 +280,7 @@ async fn a_comparison_that_is_repeated_shows_its_last_findings_and_makes_dead_le
     .await;
     let shows = async |line: &str| {
         until_async(line, async || {
-            let page = Client::connect(admin).await.call(&Request::get("/metrics")).await.text();
+            let page = Client::connect(admin).await.call(&TestRequest::get("/metrics")).await.text();
             page.lines().any(|shown| shown == line).then_some(page)
         })
         .await

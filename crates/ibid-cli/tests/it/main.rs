@@ -44,6 +44,6 @@ mod identity;
 mod ledger;
 mod progress;
 mod reap;
+mod resolve;
+mod resolve_bulk;
 mod sdk;
-mod settle;
-mod settle_many;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ibid_testkit::client::{Client, Request};
+use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::program::{Launch, Program, tools};
 
 use crate::harness::{Setup, assert_problem};
@@ -34,9 +34,10 @@ fn python(words: &[&str], packages: &str) -> Launch {
 /// A request that the application refuses before its work runs on the retry; one that fails after its work does not.
 async fn says_what_was_executed(app: &Program) {
     let gateway = Setup::before(&app.url()).start();
-    let executed = async || Client::connect(app.addr()).await.call(&Request::get("/executed")).await.text();
+    let executed =
+        async || Client::connect(app.addr()).await.call(&TestRequest::get("/executed")).await.text();
 
-    let limited = Request::post("/limited").key("limited").body("amount=1");
+    let limited = TestRequest::post("/limited").key("limited").body("amount=1");
     let refused = gateway.call(&limited).await;
     assert_eq!((refused.status, refused.text().as_str()), (503, "too busy"));
     assert_eq!(refused.header("ibid-outcome"), None, "the field is for ibid alone");
@@ -45,7 +46,7 @@ async fn says_what_was_executed(app: &Program) {
     assert_eq!(gateway.call(&limited).await.status, 201, "a replay");
     assert_eq!(executed().await, "1");
 
-    let fails = Request::post("/fails").key("fails").body("amount=1");
+    let fails = TestRequest::post("/fails").key("fails").body("amount=1");
     assert_eq!(gateway.call(&fails).await.status, 503);
     assert_problem(&gateway.call(&fails).await, 409, "outcome-unknown");
     assert_eq!(executed().await, "2");

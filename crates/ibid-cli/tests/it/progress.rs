@@ -26,7 +26,7 @@ fn shown(setup: &Setup, words: &[&str]) -> (String, String) {
 }
 
 #[test]
-fn a_person_at_a_terminal_sees_how_far_a_chore_is_and_a_program_never() {
+fn only_a_terminal_shows_progress() {
     let setup = Setup::before("http://127.0.0.1:9");
     drop(SqliteStore::open(setup.database(), SqliteOptions::default()).expect("it opens"));
     std::fs::write(setup.folder().join("ours.csv"), "key,amount\na,1\n").expect("a file");

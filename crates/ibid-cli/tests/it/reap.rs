@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
-use ibid_core::change::{Change, Draft, Happened};
+use ibid_core::change::{Change, Draft, HistoryKind};
 use ibid_core::record::State;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Counts, Filter, Store};
-use ibid_testkit::contract::{LONG, Name, answering, commit_all, draft, insert, telling};
+use ibid_core::store::{RecordCounts, RecordFilter, Store};
+use ibid_testkit::contract::{LONG, TestRecord, answering, commit_all, draft, insert, telling};
 use serde_json::{Value, json};
 
 use crate::harness::{On, Setup, on_every_store, until_async};
 
-async fn a_dry_run_counts_what_the_next_run_removes_and_touches_nothing(on: On) {
+async fn a_dry_run_counts_what_the_next_run_removes(on: On) {
     let world = World::new(on).await;
     world.fill(300, 40, 20).await;
     let expected = json!({ "stripped": 40, "removed": 300, "effects": 0, "history": 0 });
@@ -34,15 +34,15 @@ async fn a_dry_run_counts_what_the_next_run_removes_and_touches_nothing(on: On) 
     let refused = world.ibid(&["reap", "--every", "0s"]);
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
 }
-on_every_store!(a_dry_run_counts_what_the_next_run_removes_and_touches_nothing);
+on_every_store!(a_dry_run_counts_what_the_next_run_removes);
 
-async fn records_that_the_application_holds_are_passed_over_and_counted(on: On) {
+async fn records_held_by_the_application_are_skipped(on: On) {
     let world = World::new(on).await;
     world.fill(150, 0, 5).await;
     let held = "create table payment (record KIND references ibid_record (id));
                 insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
     match world.setup.server() {
-        Some(server) => drop(server.sql("postgres", &held.replace("KIND", "bytea"))),
+        Some(server) => drop(server.sql(server.database(), &held.replace("KIND", "bytea"))),
         None => {
             let file = rusqlite::Connection::open(world.setup.database()).expect("the file opens");
             file.execute_batch(&held.replace("KIND", "blob")).expect("payments");
@@ -53,7 +53,7 @@ async fn records_that_the_application_holds_are_passed_over_and_counted(on: On) 
     let said = text_of(&world.ibid(&["reap"]));
     assert!(said.contains("records held by rows that refer to them  100\n"), "{said}");
 }
-on_every_store!(records_that_the_application_holds_are_passed_over_and_counted);
+on_every_store!(records_held_by_the_application_are_skipped);
 
 async fn two_reapers_at_once_remove_each_record_once(on: On) {
     let world = World::new(on).await;
@@ -76,7 +76,7 @@ async fn two_reapers_at_once_remove_each_record_once(on: On) {
 }
 on_every_store!(two_reapers_at_once_remove_each_record_once);
 
-async fn a_reaper_killed_at_work_loses_nothing_and_the_next_run_finishes(on: On) {
+async fn a_killed_reapers_work_is_finished_by_the_next_run(on: On) {
     let world = World::new(on).await;
     world.fill(8000, 2000, 50).await;
     let url = world.setup.store();
@@ -97,13 +97,14 @@ async fn a_reaper_killed_at_work_loses_nothing_and_the_next_run_finishes(on: On)
     world.is_whole(2000).await;
     assert_eq!(world.left().await, 2000 + 50);
 }
-on_every_store!(a_reaper_killed_at_work_loses_nothing_and_the_next_run_finishes);
+on_every_store!(a_killed_reapers_work_is_finished_by_the_next_run);
 
-async fn a_gateway_killed_amid_sweeping_leaves_the_rest_to_two_others_and_each_lapse_is_told_once(on: On) {
+async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
     let world = World::new(on).await;
-    let names: Vec<Name> = (0..1500).map(|_| Name::fresh()).collect();
-    let lapsed =
-        |name: &Name| insert(name, Draft { due_in: Some(Duration::ZERO), ..draft(name, State::InProgress) });
+    let names: Vec<TestRecord> = (0..1500).map(|_| TestRecord::fresh()).collect();
+    let lapsed = |name: &TestRecord| {
+        insert(name, Draft { due_in: Some(Duration::ZERO), ..draft(name, State::InProgress) })
+    };
     for few in names.chunks(250) {
         commit_all(&*world.store, few.iter().map(lapsed).collect()).await;
     }
@@ -118,11 +119,11 @@ async fn a_gateway_killed_amid_sweeping_leaves_the_rest_to_two_others_and_each_l
     drop(others);
     for name in &names {
         let told = world.store.history(name.id).await.expect("a history is read");
-        let lapses = told.iter().filter(|(_, line)| line.what == Happened::Lapse).count();
+        let lapses = told.iter().filter(|(_, line)| line.what == HistoryKind::Lapse).count();
         assert_eq!(lapses, 1, "{told:?}");
     }
 }
-on_every_store!(a_gateway_killed_amid_sweeping_leaves_the_rest_to_two_others_and_each_lapse_is_told_once);
+on_every_store!(a_killed_sweepers_lapses_are_each_counted_once);
 
 /// A store that this process fills and looks at, and the binary works on.
 struct World {
@@ -158,10 +159,10 @@ impl World {
         let mut changes: Vec<Change> = Vec::new();
         for (count, expires, purge) in terms {
             let each = |_| {
-                let name = Name::fresh();
+                let name = TestRecord::fresh();
                 let (expires_in, purge_in) = (Some(LONG * expires), Some(LONG * purge));
                 let ending = Draft { expires_in, purge_in, ..draft(&name, State::Completed) };
-                telling(answering(insert(&name, ending), b"answer"), Happened::Settled, "")
+                telling(answering(insert(&name, ending), b"answer"), HistoryKind::Settled, "")
             };
             changes.extend((0..count).map(each));
         }
@@ -179,7 +180,7 @@ impl World {
         let mut all: Vec<(RecordId, bool)> = Vec::new();
         loop {
             let after = all.last().map(|(id, _)| *id);
-            let page = Filter { after, limit: 1000, ..Filter::default() };
+            let page = RecordFilter { after, limit: 1000, ..RecordFilter::default() };
             let page = self.store.list(page).await.expect("a list");
             if page.is_empty() {
                 return all;
@@ -208,7 +209,7 @@ impl World {
     }
 }
 
-fn in_state(counts: &Counts, state: State) -> u64 {
+fn in_state(counts: &RecordCounts, state: State) -> u64 {
     let place = State::ALL.iter().position(|known| *known == state).expect("a known state");
     counts.by_state[place]
 }

@@ -3,7 +3,7 @@
 //! Names and charsets are compared without case because RFC 9110 says so; everything else of a parameter
 //! counts as sent. Two content-type lines, or one we cannot read, count as they are and allow no reading.
 
-use super::Asked;
+use super::RequestView;
 use super::frame::{Framer, Part};
 
 /// A content-type field, read as far as it can be.
@@ -14,7 +14,7 @@ pub(crate) enum Media {
 }
 
 impl Media {
-    pub(crate) fn of(asked: &dyn Asked) -> Media {
+    pub(crate) fn of(asked: &dyn RequestView) -> Media {
         let (mut count, mut media) = (0, Media::Absent);
         asked.header_lines("content-type", &mut |line| {
             count += 1;

@@ -2,7 +2,7 @@
 //!
 //! A false match replays a wrong answer in silence; a false mismatch costs a visible refusal. So every doubt in
 //! here (two names alike, a broken surrogate, a stray boundary) falls back to the raw bytes, and nothing is
-//! repaired. No HTTP types: the HTTP layer implements [`Asked`] over what the client sent, before any rewriting.
+//! repaired. No HTTP types: the HTTP layer implements [`RequestView`] over what the client sent, before any rewriting.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ use frame::{Framer, Part};
 use media::Media;
 
 /// What was asked, as the fingerprint sees it.
-pub trait Asked: Send + Sync {
+pub trait RequestView: Send + Sync {
     /// The method as sent; methods are case-sensitive.
     fn method(&self) -> &str;
     /// The path of the target as sent, not decoded.
@@ -104,7 +104,7 @@ impl fmt::Debug for Fingerprint {
 
 impl Secrets {
     /// Digests what was asked under the newest secret and the newest version.
-    pub fn fingerprint(&self, recipe: &Recipe, profile: Profile, asked: &dyn Asked) -> Fingerprint {
+    pub fn fingerprint(&self, recipe: &Recipe, profile: Profile, asked: &dyn RequestView) -> Fingerprint {
         let mac = digest(self.newest(), VERSION, recipe, profile, asked);
         Fingerprint { version: VERSION, secret: self.newest().id(), mac }
     }
@@ -117,7 +117,7 @@ impl Secrets {
         stored: &Fingerprint,
         recipe: &Recipe,
         profile: Profile,
-        asked: &dyn Asked,
+        asked: &dyn RequestView,
     ) -> bool {
         match (self.get(stored.secret), domain(stored.version)) {
             (Some(secret), Some(_)) => {
@@ -150,7 +150,7 @@ fn digest(
     version: u8,
     recipe: &Recipe,
     profile: Profile,
-    asked: &dyn Asked,
+    asked: &dyn RequestView,
 ) -> [u8; MAC_LEN] {
     let mut frames = Framer::new(secret.mac());
     frames.part(Part::Domain, domain(version).unwrap_or_default());
@@ -177,7 +177,7 @@ fn digest(
 
 /// Writes each line of a field after the field's name, and nothing where there is no line: nearly every request has
 /// none of these. The configured headers that follow are a fixed number of names, so where these fields end is clear.
-fn write_present_lines(frames: &mut Framer, name: &str, asked: &dyn Asked) {
+fn write_present_lines(frames: &mut Framer, name: &str, asked: &dyn RequestView) {
     asked.header_lines(name, &mut |line| {
         frames.part(Part::HeaderName, name.as_bytes());
         frames.part(Part::HeaderLine, line);
@@ -186,7 +186,7 @@ fn write_present_lines(frames: &mut Framer, name: &str, asked: &dyn Asked) {
 
 /// Writes a field's name and each of its lines, so that absent, empty and repeated are three things. Whether
 /// there was a line.
-fn write_lines(frames: &mut Framer, name: &str, asked: &dyn Asked) -> bool {
+fn write_lines(frames: &mut Framer, name: &str, asked: &dyn RequestView) -> bool {
     frames.part(Part::HeaderName, name.as_bytes());
     let mut any = false;
     asked.header_lines(name, &mut |line| {

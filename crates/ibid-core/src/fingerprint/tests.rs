@@ -13,7 +13,7 @@ struct Request {
     body: Vec<u8>,
 }
 
-impl Asked for Request {
+impl RequestView for Request {
     fn method(&self) -> &str {
         self.method
     }

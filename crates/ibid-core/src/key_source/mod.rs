@@ -19,7 +19,7 @@ use std::fmt;
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
 use crate::fingerprint::media::Media;
-use crate::fingerprint::{Asked, Pointer, PointerError};
+use crate::fingerprint::{Pointer, PointerError, RequestView};
 use crate::key::{Key, KeyError, KeyForm};
 
 mod form;
@@ -133,7 +133,7 @@ impl KeyFrom {
     }
 
     /// Searches as far as the head alone decides. The body of `asked` is not looked at.
-    pub fn find_in_head(&self, asked: &dyn Asked, form: KeyForm) -> Result<HeadSearch, KeyError> {
+    pub fn find_in_head(&self, asked: &dyn RequestView, form: KeyForm) -> Result<HeadSearch, KeyError> {
         for source in &self.0 {
             match source {
                 KeySource::Body(_) => return Ok(HeadSearch::NeedsBody),
@@ -150,7 +150,7 @@ impl KeyFrom {
     /// The place of a published API where `asked` carries a key that this list does not look at.
     ///
     /// For advice only: nothing says that the value is meant as a key here.
-    pub fn find_elsewhere(&self, asked: &dyn Asked) -> Option<KeySource> {
+    pub fn find_elsewhere(&self, asked: &dyn RequestView) -> Option<KeySource> {
         let places = KNOWN_PLACES.iter().filter_map(|place| KeySource::parse(place).ok());
         places.filter(|place| !self.0.contains(place)).find(|place| match place {
             KeySource::Header(name) => {
@@ -163,7 +163,7 @@ impl KeyFrom {
     }
 
     /// Searches head and body; `None` when no source is present.
-    pub fn find(&self, asked: &dyn Asked, form: KeyForm) -> Result<Option<Key>, KeyError> {
+    pub fn find(&self, asked: &dyn RequestView, form: KeyForm) -> Result<Option<Key>, KeyError> {
         for source in &self.0 {
             let found = match source {
                 KeySource::Header(name) => in_header(asked, name, form)?,
@@ -250,14 +250,14 @@ impl<'b, C> Decode<'b, C> for KeyFrom {
 }
 
 /// The key in a header field; `None` when there is no line.
-fn in_header(asked: &dyn Asked, name: &str, form: KeyForm) -> Result<Option<Key>, KeyError> {
+fn in_header(asked: &dyn RequestView, name: &str, form: KeyForm) -> Result<Option<Key>, KeyError> {
     let mut lines = Vec::new();
     asked.header_lines(name, &mut |line| lines.push(line.to_vec()));
     Key::from_lines(lines.iter().map(Vec::as_slice), form)
 }
 
 /// The key in the body; `None` when the body is empty or names none.
-fn in_body(asked: &dyn Asked, pointer: &Pointer) -> Result<Option<Key>, KeyError> {
+fn in_body(asked: &dyn RequestView, pointer: &Pointer) -> Result<Option<Key>, KeyError> {
     let body = asked.body();
     if body.is_empty() {
         return Ok(None);
@@ -286,7 +286,7 @@ fn in_body(asked: &dyn Asked, pointer: &Pointer) -> Result<Option<Key>, KeyError
 }
 
 /// Whether a content coding hides the body. `identity` is none.
-fn is_coded(asked: &dyn Asked) -> bool {
+fn is_coded(asked: &dyn RequestView) -> bool {
     let mut coded = false;
     asked.header_lines("content-encoding", &mut |line| {
         coded |= !line.trim_ascii().eq_ignore_ascii_case(b"identity");

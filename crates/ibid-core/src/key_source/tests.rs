@@ -5,7 +5,7 @@ use super::*;
 /// A request: field lines and a body.
 struct Sent<'a>(&'a [(&'a str, &'a str)], &'a [u8]);
 
-impl Asked for Sent<'_> {
+impl RequestView for Sent<'_> {
     fn method(&self) -> &str {
         "POST"
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::backoff;
-use crate::change::Mark;
+use crate::change::InstantChange;
 use crate::effect::{EffectChange, StoredEffect};
 use crate::record::Nonce;
 
@@ -233,13 +233,13 @@ pub fn change_effect(
         due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter).max(pause_min)),
         called: match event {
             // No call was made, or an operator answers for it: the provider's memory counts from the next call.
-            EffectEvent::Verified(Some(false)) | EffectEvent::Retry => Mark::Clear,
-            _ => Mark::Keep,
+            EffectEvent::Verified(Some(false)) | EffectEvent::Retry => InstantChange::Clear,
+            _ => InstantChange::Keep,
         },
         ended: match (effect.state, state) {
-            (EffectState::Unknown, EffectState::Unknown) => Mark::Keep,
-            (_, EffectState::Unknown) => Mark::Now,
-            _ => Mark::Clear,
+            (EffectState::Unknown, EffectState::Unknown) => InstantChange::Keep,
+            (_, EffectState::Unknown) => InstantChange::Now,
+            _ => InstantChange::Clear,
         },
         ..EffectChange::touch(effect, nonce)
     })
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_provider_may_ask_for_a_longer_pause_than_ours_and_not_for_a_shorter_one() {
+    fn a_provider_may_only_lengthen_the_pause() {
         let pause = |secs| {
             decide_effect(
                 &effect(Claimed, Doubt::Repeat, 3),

@@ -5,20 +5,20 @@
 //! id of the provider to one call of it, so whichever try made the call, it is done, and no other may be made.
 //!
 //! "Not executed" proves something only of an instant at which no call could be in flight any more. For an effect that is
-//! [`Rules::settle_ms`] after the last call was over or its worker given up. Each later try replaces that instant, and it
+//! [`EffectRules::settle_ms`] after the last call was over or its worker given up. Each later try replaces that instant, and it
 //! is gone while the outcome is known, so evidence from before the present try never counts. A claimed effect gets its next
 //! event from its worker: no webhook takes it away from a worker. An effect that was never claimed was not called, so
 //! evidence about it is kept.
 //!
-//! [`Rules::settle_ms`]: crate::effect::Rules::settle_ms
+//! [`EffectRules::settle_ms`]: crate::effect::EffectRules::settle_ms
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answer, Decision, EffectState, Finder, Found, Verdict, settle};
-use crate::change::{Change, Expect, Happened, History};
+use super::{AttemptResponse, Decision, EffectState, Observation, ObservedBy, Verdict, upkeep};
+use crate::change::{Change, Expect, History, HistoryKind};
 use crate::effect::StoredEffect;
-use crate::evidence::Kept;
+use crate::evidence::StoredEvidence;
 use crate::record::{Nonce, Record, State};
 use crate::time::Timestamp;
 
@@ -40,8 +40,8 @@ pub enum EvidenceVerdict {
 }
 
 /// Judges evidence about a record; none: the record does not exist, or not yet.
-pub fn judge_record(record: Option<&Record>, kept: &Kept) -> EvidenceVerdict {
-    let frees = kept.evidence.what == Found::NotExecuted;
+pub fn judge_record(record: Option<&Record>, kept: &StoredEvidence) -> EvidenceVerdict {
+    let frees = kept.evidence.what == Observation::NotExecuted;
     let Some(record) = record else { return judge_open(frees) };
     // Two tests, because a store's clock may be set back: an attempt that began after the arrival is another owner.
     let is_other = kept.evidence.owner.is_some_and(|owner| owner != record.owner);
@@ -49,7 +49,7 @@ pub fn judge_record(record: Option<&Record>, kept: &Kept) -> EvidenceVerdict {
         return EvidenceVerdict::Stale;
     }
     match record.state {
-        State::Unknown if frees && !settle::is_over(record, kept.as_of) => EvidenceVerdict::Premature,
+        State::Unknown if frees && !upkeep::is_over(record, kept.as_of) => EvidenceVerdict::Premature,
         State::Unknown => EvidenceVerdict::Settles,
         // It may be run again, which says nothing of what was done.
         State::Pending | State::Retryable if record.note.doubt.is_some() => judge_open(frees),
@@ -63,8 +63,8 @@ pub fn judge_record(record: Option<&Record>, kept: &Kept) -> EvidenceVerdict {
 }
 
 /// Judges evidence about an effect; none: the effect does not exist, or not yet.
-pub fn judge_effect(effect: Option<&StoredEffect>, kept: &Kept) -> EvidenceVerdict {
-    let frees = kept.evidence.what == Found::NotExecuted;
+pub fn judge_effect(effect: Option<&StoredEffect>, kept: &StoredEvidence) -> EvidenceVerdict {
+    let frees = kept.evidence.what == Observation::NotExecuted;
     let Some(effect) = effect else { return judge_open(frees) };
     match effect.state {
         EffectState::Unknown if frees && !is_over(effect, kept.as_of) => EvidenceVerdict::Premature,
@@ -84,19 +84,19 @@ fn judge_open(frees: bool) -> EvidenceVerdict {
     if frees { EvidenceVerdict::Premature } else { EvidenceVerdict::Early }
 }
 
-fn judge_retryable(kept: &Kept) -> EvidenceVerdict {
+fn judge_retryable(kept: &StoredEvidence) -> EvidenceVerdict {
     match kept.evidence.what {
-        Found::Executed(_) => EvidenceVerdict::Contradicts,
-        Found::NotExecuted | Found::Nothing => EvidenceVerdict::Known,
+        Observation::Executed(_) => EvidenceVerdict::Contradicts,
+        Observation::NotExecuted | Observation::Nothing => EvidenceVerdict::Known,
     }
 }
 
 /// Applies evidence to a record.
-pub(super) fn told(record: Option<&Record>, nonce: Nonce, kept: &Kept) -> Verdict {
+pub(super) fn apply(record: Option<&Record>, nonce: Nonce, kept: &StoredEvidence) -> Verdict {
     match (judge_record(record, kept), record) {
         (EvidenceVerdict::Settles, Some(record)) => {
             let what = &kept.evidence.what;
-            match settle::found(Some(record), nonce, Finder::Webhook, what, kept.as_of, 0.0) {
+            match upkeep::observed(Some(record), nonce, ObservedBy::Webhook, what, kept.as_of, 0.0) {
                 Verdict::Write(mut change, decision) => {
                     let told = Arc::make_mut(&mut change);
                     told.history.iter_mut().for_each(|line| add_event(line, kept));
@@ -114,19 +114,19 @@ pub(super) fn told(record: Option<&Record>, nonce: Nonce, kept: &Kept) -> Verdic
 }
 
 /// Adds the name of the event to a line of history.
-fn add_event(line: &mut History, kept: &Kept) {
+fn add_event(line: &mut History, kept: &StoredEvidence) {
     let name = &kept.evidence.name;
     line.detail = format!("{} (event `{}` of `{}`)", line.detail, name.event, name.source);
 }
 
 /// Only the history grows: a stored response never changes, and a retryable record may be running again right now.
-fn contradiction(record: &Record, nonce: Nonce, kept: &Kept) -> Verdict {
+fn contradiction(record: &Record, nonce: Nonce, kept: &StoredEvidence) -> Verdict {
     let says = match &kept.evidence.what {
-        Found::Executed(answer) => format!("executed with {}", answer.status),
-        Found::NotExecuted | Found::Nothing => "not executed".to_owned(),
+        Observation::Executed(answer) => format!("executed with {}", answer.status),
+        Observation::NotExecuted | Observation::Nothing => "not executed".to_owned(),
     };
     let detail = format!("webhook: {says}, although it is {}", record.state.name());
-    let mut line = History { what: Happened::LateAnswer, detail };
+    let mut line = History { what: HistoryKind::LateAnswer, detail };
     add_event(&mut line, kept);
     let change = Change {
         id: record.id,
@@ -142,12 +142,14 @@ fn contradiction(record: &Record, nonce: Nonce, kept: &Kept) -> Verdict {
 }
 
 /// Whether a stored response and the evidence cannot both be true.
-fn contradicts(record: &Record, what: &Found) -> bool {
+fn contradicts(record: &Record, what: &Observation) -> bool {
     let failed = |status: u16| status >= 400;
     match (what, record.note.status) {
-        (Found::Executed(Answer { status, .. }), Some(stored)) => failed(stored) != failed(*status),
+        (Observation::Executed(AttemptResponse { status, .. }), Some(stored)) => {
+            failed(stored) != failed(*status)
+        }
         // A stored failure may well stand for something that was not executed.
-        (Found::NotExecuted, Some(stored)) => !failed(stored),
+        (Observation::NotExecuted, Some(stored)) => !failed(stored),
         _ => false,
     }
 }
@@ -162,9 +164,11 @@ fn is_over(effect: &StoredEffect, as_of: Timestamp) -> bool {
 }
 
 /// Whether the provider did two things for one effect.
-fn is_another(effect: &StoredEffect, what: &Found) -> bool {
+fn is_another(effect: &StoredEffect, what: &Observation) -> bool {
     match (what, &effect.provider_id) {
-        (Found::Executed(answer), Some(known)) => answer.provider_id.as_ref().is_some_and(|id| id != known),
+        (Observation::Executed(answer), Some(known)) => {
+            answer.provider_id.as_ref().is_some_and(|id| id != known)
+        }
         _ => false,
     }
 }
@@ -177,9 +181,9 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::effect::Rules;
-    use crate::evidence::{About, EffectAt, EventName, Evidence};
-    use crate::machine::Answer;
+    use crate::effect::EffectRules;
+    use crate::evidence::{EffectRef, EventName, Evidence, EvidenceSubject};
+    use crate::machine::AttemptResponse;
     use crate::record::{Nonce, Version};
     use crate::scope::RecordId;
     use EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
@@ -197,13 +201,13 @@ mod tests {
     #[test]
     fn not_executed_counts_once_no_call_can_be_in_flight() {
         let over_at = ENDED_AT + 60_000_000;
-        let says = |as_of| judge_effect(Some(&effect(Unknown)), &told(Found::NotExecuted, as_of));
+        let says = |as_of| judge_effect(Some(&effect(Unknown)), &told(Observation::NotExecuted, as_of));
         assert_eq!(
             (says(over_at - 1), says(over_at)),
             (EvidenceVerdict::Premature, EvidenceVerdict::Settles)
         );
         let without_end = StoredEffect { ended_at: None, ..effect(Unknown) };
-        let later = told(Found::NotExecuted, i64::MAX);
+        let later = told(Observation::NotExecuted, i64::MAX);
         assert_eq!(judge_effect(Some(&without_end), &later), EvidenceVerdict::Premature);
         for state in [Queued, Claimed] {
             assert_eq!(judge_effect(Some(&effect(state)), &later), EvidenceVerdict::Premature, "{state:?}");
@@ -223,7 +227,7 @@ mod tests {
     fn executed_settles_an_effect_queued_for_another_try() {
         let again = StoredEffect { version: Version { count: 3, nonce: Nonce(3) }, ..effect(Queued) };
         assert_eq!(judge_effect(Some(&again), &told(paid("ch_1"), 0)), EvidenceVerdict::Settles);
-        let not = told(Found::NotExecuted, i64::MAX);
+        let not = told(Observation::NotExecuted, i64::MAX);
         assert_eq!(judge_effect(Some(&again), &not), EvidenceVerdict::Premature);
     }
 
@@ -231,7 +235,7 @@ mod tests {
     fn the_end_of_an_earlier_call_proves_nothing() {
         let called_since =
             StoredEffect { called_at: Some(Timestamp::from_micros(ENDED_AT + 1)), ..effect(Unknown) };
-        let not = told(Found::NotExecuted, i64::MAX);
+        let not = told(Observation::NotExecuted, i64::MAX);
         assert_eq!(judge_effect(Some(&called_since), &not), EvidenceVerdict::Premature);
     }
 
@@ -240,10 +244,10 @@ mod tests {
         let says = |state, what| judge_effect(Some(&effect(state)), &told(what, i64::MAX));
         assert_eq!(says(Done, paid("ch_1")), EvidenceVerdict::Known);
         assert_eq!(says(Done, paid("ch_2")), EvidenceVerdict::Contradicts, "two charges under one key");
-        assert_eq!(says(Done, Found::NotExecuted), EvidenceVerdict::Contradicts);
+        assert_eq!(says(Done, Observation::NotExecuted), EvidenceVerdict::Contradicts);
         for state in [Dead, Discarded] {
             assert_eq!(says(state, paid("ch_1")), EvidenceVerdict::Contradicts);
-            assert_eq!(says(state, Found::NotExecuted), EvidenceVerdict::Known);
+            assert_eq!(says(state, Observation::NotExecuted), EvidenceVerdict::Known);
         }
     }
 
@@ -267,7 +271,7 @@ mod tests {
             done_at: None,
             aggregate: None,
             downstream_key: "ibid-1".into(),
-            rules: Rules::default(),
+            rules: EffectRules::default(),
             owes: false,
             trace: None,
             payload: Bytes::new(),
@@ -278,19 +282,19 @@ mod tests {
         }
     }
 
-    fn told(what: Found, as_of: i64) -> Kept {
+    fn told(what: Observation, as_of: i64) -> StoredEvidence {
         let evidence = Evidence {
             name: EventName { source: "psp".into(), event: "evt".into() },
-            about: About::Effect(EffectAt::DownstreamKey("ibid-1".into())),
+            about: EvidenceSubject::Effect(EffectRef::DownstreamKey("ibid-1".into())),
             owner: None,
             what,
             age: Duration::ZERO,
         };
-        Kept { seq: 1, evidence, as_of: Timestamp::from_micros(as_of), open: true }
+        StoredEvidence { seq: 1, evidence, as_of: Timestamp::from_micros(as_of), open: true }
     }
 
-    fn paid(id: &str) -> Found {
-        Found::Executed(Answer {
+    fn paid(id: &str) -> Observation {
+        Observation::Executed(AttemptResponse {
             status: 201,
             retry_after: false,
             kept: None,

@@ -4,12 +4,12 @@
 //!
 //! `docs/reference/states.md` is the whole table, made by running [`decide`] on every state and event.
 
+mod attempt;
 mod effect;
 mod evidence;
-mod holder;
 mod request;
-mod settle;
 mod status;
+mod upkeep;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,14 @@ pub use effect::{
 };
 pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
 pub use request::holds_key;
-pub use settle::may_be_asked_about;
 pub use status::{StatusView, describe};
+pub use upkeep::may_be_looked_up;
 
-use crate::act::Act;
-use crate::change::{Body, BodyKind, Change, Draft, Expect, Happened, History, Mark};
+use crate::change::{BodyKind, Change, Draft, Expect, History, HistoryKind, InstantChange, StoredBody};
 use crate::effect::KEY_WINDOW;
-use crate::evidence::Kept;
-use crate::fingerprint::{Asked, Fingerprint, Secrets};
+use crate::evidence::StoredEvidence;
+use crate::fingerprint::{Fingerprint, RequestView, Secrets};
+use crate::operator_action::OperatorAction;
 use crate::policy::{OnLapse, Policy};
 use crate::proof::Proof;
 use crate::record::{ErrorCode, Flags, Nonce, Record, RecoveryPoint, State};
@@ -46,26 +46,26 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::GaveUp { ask, nonce } => request::gave_up(record, ask, *nonce, now),
         Event::Seal { nonce } => request::seal(record, *nonce, now),
 
-        Event::Answered { begun, nonce, answer } => holder::answered(record, begun, *nonce, answer, now),
-        Event::NotExecuted { begun, nonce, why } => holder::not_executed(record, begun, *nonce, *why),
-        Event::Uncertain { begun, nonce, why } => holder::uncertain(record, begun, *nonce, *why),
-        Event::Owes { begun, nonce } => holder::owes(record, begun, *nonce),
-        Event::Calling { begun, nonce, point } => holder::calling(record, begun, *nonce, *point),
-        Event::Phase { begun, nonce, step, result } => holder::phase(record, begun, *nonce, *step, result),
+        Event::Answered { begun, nonce, answer } => attempt::answered(record, begun, *nonce, answer, now),
+        Event::NotExecuted { begun, nonce, why } => attempt::not_executed(record, begun, *nonce, *why),
+        Event::Uncertain { begun, nonce, why } => attempt::uncertain(record, begun, *nonce, *why),
+        Event::Owes { begun, nonce } => attempt::owes(record, begun, *nonce),
+        Event::Calling { begun, nonce, point } => attempt::calling(record, begun, *nonce, *point),
+        Event::Phase { begun, nonce, step, result } => attempt::phase(record, begun, *nonce, *step, result),
 
-        Event::Claim { nonce } => settle::claim(record, *nonce, now),
-        Event::Lapsed { nonce, careful } => settle::lapsed(record, *nonce, *careful, now),
-        Event::Resume { nonce, careful } => settle::resume(record, *nonce, *careful, now),
-        Event::NeverClaimed { nonce } => settle::never_claimed(record, *nonce, now),
-        Event::Outlived { nonce } => settle::outlived(record, *nonce, now),
-        Event::EffectDone { nonce, answer } => settle::effect_done(record, *nonce, answer),
-        Event::EffectDead { nonce } => settle::effect_dead(record, *nonce),
-        Event::Found { nonce, by, what, as_of, jitter } => {
-            settle::found(record, *nonce, *by, what, *as_of, *jitter)
+        Event::Claim { nonce } => upkeep::claim(record, *nonce, now),
+        Event::Lapsed { nonce, careful } => upkeep::lapsed(record, *nonce, *careful, now),
+        Event::Resume { nonce, careful } => upkeep::resume(record, *nonce, *careful, now),
+        Event::NeverClaimed { nonce } => upkeep::never_claimed(record, *nonce, now),
+        Event::Outlived { nonce } => upkeep::outlived(record, *nonce, now),
+        Event::EffectDone { nonce, answer } => upkeep::effect_done(record, *nonce, answer),
+        Event::EffectDead { nonce } => upkeep::effect_dead(record, *nonce),
+        Event::Observed { nonce, by, what, as_of, jitter } => {
+            upkeep::observed(record, *nonce, *by, what, *as_of, *jitter)
         }
-        Event::Told { nonce, kept } => evidence::told(record, *nonce, kept),
-        Event::Forget { nonce, act } => settle::forget(record, *nonce, act, now),
-        Event::Seen { nonce, act } => settle::seen(record, *nonce, act, now),
+        Event::Evidence { nonce, evidence: kept } => evidence::apply(record, *nonce, kept),
+        Event::Forget { nonce, act } => upkeep::forget(record, *nonce, act, now),
+        Event::Acknowledged { nonce, act } => upkeep::acknowledge(record, *nonce, act, now),
     }
 }
 
@@ -75,14 +75,14 @@ pub enum Event<'a> {
     /// A client sent a request.
     Request {
         /// What it asks for.
-        ask: &'a Ask,
+        ask: &'a BeginRequest,
         /// As what it comes.
-        role: Role,
+        role: Intent,
     },
     /// A begin whose reply never came was given up (the client got 503): a late insert must lose.
     GaveUp {
         /// What was asked for.
-        ask: &'a Ask,
+        ask: &'a BeginRequest,
         /// Of this write.
         nonce: Nonce,
     },
@@ -99,7 +99,7 @@ pub enum Event<'a> {
         /// Of this write.
         nonce: Nonce,
         /// The answer.
-        answer: &'a Answer,
+        answer: &'a AttemptResponse,
     },
     /// The Attempt has proof that nothing was executed.
     NotExecuted {
@@ -144,7 +144,7 @@ pub enum Event<'a> {
         /// Of this write.
         nonce: Nonce,
         /// The Phase that is done.
-        step: Step,
+        step: PhaseStep,
         /// What the Phase gives back on resume.
         result: &'a Bytes,
     },
@@ -182,7 +182,7 @@ pub enum Event<'a> {
         /// Of this write.
         nonce: Nonce,
         /// The answer.
-        answer: &'a Answer,
+        answer: &'a AttemptResponse,
     },
     /// The Effect that owes the answer is dead.
     EffectDead {
@@ -190,78 +190,78 @@ pub enum Event<'a> {
         nonce: Nonce,
     },
     /// Somebody looked at what became of an unknown record.
-    Found {
+    Observed {
         /// Of this write.
         nonce: Nonce,
         /// Who.
-        by: Finder<'a>,
+        by: ObservedBy<'a>,
         /// What was found.
-        what: &'a Found,
+        what: &'a Observation,
         /// The instant that the evidence speaks of.
         as_of: Timestamp,
         /// From 0 to 1, drawn by the caller: how much of the spread is added to the pause before the next look.
         jitter: f64,
     },
     /// Somebody outside said what became of the record, and it was kept.
-    Told {
+    Evidence {
         /// Of this write.
         nonce: Nonce,
         /// What was said, and when.
-        kept: &'a Kept,
+        evidence: &'a StoredEvidence,
     },
     /// An operator has seen to a dead letter whose outcome is known.
-    Seen {
+    Acknowledged {
         /// Of this write.
         nonce: Nonce,
         /// Who and why, for the history.
-        act: &'a Act,
+        act: &'a OperatorAction,
     },
     /// An operator wants the answer gone.
     Forget {
         /// Of this write.
         nonce: Nonce,
         /// Who and why, for the history.
-        act: &'a Act,
+        act: &'a OperatorAction,
     },
 }
 
 /// One Phase of a handler's list; the default stands before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct PhaseStep {
     /// The recovery point that it leads to, one after the last.
     pub point: RecoveryPoint,
     /// A digest of the names of all Phases up to this one, in order.
     pub phases: u64,
 }
 
-impl Step {
+impl PhaseStep {
     /// The Phase of this name that follows; none past the last point that can be counted.
-    pub fn next(self, name: &str) -> Option<Step> {
+    pub fn next(self, name: &str) -> Option<PhaseStep> {
         let mut digest = Sha256::new();
         digest.update(self.phases.to_be_bytes());
         digest.update(name.as_bytes());
         let digest: [u8; 32] = digest.finalize().into();
         let mut phases = [0; 8];
         phases.copy_from_slice(&digest[..8]);
-        Some(Step { point: self.point.checked_add(1)?, phases: u64::from_be_bytes(phases) })
+        Some(PhaseStep { point: self.point.checked_add(1)?, phases: u64::from_be_bytes(phases) })
     }
 }
 
 /// As what a request comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum Intent {
     /// It may start an Attempt.
-    Caller,
+    MayRun,
     /// It may start one, but not take over a lapsed lease to run: the store's clock has just jumped.
-    Careful,
+    MayRunNoTakeover,
     /// It waited for somebody else's answer and never starts an Attempt: forty waiters on a `retryable` record would
     /// run it forty times in turn.
-    Waiter,
+    ReadOnly,
 }
 
 /// What a client asks for: identity, rules and fingerprint of one request.
 #[derive(Clone)]
-pub struct Ask {
+pub struct BeginRequest {
     /// The record's name.
     pub id: RecordId,
     /// Tenant, operation and key.
@@ -281,7 +281,7 @@ pub struct Ask {
     /// The names that its record would have under previous identities of the store, newest first.
     pub previous: Vec<PreviousName>,
     secrets: Arc<Secrets>,
-    asked: Arc<dyn Asked>,
+    asked: Arc<dyn RequestView>,
 }
 
 /// The name of a request's record under a previous identity of the store.
@@ -292,7 +292,7 @@ pub struct PreviousName {
     /// Tenant, operation and key, as they were read under that identity.
     pub identity: Arc<Identity>,
     /// The request as it was fingerprinted under that identity.
-    pub asked: Arc<dyn Asked>,
+    pub asked: Arc<dyn RequestView>,
 }
 
 impl std::fmt::Debug for PreviousName {
@@ -301,18 +301,18 @@ impl std::fmt::Debug for PreviousName {
     }
 }
 
-impl Ask {
+impl BeginRequest {
     /// What `asked` asks for under `policy`.
     pub fn new(
         identity: Identity,
         policy: Arc<Policy>,
         secrets: Arc<Secrets>,
-        asked: Arc<dyn Asked>,
+        asked: Arc<dyn RequestView>,
         nonce: Nonce,
-    ) -> Ask {
+    ) -> BeginRequest {
         let id = RecordId::of(&identity, policy.scope);
         let fingerprint = secrets.fingerprint(&policy.recipe, policy.profile, &*asked);
-        Ask {
+        BeginRequest {
             id,
             identity: Arc::new(identity),
             policy,
@@ -328,15 +328,15 @@ impl Ask {
     }
 
     /// The same for one principal of the tenant alone: another's same key is a record of its own.
-    pub fn bound_to(mut self, principal: &str) -> Ask {
+    pub fn bound_to(mut self, principal: &str) -> BeginRequest {
         self.id = RecordId::bound(&self.identity, self.policy.scope, Some(principal));
         self
     }
 
     /// The same request under the name of a previous identity.
     #[must_use]
-    pub fn under(&self, name: &PreviousName) -> Ask {
-        Ask {
+    pub fn under(&self, name: &PreviousName) -> BeginRequest {
+        BeginRequest {
             id: name.id,
             identity: name.identity.clone(),
             fingerprint: self.secrets.fingerprint(&self.policy.recipe, self.policy.profile, &*name.asked),
@@ -372,15 +372,18 @@ impl Ask {
     }
 }
 
-impl std::fmt::Debug for Ask {
+impl std::fmt::Debug for BeginRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ask").field("id", &self.id).field("nonce", &self.nonce).finish_non_exhaustive()
+        f.debug_struct("BeginRequest")
+            .field("id", &self.id)
+            .field("nonce", &self.nonce)
+            .finish_non_exhaustive()
     }
 }
 
 /// An answer that an Attempt got.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct AttemptResponse {
     /// Its HTTP status.
     pub status: u16,
     /// Whether it says when to come again.
@@ -395,20 +398,20 @@ pub struct Answer {
 
 /// Who looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finder<'a> {
+pub enum ObservedBy<'a> {
     /// By asking the upstream or provider.
     Reconciler,
     /// By being told, with a signature.
     Webhook,
     /// By knowing, and answering for it.
-    Operator(&'a Act),
+    Operator(&'a OperatorAction),
 }
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum Observation {
     /// It was executed, with this answer (a decline is an answer).
-    Executed(Answer),
+    Executed(AttemptResponse),
     /// It was not executed.
     NotExecuted,
     /// No word either way.
@@ -497,11 +500,11 @@ fn rewrite(record: &Record, expect: Expect, nonce: Nonce, draft: Draft) -> Arc<C
             // What the Phases left is needed by whoever goes on after them.
             *clears_bodies = record.point == 0;
             if record.point > 0 {
-                bodies.push(Body { kind: BodyKind::Request, data: Bytes::new() });
+                bodies.push(StoredBody { kind: BodyKind::Request, data: Bytes::new() });
             }
             if given_up {
                 let detail = format!("not executed in {} attempts: given up", record.attempt);
-                change = with(change, Happened::Settled, detail);
+                change = with(change, HistoryKind::Settled, detail);
             }
         }
         _ => {}
@@ -524,7 +527,7 @@ fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Arc<Chang
 }
 
 /// Adds one line to a Change's history.
-fn with(mut change: Arc<Change>, what: Happened, detail: impl Into<String>) -> Arc<Change> {
+fn with(mut change: Arc<Change>, what: HistoryKind, detail: impl Into<String>) -> Arc<Change> {
     Arc::make_mut(&mut change).history.push(History { what, detail: detail.into() });
     change
 }
@@ -541,9 +544,9 @@ fn same(record: &Record) -> Draft {
         fingerprint: record.fingerprint,
         policy: record.policy.clone(),
         point: record.point,
-        created: Mark::Keep,
-        ran: Mark::Keep,
-        completed: Mark::Keep,
+        created: InstantChange::Keep,
+        ran: InstantChange::Keep,
+        completed: InstantChange::Keep,
         due_in: None,
         expires_in: None,
         purge_in: None,
@@ -564,10 +567,10 @@ fn as_it_is(record: &Record, now: Timestamp) -> Draft {
 }
 
 /// The answer is final. Retention counts from here, not from the beginning.
-fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
+fn completed(mut draft: Draft, answer: &AttemptResponse) -> (Draft, Option<StoredBody>) {
     draft.state = State::Completed;
     draft.flags = Flags { not_retained: answer.kept.is_none(), ..Flags::default() };
-    draft.completed = Mark::Now;
+    draft.completed = InstantChange::Now;
     draft.note.status = Some(answer.status);
     draft.note.last_error = None;
     draft.note.unproven = None;
@@ -575,7 +578,7 @@ fn completed(mut draft: Draft, answer: &Answer) -> (Draft, Option<Body>) {
     draft.note.doubt = None;
     draft.note.provider_id = answer.provider_id.clone().or(draft.note.provider_id);
     retained(&mut draft);
-    (draft, answer.kept.clone().map(|data| Body { kind: BodyKind::Answer, data }))
+    (draft, answer.kept.clone().map(|data| StoredBody { kind: BodyKind::Answer, data }))
 }
 
 /// It may run again. What was begun to be run later goes back to wait for its next run. After the last of these it is

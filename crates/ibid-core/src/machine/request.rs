@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Ask, Decision, Role, StatusView, Verdict, as_it_is, change, describe, freed, kept_briefly, same, settle,
-    write,
+    BeginRequest, Decision, Intent, StatusView, Verdict, as_it_is, change, describe, freed, kept_briefly,
+    same, upkeep, write,
 };
-use crate::change::{Body, BodyKind, Change, Draft, Expect, Mark};
+use crate::change::{BodyKind, Change, Draft, Expect, InstantChange, StoredBody};
 use crate::policy::{AfterExpiry, OnLapse};
-use crate::record::{ErrorCode, Flags, Nonce, Note, Record, State};
+use crate::record::{ErrorCode, Flags, Nonce, Record, RecordDetails, State};
 use crate::time::Timestamp;
 
 /// A client sent a request.
-pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
+pub(super) fn decide(record: Option<&Record>, ask: &BeginRequest, role: Intent, now: Timestamp) -> Verdict {
     let Some(record) = record else {
         return begin(ask, role, Expect::Absent);
     };
@@ -29,8 +29,8 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
         StatusView::Stored => Verdict::Keep(Decision::Replay),
         StatusView::Unknown { settles_by } => Verdict::Keep(Decision::Unknown { until: settles_by }),
         // Another run could not settle it, and nothing else will.
-        StatusView::Retryable if settle::is_past_key_window(record, now) => {
-            written(record, settle::forgotten(record, ask.nonce), now)
+        StatusView::Retryable if upkeep::is_past_key_window(record, now) => {
+            written(record, upkeep::forgotten(record, ask.nonce), now)
         }
         // Nothing was executed, and no request holds the key. The next request may be another one and must not inherit
         // the downstream keys of the first: a new generation.
@@ -38,18 +38,18 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
             begin(ask, role, Expect::Version(record.version))
         }
         StatusView::Retryable => match role {
-            Role::Caller | Role::Careful if ask.later.is_some() => {
+            Intent::MayRun | Intent::MayRunNoTakeover if ask.later.is_some() => {
                 let mut draft = same(record);
                 draft.flags = Flags::default();
                 let mut change = write(record, ask.nonce, accepted(draft));
                 Arc::make_mut(&mut change).bodies.extend(request_of(ask));
                 Verdict::Write(change, Decision::Accepted)
             }
-            Role::Caller | Role::Careful => Verdict::Write(
+            Intent::MayRun | Intent::MayRunNoTakeover => Verdict::Write(
                 change(record.id, Expect::Version(record.version), ask.nonce, run_again(record, ask.nonce)),
                 Decision::Run { after: record.point },
             ),
-            Role::Waiter => Verdict::Keep(Decision::Free),
+            Intent::ReadOnly => Verdict::Keep(Decision::Free),
         },
         StatusView::Open if record.state == State::Pending => {
             Verdict::Keep(Decision::Wait { overlong: false })
@@ -64,7 +64,7 @@ pub(super) fn decide(record: Option<&Record>, ask: &Ask, role: Role, now: Timest
 
 /// A begin whose reply never came was given up, and the client told that nothing was executed. Its write may still
 /// be on the way, so something must stand in its place that makes it lose.
-pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Timestamp) -> Verdict {
+pub(super) fn gave_up(record: Option<&Record>, ask: &BeginRequest, nonce: Nonce, now: Timestamp) -> Verdict {
     let (gone, expect) = match record {
         None => (true, Expect::Absent),
         Some(record) => (is_as_absent(record, now), Expect::Version(record.version)),
@@ -72,7 +72,8 @@ pub(super) fn gave_up(record: Option<&Record>, ask: &Ask, nonce: Nonce, now: Tim
     match record {
         _ if gone => {
             // No fingerprint: nothing was accepted, so nobody's request holds the key.
-            let draft = Draft { birth: nonce, fingerprint: None, attempt: 0, ran: Mark::Clear, ..new(ask) };
+            let draft =
+                Draft { birth: nonce, fingerprint: None, attempt: 0, ran: InstantChange::Clear, ..new(ask) };
             let draft = freed(draft, ErrorCode::GivenUp);
             let mut change = change(ask.id, expect, nonce, draft);
             Arc::make_mut(&mut change).clears_bodies = expect != Expect::Absent;
@@ -134,7 +135,7 @@ pub(super) fn seal(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Ver
 pub fn holds_key(record: &Record, now: Timestamp) -> bool {
     let is_unclaimed = record.state == State::Retryable
         && record.fingerprint.is_none()
-        && !settle::is_past_key_window(record, now);
+        && !upkeep::is_past_key_window(record, now);
     !is_as_absent(record, now) && !is_unclaimed
 }
 
@@ -148,13 +149,15 @@ fn is_as_absent(record: &Record, now: Timestamp) -> bool {
 }
 
 /// The first request of a generation.
-fn begin(ask: &Ask, role: Role, expect: Expect) -> Verdict {
-    if role == Role::Waiter {
+fn begin(ask: &BeginRequest, role: Intent, expect: Expect) -> Verdict {
+    if role == Intent::ReadOnly {
         // What it waited for is gone; its own retry may begin anew.
         return Verdict::Keep(Decision::Free);
     }
     let (draft, decision) = match ask.later {
-        Some(_) => (accepted(Draft { attempt: 0, ran: Mark::Clear, ..new(ask) }), Decision::Accepted),
+        Some(_) => {
+            (accepted(Draft { attempt: 0, ran: InstantChange::Clear, ..new(ask) }), Decision::Accepted)
+        }
         None => (new(ask), Decision::Run { after: 0 }),
     };
     let mut begun = change(ask.id, expect, ask.nonce, draft);
@@ -173,12 +176,12 @@ fn accepted(mut draft: Draft) -> Draft {
 }
 
 /// The request, for whoever runs it without its client.
-fn request_of(ask: &Ask) -> Option<Body> {
+fn request_of(ask: &BeginRequest) -> Option<StoredBody> {
     let data = ask.later.as_ref().or(ask.request.as_ref())?.clone();
-    Some(Body { kind: BodyKind::Request, data })
+    Some(StoredBody { kind: BodyKind::Request, data })
 }
 
-fn new(ask: &Ask) -> Draft {
+fn new(ask: &BeginRequest) -> Draft {
     Draft {
         identity: ask.identity.clone(),
         birth: ask.nonce,
@@ -189,13 +192,13 @@ fn new(ask: &Ask) -> Draft {
         fingerprint: Some(ask.fingerprint),
         policy: ask.policy.clone(),
         point: 0,
-        created: Mark::Now,
-        ran: Mark::Now,
-        completed: Mark::Clear,
+        created: InstantChange::Now,
+        ran: InstantChange::Now,
+        completed: InstantChange::Clear,
         due_in: Some(ask.policy.lease),
         expires_in: None,
         purge_in: None,
-        note: Note { trace: ask.trace.clone(), ..Note::default() },
+        note: RecordDetails { trace: ask.trace.clone(), ..RecordDetails::default() },
     }
 }
 
@@ -206,26 +209,26 @@ pub(super) fn run_again(record: &Record, owner: Nonce) -> Draft {
     draft.owner = owner;
     draft.attempt = record.attempt.saturating_add(1);
     draft.flags = Flags { asynchronous: record.flags.asynchronous, ..Flags::default() };
-    draft.ran = Mark::Now;
+    draft.ran = InstantChange::Now;
     draft.due_in = Some(record.policy.lease);
     draft
 }
 
 /// The holder went silent, and a request is the first to notice.
-fn lapsed(record: &Record, ask: &Ask, role: Role, now: Timestamp) -> Verdict {
-    let runs_again = settle::runs_again(record);
+fn lapsed(record: &Record, ask: &BeginRequest, role: Intent, now: Timestamp) -> Verdict {
+    let runs_again = upkeep::runs_again(record);
     match role {
         // After a jump of the store's clock a lapse may be none: nobody runs for one lease, at once or by a worker.
-        Role::Careful if runs_again => Verdict::Keep(Decision::Wait { overlong: false }),
+        Intent::MayRunNoTakeover if runs_again => Verdict::Keep(Decision::Wait { overlong: false }),
         // It does not know whether the clock jumped, and gains nothing by a release: it would not run.
-        Role::Waiter if runs_again && record.flags.asynchronous => {
+        Intent::ReadOnly if runs_again && record.flags.asynchronous => {
             Verdict::Keep(Decision::Wait { overlong: false })
         }
-        Role::Waiter if runs_again => Verdict::Keep(Decision::Free),
-        Role::Caller if runs_again && !record.flags.asynchronous => {
-            settle::taken_over(record, ask.nonce, "the next request")
+        Intent::ReadOnly if runs_again => Verdict::Keep(Decision::Free),
+        Intent::MayRun if runs_again && !record.flags.asynchronous => {
+            upkeep::taken_over(record, ask.nonce, "the next request")
         }
-        _ => written(record, settle::lapse(record, ask.nonce), now),
+        _ => written(record, upkeep::lapse(record, ask.nonce), now),
     }
 }
 

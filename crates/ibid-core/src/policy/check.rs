@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_duration_is_refused_except_for_wait_tombstone_and_linger() {
+    fn only_wait_tombstone_and_linger_may_be_zero() {
         assert_eq!(refused(|p| p.lease = Duration::ZERO), "lease");
         assert_eq!(refused(|p| p.max_run = Duration::ZERO), "max_run");
         assert_eq!(refused(|p| p.retention = Duration::ZERO), "retention");

@@ -5,7 +5,7 @@ use crate::proof::Proof;
 
 /// What an answer's status says about the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum ResponseClass {
     /// The answer is the outcome.
     Stored,
     /// The work was not done, and the answer says so.
@@ -29,25 +29,25 @@ pub(super) const FREE_WITH_RETRY_AFTER: [u16; 2] = [409, 423];
 impl Policy {
     /// What an answer says about the work, under this policy. The first of these decides: proof, `store_on`, `free_on`, the
     /// free list, `on_server_error`.
-    pub fn classify(&self, status: u16, retry_after: bool, proof: Option<Proof>) -> Class {
-        let free = Class::Free { forget_fingerprint: matches!(status, 401 | 403) };
+    pub fn classify(&self, status: u16, retry_after: bool, proof: Option<Proof>) -> ResponseClass {
+        let free = ResponseClass::Free { forget_fingerprint: matches!(status, 401 | 403) };
         match proof {
-            Some(Proof::Executed) => return Class::Stored,
+            Some(Proof::Executed) => return ResponseClass::Stored,
             Some(Proof::NotExecuted) => return free,
-            None if self.store_on.contains(&status) => return Class::Stored,
+            None if self.store_on.contains(&status) => return ResponseClass::Stored,
             None if self.free_on.contains(&status) || FREE_ON.contains(&status) => return free,
             None => {}
         }
         match status {
             _ if retry_after && FREE_WITH_RETRY_AFTER.contains(&status) => free,
             500 => match self.on_server_error {
-                OnServerError::Unknown => Class::Ambiguous,
+                OnServerError::Unknown => ResponseClass::Ambiguous,
                 OnServerError::Retry => free,
-                OnServerError::Store => Class::Stored,
+                OnServerError::Store => ResponseClass::Stored,
             },
             // A hop or a middleware may answer these while the first run is still at work.
-            408 | 501.. => Class::Ambiguous,
-            _ => Class::Stored,
+            408 | 501.. => ResponseClass::Ambiguous,
+            _ => ResponseClass::Stored,
         }
     }
 }
@@ -56,37 +56,45 @@ impl Policy {
 mod tests {
     use super::*;
 
-    const FREE: Class = Class::Free { forget_fingerprint: false };
+    const FREE: ResponseClass = ResponseClass::Free { forget_fingerprint: false };
 
     #[test]
     fn every_status_has_the_class_that_the_contract_gives_it() {
         let policy = Policy::default();
         for status in [200, 201, 204, 301, 304, 400, 404, 409, 410, 422, 423] {
-            assert_eq!(policy.classify(status, false, None), Class::Stored, "{status}");
+            assert_eq!(policy.classify(status, false, None), ResponseClass::Stored, "{status}");
         }
         for status in [425, 429, 501] {
             assert_eq!(policy.classify(status, false, None), FREE, "{status}");
         }
         for status in [401, 403] {
-            let forgotten = Class::Free { forget_fingerprint: true };
+            let forgotten = ResponseClass::Free { forget_fingerprint: true };
             assert_eq!(policy.classify(status, false, None), forgotten, "{status}");
         }
         for status in [409, 423] {
             assert_eq!(policy.classify(status, true, None), FREE, "{status}");
         }
         for status in [408, 500, 502, 503, 504, 505, 507, 520, 530, 599] {
-            assert_eq!(policy.classify(status, false, None), Class::Ambiguous, "{status}");
-            assert_eq!(policy.classify(status, true, None), Class::Ambiguous, "{status} with Retry-After");
+            assert_eq!(policy.classify(status, false, None), ResponseClass::Ambiguous, "{status}");
+            assert_eq!(
+                policy.classify(status, true, None),
+                ResponseClass::Ambiguous,
+                "{status} with Retry-After"
+            );
         }
     }
 
     #[test]
     fn on_server_error_speaks_of_500_alone() {
-        assert_eq!(Policy::stripe().classify(500, false, None), Class::Stored);
+        assert_eq!(Policy::stripe().classify(500, false, None), ResponseClass::Stored);
         assert_eq!(Policy::one_transaction().classify(500, false, None), FREE);
         for status in [408, 502, 503, 504, 520] {
-            assert_eq!(Policy::stripe().classify(status, false, None), Class::Ambiguous, "{status}");
-            assert_eq!(Policy::one_transaction().classify(status, false, None), Class::Ambiguous, "{status}");
+            assert_eq!(Policy::stripe().classify(status, false, None), ResponseClass::Ambiguous, "{status}");
+            assert_eq!(
+                Policy::one_transaction().classify(status, false, None),
+                ResponseClass::Ambiguous,
+                "{status}"
+            );
         }
     }
 
@@ -99,18 +107,18 @@ mod tests {
             ..Policy::default()
         };
         for (status, retry_after, proof, class) in [
-            (503, false, Some(Proof::Executed), Class::Stored),
+            (503, false, Some(Proof::Executed), ResponseClass::Stored),
             (429, false, Some(Proof::NotExecuted), FREE),
             (201, false, Some(Proof::NotExecuted), FREE),
-            (401, false, Some(Proof::NotExecuted), Class::Free { forget_fingerprint: true }),
-            (429, false, None, Class::Stored),
-            (409, true, None, Class::Stored),
+            (401, false, Some(Proof::NotExecuted), ResponseClass::Free { forget_fingerprint: true }),
+            (429, false, None, ResponseClass::Stored),
+            (409, true, None, ResponseClass::Stored),
             (402, false, None, FREE),
             (503, false, None, FREE),
             (500, false, None, FREE),
             (425, false, None, FREE),
             (423, true, None, FREE),
-            (502, false, None, Class::Ambiguous),
+            (502, false, None, ResponseClass::Ambiguous),
         ] {
             assert_eq!(
                 policy.classify(status, retry_after, proof),

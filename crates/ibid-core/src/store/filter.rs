@@ -8,7 +8,7 @@ use crate::time::Timestamp;
 
 /// Which records to list.
 #[derive(Clone, Debug)]
-pub struct Filter {
+pub struct RecordFilter {
     /// Only in this state.
     pub state: Option<State>,
     /// Only this tenant's.
@@ -35,9 +35,9 @@ pub struct Filter {
     pub limit: u32,
 }
 
-impl Default for Filter {
+impl Default for RecordFilter {
     fn default() -> Self {
-        Filter {
+        RecordFilter {
             state: None,
             tenant: None,
             key: None,
@@ -55,7 +55,7 @@ impl Default for Filter {
     }
 }
 
-impl Filter {
+impl RecordFilter {
     /// The instant before which the first request must have come, at the store's `now`.
     pub fn before(&self, now: Timestamp) -> Option<Timestamp> {
         let young = self.older_than.map(|age| {
@@ -85,14 +85,14 @@ impl Filter {
 /// itself. After a `{*rest}` a `{name}` before it may stand for several segments, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
-    parts: Vec<Part>,
+    parts: Vec<PathPart>,
     /// How many slashes the path has; none: at least as many as the pattern.
     slashes: Option<u32>,
 }
 
 /// A piece of a [`PathPattern`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum PathPart {
     /// These characters.
     Text(String),
     /// At least one character.
@@ -102,7 +102,7 @@ pub enum Part {
 impl PathPattern {
     /// This one path.
     pub fn exactly(path: &str) -> PathPattern {
-        PathPattern { parts: vec![Part::Text(path.to_owned())], slashes: None }
+        PathPattern { parts: vec![PathPart::Text(path.to_owned())], slashes: None }
     }
 
     /// All that a route's pattern matches.
@@ -120,15 +120,15 @@ impl PathPattern {
                 Some(name) if !name.is_empty() && (!name.starts_with('*') || place == last) => {
                     rest |= name.starts_with('*');
                     if !text.is_empty() {
-                        parts.push(Part::Text(std::mem::take(&mut text)));
+                        parts.push(PathPart::Text(std::mem::take(&mut text)));
                     }
-                    parts.push(Part::Some);
+                    parts.push(PathPart::Some);
                 }
                 _ => text.push_str(segment),
             }
         }
         if !text.is_empty() || parts.is_empty() {
-            parts.push(Part::Text(text));
+            parts.push(PathPart::Text(text));
         }
         // A longer pattern than the longest request line fits no path.
         let slashes = u32::try_from(last).unwrap_or(u32::MAX);
@@ -136,7 +136,7 @@ impl PathPattern {
     }
 
     /// The pieces, in order, for a store to put into its own language.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[PathPart] {
         &self.parts
     }
 
@@ -153,13 +153,13 @@ impl PathPattern {
 }
 
 /// Depth is bounded by the parts of the pattern.
-fn fits(parts: &[Part], path: &str) -> bool {
+fn fits(parts: &[PathPart], path: &str) -> bool {
     match parts.split_first() {
         None => path.is_empty(),
-        Some((Part::Text(text), rest)) => {
+        Some((PathPart::Text(text), rest)) => {
             path.strip_prefix(text.as_str()).is_some_and(|after| fits(rest, after))
         }
-        Some((Part::Some, rest)) => {
+        Some((PathPart::Some, rest)) => {
             let mut ends = path.char_indices().map(|(at, char)| at + char.len_utf8());
             ends.any(|end| fits(rest, &path[end..]))
         }

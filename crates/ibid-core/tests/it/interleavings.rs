@@ -11,11 +11,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft, Expect};
 use ibid_core::effect::KEY_WINDOW;
-use ibid_core::machine::{Answer, Ask, Decision, Event, Finder, Found, Role, Step, Verdict, decide};
+use ibid_core::machine::{
+    AttemptResponse, BeginRequest, Decision, Event, Intent, Observation, ObservedBy, PhaseStep, Verdict,
+    decide,
+};
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
 use ibid_core::time::Timestamp;
-use ibid_testkit::story::{Shelf, act, answer, ask};
+use ibid_testkit::story::{StoryStore, act, answer, ask};
 use proptest::prelude::*;
 
 proptest! {
@@ -103,7 +106,7 @@ const STEPS: usize = 240;
 
 /// One key, everybody who touches it, and the upstream behind it.
 struct World {
-    shelf: Shelf,
+    shelf: StoryStore,
     /// Real time since the start, in seconds; the store's clock is this plus its error.
     real: u64,
     /// Whether the store's clock may jump.
@@ -143,9 +146,9 @@ struct Actor {
 /// What an actor wants to tell the machine.
 #[derive(Clone)]
 enum Op {
-    Request(Ask, Role),
-    GaveUp(Ask, Nonce),
-    Answered(Box<Record>, Nonce, Answer),
+    Request(BeginRequest, Intent),
+    GaveUp(BeginRequest, Nonce),
+    Answered(Box<Record>, Nonce, AttemptResponse),
     NotExecuted(Box<Record>, Nonce),
     Uncertain(Box<Record>, Nonce),
     Owes(Box<Record>, Nonce),
@@ -155,9 +158,9 @@ enum Op {
     Lapsed(Nonce, bool),
     Resume(Nonce, bool),
     NeverClaimed(Nonce),
-    EffectDone(Nonce, Answer),
+    EffectDone(Nonce, AttemptResponse),
     EffectDead(Nonce),
-    Found(Nonce, Finder<'static>, Found, Timestamp),
+    Found(Nonce, ObservedBy<'static>, Observation, Timestamp),
     Forget(Nonce),
 }
 
@@ -219,7 +222,7 @@ impl World {
             Webhook, Operator, Effect,
         ];
         World {
-            shelf: Shelf::new(),
+            shelf: StoryStore::new(),
             real: 0,
             jumpy,
             careful_until: 0,
@@ -334,9 +337,9 @@ impl World {
                 let policy = self.policies[self.configured].clone();
                 let body = if how.is_multiple_of(8) { "B" } else { "A" };
                 let role = match luck % 8 {
-                    _ if self.real < self.careful_until => Role::Careful,
-                    0 | 1 => Role::Waiter,
-                    _ => Role::Caller,
+                    _ if self.real < self.careful_until => Intent::MayRunNoTakeover,
+                    0 | 1 => Intent::ReadOnly,
+                    _ => Intent::MayRun,
                 };
                 let later = (policy.answer == AnswerRule::Async).then(|| Bytes::from_static(b"asked"));
                 let mut ask = ask("shop", body, policy, nonce);
@@ -365,14 +368,14 @@ impl World {
                 return;
             }
             Kind::Reconciler if due && state == Some(State::Unknown) => {
-                Op::Found(nonce, Finder::Reconciler, self.asked_upstream(luck), self.shelf.now)
+                Op::Found(nonce, ObservedBy::Reconciler, self.asked_upstream(luck), self.shelf.now)
             }
             Kind::Webhook if state == Some(State::Unknown) || how.is_multiple_of(4) => {
-                Op::Found(nonce, Finder::Webhook, self.truth(), self.shelf.now)
+                Op::Found(nonce, ObservedBy::Webhook, self.truth(), self.shelf.now)
             }
             Kind::Operator if how.is_multiple_of(8) => Op::Forget(nonce),
             Kind::Operator if state == Some(State::Unknown) && how.is_multiple_of(4) => {
-                Op::Found(nonce, Finder::Operator(act()), self.truth(), self.shelf.now)
+                Op::Found(nonce, ObservedBy::Operator(act()), self.truth(), self.shelf.now)
             }
             Kind::Effect => match self.effect(how, luck, nonce) {
                 Some(op) => op,
@@ -398,21 +401,21 @@ impl World {
     }
 
     /// What the upstream says when asked now: it may not have heard of it yet.
-    fn asked_upstream(&self, luck: u8) -> Found {
+    fn asked_upstream(&self, luck: u8) -> Observation {
         let birth = self.shelf.record().map(|row| row.birth);
         match birth.and_then(|birth| self.upstream.executed.get(&birth)) {
-            _ if luck.is_multiple_of(8) => Found::Nothing,
-            Some(status) => Found::Executed(answer(*status, "looked up")),
+            _ if luck.is_multiple_of(8) => Observation::Nothing,
+            Some(status) => Observation::Executed(answer(*status, "looked up")),
             // Two looks are told apart by the store's clock; a clock that jumps proves nothing.
-            None if self.jumpy => Found::Nothing,
-            None => Found::NotExecuted,
+            None if self.jumpy => Observation::Nothing,
+            None => Observation::NotExecuted,
         }
     }
 
     /// What somebody says who knows: nothing while it may still happen.
-    fn truth(&self) -> Found {
+    fn truth(&self) -> Observation {
         let Some(birth) = self.shelf.record().map(|row| row.birth) else {
-            return Found::Nothing;
+            return Observation::Nothing;
         };
         let may_deliver = |run: &Run| {
             run.begun.birth == birth && run.delivery.is_none() && self.real < run.lease_from + LEASE
@@ -422,9 +425,9 @@ impl World {
             || self.actors.iter().any(Self::may_begin)
             || self.upstream.effects.get(&birth) == Some(&false);
         match self.upstream.executed.get(&birth) {
-            Some(status) => Found::Executed(answer(*status, "known")),
-            None if open => Found::Nothing,
-            None => Found::NotExecuted,
+            Some(status) => Observation::Executed(answer(*status, "known")),
+            None if open => Observation::Nothing,
+            None => Observation::NotExecuted,
         }
     }
 
@@ -567,14 +570,14 @@ impl World {
         }
     }
 
-    fn meet_request(&mut self, role: Role, decision: &Decision, row: Option<&Record>) {
+    fn meet_request(&mut self, role: Intent, decision: &Decision, row: Option<&Record>) {
         let state = row.map(|row| row.state);
         match decision {
-            Decision::Free if role == Role::Waiter && state == Some(State::Retryable) => {
+            Decision::Free if role == Intent::ReadOnly && state == Some(State::Retryable) => {
                 self.meet("a waiter was refused on a retryable record");
             }
             Decision::Wait { .. }
-                if role == Role::Careful && row.is_some_and(|row| row.is_due(self.shelf.now)) =>
+                if role == Intent::MayRunNoTakeover && row.is_some_and(|row| row.is_due(self.shelf.now)) =>
             {
                 self.meet("a careful request did not take over");
             }
@@ -712,10 +715,10 @@ impl World {
         let (Verdict::Keep(decision) | Verdict::Write(_, decision)) = verdict;
         let Op::Request(ask, role) = op else { return };
         let runs = matches!(decision, Decision::Run { .. } | Decision::Accepted);
-        assert!(!runs || *role != Role::Waiter, "a waiter never starts an attempt");
+        assert!(!runs || *role != Intent::ReadOnly, "a waiter never starts an attempt");
         let Some(row) = row else { return };
         let takes_over = runs && row.state == State::InProgress;
-        assert!(!takes_over || *role == Role::Caller, "a careful request takes nothing over");
+        assert!(!takes_over || *role == Intent::MayRun, "a careful request takes nothing over");
         if row.is_expired(now) {
             let fits = runs || matches!(decision, Decision::Expired | Decision::Free);
             assert!(fits, "an expired record is as absent: {decision:?}");
@@ -777,10 +780,10 @@ impl World {
             }
             (Op::NeverClaimed(_), _) => self.meet("what was never claimed was answered"),
             (Op::EffectDone(..), _) => self.meet("an effect settled what was owed"),
-            (Op::Found(_, Finder::Reconciler, Found::Executed(_), _), Decision::Settled) => {
+            (Op::Found(_, ObservedBy::Reconciler, Observation::Executed(_), _), Decision::Settled) => {
                 self.meet("a reconciler settled as executed");
             }
-            (Op::Found(_, Finder::Reconciler, Found::NotExecuted, _), Decision::Settled) => {
+            (Op::Found(_, ObservedBy::Reconciler, Observation::NotExecuted, _), Decision::Settled) => {
                 self.meet("a reconciler settled as not executed");
             }
             (Op::Forget(_), _) => self.meet("an operator forgot an answer"),
@@ -805,7 +808,7 @@ impl World {
                 self.meet("a given-up placeholder was beaten by the begin");
             }
             (Op::Lapsed(..), ..) => self.meet("a sweep was refused"),
-            (Op::Found(_, Finder::Reconciler, ..), _, Some(newer)) if newer.state == State::Completed => {
+            (Op::Found(_, ObservedBy::Reconciler, ..), _, Some(newer)) if newer.state == State::Completed => {
                 self.meet("a reconciler lost to the late owner");
             }
             _ => {}
@@ -832,7 +835,7 @@ impl Watch {
         if let Op::Request(ask, role) = op
             && begins
         {
-            assert!(*role != Role::Waiter && after.owner == ask.nonce);
+            assert!(*role != Intent::ReadOnly && after.owner == ask.nonce);
             assert_eq!(after.fingerprint.as_ref(), Some(&ask.fingerprint), "it runs what it was asked");
         }
         // Retention counts from here; what is open has none.
@@ -899,11 +902,11 @@ fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest
             before.note.absent_at.map(|at| Timestamp::from_micros(at).after(Duration::from_secs(SETTLE)));
         let over_at = before.ran_at.map(|ran_at| ran_at.after(before.policy.over_in()));
         let proven = match by {
-            Finder::Reconciler => first.is_some_and(|first| first <= *as_of),
-            Finder::Webhook => over_at.is_some_and(|over_at| over_at <= *as_of),
-            Finder::Operator(_) => true,
+            ObservedBy::Reconciler => first.is_some_and(|first| first <= *as_of),
+            ObservedBy::Webhook => over_at.is_some_and(|over_at| over_at <= *as_of),
+            ObservedBy::Operator(_) => true,
         };
-        let frees = *what == Found::NotExecuted && after.state != State::Unknown;
+        let frees = *what == Observation::NotExecuted && after.state != State::Unknown;
         assert!(!frees || proven, "what may still be executed was freed");
     }
     if before.state == State::Unknown {
@@ -980,7 +983,7 @@ impl Op {
             Op::Uncertain(begun, nonce) => Event::Uncertain { begun, nonce: *nonce, why: ErrorCode::Broken },
             Op::Owes(begun, nonce) => Event::Owes { begun, nonce: *nonce },
             Op::Phase(begun, nonce, point, result) => {
-                Event::Phase { begun, nonce: *nonce, step: Step { point: *point, phases: 1 }, result }
+                Event::Phase { begun, nonce: *nonce, step: PhaseStep { point: *point, phases: 1 }, result }
             }
             Op::Claim(nonce) => Event::Claim { nonce: *nonce },
             Op::Lapsed(nonce, careful) => Event::Lapsed { nonce: *nonce, careful: *careful },
@@ -989,7 +992,7 @@ impl Op {
             Op::EffectDone(nonce, answer) => Event::EffectDone { nonce: *nonce, answer },
             Op::EffectDead(nonce) => Event::EffectDead { nonce: *nonce },
             Op::Found(nonce, by, what, as_of) => {
-                Event::Found { nonce: *nonce, by: *by, what, as_of: *as_of, jitter: 0.0 }
+                Event::Observed { nonce: *nonce, by: *by, what, as_of: *as_of, jitter: 0.0 }
             }
             Op::Forget(nonce) => Event::Forget { nonce: *nonce, act: act() },
         }

@@ -1,6 +1,6 @@
 //! `json-exact` against the RFC 8785 vectors and a large collection of hard JSON files.
 
-use ibid_core::fingerprint::{Asked, Recipe, Secret, Secrets, json_exact};
+use ibid_core::fingerprint::{Recipe, RequestView, Secret, Secrets, json_exact};
 use ibid_core::policy::Profile;
 
 use crate::json_properties::{beyond_cap, shifted};
@@ -85,7 +85,7 @@ fn hard_files() -> Vec<(String, Vec<u8>)> {
 
 struct Json<'b>(&'b [u8]);
 
-impl Asked for Json<'_> {
+impl RequestView for Json<'_> {
     fn method(&self) -> &str {
         "POST"
     }

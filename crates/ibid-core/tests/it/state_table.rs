@@ -12,13 +12,13 @@ use bytes::Bytes;
 use ibid_core::change::{Change, Stamp};
 use ibid_core::effect::KEY_WINDOW;
 use ibid_core::machine::{
-    Answer, Ask, Decision, Doubt, Effect, EffectEvent, EffectState, Event, Finder, Found, Role, Step,
-    Verdict, decide, decide_effect,
+    AttemptResponse, BeginRequest, Decision, Doubt, Effect, EffectEvent, EffectState, Event, Intent,
+    Observation, ObservedBy, PhaseStep, Verdict, decide, decide_effect,
 };
 use ibid_core::policy::{AfterExpiry, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State};
 use ibid_core::time::Timestamp;
-use ibid_testkit::story::{Shelf, act, answer, ask};
+use ibid_testkit::story::{StoryStore, act, answer, ask};
 
 #[test]
 fn the_reference_of_states_is_what_the_machine_does() {
@@ -212,11 +212,11 @@ type Play = Box<dyn Fn(&Scene) -> Option<Verdict>>;
 fn events() -> Vec<Happening> {
     let mut all = Vec::new();
     let requests = [
-        ("the same", "A", Role::Caller, false),
-        ("the same to be run later", "A", Role::Caller, true),
-        ("the same carefully", "A", Role::Careful, false),
-        ("the same as a waiter", "A", Role::Waiter, false),
-        ("another", "B", Role::Caller, false),
+        ("the same", "A", Intent::MayRun, false),
+        ("the same to be run later", "A", Intent::MayRun, true),
+        ("the same carefully", "A", Intent::MayRunNoTakeover, false),
+        ("the same as a waiter", "A", Intent::ReadOnly, false),
+        ("another", "B", Intent::MayRun, false),
     ];
     for (what, body, role, later) in requests {
         let play: Play = Box::new(move |scene| {
@@ -244,7 +244,7 @@ fn events() -> Vec<Happening> {
             all.push(Happening { who, what, arrow, play });
         }
     }
-    type Make = fn(&Answer) -> Event<'_>;
+    type Make = fn(&AttemptResponse) -> Event<'_>;
     let chores: [(&'static str, &'static str, &'static str, Make); 9] = [
         ("worker", "claims it", "claimed", |_| Event::Claim { nonce: WRITE }),
         ("sweeper", "comes", "lapse", |_| Event::Lapsed { nonce: WRITE, careful: false }),
@@ -271,21 +271,21 @@ fn events() -> Vec<Happening> {
         all.push(Happening { who, what, arrow, play });
     }
     let finders = [
-        ("reconciler", Finder::Reconciler),
-        ("webhook", Finder::Webhook),
-        ("operator", Finder::Operator(act())),
+        ("reconciler", ObservedBy::Reconciler),
+        ("webhook", ObservedBy::Webhook),
+        ("operator", ObservedBy::Operator(act())),
     ];
     for (who, by) in finders {
         let finds = [
-            ("finds it executed", Found::Executed(answer(201, "found")), false),
-            ("finds it not executed", Found::NotExecuted, false),
-            ("finds nothing", Found::Nothing, false),
-            ("finds it executed before its attempt began", Found::Executed(answer(201, "found")), true),
+            ("finds it executed", Observation::Executed(answer(201, "found")), false),
+            ("finds it not executed", Observation::NotExecuted, false),
+            ("finds nothing", Observation::Nothing, false),
+            ("finds it executed before its attempt began", Observation::Executed(answer(201, "found")), true),
         ];
         for (what, found, old) in finds {
             let play: Play = Box::new(move |scene| {
                 let as_of = if old { Timestamp::default() } else { scene.now };
-                let event = Event::Found { nonce: WRITE, by, what: &found, as_of, jitter: 0.0 };
+                let event = Event::Observed { nonce: WRITE, by, what: &found, as_of, jitter: 0.0 };
                 Some(decide(scene.record.as_ref(), &event, scene.now))
             });
             all.push(Happening { who, what, arrow: "found", play });
@@ -322,14 +322,14 @@ fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
         6 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
         7 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
         8 => Event::Owes { begun, nonce },
-        9 | 10 => Event::Phase { begun, nonce, step: Step { point, phases: 1 }, result: &result },
+        9 | 10 => Event::Phase { begun, nonce, step: PhaseStep { point, phases: 1 }, result: &result },
         _ => Event::Calling { begun, nonce, point: Some(point) },
     };
     Some(decide(scene.record.as_ref(), &event, scene.now))
 }
 
 /// A request that meets the scene, under the rules that its record carries.
-fn asking(scene: &Scene, body: &str, later: bool) -> Ask {
+fn asking(scene: &Scene, body: &str, later: bool) -> BeginRequest {
     let policy = scene.record.as_ref().map(|record| record.policy.clone());
     let mut ask = ask("shop", body, policy.unwrap_or_default(), ASKED);
     ask.later = later.then(|| Bytes::from_static(b"request"));
@@ -484,9 +484,9 @@ fn situations() -> Vec<Situation> {
                 set.run();
                 set.says(6);
                 set.wait(60);
-                let (what, as_of) = (Found::NotExecuted, set.shelf.now);
-                let by = Finder::Reconciler;
-                set.happens(&Event::Found { nonce: Nonce(90), by, what: &what, as_of, jitter: 0.0 });
+                let (what, as_of) = (Observation::NotExecuted, set.shelf.now);
+                let by = ObservedBy::Reconciler;
+                set.happens(&Event::Observed { nonce: Nonce(90), by, what: &what, as_of, jitter: 0.0 });
                 set.wait(60);
                 Some(set.scene())
             },
@@ -511,7 +511,7 @@ fn situations() -> Vec<Situation> {
                 let mut set = Set::new(policy, false);
                 set.run();
                 let begun = set.begun.clone()?;
-                let answer = Answer { kept: None, ..answer(200, "") };
+                let answer = AttemptResponse { kept: None, ..answer(200, "") };
                 set.happens(&Event::Answered { begun: &begun, nonce: Nonce(90), answer: &answer });
                 Some(set.scene())
             },
@@ -559,17 +559,17 @@ fn doubted(policy: Arc<Policy>) -> Set {
 
 /// Brings a record into a situation by what really leads there.
 struct Set {
-    shelf: Shelf,
+    shelf: StoryStore,
     begun: Option<Record>,
     drawn: u64,
 }
 
 impl Set {
     fn new(policy: Arc<Policy>, later: bool) -> Set {
-        let mut set = Set { shelf: Shelf::new(), begun: None, drawn: 100 };
+        let mut set = Set { shelf: StoryStore::new(), begun: None, drawn: 100 };
         let mut ask = ask("shop", "A", policy, Nonce(1));
         ask.later = later.then(|| Bytes::from_static(b"request"));
-        set.happens(&Event::Request { ask: &ask, role: Role::Caller });
+        set.happens(&Event::Request { ask: &ask, role: Intent::MayRun });
         set
     }
 

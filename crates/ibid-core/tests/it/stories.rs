@@ -66,7 +66,7 @@ fn an_async_request_is_accepted_and_run_by_one_worker() {
 }
 
 #[test]
-fn one_request_may_ask_to_be_run_later_on_a_route_that_answers_at_once() {
+fn a_single_request_may_opt_into_async() {
     story(
         "
         ann     begins async  -> accepted
@@ -78,7 +78,7 @@ fn one_request_may_ask_to_be_run_later_on_a_route_that_answers_at_once() {
 }
 
 #[test]
-fn what_is_never_claimed_is_answered_with_408_after_its_deadline() {
+fn an_unclaimed_request_gets_408_after_its_deadline() {
     story(
         "
         policy  answer=async pending_deadline=1h
@@ -275,7 +275,7 @@ fn a_first_attempts_401_or_403_leaves_a_row_for_minutes() {
 }
 
 #[test]
-fn a_request_that_will_run_again_by_itself_keeps_its_fingerprint_after_401() {
+fn a_request_with_a_next_run_keeps_its_fingerprint_after_401() {
     story(
         "
         policy  answer=async
@@ -351,7 +351,7 @@ fn an_async_record_that_was_not_executed_waits_for_its_next_run() {
 }
 
 #[test]
-fn what_no_worker_gets_executed_is_given_back_to_its_client_and_a_person_is_told() {
+fn an_async_request_ends_as_a_dead_letter_after_its_tries() {
     story(
         "
         policy  answer=async max_attempts=2 retention=24h
@@ -414,7 +414,7 @@ fn what_was_run_at_once_and_freed_may_be_asked_for_later() {
 }
 
 #[test]
-fn what_was_accepted_without_its_client_hearing_of_it_is_taken_back() {
+fn an_acceptance_the_client_never_heard_of_is_undone() {
     story(
         "
         ann     loses the reply: begins async
@@ -682,7 +682,7 @@ fn proof_on_an_answer_that_was_not_read_to_its_end_is_none() {
 }
 
 #[test]
-fn an_answer_that_is_not_kept_still_completes_and_never_runs_again() {
+fn a_response_that_is_not_retained_still_completes() {
     story(
         "
         ann     begins                     -> run
@@ -697,7 +697,7 @@ fn an_answer_that_is_not_kept_still_completes_and_never_runs_again() {
 // The table: answers that an Effect owes.
 
 #[test]
-fn a_record_whose_answer_is_owed_waits_without_a_lease_until_its_effect_is_done() {
+fn an_owed_response_waits_without_a_lease_for_its_effect() {
     story(
         "
         ann     begins                  -> run
@@ -760,7 +760,7 @@ fn an_attempt_that_lost_its_record_can_owe_nothing() {
 // The table: a lapse, by the sweeper and by the next request.
 
 #[test]
-fn a_lapse_leaves_the_outcome_unknown_unless_the_policy_says_otherwise() {
+fn a_lapse_is_unknown_by_default() {
     story(
         "
         policy   settle=60s
@@ -838,7 +838,7 @@ fn a_lapse_under_resume_goes_on_after_the_recovery_point() {
 }
 
 #[test]
-fn a_lapse_under_fail_is_answered_with_500_for_good_and_a_person_is_told() {
+fn a_lapse_under_fail_is_a_dead_letter_answered_with_500() {
     story(
         "
         policy   on_lapse=fail
@@ -880,7 +880,7 @@ fn a_lapsed_async_record_goes_back_to_wait_for_a_worker() {
 }
 
 #[test]
-fn a_request_that_lapses_every_time_is_poison_after_max_attempts() {
+fn a_request_that_always_lapses_stops_after_max_attempts() {
     story(
         "
         policy   on_lapse=retry max_attempts=3 settle=60s
@@ -945,7 +945,7 @@ fn a_late_answer_completes_an_unknown_record() {
 }
 
 #[test]
-fn a_late_answer_completes_a_retryable_record_that_nobody_ran_since() {
+fn a_late_response_completes_a_retryable_record() {
     story(
         "
         policy   on_lapse=retry
@@ -982,7 +982,7 @@ fn a_late_proof_of_non_execution_frees_an_unknown_record() {
 }
 
 #[test]
-fn a_late_proof_of_non_execution_has_nothing_to_add_to_a_retryable_record() {
+fn a_late_not_executed_leaves_a_retryable_record_alone() {
     story(
         "
         policy   on_lapse=retry
@@ -1011,7 +1011,7 @@ fn a_late_ambiguous_answer_leaves_what_is_unknown_unknown() {
 }
 
 #[test]
-fn a_late_answer_that_finds_another_attempt_at_work_is_only_noted() {
+fn a_late_response_under_a_newer_attempt_is_only_noted() {
     story(
         "
         policy  on_lapse=retry
@@ -1031,7 +1031,7 @@ fn a_late_answer_that_finds_another_attempt_at_work_is_only_noted() {
 }
 
 #[test]
-fn a_late_answer_that_finds_anothers_answer_is_a_dead_letter_and_changes_no_answer() {
+fn a_late_response_after_anothers_response_is_a_dead_letter() {
     story(
         "
         policy  on_lapse=retry
@@ -1048,7 +1048,7 @@ fn a_late_answer_that_finds_anothers_answer_is_a_dead_letter_and_changes_no_answ
 }
 
 #[test]
-fn a_late_success_that_finds_a_stored_failure_of_its_own_is_a_dead_letter() {
+fn a_late_success_after_its_stored_failure_is_a_dead_letter() {
     story(
         "
         policy   on_lapse=fail
@@ -1078,7 +1078,7 @@ fn a_late_answer_that_agrees_with_what_was_found_is_no_news() {
 }
 
 #[test]
-fn a_late_answer_of_a_worker_completes_the_record_that_waits_for_its_next_run() {
+fn a_late_response_completes_a_record_waiting_for_its_next_run() {
     story(
         "
         policy   answer=async on_lapse=retry
@@ -1184,7 +1184,7 @@ fn a_finish_that_finds_no_record_writes_it_down_all_the_same() {
 }
 
 #[test]
-fn a_finish_that_finds_no_record_loses_to_one_who_began_meanwhile() {
+fn a_finish_without_a_record_loses_to_a_newer_begin() {
     story(
         "
         ann     begins                   -> run
@@ -1233,7 +1233,7 @@ fn an_operator_is_believed_at_once_that_nothing_was_executed() {
 }
 
 #[test]
-fn a_webhook_is_believed_that_nothing_was_executed_only_of_an_instant_after_the_attempts_end() {
+fn a_webhook_not_executed_counts_only_after_the_attempts_end() {
     story(
         "
         policy   upstream_timeout=30s linger=90s
@@ -1255,7 +1255,7 @@ fn a_webhook_is_believed_that_nothing_was_executed_only_of_an_instant_after_the_
 }
 
 #[test]
-fn what_is_told_to_be_not_executed_while_the_delivery_runs_lets_no_retry_run_beside_it() {
+fn not_executed_during_a_delivery_lets_no_retry_run() {
     story(
         "
         ann      begins                           -> run
@@ -1270,7 +1270,7 @@ fn what_is_told_to_be_not_executed_while_the_delivery_runs_lets_no_retry_run_bes
 }
 
 #[test]
-fn a_reconciler_is_believed_that_nothing_was_executed_when_it_saw_so_twice_settle_apart() {
+fn a_reconciler_must_see_not_executed_twice_settle_apart() {
     story(
         "
         policy      settle=60s
@@ -1291,7 +1291,7 @@ fn a_reconciler_is_believed_that_nothing_was_executed_when_it_saw_so_twice_settl
 }
 
 #[test]
-fn not_there_counts_for_nothing_until_the_attempt_has_lingered_to_its_end() {
+fn not_executed_is_ignored_until_the_attempts_linger_ends() {
     story(
         "
         policy      settle=60s upstream_timeout=30s linger=90s
@@ -1404,7 +1404,7 @@ fn after_the_last_try_a_person_must_look() {
 }
 
 #[test]
-fn after_a_clock_jump_the_sweeper_lets_nobody_run_and_settles_the_rest() {
+fn after_a_clock_jump_the_sweeper_resumes_nothing() {
     for (rule, careful) in
         [("retry", "wait"), ("resume", "wait"), ("unknown", "settled"), ("fail", "settled")]
     {
@@ -1448,7 +1448,7 @@ fn poison_stays_a_dead_letter_while_the_reconciler_looks() {
 }
 
 #[test]
-fn an_unknown_async_record_found_not_executed_waits_for_its_next_run() {
+fn an_async_record_found_not_executed_waits_for_its_next_run() {
     story(
         "
         policy    answer=async
@@ -1608,7 +1608,7 @@ fn a_retryable_record_counts_from_its_own_write() {
 }
 
 #[test]
-fn an_expired_key_is_refused_for_as_long_as_its_tombstone_stands() {
+fn a_tombstone_refuses_an_expired_key() {
     story(
         "
         policy  retention=1h tombstone=1h after_expiry=refuse
@@ -1695,7 +1695,7 @@ fn a_purged_key_begins_anew_and_old_versions_fit_nothing() {
 // Always true: 1, one live lease, and late writes are refused.
 
 #[test]
-fn a_holder_keeps_its_lease_by_renewing_and_a_takeover_by_due_is_refused() {
+fn a_renewed_lease_refuses_a_takeover() {
     for policy in ["on_lapse=unknown", "on_lapse=retry", "on_lapse=resume", "on_lapse=fail"] {
         story(&format!(
             "
@@ -1716,7 +1716,7 @@ fn a_holder_keeps_its_lease_by_renewing_and_a_takeover_by_due_is_refused() {
 }
 
 #[test]
-fn a_renewal_leaves_the_version_alone_so_that_the_finish_still_fits() {
+fn a_renewal_does_not_change_the_version() {
     story(
         "
         ann      begins                   -> run
@@ -1778,7 +1778,7 @@ fn of_two_takeovers_one_wins() {
 // Always true: 3, the fingerprint.
 
 #[test]
-fn another_request_under_the_same_key_is_a_mismatch_in_every_state() {
+fn another_request_under_the_key_is_a_mismatch_in_every_state() {
     story(
         "
         policy    answer=async
@@ -2010,7 +2010,7 @@ fn a_second_attempt_that_was_given_up_loses_too() {
 }
 
 #[test]
-fn a_takeover_that_was_given_up_loses_too_and_the_holder_may_still_come_back() {
+fn an_abandoned_takeover_loses_to_the_returning_holder() {
     story(
         "
         policy lease=30s on_lapse=retry
@@ -2027,7 +2027,7 @@ fn a_takeover_that_was_given_up_loses_too_and_the_holder_may_still_come_back() {
 }
 
 #[test]
-fn a_server_error_that_was_not_read_to_its_end_is_unknown_whatever_the_policy() {
+fn a_truncated_server_error_is_always_unknown() {
     for rules in ["on_server_error=unknown", "on_server_error=retry", "on_server_error=store"] {
         for status in [500, 501, 503] {
             story(&format!(
@@ -2080,7 +2080,7 @@ fn a_begin_that_was_given_up_frees_its_key_even_after_the_lapse() {
 }
 
 #[test]
-fn a_new_beginning_on_an_expired_record_that_was_given_up_loses_too() {
+fn an_abandoned_begin_on_an_expired_record_loses() {
     story(
         "
         policy   retention=1h
@@ -2107,7 +2107,7 @@ fn a_new_beginning_on_an_expired_record_that_was_given_up_loses_too() {
 }
 
 #[test]
-fn what_stands_in_for_a_given_up_begin_is_a_generation_of_its_own() {
+fn the_stand_in_for_an_abandoned_begin_is_a_new_generation() {
     story(
         "
         policy   retention=1h
@@ -2147,7 +2147,7 @@ fn a_waiter_never_starts_an_attempt() {
 }
 
 #[test]
-fn a_waiter_may_be_the_first_to_notice_a_lapse_that_nobody_runs_again() {
+fn a_waiter_may_notice_a_lapse_first() {
     story(
         "
         ann      begins            -> run
@@ -2374,7 +2374,7 @@ fn once_the_call_is_recorded_a_lapse_resumes_again() {
 }
 
 #[test]
-fn a_handler_that_fails_while_its_call_is_open_leaves_it_unknown() {
+fn a_handler_failure_during_a_call_is_unknown() {
     story(
         "
         policy   on_lapse=resume on_server_error=retry
@@ -2438,7 +2438,7 @@ fn a_dead_effect_that_is_made_after_all_answers_the_record() {
 }
 
 #[test]
-fn a_call_that_certainly_was_not_made_leaves_the_phase_to_be_run_again() {
+fn a_call_proven_not_made_lets_its_phase_run_again() {
     story(
         "
         policy   on_lapse=resume on_server_error=retry
@@ -2465,7 +2465,7 @@ fn proof_about_the_work_at_hand_is_none_about_an_open_call() {
 }
 
 #[test]
-fn a_refusal_in_a_later_run_does_not_give_the_key_to_another_request() {
+fn a_refusal_in_a_later_run_keeps_the_key_bound() {
     story(
         "
         policy   on_server_error=retry
@@ -2480,7 +2480,7 @@ fn a_refusal_in_a_later_run_does_not_give_the_key_to_another_request() {
 }
 
 #[test]
-fn a_call_in_doubt_outlives_its_retention_and_is_run_again_under_its_key() {
+fn an_in_doubt_call_outlives_its_retention() {
     for end in ["finishes 429", "finishes 401", "proves nothing was sent"] {
         for policy in ["on_lapse=resume", "on_lapse=retry", "on_lapse=unknown"] {
             story(&format!(
@@ -2600,7 +2600,7 @@ fn an_answer_ends_every_doubt() {
 }
 
 #[test]
-fn an_accepted_request_keeps_its_doubt_until_nobody_tries_any_longer() {
+fn an_accepted_request_keeps_its_doubt_until_the_last_try() {
     story(
         "
         policy   answer=async on_lapse=resume max_attempts=2 retention=1h
@@ -2621,7 +2621,7 @@ fn an_accepted_request_keeps_its_doubt_until_nobody_tries_any_longer() {
 }
 
 #[test]
-fn the_sweeper_runs_what_has_a_call_in_doubt_with_growing_pauses() {
+fn the_sweeper_resumes_in_doubt_calls_with_growing_pauses() {
     story(
         "
         policy   on_lapse=resume
@@ -2653,7 +2653,7 @@ fn the_sweeper_runs_what_has_a_call_in_doubt_with_growing_pauses() {
 }
 
 #[test]
-fn the_sweeper_runs_nothing_whose_key_may_be_forgotten_or_that_its_rule_does_not_let_it() {
+fn the_sweeper_resumes_only_within_rule_and_key_window() {
     story(
         "
         policy   on_lapse=resume

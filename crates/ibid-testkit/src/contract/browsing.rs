@@ -3,37 +3,37 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Draft, Expect, Happened, Mark};
+use ibid_core::change::{Draft, Expect, HistoryKind, InstantChange};
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::reap::Course;
+use ibid_core::reap::ReapTarget;
 use ibid_core::record::{Flags, Record, State};
 use ibid_core::scope::{Identity, Operation, RecordId};
-use ibid_core::store::{Browse, Counts, Filter, PathPattern};
+use ibid_core::store::{Browse, PathPattern, RecordCounts, RecordFilter};
 
 use super::{
-    LONG, Name, Subject, TICK, commit, commit_all, draft, insert, load, nonce, put, reap_all, replace,
-    telling,
+    LONG, StoreUnderTest, TICK, TestRecord, commit, commit_all, draft, insert, load, nonce, put, reap_all,
+    replace, telling,
 };
 
 /// By state, tenant, key and prefix, and page by page.
-pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn Subject) {
+pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (ours, theirs) = (format!("ours-{:x}", nonce().0), format!("theirs-{:x}", nonce().0));
-    let mut names: Vec<Name> = (0..9).map(|n| Name::of(&ours, &format!("key-{n}"))).collect();
+    let mut names: Vec<TestRecord> = (0..9).map(|n| TestRecord::of(&ours, &format!("key-{n}"))).collect();
     names.sort_by_key(|name| name.id);
-    let stranger = Name::of(&theirs, "key-1");
+    let stranger = TestRecord::of(&theirs, "key-1");
     let state = |place: usize| if place < 3 { State::Completed } else { State::Retryable };
     let mut changes: Vec<_> =
         names.iter().enumerate().map(|(place, name)| insert(name, draft(name, state(place)))).collect();
     changes.push(insert(&stranger, draft(&stranger, State::Completed)));
     commit_all(&*store, changes).await;
 
-    let of_ours = || Filter { tenant: Some(ours.clone()), ..Filter::default() };
+    let of_ours = || RecordFilter { tenant: Some(ours.clone()), ..RecordFilter::default() };
     let all: Vec<RecordId> = names.iter().map(|name| name.id).collect();
     assert_eq!(list(&*store, of_ours()).await, all, "one tenant's, in the order of ids");
-    let completed = Filter { state: Some(State::Completed), ..of_ours() };
+    let completed = RecordFilter { state: Some(State::Completed), ..of_ours() };
     assert_eq!(list(&*store, completed).await, all[..3], "and in one state");
-    let by_key = Filter { key: Some("key-1".to_owned()), ..of_ours() };
+    let by_key = RecordFilter { key: Some("key-1".to_owned()), ..of_ours() };
     let one = names.iter().find(|name| name.identity.key.as_str() == "key-1").expect("it was made above").id;
     assert_eq!(list(&*store, by_key).await, [one], "and under one key");
 
@@ -41,7 +41,7 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn Subject) {
     let mut after = None;
     // Three pages and an empty one; a cursor that does not move must not keep the suite for ever.
     for _ in 0..4 {
-        let page = list(&*store, Filter { after, limit: 4, ..of_ours() }).await;
+        let page = list(&*store, RecordFilter { after, limit: 4, ..of_ours() }).await;
         assert!(page.len() <= 4, "no more than asked");
         let Some(last) = page.last() else { break };
         after = Some(*last);
@@ -49,30 +49,32 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn Subject) {
     }
     assert_eq!(pages, all, "the cursor loses none and repeats none");
 
-    let prefixed =
-        |digits: &str| Filter { prefix: Some(digits.parse().expect("hex digits")), ..Filter::default() };
+    let prefixed = |digits: &str| RecordFilter {
+        prefix: Some(digits.parse().expect("hex digits")),
+        ..RecordFilter::default()
+    };
     for digits in [&one.to_string()[..], &one.short(), &one.to_string()[..5]] {
         let found = list(&*store, prefixed(digits)).await;
         assert!(found.contains(&one), "a prefix of its id finds it");
         assert!(found.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
     }
-    let past = Filter { after: Some(one), ..prefixed(&one.to_string()) };
+    let past = RecordFilter { after: Some(one), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, past).await, [], "the cursor holds within a prefix");
-    let before = Filter { after: Some(RecordId::from_bytes([0; 32])), ..prefixed(&one.to_string()) };
+    let before = RecordFilter { after: Some(RecordId::from_bytes([0; 32])), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, before).await, [one], "a cursor before the prefix takes nothing away");
-    assert_eq!(list(&*store, Filter { limit: 0, ..of_ours() }).await, [], "zero means none");
+    assert_eq!(list(&*store, RecordFilter { limit: 0, ..of_ours() }).await, [], "zero means none");
 }
 
 /// By method, path, route, age and the need of a person, each alone and all together.
-pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn Subject) {
+pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let tenant = format!("narrow-{:x}", nonce().0);
     let dead = Flags { dead_letter: true, owed: true, ..Flags::default() };
     let put_at = async |method: &str, path: &str, flags: Flags| {
-        let mut name = Name::of(&tenant, &format!("key-{:x}", nonce().0));
+        let mut name = TestRecord::of(&tenant, &format!("key-{:x}", nonce().0));
         let operation = Operation { method: method.into(), path: path.into() };
         name.identity = Arc::new(Identity { operation, ..Identity::clone(&name.identity) });
-        let row = Draft { flags, created: Mark::Now, ..draft(&name, State::Unknown) };
+        let row = Draft { flags, created: InstantChange::Now, ..draft(&name, State::Unknown) };
         put(&*store, &insert(&name, row)).await.record
     };
     let plain = put_at("POST", "/pay", Flags::default()).await;
@@ -81,14 +83,14 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     let one = put_at("PATCH", "/pay/7", dead).await;
     let deep = put_at("POST", "/pay/7/refund", dead).await;
 
-    let of = || Filter { tenant: Some(tenant.clone()), ..Filter::default() };
+    let of = || RecordFilter { tenant: Some(tenant.clone()), ..RecordFilter::default() };
     let sorted = |records: &[&Record]| {
         let mut ids: Vec<RecordId> = records.iter().map(|record| record.id).collect();
         ids.sort_unstable();
         ids
     };
-    let at = |path| Filter { path: Some(path), ..of() };
-    assert_eq!(list(&*store, Filter { method: Some("PATCH".to_owned()), ..of() }).await, [one.id]);
+    let at = |path| RecordFilter { path: Some(path), ..of() };
+    assert_eq!(list(&*store, RecordFilter { method: Some("PATCH".to_owned()), ..of() }).await, [one.id]);
     assert_eq!(list(&*store, at(PathPattern::exactly("/pay"))).await, [plain.id], "no more than the path");
     assert_eq!(list(&*store, at(PathPattern::exactly("/PAY"))).await, [], "letters have a case");
     assert_eq!(list(&*store, at(PathPattern::exactly("/pay_x%*?[a]\\"))).await, [odd.id], "as it is written");
@@ -97,44 +99,44 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     assert_eq!(list(&*store, at(PathPattern::of_route("/pay/{id}/refund"))).await, [deep.id]);
     let rest = at(PathPattern::of_route("/pay/{*rest}"));
     assert_eq!(list(&*store, rest).await, sorted(&[&one, &deep]), "all that follow");
-    let needy = Filter { dead_letter: true, ..of() };
+    let needy = RecordFilter { dead_letter: true, ..of() };
     assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only what a person must look at");
 
-    let from = Filter { created_from: Some(odd.created_at), ..of() };
+    let from = RecordFilter { created_from: Some(odd.created_at), ..of() };
     assert_eq!(list(&*store, from).await, sorted(&[&odd, &one, &deep]), "the instant itself is in");
-    let before = Filter { created_before: Some(odd.created_at), ..of() };
+    let before = RecordFilter { created_before: Some(odd.created_at), ..of() };
     assert_eq!(list(&*store, before).await, [plain.id], "the instant itself is not");
-    assert_eq!(list(&*store, Filter { older_than: Some(LONG), ..of() }).await, [], "nobody is so old");
-    assert_eq!(list(&*store, Filter { older_than: Some(Duration::MAX), ..of() }).await, []);
+    assert_eq!(list(&*store, RecordFilter { older_than: Some(LONG), ..of() }).await, [], "nobody is so old");
+    assert_eq!(list(&*store, RecordFilter { older_than: Some(Duration::MAX), ..of() }).await, []);
     subject.advance(TICK).await;
-    let aged = Filter { older_than: Some(Duration::from_millis(1)), ..of() };
+    let aged = RecordFilter { older_than: Some(Duration::from_millis(1)), ..of() };
     assert_eq!(list(&*store, aged).await.len(), 4, "by the store's own clock");
-    let all = Filter {
+    let all = RecordFilter {
         state: Some(State::Unknown),
         method: Some("POST".to_owned()),
         path: Some(PathPattern::of_route("/pay/{*rest}")),
         created_from: Some(plain.created_at),
-        ..Filter { dead_letter: true, ..of() }
+        ..RecordFilter { dead_letter: true, ..of() }
     };
     assert_eq!(list(&*store, all).await, [deep.id], "all of it must fit");
 }
 
 /// Each state by itself, and the dead letters.
-pub async fn a_count_follows_every_write(subject: &dyn Subject) {
+pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let count = async || store.count().await.expect("a count succeeds");
     let before = count().await;
     let mut changes = Vec::new();
     for (place, state) in State::ALL.into_iter().enumerate() {
         for _ in 0..=place {
-            let name = Name::fresh();
+            let name = TestRecord::fresh();
             changes.push(insert(&name, draft(&name, state)));
         }
     }
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let dead = Flags { dead_letter: true, owed: true, ..Flags::default() };
     changes.push(insert(&name, Draft { flags: dead, ..draft(&name, State::Unknown) }));
-    let owed = Name::fresh();
+    let owed = TestRecord::fresh();
     let flags = Flags { owed: true, ..Flags::default() };
     changes.push(insert(&owed, Draft { flags, ..draft(&owed, State::Pending) }));
     commit_all(&*store, changes).await;
@@ -144,7 +146,7 @@ pub async fn a_count_follows_every_write(subject: &dyn Subject) {
             std::array::from_fn(|place| before.by_state[place] + by[place]);
         (by_state, before.dead_letters + dead)
     };
-    let numbers = |counts: Counts| (counts.by_state, counts.dead_letters);
+    let numbers = |counts: RecordCounts| (counts.by_state, counts.dead_letters);
     let first = count().await;
     for since in first.oldest {
         assert!(since.expect("one in every state") >= Duration::from_millis(1), "since it came: {since:?}");
@@ -156,11 +158,11 @@ pub async fn a_count_follows_every_write(subject: &dyn Subject) {
 }
 
 /// So that a node which lacks one can refuse to start.
-pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subject: &dyn Subject) {
+pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut known = Vec::new();
     // Other records may stand in this store; their secrets are not of interest.
-    while let Some(other) = store.other_secret(known.clone()).await.expect("the store answers") {
+    while let Some(other) = store.find_unknown_secret(known.clone()).await.expect("the store answers") {
         assert!(!known.contains(&other), "only what is not known");
         known.push(other);
     }
@@ -168,52 +170,52 @@ pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subje
     bytes[0] = 1; // its version
     bytes[1..5].copy_from_slice(&nonce().0.to_be_bytes()[..4]);
     let fingerprint = Fingerprint::from_bytes(&bytes).expect("a fingerprint of version 1");
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     put(&*store, &insert(&name, Draft { fingerprint: Some(fingerprint), ..draft(&name, State::Completed) }))
         .await;
-    let found = store.other_secret(known.clone()).await.expect("the store answers");
+    let found = store.find_unknown_secret(known.clone()).await.expect("the store answers");
     assert_eq!(found, Some(fingerprint.secret()));
     known.push(fingerprint.secret());
-    assert_eq!(store.other_secret(known).await.expect("the store answers"), None);
+    assert_eq!(store.find_unknown_secret(known).await.expect("the store answers"), None);
 }
 
 /// Oldest first, with the store's time of each write.
-pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn Subject) {
+pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
-    let begun = telling(insert(&name, draft(&name, State::InProgress)), Happened::Operator, "zero");
+    let name = TestRecord::fresh();
+    let begun = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "zero");
     let begun = put(&*store, &begun).await;
     subject.advance(Duration::from_millis(1)).await;
-    let mut lapse = telling(replace(&begun.record, draft(&name, State::Unknown)), Happened::Lapse, "one");
-    for what in Happened::ALL {
+    let mut lapse = telling(replace(&begun.record, draft(&name, State::Unknown)), HistoryKind::Lapse, "one");
+    for what in HistoryKind::ALL {
         lapse = telling(lapse, what, what.name());
     }
     let lapsed = put(&*store, &lapse).await;
     let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
-    put(&*store, &telling(replace(&lapsed.record, going), Happened::Settled, "")).await;
+    put(&*store, &telling(replace(&lapsed.record, going), HistoryKind::Settled, "")).await;
     let mut late =
-        telling(insert(&name, draft(&name, State::Completed)), Happened::LateAnswer, "last \u{2713}");
+        telling(insert(&name, draft(&name, State::Completed)), HistoryKind::LateAnswer, "last \u{2713}");
     (late.draft, late.expect) = (None, Expect::Anything);
     commit(&*store, &late).await;
 
     let told = store.history(name.id).await.expect("a history is read");
-    let mut words = vec![(Happened::Operator, "zero"), (Happened::Lapse, "one")];
-    words.extend(Happened::ALL.map(|what| (what, what.name())));
-    words.extend([(Happened::Settled, ""), (Happened::LateAnswer, "last \u{2713}")]);
+    let mut words = vec![(HistoryKind::Operator, "zero"), (HistoryKind::Lapse, "one")];
+    words.extend(HistoryKind::ALL.map(|what| (what, what.name())));
+    words.extend([(HistoryKind::Settled, ""), (HistoryKind::LateAnswer, "last \u{2713}")]);
     let said: Vec<_> = told.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert_eq!(said, words, "every line, in the order of the writes");
     assert_eq!(told[0].0, begun.record.created_at, "with the store's time of its write");
     assert!(told[1].0 > told[0].0 && told[1].0 == told[2].0, "one change, one instant");
-    let other = store.history(Name::fresh().id).await.expect("a history is read");
+    let other = store.history(TestRecord::fresh().id).await.expect("a history is read");
     assert_eq!(other, vec![], "who did nothing has none");
 
     subject.advance(TICK).await;
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "the record is gone");
     assert_eq!(store.history(name.id).await.expect("a history is read"), told, "what happened stays told");
 }
 
-async fn list(store: &(impl Browse + ?Sized), filter: Filter) -> Vec<RecordId> {
+async fn list(store: &(impl Browse + ?Sized), filter: RecordFilter) -> Vec<RecordId> {
     let found = store.list(filter).await.expect("a list succeeds");
     found.iter().map(|stored| stored.record.id).collect()
 }

@@ -6,153 +6,162 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use ibid_core::change::Commit;
-use ibid_core::evidence::{About, EffectAt, EventName, Evidence, Kept, Open};
-use ibid_core::machine::{Answer, Found};
+use ibid_core::evidence::{EffectRef, EventName, Evidence, EvidenceQuery, EvidenceSubject, StoredEvidence};
+use ibid_core::machine::{AttemptResponse, Observation};
 use ibid_core::record::State;
 use ibid_core::store::Store;
 
-use super::{LONG, Name, SHORT, Subject, TICK, commit, draft, insert, nonce, put, refused, replace};
+use super::{
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, commit, draft, insert, nonce, put, refused, replace,
+};
 
 /// However often and by whom it is delivered: the first one stays, as it was.
-pub async fn an_event_counts_once(subject: &dyn Subject) {
+pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let first = Evidence { owner: Some(nonce()), ..said(&name, executed()) };
-    let (kept, new) = testify(&*store, &first).await;
+    let (kept, new) = insert_evidence(&*store, &first).await;
     assert!(new && kept.open, "nobody has said it before");
     assert_eq!(kept.evidence, Evidence { age: Duration::ZERO, ..first.clone() }, "it is kept as it was said");
     subject.advance(TICK).await;
-    let again = Evidence { owner: None, what: Found::NotExecuted, ..first.clone() };
-    assert_eq!(testify(&*store, &again).await, (kept.clone(), false), "the first one counts");
+    let again = Evidence { owner: None, what: Observation::NotExecuted, ..first.clone() };
+    assert_eq!(insert_evidence(&*store, &again).await, (kept.clone(), false), "the first one counts");
     let elsewhere = EventName { source: "other".into(), ..first.name.clone() };
-    let (other, new) = testify(&*store, &Evidence { name: elsewhere, ..first }).await;
+    let (other, new) = insert_evidence(&*store, &Evidence { name: elsewhere, ..first }).await;
     assert!(new && other.seq > kept.seq, "each source has its own events, in the order of arrival");
 }
 
 /// The store's clock says when it came, and it speaks of an instant before that.
-pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn Subject) {
+pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let now = async || {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         put(&*store, &insert(&name, draft(&name, State::Completed))).await.record.created_at
     };
     let before = now().await;
-    let aged = Evidence { age: LONG, ..said(&Name::fresh(), executed()) };
-    let (kept, _) = testify(&*store, &aged).await;
+    let aged = Evidence { age: LONG, ..said(&TestRecord::fresh(), executed()) };
+    let (kept, _) = insert_evidence(&*store, &aged).await;
     let after = now().await;
     let arrived = kept.as_of.after(LONG);
     assert!(before <= arrived && arrived <= after, "{before:?} {arrived:?} {after:?}");
 }
 
 /// By its record, and all of it place by place.
-pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn Subject) {
+pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let (one, other) = (Name::fresh(), Name::fresh());
+    let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
     let mut kept = Vec::new();
-    for (name, what) in [(&one, executed()), (&other, Found::NotExecuted), (&one, Found::NotExecuted)] {
-        kept.push(testify(&*store, &said(name, what)).await.0);
+    for (name, what) in
+        [(&one, executed()), (&other, Observation::NotExecuted), (&one, Observation::NotExecuted)]
+    {
+        kept.push(insert_evidence(&*store, &said(name, what)).await.0);
     }
-    let of = async |name: &Name, limit| open(&*store, Open::Of(name.id), limit).await;
+    let of = async |name: &TestRecord, limit| open(&*store, EvidenceQuery::Of(name.id), limit).await;
     assert_eq!(of(&one, 10).await, [kept[0].clone(), kept[2].clone()], "oldest first");
     assert_eq!(of(&one, 1).await, [kept[0].clone()], "no more than asked");
     assert_eq!(of(&other, 10).await, [kept[1].clone()], "each record by itself");
-    assert!(of(&Name::fresh(), 10).await.is_empty());
-    let after = async |seq, limit| open(&*store, Open::After(seq), limit).await;
+    assert!(of(&TestRecord::fresh(), 10).await.is_empty());
+    let after = async |seq, limit| open(&*store, EvidenceQuery::After(seq), limit).await;
     assert_eq!(after(kept[0].seq, 1).await, [kept[1].clone()]);
     assert_eq!(after(kept[0].seq, 10).await, kept[1..]);
-    store.dismiss(vec![kept[0].seq, kept[1].seq]).await.expect("it is dismissed");
+    store.dismiss_evidence(vec![kept[0].seq, kept[1].seq]).await.expect("it is dismissed");
     assert_eq!(after(kept[0].seq - 1, 10).await, kept[2..], "what is dismissed is not open");
     assert_eq!(of(&one, 10).await, kept[2..]);
-    let (known, new) = testify(&*store, &said_as(&one, executed(), &kept[0].evidence.name)).await;
+    let (known, new) = insert_evidence(&*store, &said_as(&one, executed(), &kept[0].evidence.name)).await;
     assert!(!new && !known.open, "its event stays known");
 }
 
 /// An Effect has no row of the store's own: its evidence is found by the name that the provider has for it.
-pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject: &dyn Subject) {
+pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let id = format!("ch_{:016x}", nonce().0);
     let names = [
-        EffectAt::DownstreamKey(id.clone()),
-        EffectAt::ProviderId { kind: "charge".to_owned(), id: id.clone() },
-        EffectAt::ProviderId { kind: "refund".to_owned(), id },
+        EffectRef::DownstreamKey(id.clone()),
+        EffectRef::ProviderId { kind: "charge".to_owned(), id: id.clone() },
+        EffectRef::ProviderId { kind: "refund".to_owned(), id },
     ];
     let mut kept = Vec::new();
-    for (at, what) in names.iter().zip([executed(), Found::NotExecuted, executed()]) {
-        let said = Evidence { about: About::Effect(at.clone()), ..said(&Name::fresh(), what) };
-        kept.push(testify(&*store, &said).await.0);
+    for (at, what) in names.iter().zip([executed(), Observation::NotExecuted, executed()]) {
+        let said =
+            Evidence { about: EvidenceSubject::Effect(at.clone()), ..said(&TestRecord::fresh(), what) };
+        kept.push(insert_evidence(&*store, &said).await.0);
         assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is kept as it was said");
     }
     for (at, kept) in names.iter().zip(&kept) {
-        assert_eq!(open(&*store, Open::Of(at.id()), 10).await, std::slice::from_ref(kept), "{at:?}");
+        assert_eq!(open(&*store, EvidenceQuery::Of(at.id()), 10).await, std::slice::from_ref(kept), "{at:?}");
     }
-    assert_eq!(open(&*store, Open::After(kept[0].seq - 1), 3).await, kept, "place by place like the rest");
+    assert_eq!(
+        open(&*store, EvidenceQuery::After(kept[0].seq - 1), 3).await,
+        kept,
+        "place by place like the rest"
+    );
 }
 
 /// A Change that is refused uses nothing.
-pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Subject) {
+pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
     let moved = put(&*store, &replace(&begun, draft(&name, State::Unknown))).await.record;
-    let (kept, _) = testify(&*store, &said(&name, executed())).await;
-    let (other, _) = testify(&*store, &said(&name, executed())).await;
+    let (kept, _) = insert_evidence(&*store, &said(&name, executed())).await;
+    let (other, _) = insert_evidence(&*store, &said(&name, executed())).await;
     let mut late = replace(&begun, draft(&name, State::Completed));
     late.uses = Some(kept.evidence.name.clone());
     refused(&*store, &late, "the record had moved").await;
-    let open_now = async || open(&*store, Open::Of(name.id), 10).await;
+    let open_now = async || open(&*store, EvidenceQuery::Of(name.id), 10).await;
     assert_eq!(open_now().await, [kept.clone(), other.clone()], "a refused change used evidence");
     let mut settling = replace(&moved, draft(&name, State::Completed));
     settling.uses = Some(kept.evidence.name.clone());
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
     assert_eq!(open_now().await, [other], "the one that led to it is used up, and no other");
-    let (known, new) = testify(&*store, &kept.evidence).await;
+    let (known, new) = insert_evidence(&*store, &kept.evidence).await;
     assert!(!new && !known.open, "a used event is known when it comes again");
     // Sent again after a lost reply, it is refused and changes nothing.
     refused(&*store, &settling, "it was written before").await;
 }
 
 /// What was used stays known for longer: it must not count again.
-pub async fn evidence_goes_after_its_time(subject: &dyn Subject) {
+pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     while store.purge_evidence(100).await.expect("a purge succeeds") > 0 {}
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
     let short = async || {
-        let evidence = said(&name, Found::NotExecuted);
-        store.testify(evidence, SHORT).await.expect("it is kept").0
+        let evidence = said(&name, Observation::NotExecuted);
+        store.insert_evidence(evidence, SHORT).await.expect("it is kept").0
     };
     let (used, dismissed, idle) = (short().await, short().await, short().await);
-    let (long, _) = testify(&*store, &said(&name, executed())).await;
+    let (long, _) = insert_evidence(&*store, &said(&name, executed())).await;
     let mut settling = replace(&begun, draft(&name, State::Retryable));
     settling.uses = Some(used.evidence.name.clone());
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
-    store.dismiss(vec![dismissed.seq]).await.expect("it is dismissed");
+    store.dismiss_evidence(vec![dismissed.seq]).await.expect("it is dismissed");
     subject.advance(TICK).await;
     assert_eq!(store.purge_evidence(0).await.expect("a purge succeeds"), 0, "zero means none");
     assert_eq!(store.purge_evidence(1).await.expect("a purge succeeds"), 1, "no more than asked");
     assert_eq!(store.purge_evidence(10).await.expect("a purge succeeds"), 1, "dismissed and idle alike");
     for (kept, gone) in [(&used, false), (&dismissed, true), (&idle, true), (&long, false)] {
-        assert_eq!(testify(&*store, &kept.evidence).await.1, gone, "{kept:?}");
+        assert_eq!(insert_evidence(&*store, &kept.evidence).await.1, gone, "{kept:?}");
     }
 }
 
 /// Many deliveries at once: one is the first.
-pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn Subject) {
+pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let evidence = said(&Name::fresh(), executed());
+    let evidence = said(&TestRecord::fresh(), executed());
     let deliveries = (0..50).map(|_| {
         let (store, evidence): (Arc<dyn Store>, _) = (store.clone(), evidence.clone());
-        tokio::spawn(async move { store.testify(evidence, LONG).await.expect("it is kept") })
+        tokio::spawn(async move { store.insert_evidence(evidence, LONG).await.expect("it is kept") })
     });
-    let told: Vec<(Kept, bool)> =
+    let told: Vec<(StoredEvidence, bool)> =
         join_all(deliveries).await.into_iter().map(|told| told.expect("no panic")).collect();
     assert_eq!(told.iter().filter(|(_, new)| *new).count(), 1, "one is the first");
     assert!(told.iter().all(|(kept, _)| *kept == told[0].0), "all are told of the same one");
 }
 
-fn executed() -> Found {
+fn executed() -> Observation {
     let kept = Some(Bytes::from_static(b"\x01an answer"));
-    Found::Executed(Answer {
+    Observation::Executed(AttemptResponse {
         status: 402,
         retry_after: false,
         kept,
@@ -161,19 +170,25 @@ fn executed() -> Found {
     })
 }
 
-fn said(name: &Name, what: Found) -> Evidence {
+fn said(name: &TestRecord, what: Observation) -> Evidence {
     let event = EventName { source: "psp".to_owned(), event: format!("evt_{:016x}", nonce().0) };
     said_as(name, what, &event)
 }
 
-fn said_as(name: &Name, what: Found, event: &EventName) -> Evidence {
-    Evidence { name: event.clone(), about: About::Record(name.id), owner: None, what, age: Duration::ZERO }
+fn said_as(name: &TestRecord, what: Observation, event: &EventName) -> Evidence {
+    Evidence {
+        name: event.clone(),
+        about: EvidenceSubject::Record(name.id),
+        owner: None,
+        what,
+        age: Duration::ZERO,
+    }
 }
 
-async fn testify(store: &dyn Store, evidence: &Evidence) -> (Kept, bool) {
-    store.testify(evidence.clone(), LONG).await.expect("evidence is kept")
+async fn insert_evidence(store: &dyn Store, evidence: &Evidence) -> (StoredEvidence, bool) {
+    store.insert_evidence(evidence.clone(), LONG).await.expect("evidence is kept")
 }
 
-async fn open(store: &dyn Store, which: Open, limit: u32) -> Vec<Kept> {
-    store.evidence(which, limit).await.expect("evidence is found")
+async fn open(store: &dyn Store, which: EvidenceQuery, limit: u32) -> Vec<StoredEvidence> {
+    store.open_evidence(which, limit).await.expect("evidence is found")
 }

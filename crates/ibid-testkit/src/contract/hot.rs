@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Change, Commit, Draft, Happened};
+use ibid_core::change::{Change, Commit, Draft, HistoryKind};
 use ibid_core::policy::Policy;
-use ibid_core::reap::{Course, Ripe};
+use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::{Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::Store;
@@ -14,14 +14,14 @@ use ibid_core::store::Store;
 use super::races::{RACERS, RECORDS, one_winner, race, together};
 use super::upkeep::renewed;
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, finished, fresh, fresh_under,
-    insert, load, put, reap_all, refused, replace, take_over, telling,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, finished, fresh,
+    fresh_under, insert, load, put, reap_all, refused, replace, take_over, telling,
 };
 
 /// One by one, and many together.
-pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subject: &dyn Subject) {
+pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     // `put` compares what is loaded with `Change::applied`.
     let begun = put(&*store, &fresh(&name, LONG)).await;
     assert_eq!((begun.record.state, begun.answer), (State::InProgress, None));
@@ -29,7 +29,7 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
     assert_eq!(stored.answer.as_deref(), Some(&b"201 created"[..]), "with its answer");
     assert_eq!(stored.record.due_at, None, "and never due again");
 
-    let begins: Vec<Change> = (0..RECORDS).map(|_| fresh(&Name::fresh(), LONG)).collect();
+    let begins: Vec<Change> = (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
     let begun = done(&*store, begins).await;
     let finishes = begun.iter().map(|record| finished(record, b"together")).collect();
     for record in done(&*store, finishes).await {
@@ -39,18 +39,18 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
 }
 
 /// One name, two hundred requests, one Attempt.
-pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn Subject) {
+pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let winner = one_winner(race(&store, (0..RACERS).map(|_| fresh(&name, LONG)).collect()).await);
     let stored = load(&*store, name.id).await.expect("somebody won");
     assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
 }
 
 /// Twenty records, ten answers for each.
-pub async fn of_many_finishes_one_wins_each_record(subject: &dyn Subject) {
+pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&Name::fresh(), LONG)).collect()).await;
+    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
     let finishes = begun.iter().cycle().take(RACERS).map(|record| finished(record, b"mine")).collect();
     let mut fates = race(&store, finishes).await;
     for record in &begun {
@@ -63,9 +63,9 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn Subject) {
 }
 
 /// Who comes back after its lease finishes or has lost the record, and is told which.
-pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn Subject) {
+pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&Name::fresh(), SHORT)).collect()).await;
+    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
     subject.advance(TICK).await;
     let pairs = begun.into_iter().map(|record| {
         let store = store.clone();
@@ -87,9 +87,9 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
 }
 
 /// Its own commit, whose reply was lost.
-pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject: &dyn Subject) {
+pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begin = fresh(&Name::fresh(), LONG);
+    let begin = fresh(&TestRecord::fresh(), LONG);
     let begun = put(&*store, &begin).await;
     let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
     assert!(begin.is_stored_as(&own), "a repeated begin finds its own version");
@@ -105,10 +105,10 @@ pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subjec
 }
 
 /// A renewal leaves the Version alone, so it must not get in the way of the finish.
-pub async fn a_finish_counts_after_renewals(subject: &dyn Subject) {
+pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for times in [1, 3] {
-        let begun = put(&*store, &fresh(&Name::fresh(), LONG)).await;
+        let begun = put(&*store, &fresh(&TestRecord::fresh(), LONG)).await;
         for _ in 0..times {
             renewed(&*store, &begun.record).await;
         }
@@ -118,9 +118,9 @@ pub async fn a_finish_counts_after_renewals(subject: &dyn Subject) {
 }
 
 /// The silent holder can't finish what another has.
-pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn Subject) {
+pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = put(&*store, &fresh(&Name::fresh(), SHORT)).await.record;
+    let begun = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
     subject.advance(TICK).await;
     let taken = put(&*store, &take_over(&begun, running(&begun))).await.record;
     let late = finished(&begun, b"late");
@@ -132,9 +132,9 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn Subject) {
 }
 
 /// Also where the place of the row that went was given to another.
-pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject: &dyn Subject) {
+pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let names: Vec<Name> = (0..RECORDS).map(|_| Name::fresh()).collect();
+    let names: Vec<TestRecord> = (0..RECORDS).map(|_| TestRecord::fresh()).collect();
     let begun = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
     subject.advance(TICK).await;
     let gone = |record: &Record| {
@@ -144,7 +144,7 @@ pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subjec
     };
     done(&*store, begun.iter().map(gone).collect()).await;
     subject.advance(TICK).await;
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     let (first, second) = begun.split_at(RECORDS / 2);
     for record in first {
         assert_eq!(refused(&*store, &finished(record, b"late"), "its record is gone").await, None);
@@ -160,11 +160,11 @@ pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subjec
 }
 
 /// Whichever way it came to be due, it has one place in one list.
-pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Subject) {
+pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let ms = Duration::from_millis;
-    let names: Vec<Name> = (0..7).map(|_| Name::fresh()).collect();
-    let other = |name: &Name, due_in| insert(name, Draft { due_in, ..draft(name, State::InProgress) });
+    let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
+    let other = |name: &TestRecord, due_in| insert(name, Draft { due_in, ..draft(name, State::InProgress) });
     // Each lapses later than the one before it, for each is begun later.
     let first = put(&*store, &fresh(&names[0], ms(1))).await.record;
     put(&*store, &other(&names[1], Some(ms(2)))).await;
@@ -191,14 +191,14 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sub
 }
 
 /// Finished, renewed, taken over: before anybody looked, and after.
-pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn Subject) {
+pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for was_seen in [false, true] {
-        let names: Vec<Name> = (0..4).map(|_| Name::fresh()).collect();
+        let names: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
         // A renewal gives the policy's lease again, which would be over as soon.
         let begun = done(&*store, names.iter().map(|name| fresh(name, RENEWABLE)).collect()).await;
         subject.advance(RENEWABLE).await;
-        let of = |name: &Name| begun.iter().find(|record| record.id == name.id).expect("it was begun");
+        let of = |name: &TestRecord| begun.iter().find(|record| record.id == name.id).expect("it was begun");
         if was_seen {
             assert_eq!(due_of(&*store, &names).await.len(), names.len(), "all of them lapsed");
         }
@@ -218,34 +218,34 @@ pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn Subject) {
 }
 
 /// Stripped when replay ends, removed when its tombstone does; what would go is what then goes.
-pub async fn a_finished_record_goes_in_its_turn(subject: &dyn Subject) {
+pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     let policy =
         |retention, tombstone| Arc::new(Policy { lease: LONG, retention, tombstone, ..Policy::default() });
     let (short, tomb, long) =
         (policy(SHORT, Duration::ZERO), policy(SHORT, LONG), policy(LONG, Duration::ZERO));
     let mut begins = Vec::new();
     for (policy, count) in [(&short, 5), (&tomb, 3), (&long, 2)] {
-        begins.extend((0..count).map(|_| fresh_under(&Name::fresh(), policy)));
+        begins.extend((0..count).map(|_| fresh_under(&TestRecord::fresh(), policy)));
     }
     // It runs for longer than its answer would be kept.
-    let running = fresh_under(&Name::fresh(), &short);
+    let running = fresh_under(&TestRecord::fresh(), &short);
     begins.push(running.clone());
     let begun = done(&*store, begins).await;
-    let ripe = async || store.ripe(Course::Records).await.expect("it is counted");
+    let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     subject.advance(TICK).await;
-    assert_eq!(ripe().await, Ripe::default(), "what is not finished is not over");
-    let reaped = reap_all(&*store, Course::Records).await;
+    assert_eq!(ripe().await, ReapCount::default(), "what is not finished is not over");
+    let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (0, 0), "retention counts from completion");
     let (rest, ending): (Vec<Record>, Vec<Record>) =
         begun.into_iter().partition(|record| record.id == running.id);
     done(&*store, ending.iter().map(|record| finished(record, b"going")).collect()).await;
     subject.advance(TICK).await;
-    assert_eq!(ripe().await, Ripe { strip: 3, remove: 5 });
-    let reaped = reap_all(&*store, Course::Records).await;
+    assert_eq!(ripe().await, ReapCount { strip: 3, remove: 5 });
+    let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (3, 5));
-    assert_eq!(ripe().await, Ripe::default());
+    assert_eq!(ripe().await, ReapCount::default());
     for record in ending {
         let stored = load(&*store, record.id).await;
         let left = stored.map(|stored| (stored.record.identity.is_forgotten(), stored.answer.is_some()));
@@ -257,20 +257,20 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn Subject) {
     }
     put(&*store, &finished(&rest[0], b"at last")).await;
     subject.advance(TICK).await;
-    assert_eq!(ripe().await, Ripe { strip: 0, remove: 1 });
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "and what ran for long goes too");
+    assert_eq!(ripe().await, ReapCount { strip: 0, remove: 1 });
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "and what ran for long goes too");
 }
 
 /// Begins, finishes, takeovers and others at once, half of each refused.
-pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn Subject) {
+pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..60).map(|_| fresh(&Name::fresh(), SHORT)).collect()).await;
-    let live = done(&*store, (0..20).map(|_| fresh(&Name::fresh(), LONG)).collect()).await;
+    let begun = done(&*store, (0..60).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
+    let live = done(&*store, (0..20).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
     subject.advance(TICK).await;
     let mut parts = begun.chunks(10);
     let mut next = || parts.next().expect("six parts").iter();
     let (mut fitting, mut refused) = (Vec::new(), Vec::new());
-    fitting.extend((0..10).map(|_| fresh(&Name::fresh(), LONG)));
+    fitting.extend((0..10).map(|_| fresh(&TestRecord::fresh(), LONG)));
     refused.extend(next().map(|record| fresh(&name_of(record), LONG)));
     fitting.extend(next().map(|record| finished(record, b"mine")));
     let mut before: Vec<Change> = next().map(|record| finished(record, b"first")).collect();
@@ -279,7 +279,7 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn Subject) {
     fitting.extend(next().map(|record| take_over(record, running(record))));
     refused.extend(live[..10].iter().map(|record| take_over(record, running(record))));
     let told = |record: &Record| {
-        telling(replace(record, draft(&name_of(record), State::Unknown)), Happened::Unknown, "told")
+        telling(replace(record, draft(&name_of(record), State::Unknown)), HistoryKind::Unknown, "told")
     };
     fitting.extend(next().map(told));
     fitting.extend(live[10..].iter().map(|record| finished(record, b"mine")));
@@ -318,7 +318,7 @@ async fn done(store: &dyn Store, changes: Vec<Change>) -> Vec<Record> {
 }
 
 /// Which of these are due, in the order in which the store gives them. Others may stand in this store.
-async fn due_of(store: &dyn Store, names: &[Name]) -> Vec<RecordId> {
+async fn due_of(store: &dyn Store, names: &[TestRecord]) -> Vec<RecordId> {
     let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
     let ids = found.into_iter().map(|stored| stored.record.id);
     ids.filter(|id| names.iter().any(|name| name.id == *id)).collect()
@@ -329,8 +329,8 @@ fn running(record: &Record) -> Draft {
     Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) }
 }
 
-fn name_of(record: &Record) -> Name {
-    Name { id: record.id, identity: record.identity.clone() }
+fn name_of(record: &Record) -> TestRecord {
+    TestRecord { id: record.id, identity: record.identity.clone() }
 }
 
 /// A lease that the suite waits for and that is over again only on a machine that stood still.

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft};
-use ibid_core::reap::{Course, FROM_THE_START, Reaped};
+use ibid_core::reap::{CURSOR_START, ReapStep, ReapTarget};
 use ibid_core::record::{Record, State};
-use ibid_core::store::{Renewed, SetOutcome, Store};
+use ibid_core::store::{RenewOutcome, SetOutcome, Store};
 use tokio::sync::Barrier;
 
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
-    reap_all, take_over,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, insert, load, nonce,
+    put, reap_all, take_over,
 };
 
 /// One name, two hundred requests, one Attempt.
-pub async fn of_two_hundred_inserts_one_wins(subject: &dyn Subject) {
+pub async fn of_two_hundred_inserts_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let inserts =
         (0..RACERS).map(|_| answering(insert(&name, draft(&name, State::InProgress)), b"mine")).collect();
     let winner = one_winner(race(&store, inserts).await);
@@ -27,17 +27,17 @@ pub async fn of_two_hundred_inserts_one_wins(subject: &dyn Subject) {
 }
 
 /// Twenty lapsed records, ten takers each.
-pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn Subject) {
+pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
     for _ in 0..RECORDS {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let lapsing = Draft { due_in: Some(SHORT), ..draft(&name, State::InProgress) };
         let stored = put(&*store, &insert(&name, lapsing)).await;
         lapsed.push((name, stored.record));
     }
     subject.advance(TICK).await;
-    let take = |(name, record): &(Name, Arc<Record>)| {
+    let take = |(name, record): &(TestRecord, Arc<Record>)| {
         take_over(record, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
     };
     let takers = lapsed.iter().cycle().take(RACERS).map(take).collect();
@@ -52,11 +52,11 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn Subject
 }
 
 /// A holder that comes back at the last moment keeps its lease or loses it, and is told which.
-pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn Subject) {
+pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
     for _ in 0..RECORDS {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let lapsing = Draft { due_in: Some(SHORT), ..draft(&name, State::InProgress) };
         let stored = put(&*store, &insert(&name, lapsing)).await;
         lapsed.push((name, stored.record));
@@ -70,7 +70,7 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn Subject) {
             let renewal = store.renew(vec![(record.id, record.version)]);
             let (taken, renewed) = tokio::join!(commit(&*store, &takeover), renewal);
             let taken = matches!(taken, Commit::Done(_));
-            let renewed = matches!(renewed.expect("a renewal succeeds")[..], [Renewed::Until(_)]);
+            let renewed = matches!(renewed.expect("a renewal succeeds")[..], [RenewOutcome::Until(_)]);
             assert!(taken != renewed, "taken over: {taken}, renewed: {renewed}");
         }
     });
@@ -78,24 +78,24 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn Subject) {
 }
 
 /// Two nodes that start at once agree on their secret.
-pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn Subject) {
+pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     let keepers = (0..RACERS).map(|place| {
         let (store, name) = (store.clone(), name.clone());
-        async move { store.keep(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
+        async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
     });
     let kept = together(keepers.collect()).await;
     assert!(kept.iter().all(|value| *value == kept[0]), "two keepers were told different values");
-    let after = store.keep(&name, Bytes::from_static(b"late")).await.expect("it is kept");
+    let after = store.put_if_absent(&name, Bytes::from_static(b"late")).await.expect("it is kept");
     assert_eq!(after, kept[0], "what was told is what is kept");
 }
 
 /// Many writers that read the same value: one replaces it, and the others learn by whom.
-pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn Subject) {
+pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
-    store.keep(&name, Bytes::from_static(b"first")).await.expect("it is kept");
+    store.put_if_absent(&name, Bytes::from_static(b"first")).await.expect("it is kept");
     let writers = (0..RACERS).map(|place| {
         let (store, name) = (store.clone(), name.clone());
         async move {
@@ -113,11 +113,11 @@ pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn Subject) {
 }
 
 /// Two hundred records, eight reapers: the counts add up, whoever came first.
-pub async fn many_reapers_take_each_record_once(subject: &dyn Subject) {
+pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     let going = (0..RACERS).map(|place| {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let term = if place % 2 == 0 { SHORT } else { LONG };
         let ending =
             Draft { expires_in: Some(SHORT), purge_in: Some(term), ..draft(&name, State::Completed) };
@@ -131,9 +131,9 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn Subject) {
             let (store, line) = (store.clone(), line.clone());
             tokio::spawn(async move {
                 line.wait().await;
-                let mut all = Reaped::default();
+                let mut all = ReapStep::default();
                 for _ in 0..STEPS {
-                    let step = store.reap(Course::Records, FROM_THE_START, 7).await;
+                    let step = store.reap(ReapTarget::Records, CURSOR_START, 7).await;
                     let step = step.expect("a reaping succeeds");
                     all.stripped += step.stripped;
                     all.removed += step.removed;
@@ -143,13 +143,13 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn Subject) {
         })
         .collect();
     // What one of them held while the others looked is left for the next round.
-    let mut all = Reaped::default();
+    let mut all = ReapStep::default();
     for reaper in reapers {
         let one = reaper.await.expect("a reaper ends");
         all.stripped += one.stripped;
         all.removed += one.removed;
     }
-    let rest = reap_all(&*store, Course::Records).await;
+    let rest = reap_all(&*store, ReapTarget::Records).await;
     let half = RACERS as u64 / 2;
     assert_eq!((all.stripped + rest.stripped, all.removed + rest.removed), (half, half), "each once");
 }

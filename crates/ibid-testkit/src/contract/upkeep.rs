@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Body, BodyKind, Change, Commit, Draft, Happened, Mark};
+use ibid_core::change::{BodyKind, Change, Commit, Draft, HistoryKind, InstantChange, StoredBody};
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::reap::{Course, FROM_THE_START, Ripe};
-use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
+use ibid_core::reap::{CURSOR_START, ReapCount, ReapTarget};
+use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Filter, Renewed, SetOutcome, Store};
+use ibid_core::store::{RecordFilter, RenewOutcome, SetOutcome, Store};
 
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
-    reap_all, refused, replace, take_over, telling,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, insert, load, nonce,
+    put, reap_all, refused, replace, take_over, telling,
 };
 
 /// Otherwise an Attempt's renewal would refuse its own finish.
-pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Subject) {
+pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let running = Draft { due_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::InProgress) };
     let begun = put(&*store, &answering(insert(&name, running), b"kept")).await;
     subject.advance(TICK).await;
@@ -34,10 +34,11 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Subj
 }
 
 /// A lease that another holds, that is over, or that never was can't be renewed.
-pub async fn a_renewal_at_another_version_is_lost(subject: &dyn Subject) {
+pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let running = |name: &Name| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
-    let (held, other, done, none) = (Name::fresh(), Name::fresh(), Name::fresh(), Name::fresh());
+    let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
+    let (held, other, done, none) =
+        (TestRecord::fresh(), TestRecord::fresh(), TestRecord::fresh(), TestRecord::fresh());
     let held = put(&*store, &insert(&held, running(&held))).await.record;
     let other = put(&*store, &insert(&other, running(&other))).await.record;
     let done = put(&*store, &insert(&done, draft(&done, State::Completed))).await.record;
@@ -52,7 +53,7 @@ pub async fn a_renewal_at_another_version_is_lost(subject: &dyn Subject) {
     let lost = [true, false, true, true, true];
     assert_eq!(fates.len(), lost.len(), "every renewal has a fate");
     for (place, (fate, lost)) in fates.iter().zip(lost).enumerate() {
-        assert_eq!(*fate == Renewed::Lost, lost, "renewal {place} came out as {fate:?}");
+        assert_eq!(*fate == RenewOutcome::Lost, lost, "renewal {place} came out as {fate:?}");
     }
     for record in [other, done] {
         let after = load(&*store, record.id).await.expect("it stands");
@@ -62,9 +63,9 @@ pub async fn a_renewal_at_another_version_is_lost(subject: &dyn Subject) {
 }
 
 /// The Version stays the same through every renewal, so the finish at the end still counts.
-pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &dyn Subject) {
+pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
     let begun = put(&*store, &insert(&name, running.clone())).await;
     let mut last = begun.record.due_at.expect("it holds a lease");
@@ -77,15 +78,15 @@ pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &
     }
     put(&*store, &answering(replace(&begun.record, draft(&name, State::Completed)), b"done")).await;
     let lost = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
-    assert_eq!(lost, vec![Renewed::Lost], "after the finish there is nothing to renew");
+    assert_eq!(lost, vec![RenewOutcome::Lost], "after the finish there is nothing to renew");
 }
 
 /// Only the state asked for, only what has passed, in order, up to the limit.
-pub async fn due_gives_one_state_longest_due_first(subject: &dyn Subject) {
+pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let names: Vec<Name> = (0..7).map(|_| Name::fresh()).collect();
+    let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
     // A store may write what keeps something apart from what does not, at another instant: all of them do.
-    let due = |name: &Name, state, due_in| {
+    let due = |name: &TestRecord, state, due_in| {
         answering(insert(name, Draft { due_in, ..draft(name, state) }), b"beside")
     };
     let ms = |n| Some(Duration::from_millis(n));
@@ -118,7 +119,7 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn Subject) {
     );
     assert!(store.due(State::Unknown, 0).await.expect("due is answered").is_empty(), "zero means none");
     for stored in all.into_iter().chain(pending) {
-        let name = Name { id: stored.record.id, identity: stored.record.identity.clone() };
+        let name = TestRecord { id: stored.record.id, identity: stored.record.identity.clone() };
         put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
     }
     assert!(
@@ -128,10 +129,10 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn Subject) {
 }
 
 /// And never a row that has no such time.
-pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn Subject) {
+pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    reap_all(&*store, Course::Records).await;
-    let names: Vec<Name> = (0..5).map(|_| Name::fresh()).collect();
+    reap_all(&*store, ReapTarget::Records).await;
+    let names: Vec<TestRecord> = (0..5).map(|_| TestRecord::fresh()).collect();
     let ms = |n| Some(Duration::from_millis(n));
     let terms = [ms(1), ms(2), ms(3), Some(LONG), None];
     // The order of the instants is not the order of the writes.
@@ -141,12 +142,12 @@ pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subjec
     commit_all(&*store, going.collect()).await;
     subject.advance(TICK).await;
     let reap =
-        async |from, limit| store.reap(Course::Records, from, limit).await.expect("a reaping succeeds");
-    let step = reap(FROM_THE_START, 0).await;
+        async |from, limit| store.reap(ReapTarget::Records, from, limit).await.expect("a reaping succeeds");
+    let step = reap(CURSOR_START, 0).await;
     assert_eq!((step.stripped, step.removed, step.next), (0, 0, None), "zero means none");
-    let step = reap(FROM_THE_START, 2).await;
+    let step = reap(CURSOR_START, 2).await;
     assert_eq!((step.stripped, step.removed), (0, 2), "no more than asked");
-    let stands = async |name: &Name| load(&*store, name.id).await.is_some();
+    let stands = async |name: &TestRecord| load(&*store, name.id).await.is_some();
     assert!(!stands(&names[0]).await && !stands(&names[1]).await, "the oldest go first");
     assert!(stands(&names[2]).await, "the limit holds");
     let step = reap(step.next.expect("there is more"), 100).await;
@@ -154,22 +155,22 @@ pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subjec
     assert!(!stands(&names[2]).await, "it went");
     assert!(stands(&names[3]).await, "nothing goes before its time");
     assert!(stands(&names[4]).await, "what has no such time stays");
-    assert_eq!(reap(FROM_THE_START, 100).await.removed, 0, "nothing is left to remove");
+    assert_eq!(reap(CURSOR_START, 100).await.removed, 0, "nothing is left to remove");
 }
 
 /// Of an expired record stay id, fingerprint, state and instants. It is a write: whoever read the record before it comes
 /// too late.
-pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject) {
+pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    reap_all(&*store, Course::Records).await;
-    let (name, other) = (Name::of("shop of tombs", "key-1"), Name::of("shop of tombs", "key-2"));
+    reap_all(&*store, ReapTarget::Records).await;
+    let (name, other) = (TestRecord::of("shop of tombs", "key-1"), TestRecord::of("shop of tombs", "key-2"));
     let expired = put(&*store, &expiring(&name)).await;
     let live = Draft { expires_in: Some(LONG), purge_in: Some(LONG), ..draft(&other, State::Completed) };
     let live = put(&*store, &answering(insert(&other, live), b"live")).await;
     subject.advance(TICK).await;
     let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
     assert_eq!(kept.len(), 3, "answer, request and the result of a phase");
-    let reaped = reap_all(&*store, Course::Records).await;
+    let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (1, 0));
 
     let tomb = load(&*store, name.id).await.expect("the row stays");
@@ -179,7 +180,7 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject)
     assert!(tomb.record.identity.is_forgotten(), "whose it was is not kept");
     let forgotten = Record {
         identity: tomb.record.identity.clone(),
-        note: Note::default(),
+        note: RecordDetails::default(),
         version: tomb.record.version,
         ..(*expired.record).clone()
     };
@@ -190,22 +191,23 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn Subject)
         panic!("who read it before must not bring it back without its tenant and key");
     };
     assert_eq!(stands.record, tomb.record);
-    let listed = store.list(Filter { limit: 1000, ..Filter::default() }).await.expect("a list succeeds");
+    let listed =
+        store.list(RecordFilter { limit: 1000, ..RecordFilter::default() }).await.expect("a list succeeds");
     assert!(listed.iter().any(|stored| stored.record == tomb.record), "a list shows it");
-    let of_shop = Filter { tenant: Some("shop of tombs".to_owned()), ..Filter::default() };
+    let of_shop = RecordFilter { tenant: Some("shop of tombs".to_owned()), ..RecordFilter::default() };
     let of_shop = store.list(of_shop).await.expect("a list succeeds");
     assert_eq!(of_shop.len(), 1, "but not as the tenant's");
     assert_eq!(load(&*store, other.id).await.map(|stored| stored.answer), Some(live.answer), "others stay");
-    assert_eq!(reap_all(&*store, Course::Records).await.stripped, 0, "it is stripped once");
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.stripped, 0, "it is stripped once");
 }
 
 /// As if it were absent: nothing of the tombstone shows through.
-pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Subject) {
+pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let before = put(&*store, &expiring(&name)).await.record;
     subject.advance(TICK).await;
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
     let tomb = load(&*store, name.id).await.expect("the row stays").record;
     assert_eq!((tomb.birth, tomb.fingerprint), (before.birth, before.fingerprint));
@@ -218,23 +220,23 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Subje
     let finished = Draft { expires_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::Completed) };
     put(&*store, &answering(replace(&begun, finished), b"again")).await;
     subject.advance(TICK).await;
-    assert_eq!(reap_all(&*store, Course::Records).await.stripped, 1, "and it is stripped in its turn");
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.stripped, 1, "and it is stripped in its turn");
     assert_eq!(load(&*store, name.id).await.expect("the row stays").answer, None);
 }
 
 /// What a person must look at stays, whole, until one did.
-pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn Subject) {
+pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    reap_all(&*store, Course::Records).await;
-    let name = Name::fresh();
+    reap_all(&*store, ReapTarget::Records).await;
+    let name = TestRecord::fresh();
     let flags = Flags { dead_letter: true, ..Flags::default() };
     let past =
         Draft { flags, expires_in: Some(SHORT), purge_in: Some(SHORT), ..draft(&name, State::Completed) };
     let letter = put(&*store, &answering(insert(&name, past.clone()), b"500")).await;
     subject.advance(TICK).await;
-    let ripe = store.ripe(Course::Records).await.expect("the store answers");
+    let ripe = store.count_reapable(ReapTarget::Records).await.expect("the store answers");
     assert_eq!((ripe.strip, ripe.remove), (0, 0));
-    let reaped = reap_all(&*store, Course::Records).await;
+    let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (0, 0));
     assert_eq!(load(&*store, name.id).await.map(|stored| stored.record), Some(letter.record.clone()));
     let seen = Draft {
@@ -245,13 +247,13 @@ pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn Subject
     };
     put(&*store, &replace(&letter.record, seen)).await;
     subject.advance(TICK).await;
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "then it goes");
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "then it goes");
 }
 
 /// The fingerprint of a tombstone is compared with nothing, so its secret may be retired.
-pub async fn a_tombstone_needs_no_secret(subject: &dyn Subject) {
+pub async fn a_tombstone_needs_no_secret(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let mut bytes = [0x78; Fingerprint::LEN];
     bytes[0] = 1; // its version
     bytes[1..5].copy_from_slice(&nonce().0.to_be_bytes()[..4]);
@@ -265,62 +267,62 @@ pub async fn a_tombstone_needs_no_secret(subject: &dyn Subject) {
     put(&*store, &insert(&name, expiring)).await;
     let is_needed = async || {
         let mut known = Vec::new();
-        while let Some(other) = store.other_secret(known.clone()).await.expect("the store answers") {
+        while let Some(other) = store.find_unknown_secret(known.clone()).await.expect("the store answers") {
             known.push(other);
         }
         known.contains(&fingerprint.secret())
     };
     assert!(is_needed().await, "while it may be compared");
     subject.advance(TICK).await;
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     assert!(!is_needed().await, "and no longer");
 }
 
 /// A dry run tells the truth, and touches nothing.
-pub async fn what_would_go_is_what_then_goes(subject: &dyn Subject) {
+pub async fn what_would_go_is_what_then_goes(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     let mut changes = Vec::new();
     for _ in 0..5 {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let gone = Draft { purge_in: Some(SHORT), ..draft(&name, State::Completed) };
         changes.push(answering(insert(&name, gone), b"going"));
     }
-    changes.extend((0..3).map(|_| expiring(&Name::fresh())));
-    let running = Name::fresh();
+    changes.extend((0..3).map(|_| expiring(&TestRecord::fresh())));
+    let running = TestRecord::fresh();
     let lapsed = Draft { due_in: Some(SHORT), ..draft(&running, State::InProgress) };
     changes.push(insert(&running, lapsed));
     commit_all(&*store, changes).await;
-    let ripe = async || store.ripe(Course::Records).await.expect("it is counted");
+    let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     subject.advance(TICK).await;
-    assert_eq!(ripe().await, Ripe { strip: 3, remove: 5 });
-    assert_eq!(ripe().await, Ripe { strip: 3, remove: 5 }, "counting touched nothing");
-    let reaped = reap_all(&*store, Course::Records).await;
+    assert_eq!(ripe().await, ReapCount { strip: 3, remove: 5 });
+    assert_eq!(ripe().await, ReapCount { strip: 3, remove: 5 }, "counting touched nothing");
+    let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (3, 5));
-    assert_eq!(ripe().await, Ripe::default());
+    assert_eq!(ripe().await, ReapCount::default());
     let running = load(&*store, running.id).await.expect("it stands");
     assert_eq!(running.record.state, State::InProgress, "what has no such instant is left alone");
     // Or the next who sweeps would find it.
-    let done = Name { id: running.record.id, identity: running.record.identity.clone() };
+    let done = TestRecord { id: running.record.id, identity: running.record.identity.clone() };
     put(&*store, &replace(&running.record, draft(&done, State::Completed))).await;
 }
 
 /// What happened to a record that is still there stays told, however long ago.
-pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Subject) {
+pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let (live, gone) = (Name::fresh(), Name::fresh());
-    put(&*store, &telling(insert(&live, draft(&live, State::Unknown)), Happened::Unknown, "live")).await;
+    let (live, gone) = (TestRecord::fresh(), TestRecord::fresh());
+    put(&*store, &telling(insert(&live, draft(&live, State::Unknown)), HistoryKind::Unknown, "live")).await;
     let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&gone, State::Completed) };
-    put(&*store, &telling(insert(&gone, going), Happened::Settled, "gone")).await;
+    put(&*store, &telling(insert(&gone, going), HistoryKind::Settled, "gone")).await;
     subject.advance(TICK).await;
-    let (at_once, later) = (Course::History { keep: SHORT }, Course::History { keep: LONG });
-    let told = async |name: &Name| store.history(name.id).await.expect("a history is read").len();
+    let (at_once, later) = (ReapTarget::History { keep: SHORT }, ReapTarget::History { keep: LONG });
+    let told = async |name: &TestRecord| store.history(name.id).await.expect("a history is read").len();
     reap_all(&*store, at_once).await;
     assert_eq!((told(&live).await, told(&gone).await), (1, 1), "both records are there");
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(reap_all(&*store, later).await.removed, 0, "nothing goes before its time");
     assert_eq!((told(&live).await, told(&gone).await), (1, 1));
-    let ripe = store.ripe(at_once).await.expect("it is counted");
+    let ripe = store.count_reapable(at_once).await.expect("it is counted");
     assert!(ripe.remove > 0 && ripe.strip == 0, "{ripe:?}");
     assert_eq!(reap_all(&*store, at_once).await.removed, ripe.remove, "what was counted goes");
     assert_eq!((told(&live).await, told(&gone).await), (1, 0));
@@ -329,20 +331,20 @@ pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Sub
 }
 
 /// A record that will be stripped soon and stay for long, with all that a record can have.
-fn expiring(name: &Name) -> Change {
+fn expiring(name: &TestRecord) -> Change {
     let mut bytes = [0x5a; Fingerprint::LEN];
     bytes[0] = 1; // its version
-    let note = Note {
+    let note = RecordDetails {
         status: Some(201),
         provider_id: Some("ch_1".to_owned()),
         trace: Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
-        ..Note::default()
+        ..RecordDetails::default()
     };
     let expiring = Draft {
         fingerprint: Fingerprint::from_bytes(&bytes),
-        created: Mark::Now,
-        ran: Mark::Now,
-        completed: Mark::Now,
+        created: InstantChange::Now,
+        ran: InstantChange::Now,
+        completed: InstantChange::Now,
         expires_in: Some(SHORT),
         purge_in: Some(LONG),
         note,
@@ -350,13 +352,13 @@ fn expiring(name: &Name) -> Change {
     };
     let mut change = answering(insert(name, expiring), b"a secret answer");
     for kind in [BodyKind::Request, BodyKind::Phase(1)] {
-        change.bodies.push(Body { kind, data: Bytes::from_static(b"asked") });
+        change.bodies.push(StoredBody { kind, data: Bytes::from_static(b"asked") });
     }
     change
 }
 
 /// A setting changes only where the writer knew its value.
-pub async fn a_setting_changes_only_from_the_value_expected(subject: &dyn Subject) {
+pub async fn a_setting_changes_only_from_the_value_expected(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract {:016x}", nonce().0);
     let set = async |expected: Option<&'static str>, value: &'static str| {
@@ -378,21 +380,22 @@ pub async fn a_setting_changes_only_from_the_value_expected(subject: &dyn Subjec
 }
 
 /// The first writer's value is what everybody gets.
-pub async fn the_first_value_kept_stays(subject: &dyn Subject) {
+pub async fn the_first_value_kept_stays(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract {:016x}", nonce().0);
-    let keep =
-        async |value: &'static [u8]| store.keep(&name, Bytes::from_static(value)).await.expect("it is kept");
+    let keep = async |value: &'static [u8]| {
+        store.put_if_absent(&name, Bytes::from_static(value)).await.expect("it is kept")
+    };
     assert_eq!(keep(b"first").await, &b"first"[..]);
     assert_eq!(keep(b"second").await, &b"first"[..]);
-    let other = store.keep(&format!("{name} too"), Bytes::new()).await.expect("it is kept");
+    let other = store.put_if_absent(&format!("{name} too"), Bytes::new()).await.expect("it is kept");
     assert_eq!(other, Bytes::new(), "each name by itself, and nothing is a value too");
 }
 
 pub(super) async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
     let fates = store.renew(vec![(record.id, record.version)]).await.expect("a renewal succeeds");
     match fates[..] {
-        [Renewed::Until(until)] => until,
+        [RenewOutcome::Until(until)] => until,
         _ => panic!("a lease that nobody else wants was not renewed: {fates:?}"),
     }
 }

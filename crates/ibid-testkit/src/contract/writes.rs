@@ -4,22 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Body, BodyKind, Commit, Draft, Expect, Happened, Mark};
+use ibid_core::change::{BodyKind, Commit, Draft, Expect, HistoryKind, InstantChange, StoredBody};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::policy::{Policy, Question, Reconcile};
-use ibid_core::reap::Course;
-use ibid_core::record::{ErrorCode, Flags, Nonce, Note, State, Version};
+use ibid_core::reap::ReapTarget;
+use ibid_core::record::{ErrorCode, Flags, Nonce, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, Operation};
 
 use super::{
-    LONG, Name, SHORT, Subject, TICK, answering, commit, commit_all, draft, insert, load, nonce, put,
-    reap_all, refused, replace, take_over, telling,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, insert, load, nonce,
+    put, reap_all, refused, replace, take_over, telling,
 };
 
 /// `Expect::Absent` counts where no row stands, and only there.
-pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn Subject) {
+pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     assert_eq!(load(&*store, name.id).await, None, "a fresh name stands for nothing");
     let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let second = insert(&name, draft(&name, State::InProgress));
@@ -29,11 +29,11 @@ pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn Subject) {
 }
 
 /// Count and nonce must both be what is stored.
-pub async fn a_write_at_another_version_is_refused(subject: &dyn Subject) {
+pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let absent = replace(
-        &put(&*store, &insert(&Name::fresh(), draft(&name, State::InProgress))).await.record,
+        &put(&*store, &insert(&TestRecord::fresh(), draft(&name, State::InProgress))).await.record,
         draft(&name, State::Completed),
     );
     let nowhere = ibid_core::change::Change { id: name.id, ..absent };
@@ -61,9 +61,9 @@ pub async fn a_write_at_another_version_is_refused(subject: &dyn Subject) {
 }
 
 /// Who loses needs no second round trip to answer its client.
-pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn Subject) {
+pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201 created");
     let finished = put(&*store, &finish).await;
@@ -78,21 +78,21 @@ pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn 
 }
 
 /// A takeover that read a lapsed lease is refused if the lease was renewed since.
-pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn Subject) {
+pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let lapsing = |name: &Name| Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) };
-    let running = |name: &Name| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
+    let lapsing = |name: &TestRecord| Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) };
+    let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
 
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let held = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let takeover = take_over(&held.record, running(&name));
     refused(&*store, &takeover, "the record is never due").await;
 
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let live = put(&*store, &insert(&name, running(&name))).await;
     refused(&*store, &take_over(&live.record, running(&name)), "the lease was live").await;
 
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
     let lapsed = load(&*store, name.id).await.expect("it stands");
@@ -100,7 +100,7 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn Subject) {
     store.renew(vec![(name.id, lapsed.record.version)]).await.expect("a renewal succeeds");
     refused(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
 
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun = put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
     let taken = put(&*store, &take_over(&begun.record, running(&name))).await;
@@ -110,15 +110,15 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn Subject) {
 }
 
 /// After a lost reply the same Change is sent again, and finds itself.
-pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Subject) {
+pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
     let begun = put(&*store, &begin).await;
     let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
     assert!(begin.is_stored_as(&own), "a repeated insert finds its own version");
     let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"once");
-    let finish = telling(finish, Happened::Settled, "once");
+    let finish = telling(finish, HistoryKind::Settled, "once");
     put(&*store, &finish).await;
     let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
     assert!(finish.is_stored_as(&own), "a repeated update finds its own version");
@@ -128,13 +128,13 @@ pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Subje
 }
 
 /// The nonce tells generations apart even where the count starts anew.
-pub async fn a_version_never_repeats_after_removal(subject: &dyn Subject) {
+pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
     let old = put(&*store, &answering(insert(&name, going), b"old")).await;
     subject.advance(TICK).await;
-    reap_all(&*store, Course::Records).await;
+    reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "what is past its time is removed");
     let new = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     assert_eq!(new.answer, None, "the removed record's answer went with it");
@@ -145,10 +145,10 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn Subject) {
 }
 
 /// Some done, some refused, one large: each as if it were alone.
-pub async fn one_changes_fate_never_touches_anothers(subject: &dyn Subject) {
+pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let taken: Vec<Name> = (0..4).map(|_| Name::fresh()).collect();
-    let free: Vec<Name> = (0..4).map(|_| Name::fresh()).collect();
+    let taken: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
+    let free: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
     for name in &taken {
         put(&*store, &insert(name, draft(name, State::InProgress))).await;
     }
@@ -175,17 +175,17 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn Subject) {
 }
 
 /// All of a Change or nothing.
-pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn Subject) {
+pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun = put(&*store, &answering(insert(&name, draft(&name, State::InProgress)), b"kept")).await;
     let mut stale = replace(&begun.record, draft(&name, State::Completed));
     stale.expect = Expect::Version(Version { count: 1, nonce: nonce() });
     stale.clears_bodies = true;
-    let late = telling(answering(stale, b"late"), Happened::LateAnswer, "late");
+    let late = telling(answering(stale, b"late"), HistoryKind::LateAnswer, "late");
     let again = telling(
         answering(insert(&name, draft(&name, State::InProgress)), b"again"),
-        Happened::Takeover,
+        HistoryKind::Takeover,
         "again",
     );
     for change in [late, again] {
@@ -197,10 +197,10 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn Subjec
 }
 
 /// The next generation under the same id never replays the answer of the one before.
-pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dyn Subject) {
+pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for clears_bodies in [true, false] {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let old = put(&*store, &answering(insert(&name, draft(&name, State::Completed)), b"old")).await;
         let mut rebirth = replace(&old.record, draft(&name, State::InProgress));
         rebirth.clears_bodies = clears_bodies;
@@ -214,13 +214,13 @@ pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dy
 }
 
 /// Within a generation an answer stays until it is replaced or cleared.
-pub async fn an_answer_replaces_the_one_before_it(subject: &dyn Subject) {
+pub async fn an_answer_replaces_the_one_before_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let completed = || draft(&name, State::Completed);
     let mut first = answering(insert(&name, completed()), b"first");
-    first.bodies.push(Body { kind: BodyKind::Request, data: Bytes::from_static(b"request") });
-    first.bodies.push(Body { kind: BodyKind::Phase(u16::MAX), data: Bytes::from_static(b"phase") });
+    first.bodies.push(StoredBody { kind: BodyKind::Request, data: Bytes::from_static(b"request") });
+    first.bodies.push(StoredBody { kind: BodyKind::Phase(u16::MAX), data: Bytes::from_static(b"phase") });
     let first = put(&*store, &first).await;
     let untouched = put(&*store, &replace(&first.record, completed())).await;
     assert_eq!(untouched.answer.as_deref(), Some(&b"first"[..]), "a change without a body keeps the answer");
@@ -234,34 +234,42 @@ pub async fn an_answer_replaces_the_one_before_it(subject: &dyn Subject) {
 }
 
 /// `Keep`, `Now` and `Clear`, each on each instant.
-pub async fn marks_keep_set_and_clear_instants(subject: &dyn Subject) {
+pub async fn marks_keep_set_and_clear_instants(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let marked = |name: &Name, mark| Draft {
+    let marked = |name: &TestRecord, mark| Draft {
         created: mark,
         ran: mark,
         completed: mark,
         ..draft(name, State::Completed)
     };
-    for on_insert in [Mark::Keep, Mark::Now, Mark::Clear] {
-        let name = Name::fresh();
+    for on_insert in [InstantChange::Keep, InstantChange::Now, InstantChange::Clear] {
+        let name = TestRecord::fresh();
         let first = put(&*store, &insert(&name, marked(&name, on_insert))).await.record;
-        assert_eq!(first.ran_at.is_some(), on_insert == Mark::Now, "{on_insert:?} on an insert");
+        assert_eq!(first.ran_at.is_some(), on_insert == InstantChange::Now, "{on_insert:?} on an insert");
         subject.advance(Duration::from_millis(1)).await;
         let mut before = first.clone();
-        for mark in [Mark::Keep, Mark::Now, Mark::Keep, Mark::Clear, Mark::Keep] {
+        for mark in [
+            InstantChange::Keep,
+            InstantChange::Now,
+            InstantChange::Keep,
+            InstantChange::Clear,
+            InstantChange::Keep,
+        ] {
             let after = put(&*store, &replace(&before, marked(&name, mark))).await.record;
             match mark {
-                Mark::Keep => assert_eq!(
+                InstantChange::Keep => assert_eq!(
                     (after.created_at, after.ran_at, after.completed_at),
                     (before.created_at, before.ran_at, before.completed_at),
                     "kept instants moved"
                 ),
-                Mark::Now => assert!(
+                InstantChange::Now => assert!(
                     after.ran_at.is_some_and(|at| at > first.created_at)
                         && after.completed_at == after.ran_at,
                     "`Now` is the store's clock at the write"
                 ),
-                Mark::Clear => assert_eq!((after.ran_at, after.completed_at), (None, None), "cleared"),
+                InstantChange::Clear => {
+                    assert_eq!((after.ran_at, after.completed_at), (None, None), "cleared")
+                }
             }
             before = after;
         }
@@ -269,19 +277,19 @@ pub async fn marks_keep_set_and_clear_instants(subject: &dyn Subject) {
 }
 
 /// Every field comes back as it went in, on an insert and on an update, at its extremes too.
-pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn Subject) {
+pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for state in State::ALL {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let plain = put(&*store, &insert(&name, draft(&name, state))).await;
         // `put` compares what is loaded with `Change::applied`.
         let full = put(&*store, &replace(&plain.record, everything(&name, state))).await;
         put(&*store, &replace(&full.record, draft(&name, state))).await;
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         put(&*store, &insert(&name, everything(&name, state))).await;
     }
     for number in [0, 1, u64::MAX >> 1, (u64::MAX >> 1) + 1, u64::MAX] {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let mut change = insert(&name, draft(&name, State::InProgress));
         change.nonce = Nonce(number);
         change.draft =
@@ -290,15 +298,15 @@ pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn Subject) {
         put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
     }
     // Under tenant scope the next generation of one id may serve another operation.
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let old = put(&*store, &insert(&name, draft(&name, State::Completed))).await;
     let operation = Operation { method: "PATCH".into(), path: "/zahlungen/ä".into() };
     let identity = Arc::new(Identity { operation, ..Identity::clone(&name.identity) });
-    put(&*store, &replace(&old.record, draft(&Name { identity, ..name }, State::InProgress))).await;
+    put(&*store, &replace(&old.record, draft(&TestRecord { identity, ..name }, State::InProgress))).await;
 }
 
 /// A draft with every field set, most of them at the edge of their type.
-fn everything(name: &Name, state: State) -> Draft {
+fn everything(name: &TestRecord, state: State) -> Draft {
     let mut fingerprint = [0xfe; 37];
     fingerprint[0] = 1; // its version
     Draft {
@@ -306,13 +314,13 @@ fn everything(name: &Name, state: State) -> Draft {
         flags: Flags { dead_letter: true, owed: true, asynchronous: true, not_retained: true },
         fingerprint: Some(Fingerprint::from_bytes(&fingerprint).expect("a fingerprint of version 1")),
         point: u16::MAX,
-        created: Mark::Now,
-        ran: Mark::Now,
-        completed: Mark::Now,
+        created: InstantChange::Now,
+        ran: InstantChange::Now,
+        completed: InstantChange::Now,
         due_in: Some(LONG),
         expires_in: Some(LONG + Duration::from_micros(1)),
         purge_in: Some(100 * 365 * 24 * LONG),
-        note: Note {
+        note: RecordDetails {
             status: Some(599),
             last_error: Some(ErrorCode::GivenUp),
             provider_id: Some("pi_\u{1f4b6}".to_owned()),
@@ -331,7 +339,7 @@ fn everything(name: &Name, state: State) -> Draft {
 }
 
 /// A later configuration governs later records only.
-pub async fn every_record_keeps_its_own_policy(subject: &dyn Subject) {
+pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let question =
         Some(Question { path: "/by-key/{key}".into(), executed: vec![200], ..Question::default() });
@@ -343,9 +351,9 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn Subject) {
         Policy { reconcile, ..Policy::one_transaction() },
     ];
     policies.extend((0..20).map(|n| Policy { response_version: 1000 + n, ..Policy::default() }));
-    let named: Vec<(Name, Arc<Policy>)> =
-        policies.into_iter().map(|p| (Name::fresh(), Arc::new(p))).collect();
-    let begin = |(name, policy): &(Name, Arc<Policy>)| {
+    let named: Vec<(TestRecord, Arc<Policy>)> =
+        policies.into_iter().map(|p| (TestRecord::fresh(), Arc::new(p))).collect();
+    let begin = |(name, policy): &(TestRecord, Arc<Policy>)| {
         insert(name, Draft { policy: policy.clone(), ..draft(name, State::InProgress) })
     };
     commit_all(&*store, named.iter().map(begin).collect()).await;
@@ -361,10 +369,10 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn Subject) {
 }
 
 /// What is kept beside a record is found again, all of it and nothing of another generation.
-pub async fn bodies_are_found_by_their_generation(subject: &dyn Subject) {
+pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
-    let body = |kind, text: &'static str| Body { kind, data: Bytes::from_static(text.as_bytes()) };
+    let name = TestRecord::fresh();
+    let body = |kind, text: &'static str| StoredBody { kind, data: Bytes::from_static(text.as_bytes()) };
     let mut begun = insert(&name, draft(&name, State::InProgress));
     begun.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
     let first = put(&*store, &begun).await.record;
@@ -383,11 +391,11 @@ pub async fn bodies_are_found_by_their_generation(subject: &dyn Subject) {
 }
 
 /// It tells, and leaves the record alone.
-pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn Subject) {
+pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let mut told =
-        telling(insert(&name, draft(&name, State::InProgress)), Happened::LateAnswer, "nobody here");
+        telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::LateAnswer, "nobody here");
     (told.draft, told.expect) = (None, Expect::Anything);
     assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line needs no record");
     assert_eq!(load(&*store, name.id).await, None, "a line makes no record");

@@ -19,6 +19,14 @@ pub(super) struct Install {
     home: PathBuf,
 }
 
+/// Where a server's files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Medium {
+    /// In memory if there is room, otherwise on the disk. What the server flushed outlives its processes there as well.
+    Memory,
+    Disk,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     uid: u32,
@@ -71,19 +79,39 @@ impl Install {
         assert!(output.status.success(), "{command:?} failed: {complaint}");
     }
 
-    /// A directory for one server, and nothing of servers whose process was killed.
-    pub(super) fn new_directory(&self) -> PathBuf {
+    /// A directory for one server, in memory or on the disk.
+    pub(super) fn new_directory(&self, medium: Medium) -> PathBuf {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        self.sweep();
+        let home = self.swept(medium);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = self.home.join(format!("{SERVER}{}-{count}", std::process::id()));
+        let directory = home.join(format!("{SERVER}{}-{count}", std::process::id()));
         // A process with our pid may have been killed here before.
         let _ = fs::remove_dir_all(&directory);
-        fs::create_dir(&directory).expect("a directory for a server");
+        fs::create_dir_all(&directory).expect("a directory for a server");
         let data = directory.join("data");
         fs::create_dir(&data).expect("a directory for data");
         self.hand_over(&data);
         directory
+    }
+
+    /// The directory of the server that the tests of this run share. It is there when this returns, whoever made it.
+    pub(super) fn shared_directory(&self, runner: i32, run: &str) -> PathBuf {
+        let directory = self.swept(Medium::Memory).join(format!("{SERVER}{runner}-{run}"));
+        fs::create_dir_all(&directory).expect("a directory for a server");
+        directory
+    }
+
+    /// Where such directories are, and nothing of servers whose process was killed.
+    fn swept(&self, medium: Medium) -> PathBuf {
+        let memory = if medium == Medium::Memory { memory() } else { None };
+        let home = memory.unwrap_or_else(|| self.home.clone());
+        sweep(&home);
+        home
+    }
+
+    /// Whether this directory is in memory.
+    pub(super) fn is_in_memory(&self, directory: &Path) -> bool {
+        directory.starts_with(MEMORY)
     }
 
     /// Writes a file that the server alone may read.
@@ -104,21 +132,12 @@ impl Install {
         fs::set_permissions(place, fs::Permissions::from_mode(mode)).expect("what is our own");
     }
 
-    fn sweep(&self) {
-        let Ok(entries) = fs::read_dir(&self.home) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let pid = name.strip_prefix(SERVER).and_then(|rest| rest.split_once('-')).map(|(pid, _)| pid);
-            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-    }
-
     /// Fills the data directory of a new server.
-    pub(super) fn copy_template(&self, directory: &Path) {
-        let template = self.template();
-        self.must(Command::new("cp").arg("-a").arg(template.join(".")).arg(directory.join("data")));
+    pub(super) fn fill(&self, directory: &Path) {
+        let (template, data) = (self.template(), directory.join("data"));
+        let _ = fs::create_dir(&data);
+        self.hand_over(&data);
+        self.must(Command::new("cp").arg("-a").arg(template.join(".")).arg(data));
     }
 
     /// Made by whoever comes first; the others wait for the lock, and find it whole or not at all.
@@ -140,6 +159,24 @@ impl Install {
         }
         template
     }
+}
+
+/// Removes what is left of servers whose process was killed.
+fn sweep(home: &Path) {
+    let Ok(entries) = fs::read_dir(home) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(SERVER).and_then(|rest| rest.split_once('-')).map(|(pid, _)| pid);
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Where files are kept in memory, if there is room for a server.
+fn memory() -> Option<PathBuf> {
+    let found = rustix::fs::statvfs(MEMORY).ok()?;
+    (found.f_bavail.saturating_mul(found.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))
 }
 
 impl Owner {
@@ -189,8 +226,17 @@ fn home(by_another: bool) -> PathBuf {
         let target = exe.ancestors().find(|place| place.file_name().is_some_and(|name| name == "target"))?;
         (!by_another || target.ancestors().all(open)).then(|| target.join("tmp"))
     });
-    beside.unwrap_or_else(std::env::temp_dir).join("ibid-postgres")
+    beside.unwrap_or_else(std::env::temp_dir).join(SERVERS)
 }
+
+/// The directory that holds those of the servers.
+const SERVERS: &str = "ibid-postgres";
+
+/// A file system in memory, where the system has one.
+const MEMORY: &str = "/dev/shm";
+
+/// Plenty for a server, its log and the databases of the tests that run at one time.
+const MEMORY_MIN: u64 = 1 << 30;
 
 /// Begins the name of every server's directory.
 const SERVER: &str = "server-";

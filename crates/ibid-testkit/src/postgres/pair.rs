@@ -7,36 +7,36 @@ use super::{HOST, LOOK_EVERY, Postgres, READY_WITHIN, USER};
 
 /// Two servers, the second a copy of the first.
 #[derive(Debug)]
-pub struct Pair {
+pub struct PostgresPair {
     /// The one that takes writes.
     pub primary: Postgres,
-    /// The one that follows it, under the name [`Pair::STANDBY`].
+    /// The one that follows it, under the name [`PostgresPair::STANDBY`].
     pub standby: Postgres,
 }
 
-impl Pair {
+impl PostgresPair {
     /// How the standby calls itself.
     pub const STANDBY: &'static str = "second";
 
     /// Commits on the primary wait until the standby has them on disk.
-    pub fn synchronous() -> Pair {
-        let pair = Pair::asynchronous();
+    pub fn synchronous() -> PostgresPair {
+        let pair = PostgresPair::asynchronous();
         pair.make_synchronous();
         pair
     }
 
     /// Commits on the primary wait for nobody.
-    pub fn asynchronous() -> Pair {
+    pub fn asynchronous() -> PostgresPair {
         let primary = Postgres::start();
-        let standby = primary.standby(Pair::STANDBY, &[]);
-        let pair = Pair { primary, standby };
+        let standby = primary.standby(PostgresPair::STANDBY, &[]);
+        let pair = PostgresPair { primary, standby };
         pair.until_followed("state = 'streaming'");
         pair
     }
 
     /// From here on commits wait for the standby.
     pub fn make_synchronous(&self) {
-        self.primary.set("synchronous_standby_names", Pair::STANDBY);
+        self.primary.set("synchronous_standby_names", PostgresPair::STANDBY);
         self.until_followed("sync_state = 'sync'");
     }
 

@@ -1,3 +1,5 @@
-//! The testkit's own promises; one binary, for linking dominates with many.
+//! The testkit's own promises, in one binary, because linking dominates with many.
 
 mod postgres;
+#[cfg(feature = "processor")]
+mod processor;

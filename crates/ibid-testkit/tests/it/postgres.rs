@@ -3,10 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use ibid_testkit::postgres::{Pair, Postgres};
+use ibid_testkit::postgres::{Postgres, PostgresPair};
 
 #[test]
-fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
+fn each_test_gets_separate_durable_databases() {
     let mut server = Postgres::start_with(&[("max_connections", "20")]);
     assert_eq!(server.sql("postgres", "show fsync"), "on", "durability is part of what is tested");
     assert_eq!(server.sql("postgres", "show max_connections"), "20", "settings are taken");
@@ -25,7 +25,7 @@ fn each_test_has_databases_of_its_own_and_a_crash_keeps_what_was_committed() {
 
 #[test]
 fn a_standby_takes_over_what_its_primary_had_committed() {
-    let mut pair = Pair::synchronous();
+    let mut pair = PostgresPair::synchronous();
     pair.primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
     assert_eq!(pair.standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");
     pair.primary.stop_immediate();
@@ -60,15 +60,69 @@ fn no_server_outlives_a_process_that_is_killed() {
     let mut process = Command::new(std::env::current_exe().expect("this test"));
     process.args(["--ignored", "--exact", "--nocapture", "postgres::a_process_that_is_killed"]);
     let mut process = process.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
-    let lines = BufReader::new(process.stdout.take().expect("it was piped")).lines();
-    let pid = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("pid ").map(str::to_owned));
-    let pid = rustix::process::Pid::from_raw(pid.expect("the server runs").parse().expect("a number"));
-    let pid = pid.expect("a pid is not zero");
-    // A handle on the very process: its number may be given to another once it is gone.
-    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs");
+    let server = Server::of(&mut process);
     process.kill().expect("it can be killed");
     process.wait().expect("it ends");
-    let mut ended = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
-    let minute = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
-    assert_eq!(rustix::event::poll(&mut ended, Some(&minute)).expect("a poll"), 1, "the server still runs");
+    server.ends();
+}
+
+#[test]
+fn each_share_of_the_server_has_its_own_databases() {
+    let (one, other) = (Postgres::shared(), Postgres::shared());
+    assert_eq!(one.port(), other.port(), "one server");
+    assert_eq!(one.sql(one.database(), "show fsync"), "on", "it flushes as others do");
+    one.sql(one.database(), "create table t (n int)");
+    assert!(other.try_sql(other.database(), "select * from t").is_err(), "databases are apart");
+    let gone = format!("select count(*) from pg_database where datname = '{}'", one.database());
+    let is_in_memory = one.sql("postgres", "show data_directory").starts_with("/dev/shm");
+    drop(one);
+    let left = if is_in_memory { "0" } else { "1" };
+    assert_eq!(other.sql("postgres", &gone), left, "on a disk it goes with the server");
+}
+
+/// Run by the test below in a run of its own.
+#[test]
+#[ignore = "it is a test of another run"]
+fn a_test_of_another_run() {
+    let server = Postgres::shared();
+    println!("\npid {}", server.sql("postgres", "select pg_read_file('postmaster.pid', 0, 20)"));
+    // It ends when its input does.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn the_shared_server_ends_with_its_run() {
+    // The shell is the runner.
+    let mut run = Command::new("sh");
+    run.args(["-c", "\"$0\" --ignored --exact --nocapture postgres::a_test_of_another_run; true"]);
+    run.arg(std::env::current_exe().expect("this test")).env("NEXTEST_RUN_ID", "another");
+    let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
+    let server = Server::of(&mut run);
+    drop(run.stdin.take());
+    assert!(run.wait().expect("it ends").success());
+    server.ends();
+}
+
+/// A server that another process has started.
+///
+/// A handle on the very process: its number may be given to another once it is gone.
+struct Server(rustix::fd::OwnedFd);
+
+impl Server {
+    /// Reads what the other process prints about it.
+    fn of(process: &mut std::process::Child) -> Server {
+        let lines = BufReader::new(process.stdout.take().expect("it was piped")).lines();
+        let pid = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("pid ").map(str::to_owned));
+        let pid = pid.expect("the server runs").parse().expect("a number");
+        let pid = rustix::process::Pid::from_raw(pid).expect("a pid is not zero");
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+        Server(process.expect("it runs"))
+    }
+
+    fn ends(&self) {
+        let mut ended = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
+        let minute = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+        let ended = rustix::event::poll(&mut ended, Some(&minute));
+        assert_eq!(ended.expect("a poll"), 1, "the server still runs");
+    }
 }

@@ -52,13 +52,13 @@ struct Queue {
     inserts: VecDeque<Item>,
     /// Ids under way: a second Change of the same id waits for the first one's fate.
     in_flight: HashSet<RecordId, RandomState>,
-    counts: Counts,
+    counts: BatchCounts,
     closed: bool,
 }
 
 /// How much went through, for the benchmark.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+pub struct BatchCounts {
     /// Calls of the store's `commit`.
     pub batches: u64,
     /// Changes in them.
@@ -82,7 +82,7 @@ impl Batcher {
     /// Starts the lanes. They end when the last Batcher is gone.
     pub(crate) fn start(store: Arc<dyn Store>) -> Batcher {
         let shared = Arc::new(Shared { store, queue: Mutex::default(), work: Notify::new() });
-        for _ in 0..shared.store.lanes().max(1) {
+        for _ in 0..shared.store.parallel_batches().max(1) {
             tokio::spawn(lane(shared.clone()));
         }
         Batcher { owner: Arc::new(Owner(shared)) }
@@ -115,7 +115,7 @@ impl Batcher {
     }
 
     /// How much went through.
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> BatchCounts {
         self.owner.0.queue().counts
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Commit, Stored};
-use ibid_core::machine::{self, Ask, Decision, Event, Role, Verdict};
+use ibid_core::change::{Commit, StoredRecord};
+use ibid_core::machine::{self, BeginRequest, Decision, Event, Intent, Verdict};
 use ibid_core::policy::Policy;
 use ibid_core::time::Timestamp;
 use tokio::time::Instant;
@@ -18,17 +18,17 @@ use crate::telemetry;
 /// The machine's decision about a request, after its change has committed.
 pub(crate) struct Decided {
     /// The request, under the id and with the nonce that it was decided with.
-    pub(crate) ask: Arc<Ask>,
+    pub(crate) ask: Arc<BeginRequest>,
     pub(crate) decision: Decision,
     /// The record that was decided on, as it is stored now.
-    pub(crate) stored: Option<Stored>,
+    pub(crate) stored: Option<StoredRecord>,
     /// An instant from before `stored` was read or written.
     pub(crate) at: Instant,
 }
 
 impl Decided {
     /// The decision on a record that has just changed too often: the request waits.
-    fn contended(ask: &Arc<Ask>) -> Decided {
+    fn contended(ask: &Arc<BeginRequest>) -> Decided {
         Decided {
             ask: ask.clone(),
             decision: Decision::Wait { overlong: false },
@@ -42,21 +42,21 @@ impl Decided {
 pub(super) enum Step {
     Decided(Decided),
     /// Another write came first. This is the record that the store returned for a change sent at the instant.
-    Lost(Option<Stored>, Instant),
+    Lost(Option<StoredRecord>, Instant),
 }
 
 impl Engine {
-    /// Gives a request the nonce of one writer. The same [`Ask`] begun twice, at once or after a refusal, is two writers.
-    pub(crate) fn with_fresh_nonce(&self, mut ask: Ask) -> Arc<Ask> {
+    /// Gives a request the nonce of one writer. The same [`BeginRequest`] begun twice, at once or after a refusal, is two writers.
+    pub(crate) fn with_fresh_nonce(&self, mut ask: BeginRequest) -> Arc<BeginRequest> {
         ask.nonce = self.nonces.draw();
         Arc::new(ask)
     }
 
     /// Looks for the request's completed record in this process. Returns the decision, `Replay` or `Mismatch`, with the
     /// stored response, and `None` if the store has to be asked.
-    pub(crate) fn cached(&self, ask: &Ask) -> Option<(Decision, StoredResponse)> {
+    pub(crate) fn cached(&self, ask: &BeginRequest) -> Option<(Decision, StoredResponse)> {
         let (cached, now) = self.cache.get(&ask.id)?;
-        let event = Event::Request { ask, role: Role::Waiter };
+        let event = Event::Request { ask, role: Intent::ReadOnly };
         match machine::decide(Some(&cached.record), &event, now) {
             Verdict::Keep(decision @ (Decision::Replay | Decision::Mismatch)) => {
                 Some((decision, StoredResponse { record: cached.record, response: cached.response }))
@@ -71,7 +71,7 @@ impl Engine {
     /// runs on a task that is not aborted.
     pub(crate) async fn begin(
         self: &Arc<Self>,
-        ask: &Arc<Ask>,
+        ask: &Arc<BeginRequest>,
         started: Instant,
     ) -> Result<Decided, Unavailable> {
         if self.drain.attempts() >= self.attempts_max {
@@ -84,15 +84,15 @@ impl Engine {
         }
         let pass = self.breaker.enter(started).map_err(Unavailable::refused_early)?;
         let decided = match ask.previous.is_empty() {
-            true => self.decide(ask, Role::Caller, None, started).await,
-            false => self.decide_previous(ask, Role::Caller, started).await,
+            true => self.decide(ask, Intent::MayRun, None, started).await,
+            false => self.decide_previous(ask, Intent::MayRun, started).await,
         };
         match &decided {
             Ok(_) => pass.answered(),
             Err(refused) if refused.asked => pass.failed(Instant::now()),
             Err(_) => pass.unused(),
         }
-        telemetry::took(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
+        telemetry::record_seconds(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))
     }
 
@@ -102,9 +102,9 @@ impl Engine {
     /// never sooner.
     pub(super) async fn decide(
         self: &Arc<Self>,
-        ask: &Arc<Ask>,
-        role: Role,
-        mut known: Option<Stored>,
+        ask: &Arc<BeginRequest>,
+        role: Intent,
+        mut known: Option<StoredRecord>,
         mut at: Instant,
     ) -> Result<Decided, Unavailable> {
         let deadline = at + self.begin_timeout;
@@ -125,8 +125,8 @@ impl Engine {
     /// Like [`Engine::decide`], for a request whose record may be stored under a previous id.
     async fn decide_previous(
         self: &Arc<Self>,
-        ask: &Arc<Ask>,
-        role: Role,
+        ask: &Arc<BeginRequest>,
+        role: Intent,
         mut at: Instant,
     ) -> Result<Decided, Unavailable> {
         let deadline = at + self.begin_timeout;
@@ -135,7 +135,7 @@ impl Engine {
                 Some(ResolvedId::Current(known)) => return self.decide(ask, role, known, at).await,
                 Some(ResolvedId::Previous(ask, stored)) => {
                     // A nonce names one write, and is used again only to repeat that write.
-                    let ask = self.with_fresh_nonce(Ask::clone(&ask));
+                    let ask = self.with_fresh_nonce(BeginRequest::clone(&ask));
                     if let Step::Decided(decided) = self.step(&ask, role, Some(stored), at, deadline).await? {
                         return Ok(decided);
                     }
@@ -151,15 +151,15 @@ impl Engine {
     /// Decides on what is known and commits that once. `at` is from before `known` was read.
     async fn step(
         self: &Arc<Self>,
-        ask: &Arc<Ask>,
-        role: Role,
-        known: Option<Stored>,
+        ask: &Arc<BeginRequest>,
+        role: Intent,
+        known: Option<StoredRecord>,
         at: Instant,
         deadline: Instant,
     ) -> Result<Step, Unavailable> {
         let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
         let role = match role {
-            Role::Caller if self.clock.is_unsure(at, lease) => Role::Careful,
+            Intent::MayRun if self.clock.is_unsure(at, lease) => Intent::MayRunNoTakeover,
             role => role,
         };
         let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
@@ -193,8 +193,8 @@ impl Engine {
     }
 
     /// Returns what a request under `policy` may do: after a clock jump it takes over no lapsed attempt.
-    pub(crate) fn role(&self, policy: &Policy) -> Role {
-        if self.is_clock_unsure(policy.lease) { Role::Careful } else { Role::Caller }
+    pub(crate) fn role(&self, policy: &Policy) -> Intent {
+        if self.is_clock_unsure(policy.lease) { Intent::MayRunNoTakeover } else { Intent::MayRun }
     }
 
     /// Returns whether takeovers of records with this lease must wait because the store's clock has just jumped.

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{BodyKind, Change, Commit, Expect, Happened, Stamp, Stored};
-use ibid_core::machine::{self, Ask, Decision, Event, Verdict};
+use ibid_core::change::{BodyKind, Change, Commit, Expect, HistoryKind, Stamp, StoredRecord};
+use ibid_core::machine::{self, BeginRequest, Decision, Event, Verdict};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
@@ -34,14 +34,14 @@ pub(crate) enum GiveUp {
 pub(crate) struct Settlement {
     pub(crate) decision: Decision,
     /// The stored record, as far as it is known.
-    pub(crate) stored: Option<Stored>,
+    pub(crate) stored: Option<StoredRecord>,
     /// The store's error if the write was abandoned. Nothing is known to be written then, and the decision is
     /// [`Decision::Later`].
     pub(crate) refused: Option<StoreError>,
 }
 
 impl Settlement {
-    fn done(decision: Decision, stored: Option<Stored>) -> Settlement {
+    fn done(decision: Decision, stored: Option<StoredRecord>) -> Settlement {
         Settlement { decision, stored, refused: None }
     }
 }
@@ -50,7 +50,7 @@ impl Engine {
     /// Commits a begin. While its fate is unknown it is sent again with the same nonce, until `deadline`. `at` is now.
     pub(super) async fn commit_begin(
         self: &Arc<Self>,
-        ask: &Arc<Ask>,
+        ask: &Arc<BeginRequest>,
         change: &Arc<Change>,
         mut at: Instant,
         deadline: Instant,
@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Writes over a begin whose fate is unknown, in the background, so that the begin loses if it arrives late.
-    pub(super) fn abandon_begin(self: &Arc<Self>, ask: Arc<Ask>) {
+    pub(super) fn abandon_begin(self: &Arc<Self>, ask: Arc<BeginRequest>) {
         let engine = self.clone();
         self.background.spawn(0, async move {
             // If the record can't be read at all, the begin stays as it is, and lapses.
@@ -123,7 +123,7 @@ impl Engine {
     /// that the store rejects permanently ends early, by `give_up`.
     pub(crate) async fn write_until_done<'a>(
         &self,
-        mut known: Option<Stored>,
+        mut known: Option<StoredRecord>,
         give_up: GiveUp,
         event: impl Fn(Nonce) -> Event<'a>,
     ) -> Settlement {
@@ -203,7 +203,7 @@ impl Engine {
         &self,
         id: RecordId,
         give_up: GiveUp,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredRecord>, StoreError> {
         let mut retry = Retry::new(give_up);
         loop {
             let error = match self.load(id).await {
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// Queues a record that was just written as `unknown` for a look at earlier evidence about it.
-    pub(super) fn queue_evidence_check(&self, written: Option<&Stored>) {
+    pub(super) fn queue_evidence_check(&self, written: Option<&StoredRecord>) {
         if let Some(stored) = written.filter(|stored| stored.record.state == State::Unknown) {
             // If the queue is full, the next round of upkeep finds the evidence.
             let _ = self.became_unknown.try_send(stored.record.id);
@@ -277,28 +277,33 @@ impl Retry {
 /// Counts and logs the lapses and unknown outcomes that a committed change reports, whichever process noticed them.
 pub(crate) fn count_lapses(change: &Change) {
     let lapses =
-        change.history.iter().filter(|line| matches!(line.what, Happened::Lapse | Happened::Takeover));
+        change.history.iter().filter(|line| matches!(line.what, HistoryKind::Lapse | HistoryKind::Takeover));
     for line in lapses {
         tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
         counter!(telemetry::ZOMBIE_KEYS).increment(1);
     }
-    let became = change.history.iter().any(|line| matches!(line.what, Happened::Lapse | Happened::Unknown));
+    let became =
+        change.history.iter().any(|line| matches!(line.what, HistoryKind::Lapse | HistoryKind::Unknown));
     if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state == State::Unknown) {
         telemetry::became_unknown(&change.id, draft);
     }
 }
 
 /// Returns what is stored after the store has committed `change`, or `None` for a change that leaves the record alone.
-pub(crate) fn apply_change(change: &Change, stamp: Stamp, before: Option<&Stored>) -> Option<Stored> {
+pub(crate) fn apply_change(
+    change: &Change,
+    stamp: Stamp,
+    before: Option<&StoredRecord>,
+) -> Option<StoredRecord> {
     let record = change.applied(stamp, before.map(|stored| &*stored.record))?;
     let written =
         change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
     let kept = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);
-    Some(Stored { record, answer: written.or(kept), now: stamp.now })
+    Some(StoredRecord { record, answer: written.or(kept), now: stamp.now })
 }
 
 /// Returns whether the attempt that began as `begun` still owns the record and may renew it.
-pub(crate) fn still_owns(stored: &Stored, begun: &Record) -> bool {
+pub(crate) fn still_owns(stored: &StoredRecord, begun: &Record) -> bool {
     stored.record.owner == begun.owner && stored.record.state == State::InProgress
 }
 

@@ -39,20 +39,20 @@ mod waiters;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::Stored;
-use ibid_core::fingerprint::{Asked, Secrets};
-use ibid_core::machine::Ask;
+use ibid_core::change::StoredRecord;
+use ibid_core::fingerprint::{RequestView, Secrets};
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, RecordId};
-use ibid_core::store::{Renewed, Store, StoreError};
+use ibid_core::store::{RenewOutcome, Store, StoreError};
 use ibid_core::time::Timestamp;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-pub use batch::Counts;
+pub use batch::BatchCounts;
 pub use duplicate_rate::TenantRate;
 pub use retry_after::Unavailable;
 pub(crate) use start::BecameUnknown;
@@ -114,15 +114,20 @@ pub struct StoredResponse {
 
 impl Engine {
     /// Prepares a request. Its nonce is drawn by each begin and each wait ([`Engine::with_fresh_nonce`]).
-    pub(crate) fn ask(&self, identity: Identity, policy: Arc<Policy>, asked: Arc<dyn Asked>) -> Ask {
-        Ask::new(identity, policy, self.secrets.clone(), asked, Nonce(0))
+    pub(crate) fn ask(
+        &self,
+        identity: Identity,
+        policy: Arc<Policy>,
+        asked: Arc<dyn RequestView>,
+    ) -> BeginRequest {
+        BeginRequest::new(identity, policy, self.secrets.clone(), asked, Nonce(0))
     }
 
     /// Decodes the response of a completed record and caches it. Returns `None` if there is no response, or it can't be
     /// decoded.
     ///
     /// `read_at` is from before the record was read, so that its age is never taken for less than it is.
-    pub(crate) fn replay(&self, stored: Stored, read_at: Instant) -> Option<StoredResponse> {
+    pub(crate) fn replay(&self, stored: StoredRecord, read_at: Instant) -> Option<StoredResponse> {
         let response = match Response::from_bytes(stored.answer.as_deref()?) {
             Ok(response) => Arc::new(response),
             Err(error) => {
@@ -159,12 +164,12 @@ impl Engine {
     }
 
     /// Loads one record.
-    pub(crate) async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
+    pub(crate) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
         Ok(self.load_all(vec![id]).await?.pop().flatten())
     }
 
     /// Loads several records, in the order of their ids.
-    pub(crate) async fn load_all(&self, ids: Vec<RecordId>) -> Result<Vec<Option<Stored>>, StoreError> {
+    pub(crate) async fn load_all(&self, ids: Vec<RecordId>) -> Result<Vec<Option<StoredRecord>>, StoreError> {
         let at = Instant::now();
         let loaded = self.store.load(ids).await.inspect_err(|error| self.count_error(error))?;
         if let Some(stored) = loaded.iter().flatten().next() {
@@ -174,7 +179,7 @@ impl Engine {
     }
 
     /// Loads records in `state` whose due time has passed. Upkeep may be the first to see that the clock has jumped.
-    pub(crate) async fn due(&self, state: State, limit: u32) -> Result<Vec<Stored>, StoreError> {
+    pub(crate) async fn due(&self, state: State, limit: u32) -> Result<Vec<StoredRecord>, StoreError> {
         let at = Instant::now();
         let due = self.store.due(state, limit).await.inspect_err(|error| self.watch_error(error))?;
         if let Some(first) = due.first() {
@@ -184,7 +189,7 @@ impl Engine {
     }
 
     /// Renews a lease. Returns `None` if the store did not answer.
-    pub(crate) async fn renew(&self, record: &Record) -> Option<Renewed> {
+    pub(crate) async fn renew(&self, record: &Record) -> Option<RenewOutcome> {
         let renewed = self.store.renew(vec![(record.id, record.version)]).await;
         renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
     }

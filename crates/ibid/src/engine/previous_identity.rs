@@ -11,8 +11,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::Stored;
-use ibid_core::machine::{self, Ask, Decision, Event};
+use ibid_core::change::StoredRecord;
+use ibid_core::machine::{self, BeginRequest, Decision, Event};
 #[cfg(feature = "http")]
 use ibid_core::scope::RecordId;
 #[cfg(feature = "http")]
@@ -24,9 +24,9 @@ use super::{Engine, GiveUp, Unavailable};
 /// The id under which a request is decided.
 pub(crate) enum ResolvedId {
     /// The current id, with the record stored under it.
-    Current(Option<Stored>),
+    Current(Option<StoredRecord>),
     /// A previous id, whose record holds the key, and the request under that id.
-    Previous(Arc<Ask>, Stored),
+    Previous(Arc<BeginRequest>, StoredRecord),
 }
 
 impl Engine {
@@ -34,7 +34,7 @@ impl Engine {
     /// `None` if the id changed meanwhile.
     pub(crate) async fn resolve_id_to_begin(
         &self,
-        ask: &Arc<Ask>,
+        ask: &Arc<BeginRequest>,
         deadline: Instant,
     ) -> Result<Option<ResolvedId>, Unavailable> {
         let (resolved, stale) = self.find_id(ask, deadline).await?;
@@ -54,7 +54,7 @@ impl Engine {
     /// Finds the id under which a request that never runs is decided.
     pub(super) async fn resolve_id_to_read(
         &self,
-        ask: &Arc<Ask>,
+        ask: &Arc<BeginRequest>,
         deadline: Instant,
     ) -> Result<ResolvedId, Unavailable> {
         Ok(self.find_id(ask, deadline).await?.0)
@@ -75,7 +75,7 @@ impl Engine {
         let deadline = Instant::now() + self.begin_timeout;
         let loaded = self.deadlines.within(Some(deadline), self.store.load(ids)).await;
         let loaded = loaded.unwrap_or_else(|| Err(self.no_reply()))?;
-        let holds = |stored: &&Stored| machine::holds_key(&stored.record, stored.now);
+        let holds = |stored: &&StoredRecord| machine::holds_key(&stored.record, stored.now);
         let held = loaded.iter().flatten().find(holds).or_else(|| loaded.iter().flatten().next());
         Ok(held.map_or(current, |stored| stored.record.id))
     }
@@ -83,15 +83,15 @@ impl Engine {
     /// Returns the id that holds the key, and the previous records that no longer hold it.
     async fn find_id(
         &self,
-        ask: &Arc<Ask>,
+        ask: &Arc<BeginRequest>,
         deadline: Instant,
-    ) -> Result<(ResolvedId, Vec<Stored>), Unavailable> {
+    ) -> Result<(ResolvedId, Vec<StoredRecord>), Unavailable> {
         let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id)).collect();
         let loaded = self.deadlines.within(Some(deadline), self.load_all(ids)).await;
         let Some(Ok(loaded)) = loaded else { return Err(Unavailable::no_reply()) };
         let mut loaded = loaded.into_iter();
         let current = loaded.next().flatten();
-        let holds = |stored: &Stored| machine::holds_key(&stored.record, stored.now);
+        let holds = |stored: &StoredRecord| machine::holds_key(&stored.record, stored.now);
         if current.as_ref().is_some_and(holds) {
             return Ok((ResolvedId::Current(current), Vec::new()));
         }
@@ -110,7 +110,7 @@ impl Engine {
 
     /// Writes a record under a new version, so that writes lose that were decided when it still held its key. Returns
     /// `false` if it holds the key again.
-    async fn seal(&self, stored: Stored, patience: Duration) -> Result<bool, Unavailable> {
+    async fn seal(&self, stored: StoredRecord, patience: Duration) -> Result<bool, Unavailable> {
         let sealed = self.write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::Seal { nonce });
         let sealed = tokio::time::timeout(patience, sealed).await.map_err(|_| Unavailable::no_reply())?;
         Ok(sealed.refused.is_none() && sealed.decision == Decision::Freed)

@@ -57,7 +57,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ibid_core::change::{Draft, Mark, Stamp};
+    use ibid_core::change::{Draft, InstantChange, Stamp};
     use ibid_core::record::State;
     use ibid_testkit::contract;
 
@@ -65,10 +65,13 @@ mod tests {
     fn retry_after_is_run_time_capped_by_remaining_lease() {
         let begun_at = Timestamp::from_micros(1_700_000_000_000_000);
         let after = |secs| begun_at.after(Duration::from_secs(secs));
-        let name = contract::Name::of("t", "k");
+        let name = contract::TestRecord::of("t", "k");
         let lease = Duration::from_secs(60);
-        let draft =
-            Draft { due_in: Some(lease), created: Mark::Now, ..contract::draft(&name, State::InProgress) };
+        let draft = Draft {
+            due_in: Some(lease),
+            created: InstantChange::Now,
+            ..contract::draft(&name, State::InProgress)
+        };
         let change = contract::insert(&name, draft);
         let record = change.applied(Stamp { now: begun_at }, None).expect("a record");
         let retry_after = |secs| retry_after_for_duplicate(&record, after(secs)).as_secs();

@@ -110,12 +110,12 @@ impl Engine {
         let mut secrets = std::mem::take(&mut settings.secrets);
         if secrets.is_empty() {
             // All nodes on one store must make the same fingerprints, so the secret of the first one counts.
-            let kept = store.keep("secret", Bytes::copy_from_slice(&random::<32>())).await?;
+            let kept = store.put_if_absent("secret", Bytes::copy_from_slice(&random::<32>())).await?;
             secrets.push(Secret::new(&kept).map_err(|error| StartError::Secrets(error.to_string()))?);
         }
         // Some stores walk all records for this, a second for millions: better than refusing their retries for a day.
         let known: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
-        if let Some(missing) = store.other_secret(known).await? {
+        if let Some(missing) = store.find_unknown_secret(known).await? {
             return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;

@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::machine::{Ask, Role};
+use ibid_core::machine::{BeginRequest, Intent};
 use ibid_core::scope::RecordId;
 #[cfg(feature = "http")]
-use ibid_core::{change::Stored, record::State, scope::Tenant, store::StoreError};
+use ibid_core::{change::StoredRecord, record::State, scope::Tenant, store::StoreError};
 use tokio::time::Instant;
 
 use super::begin::Decided;
@@ -50,20 +50,22 @@ impl Engine {
     }
 
     /// Returns what the store holds for a request that never runs.
-    pub(crate) async fn look(self: &Arc<Self>, ask: &Arc<Ask>) -> Result<Decided, Unavailable> {
+    pub(crate) async fn look(self: &Arc<Self>, ask: &Arc<BeginRequest>) -> Result<Decided, Unavailable> {
         let at = Instant::now();
         if ask.previous.is_empty() {
             let loaded = self.load(ask.id).await.map_err(|_| Unavailable::no_reply())?;
-            return self.decide(ask, Role::Waiter, loaded, at).await;
+            return self.decide(ask, Intent::ReadOnly, loaded, at).await;
         }
         match self.resolve_id_to_read(ask, at + self.begin_timeout).await? {
-            ResolvedId::Current(loaded) => self.decide(ask, Role::Waiter, loaded, at).await,
-            ResolvedId::Previous(under, stored) => self.decide(&under, Role::Waiter, Some(stored), at).await,
+            ResolvedId::Current(loaded) => self.decide(ask, Intent::ReadOnly, loaded, at).await,
+            ResolvedId::Previous(under, stored) => {
+                self.decide(&under, Intent::ReadOnly, Some(stored), at).await
+            }
         }
     }
 
     /// Returns the id under which the request runs, if it does: its attempt notifies waiters under that id.
-    pub(crate) async fn running_id(&self, ask: &Arc<Ask>) -> Result<RecordId, Unavailable> {
+    pub(crate) async fn running_id(&self, ask: &Arc<BeginRequest>) -> Result<RecordId, Unavailable> {
         if ask.previous.is_empty() {
             return Ok(ask.id);
         }
@@ -80,7 +82,7 @@ impl Engine {
         id: RecordId,
         tenant: &Tenant,
         up_to: Duration,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredRecord>, StoreError> {
         let until = Instant::now() + up_to;
         // Bounded like waiting duplicates: past the bound the record is returned as it is.
         let waiter = (!up_to.is_zero()).then(|| self.waiters.enter(id, tenant)).flatten();
@@ -88,11 +90,11 @@ impl Engine {
             let loaded = self.deadlines.within(Some(self.read_deadline(until)), self.load(id)).await;
             return loaded.unwrap_or_else(|| Err(self.no_reply()));
         };
-        let is_open = |stored: &Stored| {
+        let is_open = |stored: &StoredRecord| {
             stored.record.identity.tenant == *tenant
                 && matches!(stored.record.state, State::Pending | State::InProgress)
         };
-        let is_final = |loaded: &Result<Option<Stored>, StoreError>| match loaded {
+        let is_final = |loaded: &Result<Option<StoredRecord>, StoreError>| match loaded {
             Ok(stored) => !stored.as_ref().is_some_and(is_open),
             Err(_) => true,
         };

@@ -9,26 +9,26 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ibid_core::change::{Happened as Line, History};
+use ibid_core::change::{History, HistoryKind as Line};
 use ibid_core::effect::StoredEffect;
-use ibid_core::evidence::{EffectAt, Kept, Open};
-use ibid_core::machine::{Answer, EffectEvent, EvidenceVerdict, Found, judge_effect};
+use ibid_core::evidence::{EffectRef, EvidenceQuery, StoredEvidence};
+use ibid_core::machine::{AttemptResponse, EffectEvent, EvidenceVerdict, Observation, judge_effect};
 use ibid_core::response::Response;
 use ibid_core::sql::Database;
-use ibid_core::store::{Pending, Store, StoreError};
+use ibid_core::store::{BoxFuture, Store, StoreError};
 use metrics::counter;
 use tokio::time::Instant;
 
 use super::{EvidenceResult, OF_SUBJECT_MAX};
 use crate::ibid::Ibid;
-use crate::outbox::carry::count_move;
-use crate::outbox::ending::{Ended, Ending, Happened};
-use crate::outbox::{Call, Handler, Made, statements, store_tx};
+use crate::outbox::execute::count_move;
+use crate::outbox::record_result::{EffectResult, Ended, ResultWriter};
+use crate::outbox::{CallResult, EffectCall, EffectHandler, statements, store_tx};
 use crate::telemetry;
 use crate::transaction::statements as records;
 
 /// Finds the effects that a provider names, all in one transaction.
-pub(super) async fn find_all(ibid: &Ibid, named: Vec<EffectAt>) -> Result<Vec<EffectLookup>, StoreError> {
+pub(super) async fn find_all(ibid: &Ibid, named: Vec<EffectRef>) -> Result<Vec<EffectLookup>, StoreError> {
     // A store without an outbox has no effects.
     let Some(sql) = ibid.store().sql().filter(|_| !named.is_empty()) else {
         return Ok(named.iter().map(|_| EffectLookup::None).collect());
@@ -47,7 +47,7 @@ pub(super) async fn find_all(ibid: &Ibid, named: Vec<EffectAt>) -> Result<Vec<Ef
 }
 
 /// Finds the effect that a provider names.
-pub(super) async fn find(ibid: &Ibid, at: EffectAt) -> Result<EffectLookup, StoreError> {
+pub(super) async fn find(ibid: &Ibid, at: EffectRef) -> Result<EffectLookup, StoreError> {
     Ok(find_all(ibid, vec![at]).await?.pop().unwrap_or(EffectLookup::None))
 }
 
@@ -70,7 +70,7 @@ impl EffectLookup {
         }
     }
 
-    pub(super) fn judge(&self, kept: &Kept) -> EvidenceVerdict {
+    pub(super) fn judge(&self, kept: &StoredEvidence) -> EvidenceVerdict {
         match self {
             EffectLookup::None => judge_effect(None, kept),
             EffectLookup::One(effect) => judge_effect(Some(effect), kept),
@@ -89,7 +89,11 @@ impl EffectLookup {
 /// # Errors
 ///
 /// Fails if the store cannot be read or the result cannot be written within [`SETTLE_FOR`]. The evidence stays stored.
-pub(super) async fn apply(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<EvidenceResult, StoreError> {
+pub(super) async fn apply(
+    ibid: &Ibid,
+    kept: &StoredEvidence,
+    at: &EffectRef,
+) -> Result<EvidenceResult, StoreError> {
     let source = &kept.evidence.name.source;
     for _ in 0..TRIES_MAX {
         let lookup = find(ibid, at.clone()).await?;
@@ -124,7 +128,7 @@ pub(super) async fn apply(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<Evi
             (EvidenceVerdict::Stale, _) => EvidenceResult::Stale,
             (EvidenceVerdict::Known, _) => EvidenceResult::Known,
         };
-        ibid.store().dismiss(vec![kept.seq]).await?;
+        ibid.store().dismiss_evidence(vec![kept.seq]).await?;
         return Ok(result);
     }
     // The effect changed at every try, so another process is working on it. Upkeep tries again.
@@ -136,21 +140,25 @@ pub(super) async fn apply(ibid: &Ibid, kept: &Kept, at: &EffectAt) -> Result<Evi
 /// Looks it up by downstream key and by provider id: `provider_id` if the provider has just returned one, otherwise the
 /// id stored with the effect. Failures are left to upkeep.
 pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, effect: &StoredEffect, provider_id: Option<String>) {
-    super::apply_earlier_evidence(ibid, EffectAt::DownstreamKey(effect.downstream_key.clone()).id()).await;
+    super::apply_earlier_evidence(ibid, EffectRef::DownstreamKey(effect.downstream_key.clone()).id()).await;
     if let Some(id) = provider_id.or_else(|| effect.provider_id.clone()) {
-        let at = EffectAt::ProviderId { kind: effect.kind.clone(), id };
+        let at = EffectRef::ProviderId { kind: effect.kind.clone(), id };
         super::apply_earlier_evidence(ibid, at.id()).await;
     }
 }
 
-async fn is_open(store: &dyn Store, kept: &Kept) -> Result<bool, StoreError> {
-    let open = store.evidence(Open::Of(kept.evidence.about.id()), OF_SUBJECT_MAX).await?;
+async fn is_open(store: &dyn Store, kept: &StoredEvidence) -> Result<bool, StoreError> {
+    let open = store.open_evidence(EvidenceQuery::Of(kept.evidence.about.id()), OF_SUBJECT_MAX).await?;
     // If there are more than can be read, it is taken for open, and what it says is reported.
     Ok(open.len() as u32 == OF_SUBJECT_MAX || open.iter().any(|open| open.seq == kept.seq))
 }
 
 /// Logs and counts a contradiction, and adds it to the history. The effect stays as it is.
-async fn note_contradiction(ibid: &Ibid, kept: &Kept, lookup: &EffectLookup) -> Result<(), StoreError> {
+async fn note_contradiction(
+    ibid: &Ibid,
+    kept: &StoredEvidence,
+    lookup: &EffectLookup,
+) -> Result<(), StoreError> {
     let name = &kept.evidence.name;
     counter!(telemetry::LATE_ANSWERS).increment(1);
     let EffectLookup::One(effect) = lookup else {
@@ -159,9 +167,9 @@ async fn note_contradiction(ibid: &Ibid, kept: &Kept, lookup: &EffectLookup) -> 
     };
     tracing::error!(effect = effect.seq, source = name.source, "webhook contradicts the stored outcome");
     let says = match &kept.evidence.what {
-        Found::Executed(Answer { provider_id: Some(id), .. }) => format!("executed as `{id}`"),
-        Found::Executed(_) => "executed".to_owned(),
-        Found::NotExecuted | Found::Nothing => "not executed".to_owned(),
+        Observation::Executed(AttemptResponse { provider_id: Some(id), .. }) => format!("executed as `{id}`"),
+        Observation::Executed(_) => "executed".to_owned(),
+        Observation::NotExecuted | Observation::Nothing => "not executed".to_owned(),
     };
     let detail = format!(
         "webhook: effect `{}` {says}, although it is {} (event `{}` of `{}`)",
@@ -201,7 +209,12 @@ pub(crate) trait EffectSettler: Send + Sync {
     fn serves(&self, kind: &str) -> bool;
 
     /// Settles an effect that no worker holds, and uses up the evidence.
-    fn settle<'a>(&'a self, ibid: &'a Ibid, effect: &'a StoredEffect, kept: &'a Kept) -> Pending<'a, Ended>;
+    fn settle<'a>(
+        &'a self,
+        ibid: &'a Ibid,
+        effect: &'a StoredEffect,
+        kept: &'a StoredEvidence,
+    ) -> BoxFuture<'a, Ended>;
 }
 
 /// The handlers of one worker, and the database that their rows are in.
@@ -212,7 +225,7 @@ pub(crate) struct WorkerHandlers<D: Database> {
 
 /// The handler of one kind of effect.
 pub(crate) struct KindHandler<T> {
-    pub(crate) handler: Arc<dyn Handler<T>>,
+    pub(crate) handler: Arc<dyn EffectHandler<T>>,
     /// How long a call, a verification or the handler's rows may take.
     pub(crate) timeout: Duration,
 }
@@ -222,25 +235,30 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
         self.by_kind.contains_key(kind)
     }
 
-    fn settle<'a>(&'a self, ibid: &'a Ibid, effect: &'a StoredEffect, kept: &'a Kept) -> Pending<'a, Ended> {
+    fn settle<'a>(
+        &'a self,
+        ibid: &'a Ibid,
+        effect: &'a StoredEffect,
+        kept: &'a StoredEvidence,
+    ) -> BoxFuture<'a, Ended> {
         Box::pin(async move {
             // The caller asked `serves`.
             let Some(KindHandler { handler, timeout }) = self.by_kind.get(&effect.kind) else {
                 return Ended::Lost;
             };
             let until = Instant::now() + SETTLE_FOR;
-            let call = Call::new(effect, until);
+            let call = EffectCall::new(effect, until);
             let mut happened = match &kept.evidence.what {
-                Found::Executed(answer) => {
-                    let made = handler.told(&call, made(answer));
-                    Happened::made(EffectEvent::Verified(Some(true)), made)
+                Observation::Executed(answer) => {
+                    let made = handler.on_evidence(&call, made(answer));
+                    EffectResult::made(EffectEvent::Verified(Some(true)), made)
                 }
-                Found::NotExecuted | Found::Nothing => {
-                    Happened::because(EffectEvent::Verified(Some(false)), "a webhook said: not made")
+                Observation::NotExecuted | Observation::Nothing => {
+                    EffectResult::because(EffectEvent::Verified(Some(false)), "a webhook said: not made")
                 }
             };
             happened.told = Some(kept.evidence.name.clone());
-            let ending = Ending {
+            let ending = ResultWriter {
                 ibid,
                 database: &*self.database,
                 handler: &**handler,
@@ -261,9 +279,9 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
 }
 
 /// What the webhook says was made, before the handler puts it into its own words.
-fn made(answer: &Answer) -> Made {
+fn made(answer: &AttemptResponse) -> CallResult {
     let response = answer.kept.as_deref().and_then(|bytes| Response::from_bytes(bytes).ok());
-    Made {
+    CallResult {
         result: response.as_ref().map(|response| response.body.clone()).unwrap_or_default(),
         provider_id: answer.provider_id.clone(),
         answer: response,

@@ -14,8 +14,8 @@ pub trait Admission: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Crowded`] if there is no room for it.
-    fn admit(&self, head: &Parts) -> Result<Admitted, Crowded>;
+    /// [`OverCapacity`] if there is no room for it.
+    fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacity>;
 
     /// Whether a stored answer of this size may be sent now. If not, its retry gets 503 `overloaded`.
     fn has_room_for_replay(&self, bytes: u64) -> bool {
@@ -25,7 +25,7 @@ pub trait Admission: Send + Sync + 'static {
 }
 
 /// The resources that an admitted request holds.
-pub struct Admitted {
+pub struct AdmissionPermit {
     /// Dropped when the client has its answer, or is gone.
     pub client: Box<dyn Any + Send + Sync>,
     /// Dropped when the client has its answer and the run is over, which may go on without the client.
@@ -38,11 +38,11 @@ pub trait BodyBytes: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Crowded`] if there is no room for them.
-    fn grow(&self, bytes: u64) -> Result<(), Crowded>;
+    /// [`OverCapacity`] if there is no room for them.
+    fn grow(&self, bytes: u64) -> Result<(), OverCapacity>;
 }
 
 /// There is no room for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no room for another request")]
-pub struct Crowded;
+pub struct OverCapacity;

@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use ibid_core::policy::Policy;
 use ibid_core::response::{Line, Response as CoreResponse, may_be_repeated};
 
-use crate::upkeep::Finding;
+use crate::upkeep::LookupResult;
 
 /// A handler's response, as far as it was read.
 pub(super) enum Captured<B> {
@@ -52,13 +52,13 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
 
 /// Takes the response to a lookup as the response of the request that was looked up: read whole within the policy's limits,
 /// without the header lines that no retry may get. A response that breaks off proves nothing.
-pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> Finding {
+pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> LookupResult {
     match read(answer, policy.max_response_body, false).await {
         Captured::Whole { head, body, trailers } => {
-            Finding::Executed(to_stored(&head, &body, trailers.as_ref(), policy).repeatable(policy))
+            LookupResult::Executed(to_stored(&head, &body, trailers.as_ref(), policy).repeatable(policy))
         }
-        Captured::Unkept { head, .. } => Finding::ExecutedUnkept(head.status.as_u16()),
-        Captured::Broken => Finding::Nothing,
+        Captured::Unkept { head, .. } => LookupResult::ExecutedNotKept(head.status.as_u16()),
+        Captured::Broken => LookupResult::Nothing,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::Operation;
 use tower_service::Service;
@@ -18,15 +18,15 @@ use tracing::Instrument;
 
 use super::body::ReplyBody;
 use super::handler_attempt::{HandlerOutcome, UnreservedRequest};
-use super::intake::{self, Intake, Taken};
+use super::intake::{self, GuardedRequest, Intake};
 use super::layer::{Shared, passed};
 use super::render::{self, Reply};
 use super::respond::{self, Candidate, respond};
-use super::routes::{Begins, Route};
+use super::routes::{ReservedBy, Route};
 use super::{repeatability, run, without_key};
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
-use crate::telemetry::{self, Met};
+use crate::telemetry::{self, ReserveOutcome};
 
 /// Serves a guarded request, from intake to response.
 pub(super) async fn serve<S, Q, A>(
@@ -65,7 +65,7 @@ where
             Err(_) => return render::refusal(render::store_unavailable(), profile, None),
         }
     }
-    if route.begins == Begins::Handler {
+    if route.reserved_by == ReservedBy::Handler {
         return Box::pin(reserved_by_handler(shared, inner, route, *taken)).await;
     }
     let reply = match shared.ibid.replay_cached(&taken.ask) {
@@ -77,7 +77,7 @@ where
 }
 
 /// Reserves the key, runs the request if it has to run, and waits for the result as long as the client wants to.
-async fn begin<S, Q, A>(shared: &Shared, inner: S, route: Arc<Route>, taken: Box<Taken>) -> Reply<A>
+async fn begin<S, Q, A>(shared: &Shared, inner: S, route: Arc<Route>, taken: Box<GuardedRequest>) -> Reply<A>
 where
     S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
     S::Future: Send,
@@ -86,7 +86,7 @@ where
 {
     let ibid = &shared.ibid;
     // `admitted` is held until the client has its response. The run holds the part of the body for as long as it needs it.
-    let Taken { asked, ask, wait, preferred, admitted, .. } = *taken;
+    let GuardedRequest { asked, ask, wait, preferred, admitted, .. } = *taken;
     let ask = ibid.engine().with_fresh_nonce(ask);
     let begin = ibid.begin_uncached(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let (outcome, candidate) = match begin.await {
@@ -110,7 +110,7 @@ where
     };
     let mut reply = match outcome {
         Outcome::Accepted { new: true } if !wait.is_zero() => {
-            let outcome = ibid.wait(Ask::clone(&ask), wait).await;
+            let outcome = ibid.wait(BeginRequest::clone(&ask), wait).await;
             // Its result will be there later, whatever the store answers now.
             let outcome = outcome.unwrap_or(Outcome::Accepted { new: true });
             respond(&outcome, Candidate::Accepted, &route, &ask)
@@ -131,7 +131,7 @@ async fn reserved_by_handler<S, Q, A>(
     shared: &Shared,
     mut inner: S,
     route: Arc<Route>,
-    taken: Taken,
+    taken: GuardedRequest,
 ) -> Reply<A>
 where
     S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
@@ -165,7 +165,7 @@ where
         None => response.unwrap_or_else(|reason| render::refusal(reason, profile, None)),
         Some(HandlerOutcome::Skipped(outcome)) => respond(&outcome, Candidate::Duplicate, &route, ask),
         Some(HandlerOutcome::Ended(outcome)) => {
-            route.counters.count(Met::Created);
+            route.counters.count(ReserveOutcome::Created);
             match outcome {
                 Outcome::AwaitingEffect => wait_as_duplicate(&shared.ibid, &route, ask, wait).await,
                 outcome => respond(&outcome, Candidate::Transaction(response), &route, ask),
@@ -175,7 +175,7 @@ where
 }
 
 /// Waits for the result of another attempt, or of an effect.
-async fn wait_as_duplicate<A>(ibid: &Ibid, route: &Route, ask: &Ask, wait: Duration) -> Reply<A> {
+async fn wait_as_duplicate<A>(ibid: &Ibid, route: &Route, ask: &BeginRequest, wait: Duration) -> Reply<A> {
     match ibid.wait(ask.clone(), wait).await {
         Ok(outcome) => respond(&outcome, Candidate::Duplicate, route, ask),
         Err(refused) => respond::not_reserved(&refused, route),

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use http::Extensions;
 use ibid_core::key::Key;
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::scope::Tenant;
 use ibid_core::sql::Database;
 
 use crate::attempt::Attempt;
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
-use crate::transaction::{Inside, TxError};
+use crate::transaction::{AttemptTx, TxError};
 
 /// The attempt of a guarded request, taken from the request's extensions by its handler. Dropping it gives it back to the layer.
 pub struct HeldAttempt {
@@ -85,7 +85,7 @@ impl AttemptSlot {
 #[derive(Clone)]
 pub struct UnreservedRequest {
     ibid: Ibid,
-    ask: Ask,
+    ask: BeginRequest,
     wait: Duration,
     outcome: Arc<Mutex<Option<HandlerOutcome>>>,
 }
@@ -113,8 +113,8 @@ pub enum ReserveError {
 
 impl ReserveError {
     /// Whether another transaction was in the way: run the whole of it again.
-    pub fn is_again(&self) -> bool {
-        matches!(self, ReserveError::Failed(error) if error.is_again())
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, ReserveError::Failed(error) if error.is_retryable())
     }
 }
 
@@ -129,7 +129,7 @@ where
 }
 
 impl UnreservedRequest {
-    pub(super) fn new(ibid: Ibid, ask: Ask, wait: Duration) -> UnreservedRequest {
+    pub(super) fn new(ibid: Ibid, ask: BeginRequest, wait: Duration) -> UnreservedRequest {
         UnreservedRequest { ibid, ask, wait, outcome: Arc::new(Mutex::new(None)) }
     }
 
@@ -152,7 +152,7 @@ impl UnreservedRequest {
     pub async fn begin<D: Database>(
         &self,
         database: &D,
-    ) -> Result<Box<Inside<'static, D::Tx>>, ReserveError> {
+    ) -> Result<Box<AttemptTx<'static, D::Tx>>, ReserveError> {
         match self.ibid.begin_inside(self.ask.clone(), database, self.wait).await? {
             Begin::Run(mut inside) => {
                 let cell = self.outcome.clone();

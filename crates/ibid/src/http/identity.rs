@@ -40,9 +40,9 @@ impl TenantSource {
 /// The principal must stay the same over a client's retries. A token that is refreshed between two of them would make the
 /// second a new request.
 #[derive(Clone)]
-pub struct PrincipalSource(Arc<PrincipalRule>);
+pub struct PrincipalSource(Arc<PrincipalFn>);
 
-type PrincipalRule = dyn Fn(&Parts) -> Result<String, MissingIdentity> + Send + Sync;
+type PrincipalFn = dyn Fn(&Parts) -> Result<String, MissingIdentity> + Send + Sync;
 
 impl PrincipalSource {
     /// Finds no principal, so that policies which ask for one refuse the request.

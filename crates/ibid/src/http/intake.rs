@@ -8,23 +8,23 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, header};
 use http_body::Body;
 use http_body_util::BodyExt;
-use ibid_core::fingerprint::Asked;
+use ibid_core::fingerprint::RequestView;
 use ibid_core::key::{Key, KeyForm};
 use ibid_core::key_source::HeadSearch;
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
-use super::admission::{Admitted, BodyBytes, Crowded};
+use super::admission::{AdmissionPermit, BodyBytes, OverCapacity};
 use super::layer::Shared;
-use super::routes::{Begins, Route};
-use super::{MissingIdentity, TraceContext, prefer, repeatability, sent, stored_request};
+use super::routes::{ReservedBy, Route};
+use super::{MissingIdentity, TraceContext, original_uri, prefer, repeatability, stored_request};
 
 /// Result of the intake.
 pub(super) enum Intake<B> {
     /// The request can be begun.
-    Taken(Box<Taken>),
+    Taken(Box<GuardedRequest>),
     /// The request has no key where none is required: it passes unguarded.
     Unguarded(Request<B>),
     /// The request is refused.
@@ -32,10 +32,10 @@ pub(super) enum Intake<B> {
 }
 
 /// A request whose body was read.
-pub(super) struct Taken {
+pub(super) struct GuardedRequest {
     /// The request as the client sent it; `ask` holds it too.
-    pub(super) asked: Arc<HttpAsked>,
-    pub(super) ask: Ask,
+    pub(super) asked: Arc<HttpRequestView>,
+    pub(super) ask: BeginRequest,
     /// How long the client waits as a duplicate, or before it gets 202.
     pub(super) wait: Duration,
     /// Whether the request runs later because its client preferred that.
@@ -43,7 +43,7 @@ pub(super) struct Taken {
     /// Whether the client first sent it so long ago that it must not run under a new key.
     pub(super) too_old: bool,
     /// The resources that it holds while its client waits; `None` without an [`Admission`](super::Admission).
-    pub(super) admitted: Option<Admitted>,
+    pub(super) admitted: Option<AdmissionPermit>,
 }
 
 /// Takes in one request, whose record is named by `operation`.
@@ -83,7 +83,7 @@ where
     let form = if policy.strict_key { KeyForm::QuotedOnly } else { KeyForm::QuotedOrBare };
     let is_optional = policy.key == KeyRule::Optional;
     let (head, body) = request.into_parts();
-    let mut asked = HttpAsked { head, body: Bytes::new(), operation };
+    let mut asked = HttpRequestView { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
     // Half of a repeatable request is not one, also where keys are optional.
@@ -100,12 +100,12 @@ where
     // may pass does the key in the body decide first whether a tenant is needed.
     let whose = match in_head {
         HeadSearch::NeedsBody | HeadSearch::Absent if is_optional => None,
-        _ => Some(Whose::find(shared, policy, &asked.head)?),
+        _ => Some(RequestOwner::find(shared, policy, &asked.head)?),
     };
     if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
         return Err(Refusal::BodyTooLarge);
     }
-    let admitted = shared.admit(&asked.head).map_err(|Crowded| Refusal::Overloaded)?;
+    let admitted = shared.admit(&asked.head).map_err(|OverCapacity| Refusal::Overloaded)?;
     let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
     asked.body =
         tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
@@ -122,34 +122,44 @@ where
     };
     let whose = match whose {
         Some(whose) => whose,
-        None => Whose::find(shared, policy, &asked.head)?,
+        None => RequestOwner::find(shared, policy, &asked.head)?,
     };
     if policy.profile == Profile::Repeatability && first_sent.is_none() {
         return Err(Refusal::FirstSentInvalid);
     }
     let key = policy.compared_key(key);
     let too_old = repeatability::is_too_old(policy, first_sent);
-    Ok(Intake::Taken(Box::new(Taken { too_old, admitted, ..taken(shared, route, asked, whose, key) })))
+    Ok(Intake::Taken(Box::new(GuardedRequest {
+        too_old,
+        admitted,
+        ..taken(shared, route, asked, whose, key)
+    })))
 }
 
 /// The tenant that sent the request and, where the policy asks for it, the principal within the tenant.
-struct Whose {
+struct RequestOwner {
     tenant: Tenant,
     principal: Option<String>,
 }
 
-impl Whose {
-    fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<Whose, Refusal> {
+impl RequestOwner {
+    fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<RequestOwner, Refusal> {
         let tenant = shared.tenants.find(head).map_err(|MissingIdentity| Refusal::TenantMissing)?;
         let principal = shared.principal(policy, head).map_err(|MissingIdentity| Refusal::TenantMissing)?;
-        Ok(Whose { tenant, principal })
+        Ok(RequestOwner { tenant, principal })
     }
 }
 
 /// Builds the request that is begun.
-fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Key) -> Taken {
+fn taken(
+    shared: &Shared,
+    route: &Route,
+    asked: HttpRequestView,
+    whose: RequestOwner,
+    key: Key,
+) -> GuardedRequest {
     let policy = &route.policy;
-    let Whose { tenant, principal } = whose;
+    let RequestOwner { tenant, principal } = whose;
     let asked = Arc::new(asked);
     let operation = asked.operation.clone();
     let headers = &asked.head.headers;
@@ -163,7 +173,7 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
     let preferred = prefer::respond_async(headers);
     let later = match policy.answer {
         // A handler that reserves the key in its own transaction has to run the request itself.
-        _ if route.begins == Begins::Handler => false,
+        _ if route.reserved_by == ReservedBy::Handler => false,
         AnswerRule::Sync => false,
         AnswerRule::Async => true,
         AnswerRule::Prefer => preferred,
@@ -179,7 +189,7 @@ fn taken(shared: &Shared, route: &Route, asked: HttpAsked, whose: Whose, key: Ke
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    Taken { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
+    GuardedRequest { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.
@@ -200,7 +210,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
             return Err(Refusal::BodyTooLarge);
         }
         if let Some(room) = room {
-            room.grow(data.len() as u64).map_err(|Crowded| Refusal::Overloaded)?;
+            room.grow(data.len() as u64).map_err(|OverCapacity| Refusal::Overloaded)?;
         }
         match first {
             // Most bodies arrive in one piece, which needs no copy.
@@ -223,14 +233,14 @@ fn declared_length(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// A request as the fingerprint sees it: as the client sent it, before anything was added or removed.
-pub(super) struct HttpAsked {
+pub(super) struct HttpRequestView {
     pub(super) head: Parts,
     pub(super) body: Bytes,
     /// The scope of its key. Another spelling of the same path is the same request.
     pub(super) operation: Operation,
 }
 
-impl HttpAsked {
+impl HttpRequestView {
     /// Rebuilds the request for the handler that runs it, with its whole body.
     ///
     /// The copy is made here, because only a run needs one; a replay does not.
@@ -256,7 +266,7 @@ fn set_whole_length(headers: &mut HeaderMap, length: usize) {
     }
 }
 
-impl Asked for HttpAsked {
+impl RequestView for HttpRequestView {
     fn method(&self) -> &str {
         self.head.method.as_str()
     }
@@ -266,7 +276,7 @@ impl Asked for HttpAsked {
     }
 
     fn query(&self) -> Option<&str> {
-        sent(&self.head.extensions, &self.head.uri).query()
+        original_uri(&self.head.extensions, &self.head.uri).query()
     }
 
     fn header_lines(&self, name: &str, each: &mut dyn FnMut(&[u8])) {

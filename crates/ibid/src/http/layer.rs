@@ -23,7 +23,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::admission::{Admission, Admitted, Crowded};
+use super::admission::{Admission, AdmissionPermit, OverCapacity};
 use super::body::ReplyBody;
 use super::cors::Cors;
 use super::hooks::{self, Hook, HookError, Hooks};
@@ -33,7 +33,8 @@ use super::resume::Resumer;
 use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
-    MissingIdentity, PrincipalSource, TenantSource, guarded, method_override, pages, proof, sent, trace,
+    MissingIdentity, PrincipalSource, TenantSource, guarded, method_override, original_uri, pages, proof,
+    trace,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
@@ -75,7 +76,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Admits a request, before its body is read.
-    pub(super) fn admit(&self, head: &Parts) -> Result<Option<Admitted>, Crowded> {
+    pub(super) fn admit(&self, head: &Parts) -> Result<Option<AdmissionPermit>, OverCapacity> {
         self.admission.as_ref().map(|admission| admission.admit(head)).transpose()
     }
 
@@ -113,7 +114,7 @@ impl IdempotencyLayer {
     pub fn with_routes(ibid: Ibid, tenants: TenantSource, routes: Routes) -> IdempotencyLayer {
         let previous = PreviousRoutes::new(ibid.previous_identities());
         assert_identity(&ibid, &routes);
-        telemetry::none_yet(routes.named());
+        telemetry::init_reserve_counters(routes.named());
         routes.with_optional_keys().for_each(|route| telemetry::without_key(route, 0));
         IdempotencyLayer {
             shared: Arc::new(Shared {
@@ -241,7 +242,7 @@ where
         if let Cow::Owned(method) = upper_case(request.method()) {
             *request.method_mut() = method;
         }
-        let path = sent(request.extensions(), request.uri()).path();
+        let path = original_uri(request.extensions(), request.uri()).path();
         if pages::is_own(path) {
             return self.serve_own(request);
         }
@@ -284,7 +285,7 @@ impl<S> IdempotencyService<S> {
         A: Send + 'static,
     {
         let shared = self.shared.clone();
-        let path = sent(request.extensions(), request.uri()).path();
+        let path = original_uri(request.extensions(), request.uri()).path();
         if hooks::source(path).is_some() {
             return Box::pin(async move { Ok(hooks::serve(&shared, request).await) });
         }

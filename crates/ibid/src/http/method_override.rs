@@ -54,7 +54,7 @@ const OVERRIDE_FIELDS: [&str; 3] = ["x-http-method-override", "x-http-method", "
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::{Begins, Rule};
+    use crate::http::{ReservedBy, Rule};
     use http::{HeaderName, HeaderValue};
     use ibid_core::policy::Policy;
 
@@ -64,7 +64,7 @@ mod tests {
             methods: vec![method],
             pattern: pattern.to_owned(),
             policy,
-            begins: Begins::Guard,
+            reserved_by: ReservedBy::Layer,
         };
         let rules = vec![
             rule(Method::PUT, "/orders/{id}", Some(Policy::default())),

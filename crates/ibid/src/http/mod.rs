@@ -85,7 +85,7 @@ mod stored_request;
 mod trace;
 mod without_key;
 
-pub use admission::{Admission, Admitted, BodyBytes, Crowded};
+pub use admission::{Admission, AdmissionPermit, BodyBytes, OverCapacity};
 pub use body::ReplyBody;
 pub use capture::executed;
 pub use cors::{Cors, CorsError};
@@ -93,7 +93,7 @@ pub use handler_attempt::{HeldAttempt, ReserveError, UnreservedRequest};
 pub use identity::{MissingIdentity, PrincipalSource, TenantSource};
 pub use layer::{IdempotencyLayer, IdempotencyService};
 pub use render::refused;
-pub use routes::{Begins, Route, Routes, RoutesError, Rule, Ruling};
+pub use routes::{ReservedBy, Route, Routes, RoutesError, Rule, Ruling};
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]
 pub(crate) use trace::continue_trace;
@@ -123,7 +123,7 @@ pub struct Guarded {
 
 /// What a response says about the work if its status does not; a handler puts it into the response's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ExecutionHint {
     /// The work was done: this response is final, whatever its status.
     Executed,
     /// Nothing was executed, and that is certain. The key is released.
@@ -134,12 +134,12 @@ pub enum Fate {
 
 // The URI as the client sent it, before a nested router cut its prefix off.
 #[cfg(feature = "axum")]
-use crate::axum::{sent, was_sent};
+use crate::axum::{original_uri, set_original_uri};
 
 #[cfg(not(feature = "axum"))]
-fn sent<'a>(_: &'a http::Extensions, uri: &'a http::Uri) -> &'a http::Uri {
+fn original_uri<'a>(_: &'a http::Extensions, uri: &'a http::Uri) -> &'a http::Uri {
     uri
 }
 
 #[cfg(not(feature = "axum"))]
-fn was_sent(_: &mut http::Extensions, _: http::Uri) {}
+fn set_original_uri(_: &mut http::Extensions, _: http::Uri) {}

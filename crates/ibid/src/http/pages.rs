@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::key::Key;
 use ibid_core::machine::{self, StatusView};
 use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, PathRule, Policy, Profile};
@@ -19,7 +19,7 @@ use super::cors::MadeBy;
 use super::layer::Shared;
 use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
-use super::{prefer, render, sent};
+use super::{original_uri, prefer, render};
 use crate::engine::retry_after_for_duplicate;
 use crate::telemetry::profile_name;
 
@@ -40,7 +40,7 @@ pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Reply<B
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
-    let path = sent(request.extensions(), request.uri()).path().to_owned();
+    let path = original_uri(request.extensions(), request.uri()).path().to_owned();
     match path.strip_prefix("/.ibid/").unwrap_or_default() {
         "policy" => plain(StatusCode::OK, "application/json", policy(shared)),
         page => match (page.strip_prefix("problems/"), page.strip_prefix("keys/")) {
@@ -106,7 +106,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
 }
 
 /// Returns in how many seconds the state may have changed; `None` if nothing changes it without a request.
-fn look_again_in(view: &StatusView, stored: &Stored) -> Option<u64> {
+fn look_again_in(view: &StatusView, stored: &StoredRecord) -> Option<u64> {
     match view {
         StatusView::Open => Some(render::ACCEPTED_RETRY_AFTER.as_secs()),
         StatusView::Unknown { settles_by: Some(until) } => {
@@ -128,7 +128,7 @@ fn advice(view: &StatusView) -> Option<&'static str> {
 }
 
 /// Renders the stored response, or the refusal that a retry would get.
-fn response<B>(shared: &Shared, view: &StatusView, stored: Stored, read_at: Instant) -> Reply<B> {
+fn response<B>(shared: &Shared, view: &StatusView, stored: StoredRecord, read_at: Instant) -> Reply<B> {
     let profile = stored.record.policy.profile;
     let refused = match view {
         StatusView::Stored => match shared.ibid.engine().replay(stored, read_at) {
@@ -148,7 +148,7 @@ fn response<B>(shared: &Shared, view: &StatusView, stored: Stored, read_at: Inst
 }
 
 /// Renders the state of a record for its client. Every value is a number, a date or a word of ibid's, so nothing needs escaping.
-fn state(stored: &Stored, view: &StatusView) -> String {
+fn state(stored: &StoredRecord, view: &StatusView) -> String {
     let record = &stored.record;
     let date = |at: Option<ibid_core::time::Timestamp>| {
         at.map_or("null".to_owned(), |at| format!("\"{}\"", render::http_date(at)))

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use http::Method;
 use ibid_core::key::KeyForm;
 use ibid_core::key_source::HeadSearch;
-use ibid_core::machine::{Ask, PreviousName};
+use ibid_core::machine::{BeginRequest, PreviousName};
 use ibid_core::policy::{BindRule, IdentityRules, Policy};
 use ibid_core::scope::{Identity, Operation, RecordId};
 
-use super::intake::HttpAsked;
+use super::intake::HttpRequestView;
 use super::layer::Shared;
-use super::routes::{Begins, Routes, Rule};
-use super::sent;
+use super::original_uri;
+use super::routes::{ReservedBy, Routes, Rule};
 use crate::identity::{PreviousIdentity, StoreIdentity};
 
 impl Routes {
@@ -48,7 +48,12 @@ impl PreviousRoutes {
     }
 
     /// Returns the names of a request's record that are not its current one.
-    pub(super) fn names(&self, shared: &Shared, asked: &Arc<HttpAsked>, ask: &Ask) -> Vec<PreviousName> {
+    pub(super) fn names(
+        &self,
+        shared: &Shared,
+        asked: &Arc<HttpRequestView>,
+        ask: &BeginRequest,
+    ) -> Vec<PreviousName> {
         let mut names: Vec<PreviousName> = Vec::new();
         for (rules, path) in self.rules_of(asked) {
             // A request that was refused under these rules, without a key or a principal, has no record.
@@ -63,7 +68,7 @@ impl PreviousRoutes {
             // The fingerprint covers the path as the scope names it, so it has to be made as it was then.
             let asked = match path == *asked.operation.path {
                 true => asked.clone(),
-                false => Arc::new(HttpAsked {
+                false => Arc::new(HttpRequestView {
                     head: asked.head.clone(),
                     body: asked.body.clone(),
                     operation: Operation { path: path.into(), ..asked.operation.clone() },
@@ -95,7 +100,7 @@ impl PreviousRoutes {
     }
 
     /// Whether a request may carry its key where a previous identity had it, as far as its head tells.
-    pub(super) fn may_find_key(&self, asked: &HttpAsked) -> bool {
+    pub(super) fn may_find_key(&self, asked: &HttpRequestView) -> bool {
         let mut rules = self.rules_of(asked);
         rules.any(|(rules, _)| {
             rules.key_from.find_in_head(asked, KeyForm::QuotedOrBare) != Ok(HeadSearch::Absent)
@@ -103,7 +108,7 @@ impl PreviousRoutes {
     }
 
     /// Whether a request carries its key where a previous identity had it.
-    pub(super) fn finds_key(&self, asked: &HttpAsked) -> bool {
+    pub(super) fn finds_key(&self, asked: &HttpRequestView) -> bool {
         let mut rules = self.rules_of(asked);
         rules.any(|(rules, _)| rules.key_from.find(asked, KeyForm::QuotedOrBare) != Ok(None))
     }
@@ -111,9 +116,9 @@ impl PreviousRoutes {
     /// The rules of each previous identity for a request, and the path that these read in it.
     fn rules_of<'a>(
         &'a self,
-        asked: &'a HttpAsked,
+        asked: &'a HttpRequestView,
     ) -> impl Iterator<Item = (&'a IdentityRules, Cow<'a, str>)> {
-        let path = sent(&asked.head.extensions, &asked.head.uri).path();
+        let path = original_uri(&asked.head.extensions, &asked.head.uri).path();
         self.rules_over(&asked.operation.method, path).map(move |rules| (rules, rules.path_of_scope(path)))
     }
 
@@ -137,7 +142,7 @@ fn routes_of(identity: &StoreIdentity) -> Routes {
             methods: vec![Method::from_bytes(method.as_bytes()).ok()?],
             pattern: pattern.to_owned(),
             policy: Some(policy(rules)),
-            begins: Begins::Guard,
+            reserved_by: ReservedBy::Layer,
         })
     });
     Routes::new(policy(identity.defaults()), rules.collect())

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use http::{HeaderMap, response};
 use ibid_core::policy::Policy;
-use ibid_core::proof::{self, Ignored, OUTCOME_FIELD, Proof};
+use ibid_core::proof::{self, IgnoredProof, OUTCOME_FIELD, Proof};
 
-use super::Fate;
+use super::ExecutionHint;
 use super::capture::Captured;
 use crate::telemetry;
 
@@ -28,7 +28,7 @@ pub(super) fn take_proof<B>(captured: &mut Captured<B>, policy: &Policy, route: 
     if let Some(trailers) = trailers
         && trailers.remove(OUTCOME_FIELD).is_some()
     {
-        telemetry::outcome_ignored(route, Ignored::Trailer);
+        telemetry::outcome_ignored(route, IgnoredProof::Trailer);
     }
     read.proof
 }
@@ -38,10 +38,10 @@ pub(super) fn hide_outcome(headers: &mut HeaderMap) {
     headers.remove(OUTCOME_FIELD);
 }
 
-/// Reads what the head of a response proves. A [`Fate`] from a handler in this process goes before every field.
-fn proof_of(head: &response::Parts, policy: &Policy) -> proof::Reading {
-    if head.extensions.get::<Fate>() == Some(&Fate::Executed) {
-        return proof::Reading { proof: Some(Proof::Executed), ignored: None };
+/// Reads what the head of a response proves. A [`ExecutionHint`] from a handler in this process goes before every field.
+fn proof_of(head: &response::Parts, policy: &Policy) -> proof::ProofReading {
+    if head.extensions.get::<ExecutionHint>() == Some(&ExecutionHint::Executed) {
+        return proof::ProofReading { proof: Some(Proof::Executed), ignored: None };
     }
     proof::read(policy, head.status.as_u16(), |name| {
         head.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()

@@ -3,7 +3,7 @@
 use std::time::UNIX_EPOCH;
 
 use http::{HeaderMap, HeaderValue};
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{AfterExpiry, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::repeatability;
@@ -42,7 +42,7 @@ pub(super) fn is_too_old(policy: &Policy, first_sent: Option<Timestamp>) -> bool
 }
 
 /// Whether no record remembers this request, so that it would run as new.
-pub(super) async fn is_new(ibid: &Ibid, ask: &Ask) -> Result<bool, StoreError> {
+pub(super) async fn is_new(ibid: &Ibid, ask: &BeginRequest) -> Result<bool, StoreError> {
     let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id));
     let stored = ibid.engine().load_all(ids.collect()).await?;
     Ok(stored.into_iter().flatten().all(|stored| {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::InFlight;
 use ibid_core::refusal::Refusal;
 
@@ -17,7 +17,7 @@ use super::routes::Route;
 use super::{cors, repeatability, trace};
 use crate::engine::Unavailable;
 use crate::outcome::Outcome;
-use crate::telemetry::{self, Met};
+use crate::telemetry::{self, ReserveOutcome};
 
 /// The response that a client gets if the outcome of its request allows it.
 pub(super) enum Candidate<B> {
@@ -35,7 +35,12 @@ pub(super) enum Candidate<B> {
 }
 
 /// Returns the response to a request with this outcome.
-pub(super) fn respond<B>(outcome: &Outcome, candidate: Candidate<B>, route: &Route, ask: &Ask) -> Reply<B> {
+pub(super) fn respond<B>(
+    outcome: &Outcome,
+    candidate: Candidate<B>,
+    route: &Route,
+    ask: &BeginRequest,
+) -> Reply<B> {
     let span = tracing::debug_span!(
         telemetry::SPAN_REPLY,
         record = %ask.id.short(),
@@ -60,43 +65,43 @@ pub(super) fn respond<B>(outcome: &Outcome, candidate: Candidate<B>, route: &Rou
 }
 
 /// Returns the response to a request that did not run.
-fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &Ask, span: &tracing::Span) -> Reply<B> {
+fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tracing::Span) -> Reply<B> {
     let profile = route.policy.profile;
     let (met, refused) = match outcome {
         Outcome::Completed(stored) => {
             trace::link_to_first(span, &stored.record);
-            route.counters.count(Met::Replay);
+            route.counters.count(ReserveOutcome::Replay);
             return replay(stored);
         }
-        Outcome::NotRetained(_) => (Met::Gone, Refusal::ResponseNotRetained),
-        Outcome::Expired => (Met::Gone, Refusal::KeyExpired),
+        Outcome::NotRetained(_) => (ReserveOutcome::Gone, Refusal::ResponseNotRetained),
+        Outcome::Expired => (ReserveOutcome::Gone, Refusal::KeyExpired),
         // The run counts it.
         Outcome::Accepted { new: true } => return accepted(&ask.identity, profile),
         Outcome::Accepted { new: false } => {
-            route.counters.count(Met::InProgress);
+            route.counters.count(ReserveOutcome::InProgress);
             return accepted(&ask.identity, profile);
         }
         // This client takes a 202, even if the request that runs came from a client that does not.
         Outcome::InFlight { .. } | Outcome::AwaitingEffect
             if route.policy.in_flight == InFlight::Accepted || ask.later.is_some() =>
         {
-            route.counters.count(Met::InProgress);
+            route.counters.count(ReserveOutcome::InProgress);
             return accepted(&ask.identity, profile);
         }
         Outcome::InFlight { retry_in } => {
-            (Met::InProgress, Refusal::RequestInProgress { retry_after: *retry_in })
+            (ReserveOutcome::InProgress, Refusal::RequestInProgress { retry_after: *retry_in })
         }
         // The key is free by now, or its result is about to be stored.
         Outcome::Released | Outcome::AwaitingEffect | Outcome::NotDurable | Outcome::Superseded(_) => {
-            (Met::InProgress, Refusal::RequestInProgress { retry_after: RETRY_SOON })
+            (ReserveOutcome::InProgress, Refusal::RequestInProgress { retry_after: RETRY_SOON })
         }
         Outcome::Unknown { settled_in } => {
-            (Met::Unknown, Refusal::OutcomeUnknown { retry_after: *settled_in })
+            (ReserveOutcome::Unknown, Refusal::OutcomeUnknown { retry_after: *settled_in })
         }
         Outcome::Mismatch => {
             // A client that reuses keys is broken or hostile. An operator should hear of either.
             tracing::warn!(target: "ibid::security", record = %ask.id.short(), route = %route.pattern, "key misuse");
-            (Met::KeyMisuse, Refusal::KeyReused)
+            (ReserveOutcome::KeyMisuse, Refusal::KeyReused)
         }
     };
     route.counters.count(met);
@@ -104,7 +109,7 @@ fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &Ask, span: &tracing::Spa
 }
 
 /// Returns the response to a request that was accepted, after its client waited for the result.
-fn accepted_now<B>(outcome: &Outcome, route: &Route, ask: &Ask, span: &tracing::Span) -> Reply<B> {
+fn accepted_now<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tracing::Span) -> Reply<B> {
     match outcome {
         Outcome::Completed(stored) => just_stored(stored),
         Outcome::Accepted { .. } | Outcome::InFlight { .. } => accepted(&ask.identity, route.policy.profile),
@@ -113,7 +118,7 @@ fn accepted_now<B>(outcome: &Outcome, route: &Route, ask: &Ask, span: &tracing::
 }
 
 /// Returns the handler's response, marked with what was stored of it.
-fn first<B>(outcome: &Outcome, mut response: Reply<B>, route: &Route, ask: &Ask) -> Reply<B> {
+fn first<B>(outcome: &Outcome, mut response: Reply<B>, route: &Route, ask: &BeginRequest) -> Reply<B> {
     let profile = route.policy.profile;
     let headers = response.headers_mut();
     repeatability::mark(headers, profile, !matches!(outcome, Outcome::Released));
@@ -137,7 +142,7 @@ fn in_transaction<B>(
     outcome: &Outcome,
     response: Result<Reply<B>, Refusal>,
     route: &Route,
-    ask: &Ask,
+    ask: &BeginRequest,
     span: &tracing::Span,
 ) -> Reply<B> {
     let profile = route.policy.profile;
@@ -161,7 +166,7 @@ fn in_transaction<B>(
 pub(super) fn not_reserved<B>(refused: &Unavailable, route: &Route) -> Reply<B> {
     let _entered = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
     let profile = route.policy.profile;
-    route.counters.count(Met::Unavailable);
+    route.counters.count(ReserveOutcome::Unavailable);
     refusal(Refusal::StoreUnavailable { retry_after: refused.retry_after() }, profile, None)
 }
 

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body::Body;
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::record::Record;
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use tower_service::Service;
 
 use super::layer::Shared;
-use super::routes::{Begins, Route};
+use super::routes::{ReservedBy, Route};
 use super::run::Run;
 use super::stored_request;
 use crate::attempt::Attempt;
@@ -40,14 +40,14 @@ where
     Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
     A: Body<Data = Bytes> + Unpin + Send + 'static,
 {
-    fn ask(&self, record: &Record, request: &Bytes) -> Option<Ask> {
+    fn ask(&self, record: &Record, request: &Bytes) -> Option<BeginRequest> {
         let asked = Arc::new(stored_request::decode(request, &record.identity.operation)?);
         let mut ask = self.shared.ibid.ask((*record.identity).clone(), record.policy.clone(), asked);
         ask.id = record.id;
         Some(ask)
     }
 
-    fn run(&self, attempt: Attempt, ask: Arc<Ask>, request: Bytes) -> Pending<'static, ()> {
+    fn run(&self, attempt: Attempt, ask: Arc<BeginRequest>, request: Bytes) -> BoxFuture<'static, ()> {
         let mut service = self.service.clone();
         let run = Run {
             route: route_of(&self.shared, &ask),
@@ -63,10 +63,10 @@ where
 }
 
 /// The route of a stored request, under the policy that its record was begun with.
-fn route_of(shared: &Shared, ask: &Ask) -> Arc<Route> {
+fn route_of(shared: &Shared, ask: &BeginRequest) -> Arc<Route> {
     let operation = &ask.identity.operation;
     let method = Method::from_bytes(operation.method.as_bytes()).ok();
     let route = method.and_then(|method| shared.routes.find(&method, &operation.path));
     let pattern = route.map_or_else(|| Arc::from("*"), |route| route.pattern.clone());
-    Route::new(pattern, ask.policy.clone(), Begins::Guard)
+    Route::new(pattern, ask.policy.clone(), ReservedBy::Layer)
 }

@@ -54,15 +54,15 @@ pub struct Rule {
     /// The policy; `None` exempts the route.
     pub policy: Option<Policy>,
     /// Who reserves the key.
-    pub begins: Begins,
+    pub reserved_by: ReservedBy,
 }
 
 /// Who reserves a route's keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Begins {
+pub enum ReservedBy {
     /// The layer, durably and before the handler runs.
     #[default]
-    Guard,
+    Layer,
     /// The handler, as the first statement of its own transaction ([`UnreservedRequest`](super::UnreservedRequest)):
     /// for handlers that touch only the database.
     Handler,
@@ -76,14 +76,14 @@ pub struct Route {
     /// The policy of its requests.
     pub policy: Arc<Policy>,
     /// Who reserves the key.
-    pub begins: Begins,
+    pub reserved_by: ReservedBy,
     pub(super) counters: RouteCounters,
 }
 
 impl Route {
-    pub(super) fn new(pattern: Arc<str>, policy: Arc<Policy>, begins: Begins) -> Arc<Route> {
+    pub(super) fn new(pattern: Arc<str>, policy: Arc<Policy>, reserved_by: ReservedBy) -> Arc<Route> {
         let counters = RouteCounters::new(&pattern, policy.profile);
-        Arc::new(Route { pattern, policy, begins, counters })
+        Arc::new(Route { pattern, policy, reserved_by, counters })
     }
 }
 
@@ -108,7 +108,7 @@ pub enum RoutesError {
 
 impl Default for Routes {
     fn default() -> Self {
-        let defaults = Route::new(Arc::from("*"), Arc::new(Policy::default()), Begins::Guard);
+        let defaults = Route::new(Arc::from("*"), Arc::new(Policy::default()), ReservedBy::Layer);
         Routes { defaults, rules: Vec::new(), by_method: HashMap::new(), guarded: HashSet::new() }
     }
 }
@@ -122,7 +122,7 @@ impl Routes {
             return Err(PolicyError { field: "repeatable", problem: problem.to_owned() }.into());
         }
         let mut routes = Routes {
-            defaults: Route::new(Arc::from("*"), Arc::new(defaults), Begins::Guard),
+            defaults: Route::new(Arc::from("*"), Arc::new(defaults), ReservedBy::Layer),
             ..Routes::default()
         };
         for rule in rules {
@@ -224,7 +224,7 @@ impl Routes {
             if let Some(reconcile) = &mut policy.reconcile {
                 reconcile.route.get_or_insert_with(|| rule.pattern.clone());
             }
-            Route::new(Arc::from(rule.pattern.as_str()), Arc::new(policy), rule.begins)
+            Route::new(Arc::from(rule.pattern.as_str()), Arc::new(policy), rule.reserved_by)
         });
         self.rules.push((rule, route));
         Ok(())
@@ -293,7 +293,12 @@ mod tests {
     use super::*;
 
     fn rule(methods: &[Method], pattern: &str, policy: Option<Policy>) -> Rule {
-        Rule { methods: methods.to_vec(), pattern: pattern.to_owned(), policy, begins: Begins::Guard }
+        Rule {
+            methods: methods.to_vec(),
+            pattern: pattern.to_owned(),
+            policy,
+            reserved_by: ReservedBy::Layer,
+        }
     }
 
     /// How a request is judged, in a word: its pattern and scope, `passes`, or the refusal's code.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body::Body;
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{Policy, Profile};
 use ibid_core::proof::Proof;
 use ibid_core::record::ErrorCode;
@@ -23,18 +23,18 @@ use super::admission::BodyBytes;
 use super::body::ReplyBody;
 use super::capture::{self, Captured};
 use super::handler_attempt::AttemptSlot;
-use super::intake::HttpAsked;
+use super::intake::HttpRequestView;
 use super::respond::{Candidate, RETRY_SOON, uncertain};
 use super::routes::Route;
-use super::{Fate, Guarded, proof, render};
+use super::{ExecutionHint, Guarded, proof, render};
 use crate::attempt::{Attempt, LateAnswer};
 use crate::outcome::Outcome;
-use crate::telemetry::{self, Met};
+use crate::telemetry::{self, ReserveOutcome};
 
 /// One run of the handler for one request.
 pub(super) struct Run {
     pub(super) route: Arc<Route>,
-    pub(super) ask: Arc<Ask>,
+    pub(super) ask: Arc<BeginRequest>,
     /// Whether the handler can take the attempt.
     pub(super) lends_attempt: bool,
 }
@@ -50,7 +50,7 @@ impl Run {
         self,
         attempt: Attempt,
         inner: S,
-        asked: Arc<HttpAsked>,
+        asked: Arc<HttpRequestView>,
         body: Option<Arc<dyn BodyBytes>>,
     ) -> oneshot::Receiver<RunResult<A>>
     where
@@ -69,7 +69,7 @@ impl Run {
     }
 
     /// Runs a request that has no client.
-    pub(super) async fn without_client<S, Q, A>(&self, attempt: Attempt, inner: S, asked: &HttpAsked)
+    pub(super) async fn without_client<S, Q, A>(&self, attempt: Attempt, inner: S, asked: &HttpRequestView)
     where
         S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
         S::Future: Send,
@@ -79,15 +79,20 @@ impl Run {
         self.execute(attempt, inner, asked, Client(None)).await;
     }
 
-    async fn execute<S, Q, A>(&self, mut attempt: Attempt, mut inner: S, asked: &HttpAsked, client: Client<A>)
-    where
+    async fn execute<S, Q, A>(
+        &self,
+        mut attempt: Attempt,
+        mut inner: S,
+        asked: &HttpRequestView,
+        client: Client<A>,
+    ) where
         S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
         S::Future: Send,
         Q: Body<Data = Bytes> + From<Bytes> + Unpin + Send + 'static,
         A: Body<Data = Bytes> + Unpin + Send + 'static,
     {
         let (route, policy) = (&self.route, &*self.route.policy);
-        let met = if attempt.number() == 1 { Met::Created } else { Met::FailedRetry };
+        let met = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
         route.counters.count(met);
         if client.has_left() {
             attempt.release(ErrorCode::ClientGone).await;
@@ -120,7 +125,7 @@ impl Run {
         };
         let ended = ended.map(|ended| ended.unwrap_or(HandlerResult::Panicked));
         let label = ended.as_ref().map_or("timed_out", HandlerResult::label);
-        telemetry::ran(&route.pattern, label, started.elapsed().as_secs_f64());
+        telemetry::record_run(&route.pattern, label, started.elapsed().as_secs_f64());
         match (ended, slot.take()) {
             (Ok(result), Some(attempt)) => {
                 let end = self.end(attempt, result, client);
@@ -157,7 +162,7 @@ impl Run {
     fn handler_request<Q: From<Bytes>>(
         &self,
         attempt: Attempt,
-        asked: &HttpAsked,
+        asked: &HttpRequestView,
     ) -> (Request<Q>, AttemptSlot) {
         let mut request = asked.to_request();
         let identity = &self.ask.identity;
@@ -181,10 +186,10 @@ impl Run {
         response: Response<A>,
         rules: &Policy,
     ) -> HandlerResult<A> {
-        match response.extensions().get::<Fate>() {
-            Some(Fate::NotExecuted) => return HandlerResult::NotExecuted,
-            Some(Fate::Uncertain) => return HandlerResult::Uncertain,
-            Some(Fate::Executed) | None => {}
+        match response.extensions().get::<ExecutionHint>() {
+            Some(ExecutionHint::NotExecuted) => return HandlerResult::NotExecuted,
+            Some(ExecutionHint::Uncertain) => return HandlerResult::Uncertain,
+            Some(ExecutionHint::Executed) | None => {}
         }
         let policy = &self.route.policy;
         let mut captured = capture::read(response, policy.max_response_body, policy.stream).await;

@@ -5,26 +5,26 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use ibid_core::scope::Operation;
 use minicbor::{Decode, Encode};
 
-use super::intake::HttpAsked;
+use super::intake::HttpRequestView;
 
 /// Encodes a request that may be resumed: everything that the handler may need, without the client's credentials.
-pub(super) fn encode_without_credentials(asked: &HttpAsked) -> Bytes {
+pub(super) fn encode_without_credentials(asked: &HttpRequestView) -> Bytes {
     encode_without(asked, &CREDENTIALS)
 }
 
 /// Encodes an accepted request, with its credentials: the handler or upstream that runs it has to authenticate the client. The
 /// commit that ends the need for the request deletes it.
-pub(super) fn encode(asked: &HttpAsked) -> Bytes {
+pub(super) fn encode(asked: &HttpRequestView) -> Bytes {
     encode_without(asked, &[])
 }
 
-fn encode_without(asked: &HttpAsked, without: &[HeaderName]) -> Bytes {
+fn encode_without(asked: &HttpRequestView, without: &[HeaderName]) -> Bytes {
     let head = &asked.head;
     let headers = head.headers.iter().filter(|(name, _)| !without.contains(name));
     let encoded = EncodedRequest {
         method: head.method.as_str().to_owned(),
         uri: head.uri.to_string(),
-        sent: super::sent(&head.extensions, &head.uri).to_string(),
+        sent: super::original_uri(&head.extensions, &head.uri).to_string(),
         headers: headers
             .map(|(name, value)| EncodedLine {
                 name: name.as_str().to_owned(),
@@ -38,7 +38,7 @@ fn encode_without(asked: &HttpAsked, without: &[HeaderName]) -> Bytes {
 }
 
 /// Decodes the request that was stored with a record of this operation. `None` if the bytes are not such a request.
-pub(super) fn decode(bytes: &Bytes, operation: &Operation) -> Option<HttpAsked> {
+pub(super) fn decode(bytes: &Bytes, operation: &Operation) -> Option<HttpRequestView> {
     let encoded: EncodedRequest = minicbor::decode(bytes).ok()?;
     let mut headers = HeaderMap::with_capacity(encoded.headers.len());
     for line in encoded.headers {
@@ -50,9 +50,9 @@ pub(super) fn decode(bytes: &Bytes, operation: &Operation) -> Option<HttpAsked> 
     let (mut head, ()) = Request::new(()).into_parts();
     head.method = Method::from_bytes(encoded.method.as_bytes()).ok()?;
     head.uri = encoded.uri.parse::<Uri>().ok()?;
-    super::was_sent(&mut head.extensions, encoded.sent.parse::<Uri>().ok()?);
+    super::set_original_uri(&mut head.extensions, encoded.sent.parse::<Uri>().ok()?);
     head.headers = headers;
-    Some(HttpAsked { head, body: Bytes::from(encoded.body), operation: operation.clone() })
+    Some(HttpRequestView { head, body: Bytes::from(encoded.body), operation: operation.clone() })
 }
 
 #[derive(Encode, Decode)]
@@ -103,7 +103,7 @@ mod tests {
             .body(())
             .unwrap();
         let (head, ()) = request.into_parts();
-        let asked = HttpAsked { head, body: Bytes::from_static(b"{\"a\":1}"), operation: rides() };
+        let asked = HttpRequestView { head, body: Bytes::from_static(b"{\"a\":1}"), operation: rides() };
         let bytes = encode_without_credentials(&asked);
         assert!(!bytes.windows(6).any(|window| window == b"s3cret"));
         let back = decode(&bytes, &rides()).unwrap();

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::{HeaderMap, Request, header};
-use ibid_core::fingerprint::Asked;
+use ibid_core::fingerprint::RequestView;
 use ibid_core::key_source::KeySource;
 use ibid_core::policy::Policy;
 
@@ -38,7 +38,7 @@ impl WithoutKey {
 
     /// Looks for a key in the whole body, and logs its place if there is one.
     pub fn look_into(&self, body: &[u8]) {
-        let sent = Sent { headers: &self.headers, body };
+        let sent = KeylessRequest { headers: &self.headers, body };
         if let Some(place) = self.policy.key_from.find_elsewhere(&sent) {
             self.reported.report(&self.route, &place);
         }
@@ -50,7 +50,7 @@ pub(super) fn notice<B>(reported: &Arc<KeysElsewhere>, route: &Route, request: &
     if reported.lock().contains(&route.pattern) {
         return;
     }
-    let sent = Sent { headers: request.headers(), body: b"" };
+    let sent = KeylessRequest { headers: request.headers(), body: b"" };
     if let Some(place) = route.policy.key_from.find_elsewhere(&sent) {
         return reported.report(&route.pattern, &place);
     }
@@ -81,12 +81,12 @@ impl KeysElsewhere {
 }
 
 /// The parts of a request in which a key may be.
-struct Sent<'a> {
+struct KeylessRequest<'a> {
     headers: &'a HeaderMap,
     body: &'a [u8],
 }
 
-impl Asked for Sent<'_> {
+impl RequestView for KeylessRequest<'_> {
     fn method(&self) -> &str {
         ""
     }

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::machine;
-use ibid_core::store::{Filter, SetOutcome, Store, StoreError};
+use ibid_core::store::{RecordFilter, SetOutcome, Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use super::setting::SETTING;
@@ -37,7 +37,7 @@ pub enum ChangeError {
 
 /// The step that [`retire`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum RetireWait {
     /// Processes that have not read that the identity is retired, for so long.
     ForReaders(Duration),
     /// Transactions that were open in the database when the readers' time was over.
@@ -46,7 +46,7 @@ pub enum Waiting {
 
 /// The previous identities that are left.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remainder {
+pub struct ForgetReport {
     /// Previous identities that were forgotten.
     pub forgotten: usize,
     /// Previous identities that are still looked up.
@@ -73,7 +73,7 @@ pub async fn stored(store: &dyn Store) -> Result<Option<IdentitySetting>, Identi
 pub async fn retire(
     store: &dyn Store,
     abandon: bool,
-    mut told: impl FnMut(Waiting),
+    mut told: impl FnMut(RetireWait),
 ) -> Result<IdentitySetting, ChangeError> {
     let retiring = update(store, |setting| {
         if setting.phase == IdentityPhase::Active && setting.previous.len() >= PREVIOUS_MAX {
@@ -92,7 +92,7 @@ pub async fn retire(
     // A process may have read the setting just before the write above. It acts on that read for `valid_for`, counted from
     // before it asked; as much again is for what it sent last to arrive.
     let wait = retiring.valid_for * 2;
-    told(Waiting::ForReaders(wait));
+    told(RetireWait::ForReaders(wait));
     tokio::time::sleep(wait).await;
     wait_for_transactions(store, told).await?;
     let retired_at = latest_creation(store).await?;
@@ -107,13 +107,13 @@ pub async fn retire(
 }
 
 /// Ends the look-up of previous ids, of each previous identity for which no record is left that was created under it.
-pub async fn forget_previous(store: &dyn Store) -> Result<Remainder, ChangeError> {
+pub async fn forget_previous(store: &dyn Store) -> Result<ForgetReport, ChangeError> {
     let setting = stored(store).await?.ok_or(ChangeError::NotSet)?;
     if setting.phase != IdentityPhase::Active {
         return Err(ChangeError::NotActive(setting.phase.name()));
     }
     let last = setting.previous.iter().filter_map(|previous| previous.until).max();
-    let mut remainder = Remainder { forgotten: 0, kept: 0, records: 0, gone_by: last };
+    let mut remainder = ForgetReport { forgotten: 0, kept: 0, records: 0, gone_by: last };
     let mut oldest: Option<Timestamp> = None;
     if let Some(last) = last {
         // Records created at that very instant belong to it.
@@ -143,7 +143,7 @@ pub async fn forget_previous(store: &dyn Store) -> Result<Remainder, ChangeError
 /// Counts the records whose keys are in use: under another tenant source each of these keys could run again.
 pub async fn live_records(store: &dyn Store) -> Result<u64, StoreError> {
     let mut count = 0;
-    let counts = |stored: &Stored| {
+    let counts = |stored: &StoredRecord| {
         count += u64::from(machine::holds_key(&stored.record, stored.now));
         true
     };
@@ -154,7 +154,7 @@ pub async fn live_records(store: &dyn Store) -> Result<u64, StoreError> {
 /// Whether the key of some record is in use.
 pub(super) async fn holds_live_records(store: &dyn Store) -> Result<bool, StoreError> {
     let mut found = false;
-    let look = |stored: &Stored| {
+    let look = |stored: &StoredRecord| {
         found = machine::holds_key(&stored.record, stored.now);
         !found
     };
@@ -166,11 +166,13 @@ pub(super) async fn holds_live_records(store: &dyn Store) -> Result<bool, StoreE
 async fn each_record(
     store: &dyn Store,
     created_before: Option<Timestamp>,
-    mut each: impl FnMut(&Stored) -> bool,
+    mut each: impl FnMut(&StoredRecord) -> bool,
 ) -> Result<(), StoreError> {
     let mut after = None;
     loop {
-        let page = store.list(Filter { created_before, after, limit: PAGE, ..Filter::default() }).await?;
+        let page = store
+            .list(RecordFilter { created_before, after, limit: PAGE, ..RecordFilter::default() })
+            .await?;
         if !page.iter().all(&mut each) {
             return Ok(());
         }
@@ -183,7 +185,7 @@ async fn each_record(
 
 /// An instant of the store's clock that is not before any record's creation; none if there is no record.
 async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreError> {
-    let some = store.list(Filter { limit: 1, ..Filter::default() }).await?;
+    let some = store.list(RecordFilter { limit: 1, ..RecordFilter::default() }).await?;
     Ok(some.first().map(|stored| stored.now))
 }
 
@@ -192,13 +194,16 @@ async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreEr
 /// T2 (old identity) reserves K inside its transaction and is about to commit; T1 (new identity) looks up K's old id, sees
 /// nothing, reserves the new id and runs. Then T2's commit would be the second execution. T2 sends no commit once its last
 /// read of the identity is `valid_for` old, and one that it sent before is over when this returns.
-async fn wait_for_transactions(store: &dyn Store, mut told: impl FnMut(Waiting)) -> Result<(), StoreError> {
+async fn wait_for_transactions(
+    store: &dyn Store,
+    mut told: impl FnMut(RetireWait),
+) -> Result<(), StoreError> {
     let Some(sql) = store.sql() else { return Ok(()) };
     let mark = sql.transaction_mark().await?;
     let mut is_told = false;
     while !sql.is_settled_before(mark).await? {
         if !std::mem::replace(&mut is_told, true) {
-            told(Waiting::ForTransactions);
+            told(RetireWait::ForTransactions);
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

@@ -13,7 +13,7 @@ use crate::random::random;
 ///
 /// [`StoreIdentity::with_tenant_secret`]: super::StoreIdentity::with_tenant_secret
 pub async fn tenant_secret(store: &dyn Store) -> Result<Secret, StoreError> {
-    let kept = store.keep(SETTING, Bytes::copy_from_slice(&random::<SECRET_BYTES>())).await?;
+    let kept = store.put_if_absent(SETTING, Bytes::copy_from_slice(&random::<SECRET_BYTES>())).await?;
     Secret::new(&kept).map_err(|error| StoreError::lasting(store.kind(), "read the tenant secret", error))
 }
 

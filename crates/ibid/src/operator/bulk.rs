@@ -3,12 +3,12 @@
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use ibid_core::act::Act;
-use ibid_core::change::Stored;
-use ibid_core::machine::{self, Event, Finder, Found, Verdict};
+use ibid_core::change::StoredRecord;
+use ibid_core::machine::{self, Event, Observation, ObservedBy, Verdict};
+use ibid_core::operator_action::OperatorAction;
 use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Filter, StoreError};
+use ibid_core::store::{RecordFilter, StoreError};
 use ibid_core::time::Timestamp;
 
 use super::{Operator, OperatorError};
@@ -17,7 +17,7 @@ use super::{Operator, OperatorError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BulkAction {
     /// Settle an unknown record by what was found out.
-    Resolve(Found),
+    Resolve(Observation),
     /// Clear the dead-letter flag; change nothing else.
     Acknowledge,
     /// Remove the stored response, so that the next request under the key runs as new.
@@ -25,12 +25,12 @@ pub enum BulkAction {
 }
 
 impl BulkAction {
-    pub(super) fn event<'a>(&'a self, nonce: Nonce, as_of: Timestamp, act: &'a Act) -> Event<'a> {
+    pub(super) fn event<'a>(&'a self, nonce: Nonce, as_of: Timestamp, act: &'a OperatorAction) -> Event<'a> {
         match self {
             BulkAction::Resolve(found) => {
-                Event::Found { nonce, by: Finder::Operator(act), what: found, as_of, jitter: 0.0 }
+                Event::Observed { nonce, by: ObservedBy::Operator(act), what: found, as_of, jitter: 0.0 }
             }
-            BulkAction::Acknowledge => Event::Seen { nonce, act },
+            BulkAction::Acknowledge => Event::Acknowledged { nonce, act },
             BulkAction::Forget => Event::Forget { nonce, act },
         }
     }
@@ -38,9 +38,9 @@ impl BulkAction {
 
 /// The records that an action would change.
 #[derive(Clone, Debug)]
-pub struct Preview {
+pub struct BulkPreview {
     /// The records that it would change, at most [`BULK_MAX`].
-    pub records: Vec<Stored>,
+    pub records: Vec<StoredRecord>,
     /// How many of the records that fit cannot be changed so.
     pub left_alone: u64,
     /// The cursor of the next preview, if more records fit.
@@ -62,17 +62,21 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn preview(&self, filter: Filter, action: &BulkAction) -> Result<Preview, StoreError> {
+    pub async fn preview(
+        &self,
+        filter: RecordFilter,
+        action: &BulkAction,
+    ) -> Result<BulkPreview, StoreError> {
         // Whether there is something to write does not depend on who writes it.
-        let act = Act::new("nobody", "a preview").expect("a name and a reason");
-        let page = self.find(Filter { limit: filter.limit.min(BULK_MAX), ..filter }).await?;
+        let act = OperatorAction::new("nobody", "a preview").expect("a name and a reason");
+        let page = self.find(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }).await?;
         let looked_at = page.records.len();
-        let changes = |stored: &Stored| {
+        let changes = |stored: &StoredRecord| {
             let event = action.event(Nonce(0), stored.now, &act);
             matches!(machine::decide(Some(&stored.record), &event, stored.now), Verdict::Write(..))
         };
-        let records: Vec<Stored> = page.records.into_iter().filter(changes).collect();
-        Ok(Preview { left_alone: (looked_at - records.len()) as u64, records, next: page.next })
+        let records: Vec<StoredRecord> = page.records.into_iter().filter(changes).collect();
+        Ok(BulkPreview { left_alone: (looked_at - records.len()) as u64, records, next: page.next })
     }
 
     /// Applies `action` to each of these records, unless it has changed since it was seen. Returns one result per
@@ -81,8 +85,8 @@ impl Operator {
         &self,
         seen: &[SeenVersion],
         action: &BulkAction,
-        act: &Act,
-    ) -> Vec<(RecordId, Result<Stored, OperatorError>)> {
+        act: &OperatorAction,
+    ) -> Vec<(RecordId, Result<StoredRecord, OperatorError>)> {
         let one = async |seen: &SeenVersion| {
             (seen.id, self.act_on_record(seen.id, Some(seen.version), action, act).await)
         };

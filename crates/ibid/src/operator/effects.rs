@@ -1,26 +1,26 @@
 //! Operator actions on effects: list them, retry a dead one, or discard it. Each is one transaction with its line of
 //! history.
 
-use ibid_core::act::Act;
-use ibid_core::change::{Happened as Line, History};
+use ibid_core::change::{History, HistoryKind as Line};
 use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::machine::EffectEvent;
+use ibid_core::operator_action::OperatorAction;
 use ibid_core::scope::RecordId;
 use ibid_core::sql::{SqlError, SqlTx};
-use ibid_core::store::{Filter, SqlStore};
+use ibid_core::store::{RecordFilter, SqlStore};
 use tokio::time::Instant;
 
-use super::{Operator, OperatorError, Page};
-use crate::outbox::Settled;
-use crate::outbox::ending::{Answered, Happened, answer};
+use super::{Operator, OperatorError, RecordList};
+use crate::outbox::SettledEffect;
+use crate::outbox::record_result::{Answered, EffectResult, answer};
 use crate::outbox::{statements, store_tx};
-use crate::transaction::statements::{self as records, Terms};
+use crate::transaction::statements::{self as records, WriteOptions};
 
 /// Records and effects that an operator must look at.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
     /// The records.
-    pub records: Page,
+    pub records: RecordList,
     /// Effects that are dead, or unknown with no verification due. A store without an outbox has none.
     pub effects: Vec<StoredEffect>,
     /// The cursor of the next effects, if there are more.
@@ -46,12 +46,12 @@ impl EffectAction {
         self.happened().change(effect).map(drop).ok_or_else(|| self.refused(effect))
     }
 
-    fn happened(self) -> Happened {
+    fn happened(self) -> EffectResult {
         let event = match self {
             EffectAction::Retry => EffectEvent::Retry,
             EffectAction::Discard => EffectEvent::Discard,
         };
-        Happened { event, made: None, why: None, provider_id: None, told: None }
+        EffectResult { event, made: None, why: None, provider_id: None, told: None }
     }
 
     fn refused(self, effect: &StoredEffect) -> OperatorError {
@@ -109,7 +109,7 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is no such effect, if it is neither dead nor unknown, or if it has just changed.
-    pub async fn retry(&self, seq: i64, act: &Act) -> Result<StoredEffect, OperatorError> {
+    pub async fn retry(&self, seq: i64, act: &OperatorAction) -> Result<StoredEffect, OperatorError> {
         self.act_on_effect(seq, EffectAction::Retry, act).await
     }
 
@@ -119,7 +119,7 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is no such effect, if it is neither dead nor unknown, or if it has just changed.
-    pub async fn discard(&self, seq: i64, act: &Act) -> Result<StoredEffect, OperatorError> {
+    pub async fn discard(&self, seq: i64, act: &OperatorAction) -> Result<StoredEffect, OperatorError> {
         self.act_on_effect(seq, EffectAction::Discard, act).await
     }
 
@@ -134,7 +134,8 @@ impl Operator {
         effects_after: i64,
         limit: u32,
     ) -> Result<DeadLetters, OperatorError> {
-        let filter = Filter { dead_letter: true, after: records_after, limit, ..Filter::default() };
+        let filter =
+            RecordFilter { dead_letter: true, after: records_after, limit, ..RecordFilter::default() };
         let records = self.find(filter).await?;
         let dead = EffectFilter { dead_letter: true, after: effects_after, limit, ..EffectFilter::default() };
         let (effects, next_effect) = match self.effects(dead).await {
@@ -148,10 +149,10 @@ impl Operator {
         &self,
         seq: i64,
         action: EffectAction,
-        act: &Act,
+        act: &OperatorAction,
     ) -> Result<StoredEffect, OperatorError> {
         let store = self.outbox()?;
-        let (terms, sent_at, act) = (Terms::of(store), Instant::now(), act.clone());
+        let (terms, sent_at, act) = (WriteOptions::of(store), Instant::now(), act.clone());
         let write = store_tx::run(store, move |tx| Box::pin(write(tx, seq, action, act, terms)));
         let answered = write.await??;
         if let Some(ibid) = &self.ibid {
@@ -174,8 +175,8 @@ async fn write(
     tx: &mut dyn SqlTx,
     seq: i64,
     action: EffectAction,
-    act: Act,
-    terms: Terms,
+    act: OperatorAction,
+    terms: WriteOptions,
 ) -> Result<Result<Option<Answered>, OperatorError>, SqlError> {
     let Some(effect) = statements::load(tx, seq, terms.now).await? else {
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
@@ -190,7 +191,7 @@ async fn write(
     let answered = match action {
         // A verification may have been due, with the record still waiting for it.
         EffectAction::Discard if effect.owes => {
-            answer(tx, &effect, &Settled::Dead { why: format!("{name} {act}") }, terms).await?
+            answer(tx, &effect, &SettledEffect::Dead { why: format!("{name} {act}") }, terms).await?
         }
         _ => None,
     };

@@ -1,11 +1,11 @@
 //! Why an operator's action was not done.
 
-use ibid_core::change::{History, Stored};
+use ibid_core::change::{History, StoredRecord};
 use ibid_core::machine::EffectState;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 
-use super::Page;
+use super::RecordList;
 
 /// Why an operator's action was not done.
 #[derive(Debug, thiserror::Error)]
@@ -16,12 +16,12 @@ pub enum OperatorError {
     NoSuchRecord,
     /// Several records have an id that begins so.
     #[error("several records begin so")]
-    Ambiguous(Page),
+    Ambiguous(RecordList),
     /// The record's state does not allow it; perhaps another action was first.
     #[error("the record is {}{}", state(.stored), said(.last))]
     NotNow {
         /// The record as it is now.
-        stored: Box<Stored>,
+        stored: Box<StoredRecord>,
         /// The last entry of its history that settled it.
         last: Option<Box<(Timestamp, History)>>,
     },
@@ -29,7 +29,7 @@ pub enum OperatorError {
     #[error("the record has changed since it was looked at: it is {}{}", state(.stored), said(.last))]
     Changed {
         /// The record as it is now.
-        stored: Box<Stored>,
+        stored: Box<StoredRecord>,
         /// The last entry of its history that settled it.
         last: Option<Box<(Timestamp, History)>>,
     },
@@ -61,7 +61,7 @@ pub enum OperatorError {
     Store(#[from] StoreError),
 }
 
-fn state(stored: &Stored) -> String {
+fn state(stored: &StoredRecord) -> String {
     let record = &stored.record;
     let expired = if record.is_expired(stored.now) { "expired " } else { "" };
     match record.note.status {

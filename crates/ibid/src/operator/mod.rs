@@ -7,18 +7,18 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Ibid, Settings};
-//! # use ibid::core::{act::Act, record::State};
+//! # use ibid::core::{act::OperatorAction, record::State};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
-//! use ibid::operator::{Filter, Found, Operator};
+//! use ibid::operator::{RecordFilter, Observation, Operator};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let ibid = Ibid::start(Arc::new(MemoryStore::new(Clock::system())), Settings::default()).await?;
 //! let operator = Operator::new(&ibid);
-//! let unknown = Filter { state: Some(State::Unknown), ..Filter::default() };
+//! let unknown = RecordFilter { state: Some(State::Unknown), ..RecordFilter::default() };
 //! for stored in operator.find(unknown).await?.records {
-//!     let act = Act::new("ann", "the provider never saw it")?;
-//!     operator.resolve(stored.record.id, None, &Found::NotExecuted, &act).await?;
+//!     let act = OperatorAction::new("ann", "the provider never saw it")?;
+//!     operator.resolve(stored.record.id, None, &Observation::NotExecuted, &act).await?;
 //! }
 //! # Ok(()) }
 //! ```
@@ -30,19 +30,19 @@ mod records;
 
 use std::sync::Arc;
 
-use ibid_core::change::{History, Stored};
+use ibid_core::change::{History, StoredRecord};
 use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::store::{Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use crate::ibid::Ibid;
 
-pub use bulk::{BULK_MAX, BulkAction, Preview, SeenVersion};
+pub use bulk::{BULK_MAX, BulkAction, BulkPreview, SeenVersion};
 pub use effects::{DeadLetters, EffectAction};
 pub use error::OperatorError;
-pub use ibid_core::act::{Act, ActError};
-pub use ibid_core::machine::Found;
-pub use ibid_core::store::{Filter, PathPattern};
+pub use ibid_core::machine::Observation;
+pub use ibid_core::operator_action::{OperatorAction, OperatorActionError};
+pub use ibid_core::store::{PathPattern, RecordFilter};
 pub use records::answer;
 
 /// Operator actions on one store.
@@ -55,9 +55,9 @@ pub struct Operator {
 
 /// One page of records, in the order of their ids.
 #[derive(Clone, Debug)]
-pub struct Page {
+pub struct RecordList {
     /// The records, without their responses.
-    pub records: Vec<Stored>,
+    pub records: Vec<StoredRecord>,
     /// The cursor of the next page, if there is one.
     pub next: Option<RecordId>,
 }
@@ -66,7 +66,7 @@ pub struct Page {
 #[derive(Clone, Debug)]
 pub struct RecordHistory {
     /// The record with its response.
-    pub stored: Stored,
+    pub stored: StoredRecord,
     /// What happened to it, oldest first.
     pub history: Vec<(Timestamp, History)>,
 }
@@ -89,10 +89,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn find(&self, filter: Filter) -> Result<Page, StoreError> {
+    pub async fn find(&self, filter: RecordFilter) -> Result<RecordList, StoreError> {
         let (limit, dead_letters) = (filter.limit as usize, filter.dead_letter);
         // One more than asked for tells whether there are more.
-        let wider = Filter { limit: filter.limit.saturating_add(1), ..filter };
+        let wider = RecordFilter { limit: filter.limit.saturating_add(1), ..filter };
         let mut records = self.store.list(wider).await?;
         let more = records.len() > limit;
         records.truncate(limit);
@@ -101,7 +101,7 @@ impl Operator {
             // A late response may still settle the others.
             records.retain(|stored| stored.record.is_dead_letter(stored.now));
         }
-        Ok(Page { records, next })
+        Ok(RecordList { records, next })
     }
 
     /// Returns the one record whose id begins with `prefix`.
@@ -109,8 +109,9 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, if there are several, or if the store cannot be read.
-    pub async fn get(&self, prefix: &IdPrefix) -> Result<Stored, OperatorError> {
-        let filter = Filter { prefix: Some(prefix.clone()), limit: AMBIGUOUS_MAX, ..Filter::default() };
+    pub async fn get(&self, prefix: &IdPrefix) -> Result<StoredRecord, OperatorError> {
+        let filter =
+            RecordFilter { prefix: Some(prefix.clone()), limit: AMBIGUOUS_MAX, ..RecordFilter::default() };
         let mut page = self.find(filter).await?;
         if page.records.len() > 1 {
             return Err(OperatorError::Ambiguous(page));
@@ -128,7 +129,7 @@ impl Operator {
         Ok(RecordHistory { stored, history: self.store.history(id).await? })
     }
 
-    async fn load(&self, id: RecordId) -> Result<Option<Stored>, StoreError> {
+    async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
         Ok(self.store.load(vec![id]).await?.pop().flatten())
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::act::Act;
-use ibid_core::change::{Change, Commit, Happened, History, Stored};
-use ibid_core::machine::{self, Answer, Found, Verdict};
+use ibid_core::change::{Change, Commit, History, HistoryKind, StoredRecord};
+use ibid_core::machine::{self, AttemptResponse, Observation, Verdict};
+use ibid_core::operator_action::OperatorAction;
 use ibid_core::record::Version;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
@@ -20,11 +20,17 @@ use crate::engine::apply_change;
 use crate::random::nonce;
 
 /// Builds the response that an operator gives, to be replayed to every retry.
-pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
+pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> AttemptResponse {
     let content_type = ("content-type".to_owned(), Bytes::copy_from_slice(content_type.as_bytes()));
     let response =
         Response { status, headers: vec![content_type], body: body.into(), trailers: Vec::new(), version: 0 };
-    Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id: None, proof: None }
+    AttemptResponse {
+        status,
+        retry_after: false,
+        kept: Some(response.to_bytes()),
+        provider_id: None,
+        proof: None,
+    }
 }
 
 impl Operator {
@@ -39,9 +45,9 @@ impl Operator {
         &self,
         id: RecordId,
         seen: Option<Version>,
-        found: &Found,
-        act: &Act,
-    ) -> Result<Stored, OperatorError> {
+        found: &Observation,
+        act: &OperatorAction,
+    ) -> Result<StoredRecord, OperatorError> {
         self.act_on_record(id, seen, &BulkAction::Resolve(found.clone()), act).await
     }
 
@@ -55,8 +61,8 @@ impl Operator {
         &self,
         id: RecordId,
         seen: Option<Version>,
-        act: &Act,
-    ) -> Result<Stored, OperatorError> {
+        act: &OperatorAction,
+    ) -> Result<StoredRecord, OperatorError> {
         self.act_on_record(id, seen, &BulkAction::Acknowledge, act).await
     }
 
@@ -70,8 +76,8 @@ impl Operator {
         &self,
         id: RecordId,
         seen: Option<Version>,
-        act: &Act,
-    ) -> Result<Stored, OperatorError> {
+        act: &OperatorAction,
+    ) -> Result<StoredRecord, OperatorError> {
         self.act_on_record(id, seen, &BulkAction::Forget, act).await
     }
 
@@ -80,8 +86,8 @@ impl Operator {
         id: RecordId,
         seen: Option<Version>,
         action: &BulkAction,
-        act: &Act,
-    ) -> Result<Stored, OperatorError> {
+        act: &OperatorAction,
+    ) -> Result<StoredRecord, OperatorError> {
         let mut stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
         // What an operator knows is about the attempts until now: it does not settle one that begins meanwhile.
         let as_of = stored.now;
@@ -93,7 +99,9 @@ impl Operator {
             let event = action.event(nonce(), as_of, act);
             let verdict = machine::decide(Some(&stored.record), &event, stored.now);
             let Verdict::Write(change, _) = verdict else { break };
-            if let BulkAction::Resolve(Found::Executed(Answer { kept: Some(kept), .. })) = action {
+            if let BulkAction::Resolve(Observation::Executed(AttemptResponse { kept: Some(kept), .. })) =
+                action
+            {
                 fits(kept, &stored)?;
             }
             match self.commit(&change).await? {
@@ -135,7 +143,7 @@ impl Operator {
     /// Returns the last line of history that settled the record, or else the last one.
     async fn last(&self, id: RecordId) -> Option<Box<(Timestamp, History)>> {
         let mut history = self.store.history(id).await.ok()?;
-        let settles = |line: &History| matches!(line.what, Happened::Settled | Happened::Operator);
+        let settles = |line: &History| matches!(line.what, HistoryKind::Settled | HistoryKind::Operator);
         let index = history.iter().rposition(|(_, line)| settles(line)).or(history.len().checked_sub(1))?;
         Some(Box::new(history.swap_remove(index)))
     }
@@ -148,7 +156,7 @@ impl Operator {
     }
 }
 
-fn fits(kept: &Bytes, stored: &Stored) -> Result<(), OperatorError> {
+fn fits(kept: &Bytes, stored: &StoredRecord) -> Result<(), OperatorError> {
     let max = stored.record.policy.max_response_body;
     let bytes = Response::from_bytes(kept).map_or(0, |response| response.body.len() as u64);
     if bytes > max { Err(OperatorError::TooLarge { bytes, max }) } else { Ok(()) }

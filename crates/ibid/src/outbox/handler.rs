@@ -7,24 +7,24 @@ use bytes::Bytes;
 use ibid_core::effect::StoredEffect;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use tokio::time::Instant;
 
 /// Carries out Effects of one kind. `T` is the transaction of the worker's [`Database`](ibid_core::sql::Database).
-pub trait Handler<T>: Send + Sync {
+pub trait EffectHandler<T>: Send + Sync {
     /// Makes the outside call, with no transaction open. What is not certain is [`CallOutcome::Uncertain`]; running out of
     /// time or panicking means the same.
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome>;
+    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome>;
 
     /// Whether an earlier call, whose outcome nobody saw, was made. Asked only of Effects declared `verified`.
-    fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
+    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
         let _ = call;
-        Box::pin(async { Verified::Unsure })
+        Box::pin(async { VerifyOutcome::Unsure })
     }
 
     /// What a webhook says was made, in this handler's own words: as `call` or `verify` would have given it. `told` has the
     /// payload's body for a result, and for an answer with the status of its outcome; a decline is an answer too.
-    fn told(&self, call: &Call, told: Made) -> Made {
+    fn on_evidence(&self, call: &EffectCall, told: CallResult) -> CallResult {
         let _ = call;
         told
     }
@@ -36,10 +36,10 @@ pub trait Handler<T>: Send + Sync {
     /// result kept; an end that is no success is taken up again once the claim has lapsed.
     fn record<'a>(
         &'a self,
-        call: &'a Call,
-        settled: &'a Settled,
+        call: &'a EffectCall,
+        settled: &'a SettledEffect,
         tx: &'a mut T,
-    ) -> Pending<'a, Result<(), BoxError>> {
+    ) -> BoxFuture<'a, Result<(), BoxError>> {
         let _ = (call, settled, tx);
         Box::pin(async { Ok(()) })
     }
@@ -50,7 +50,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// One call to be made.
 #[derive(Clone)]
-pub struct Call {
+pub struct EffectCall {
     /// The key for the provider: the same over every try.
     pub downstream_key: String,
     /// What was enqueued.
@@ -76,9 +76,9 @@ pub struct Call {
     pub deadline: Instant,
 }
 
-impl Call {
-    pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> Call {
-        Call {
+impl EffectCall {
+    pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> EffectCall {
+        EffectCall {
             downstream_key: effect.downstream_key.clone(),
             payload: effect.payload.clone(),
             tries: effect.tries,
@@ -95,9 +95,9 @@ impl Call {
 }
 
 /// Without payload and key: they are nobody's but the provider's.
-impl fmt::Debug for Call {
+impl fmt::Debug for EffectCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call")
+        f.debug_struct("EffectCall")
             .field("record", &self.record.short())
             .field("name", &self.name)
             .field("kind", &self.kind)
@@ -111,7 +111,7 @@ impl fmt::Debug for Call {
 #[derive(Clone, Debug)]
 pub enum CallOutcome {
     /// It was made.
-    Made(Made),
+    Made(CallResult),
     /// It certainly had no effect, and may have one later.
     NotMade {
         /// What stood in its way.
@@ -139,7 +139,7 @@ pub enum CallOutcome {
 
 /// What a call gave.
 #[derive(Clone, Debug, Default)]
-pub struct Made {
+pub struct CallResult {
     /// Kept with the Effect.
     pub result: Bytes,
     /// The provider's own id of what was done.
@@ -151,9 +151,9 @@ pub struct Made {
 
 /// What a look at the provider gave.
 #[derive(Clone, Debug)]
-pub enum Verified {
+pub enum VerifyOutcome {
     /// The call was made.
-    Made(Made),
+    Made(CallResult),
     /// It was not.
     NotMade,
     /// Nobody can tell yet.
@@ -162,9 +162,9 @@ pub enum Verified {
 
 /// How an Effect ended, for now or for good.
 #[derive(Clone, Debug)]
-pub enum Settled {
+pub enum SettledEffect {
     /// It is done.
-    Done(Made),
+    Done(CallResult),
     /// The provider refused, or the tries are used up. An operator may have it made after all.
     Dead {
         /// Why.

@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | nothing | `unknown`: a person finds out, nobody calls again |
 //! | [`repeatable`](NewEffect::repeatable) | called again, while the provider remembers the key |
-//! | [`verified`](NewEffect::verified) | [`Handler::verify`] is asked, once the call must have settled |
+//! | [`verified`](NewEffect::verified) | [`EffectHandler::verify`] is asked, once the call must have settled |
 //!
 //! What is `unknown`, whatever was declared, is also settled by a signed webhook of the provider that names the key or the
 //! provider's own id (`ibid::http::hooks`, or [`Ibid::hear`](crate::Ibid::hear)).
@@ -19,42 +19,42 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Begin, Ibid, Settings};
-//! # use ibid::core::{fingerprint::Asked, key::Key, policy::Policy, response::Response, store::Pending};
+//! # use ibid::core::{fingerprint::RequestView, key::Key, policy::Policy, response::Response, store::BoxFuture};
 //! # use ibid::core::scope::{Identity, Operation, Tenant};
 //! # use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 //! # use ibid::transaction::{Database, rusqlite::{Rusqlite, RusqliteTx}};
 //! # struct Body;
-//! # impl Asked for Body {
+//! # impl RequestView for Body {
 //! #     fn method(&self) -> &str { "POST" }
 //! #     fn path(&self) -> &str { "/payments" }
 //! #     fn query(&self) -> Option<&str> { None }
 //! #     fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 //! #     fn body(&self) -> &[u8] { b"{}" }
 //! # }
-//! use ibid::outbox::{BoxError, Call, Handler, Made, NewEffect, CallOutcome, Settled, Worker};
+//! use ibid::outbox::{BoxError, EffectCall, EffectHandler, CallResult, NewEffect, CallOutcome, SettledEffect, Worker};
 //!
 //! struct Charge;
 //!
-//! impl Handler<RusqliteTx<'static>> for Charge {
-//!     fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
+//! impl EffectHandler<RusqliteTx<'static>> for Charge {
+//!     fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
 //!         Box::pin(async move {
 //!             // Here the provider is called, under `call.downstream_key` and before `call.deadline`.
 //!             let provider_id = Some(format!("ch_{}", call.downstream_key));
-//!             CallOutcome::Made(Made { provider_id, ..Made::default() })
+//!             CallOutcome::Made(CallResult { provider_id, ..CallResult::default() })
 //!         })
 //!     }
 //!
 //!     fn record<'a>(
 //!         &'a self,
-//!         call: &'a Call,
-//!         settled: &'a Settled,
+//!         call: &'a EffectCall,
+//!         settled: &'a SettledEffect,
 //!         tx: &'a mut RusqliteTx<'static>,
-//!     ) -> Pending<'a, Result<(), BoxError>> {
+//!     ) -> BoxFuture<'a, Result<(), BoxError>> {
 //!         Box::pin(async move {
 //!             let state = match settled {
-//!                 Settled::Done(_) => "succeeded",
+//!                 SettledEffect::Done(_) => "succeeded",
 //!                 // An earlier try may have made it: only the provider can tell.
-//!                 Settled::Dead { .. } | Settled::Unknown { .. } => "in review",
+//!                 SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => "in review",
 //!             };
 //!             let id = std::str::from_utf8(&call.payload)?;
 //!             tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;
@@ -97,18 +97,18 @@
 //! other, and one that needs a person holds up those behind it until an operator
 //! [retries](crate::operator::Operator::retry) or [discards](crate::operator::Operator::discard) it.
 
-pub use ibid_core::effect::{EffectFilter, NewEffect, Rules, Safety, StoredEffect};
+pub use ibid_core::effect::{EffectFilter, EffectRules, NewEffect, Safety, StoredEffect};
 pub use ibid_core::machine::EffectState;
 
 mod handler;
 
 mod worker;
 
-pub(crate) mod carry;
+pub(crate) mod execute;
 
-pub(crate) mod ending;
+pub(crate) mod record_result;
 
-mod kept;
+mod unrecorded;
 
 pub(crate) mod statements;
 
@@ -134,5 +134,7 @@ pub(crate) struct OutboxState {
     pub(crate) kinds: KindRegistry,
 }
 
-pub use handler::{BoxError, Call, CallOutcome, Handler, Made, Settled, Verified};
-pub use worker::{Builder, Round, Within, Worker, WorkerError};
+pub use handler::{
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome,
+};
+pub use worker::{HandlerLimits, Worker, WorkerBuilder, WorkerError, WorkerRound};

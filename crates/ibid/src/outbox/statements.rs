@@ -2,24 +2,24 @@
 //!
 //! Like a store they compare versions and instants and hold no opinion on states. They must not know any driver.
 
-use ibid_core::effect::{EffectChange, EffectFilter, Rules, StoredEffect, Take};
-use ibid_core::evidence::{EffectAt, EventName, USED_KEPT_FOR};
+use ibid_core::effect::{EffectChange, EffectClaim, EffectFilter, EffectRules, StoredEffect};
+use ibid_core::evidence::{EffectRef, EventName, USED_KEPT_FOR};
 use ibid_core::machine::EffectState;
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Type::{Bool, Bytes as Blob, I64, Text};
-use ibid_core::sql::{Param, Row, SqlError, SqlTx, Type};
+use ibid_core::sql::{Param, SqlError, SqlRow, SqlTx, Type};
 use ibid_core::time::Timestamp;
 
 use crate::transaction::statements::{
-    Both, Terms, bits, both, instant, interval, mark, micros, nonce, number, of,
+    DialectSql, WriteOptions, bits, both, instant, interval, mark, micros, nonce, number, of,
 };
 
 /// Takes what is due. The rows are as they stand after the take.
 pub(crate) async fn take(
     tx: &mut dyn SqlTx,
-    take: &Take,
-    terms: Terms,
+    take: &EffectClaim,
+    terms: WriteOptions,
 ) -> Result<Vec<StoredEffect>, SqlError> {
     let statement = of(tx, &TAKE);
     let (from, to) = take.reason.states();
@@ -44,7 +44,7 @@ pub(crate) async fn take(
 pub(crate) async fn commit(
     tx: &mut dyn SqlTx,
     change: &EffectChange,
-    terms: Terms,
+    terms: WriteOptions,
 ) -> Result<Option<Timestamp>, SqlError> {
     let statement = of(tx, &COMMIT);
     let version = version_after(change);
@@ -85,14 +85,14 @@ pub(crate) async fn load(
 /// The Effects that somebody outside may mean, by a name that the provider knows: one, unless the name is no name.
 pub(crate) async fn find(
     tx: &mut dyn SqlTx,
-    at: &EffectAt,
+    at: &EffectRef,
     now: Option<Timestamp>,
 ) -> Result<Vec<StoredEffect>, SqlError> {
     let found = match at {
-        EffectAt::DownstreamKey(key) => {
+        EffectRef::DownstreamKey(key) => {
             tx.query(of(tx, &FIND_BY_KEY), &[instant(now), Param::Text(key)]).await?
         }
-        EffectAt::ProviderId { kind, id } => {
+        EffectRef::ProviderId { kind, id } => {
             let params = [instant(now), Param::Text(id), Param::Text(kind)];
             tx.query(of(tx, &FIND_BY_PROVIDER), &params).await?
         }
@@ -143,12 +143,12 @@ pub(crate) fn version_after(change: &EffectChange) -> Version {
     Version { count: change.expect.count.wrapping_add(1), nonce: change.nonce }
 }
 
-fn read(rows: Vec<Row>) -> Result<Vec<StoredEffect>, SqlError> {
+fn read(rows: Vec<SqlRow>) -> Result<Vec<StoredEffect>, SqlError> {
     rows.into_iter().map(effect).collect()
 }
 
 /// The Effect in a row. What this program can't read is an error, never a default.
-fn effect(mut row: Row) -> Result<StoredEffect, SqlError> {
+fn effect(mut row: SqlRow) -> Result<StoredEffect, SqlError> {
     let row = &mut row;
     let seq = row.i64()?;
     let id: [u8; RecordId::LEN] =
@@ -162,7 +162,7 @@ fn effect(mut row: Row) -> Result<StoredEffect, SqlError> {
     let created_at = at()?.ok_or_else(|| SqlError::wrong("an instant"))?;
     let (called_at, ended_at, done_at) = (at()?, at()?, at()?);
     let (aggregate, downstream_key) = (row.maybe_text()?, row.text()?);
-    let rules = Rules::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("readable rules"))?;
+    let rules = EffectRules::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("readable rules"))?;
     let (owes, trace, payload) = (row.bool()?, row.maybe_text()?, row.bytes()?);
     let (result, provider_id, last_error) = (row.maybe_bytes()?, row.maybe_text()?, row.maybe_text()?);
     Ok(StoredEffect {
@@ -203,13 +203,13 @@ const EFFECT: &[Type] = &[
     Text, Blob, Blob, Text, Text, I64,
 ];
 
-static TAKE: Both = both!("take.sql", EFFECT);
-static COMMIT: Both = both!("commit.sql", &[I64]);
-static LOAD: Both = both!("load.sql", EFFECT);
-static FIND_BY_KEY: Both = both!("find_by_key.sql", EFFECT);
-static FIND_BY_PROVIDER: Both = both!("find_by_provider.sql", EFFECT);
-static EVIDENCE_USE: Both = both!("evidence_use.sql", &[]);
-static LIST: Both = both!("list.sql", EFFECT);
-static LIST_DEAD: Both = both!("list_dead.sql", EFFECT);
-static LIST_OF_RECORD: Both = both!("list_of_record.sql", EFFECT);
-static LIST_OF_STATE: Both = both!("list_of_state.sql", EFFECT);
+static TAKE: DialectSql = both!("take.sql", EFFECT);
+static COMMIT: DialectSql = both!("commit.sql", &[I64]);
+static LOAD: DialectSql = both!("load.sql", EFFECT);
+static FIND_BY_KEY: DialectSql = both!("find_by_key.sql", EFFECT);
+static FIND_BY_PROVIDER: DialectSql = both!("find_by_provider.sql", EFFECT);
+static EVIDENCE_USE: DialectSql = both!("evidence_use.sql", &[]);
+static LIST: DialectSql = both!("list.sql", EFFECT);
+static LIST_DEAD: DialectSql = both!("list_dead.sql", EFFECT);
+static LIST_OF_RECORD: DialectSql = both!("list_of_record.sql", EFFECT);
+static LIST_OF_STATE: DialectSql = both!("list_of_state.sql", EFFECT);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::sql::{SqlError, SqlTx};
-use ibid_core::store::{Pending, SqlStore, Store, StoreError, Work};
+use ibid_core::store::{BoxFuture, SqlStore, Store, StoreError, Work};
 
 use super::statements;
 
@@ -22,7 +22,7 @@ pub(crate) async fn list(
 /// Runs `work` in one transaction and returns its result once the transaction has committed.
 pub(crate) async fn run<T: Send + 'static>(
     store: &dyn SqlStore,
-    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> Pending<'a, Result<T, SqlError>> + Send + 'static,
+    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> BoxFuture<'a, Result<T, SqlError>> + Send + 'static,
 ) -> Result<T, StoreError> {
     let result = Arc::new(Mutex::new(None));
     let slot = result.clone();

@@ -6,18 +6,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::effect::{Rules, StoredEffect, Take};
+use ibid_core::effect::{EffectClaim, EffectRules, StoredEffect};
 use ibid_core::machine::{ClaimReason, EffectState};
-use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
+use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 use metrics::counter;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::carry::Held;
 use super::continue_trace;
-use super::ending::Ended;
-use super::handler::Handler;
+use super::execute::ClaimedEffect;
+use super::handler::EffectHandler;
+use super::record_result::Ended;
 use super::statements;
 use crate::backoff::spread;
 use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};
@@ -26,8 +26,8 @@ use crate::ibid::Ibid;
 use crate::random::nonce;
 use crate::telemetry;
 use crate::transaction::TxError;
-use crate::transaction::inside::sql;
-use crate::transaction::statements::Terms;
+use crate::transaction::attempt_tx::sql;
+use crate::transaction::statements::WriteOptions;
 
 /// Executes effects. Built by [`Worker::builder`].
 pub struct Worker<D: Database> {
@@ -39,23 +39,23 @@ pub struct Worker<D: Database> {
 }
 
 /// Options of a [`Worker`].
-pub struct Builder<D: Database> {
+pub struct WorkerBuilder<D: Database> {
     ibid: Ibid,
     database: D,
     handlers: Handlers<D::Tx>,
     /// Time limits of the kinds that have none of their own.
-    within: Within,
+    within: HandlerLimits,
     concurrency: usize,
     poll_every: Duration,
     stop_within: Option<Duration>,
 }
 
 /// The handler of each kind, and its own time limits if it has any.
-type Handlers<T> = HashMap<String, (Arc<dyn Handler<T>>, Option<Within>)>;
+type Handlers<T> = HashMap<String, (Arc<dyn EffectHandler<T>>, Option<HandlerLimits>)>;
 
 /// Time limits of one kind of effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Within {
+pub struct HandlerLimits {
     /// How long a call, a verification or the handler's rows may take.
     pub timeout: Duration,
     /// The shortest lease in the rules of these effects. A call under a shorter lease is broken off when that ends.
@@ -87,7 +87,7 @@ pub enum WorkerError {
 
 /// How many effects one round came to which end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Round {
+pub struct WorkerRound {
     /// Effects whose call was made.
     pub done: u32,
     /// Effects that will be tried or verified again.
@@ -98,10 +98,10 @@ pub struct Round {
     pub lost: u32,
 }
 
-impl Round {
+impl WorkerRound {
     /// Returns whether nothing was due.
     pub fn is_idle(&self) -> bool {
-        *self == Round::default()
+        *self == WorkerRound::default()
     }
 
     fn add(&mut self, ended: Ended) {
@@ -115,20 +115,20 @@ impl Round {
     }
 }
 
-impl<D: Database + 'static> Builder<D> {
+impl<D: Database + 'static> WorkerBuilder<D> {
     /// Executes effects of this kind. A second handler of one kind replaces the first.
-    pub fn on(mut self, kind: impl Into<String>, handler: impl Handler<D::Tx> + 'static) -> Self {
+    pub fn on(mut self, kind: impl Into<String>, handler: impl EffectHandler<D::Tx> + 'static) -> Self {
         self.handlers.insert(kind.into(), (Arc::new(handler), None));
         self
     }
 
     /// Like [`on`](Builder::on), with separate time limits: for a provider that is slower than others, or must not be
     /// waited for.
-    pub fn on_within(
+    pub fn on_with_limits(
         mut self,
         kind: impl Into<String>,
-        within: Within,
-        handler: impl Handler<D::Tx> + 'static,
+        within: HandlerLimits,
+        handler: impl EffectHandler<D::Tx> + 'static,
     ) -> Self {
         self.handlers.insert(kind.into(), (Arc::new(handler), Some(within)));
         self
@@ -172,7 +172,7 @@ impl<D: Database + 'static> Builder<D> {
     ///
     /// Fails if the store has no outbox, if there is nothing to do, or if a call could outlast its claim.
     pub fn build(self) -> Result<Worker<D>, WorkerError> {
-        let Builder { ibid, database, handlers, within, concurrency, poll_every, stop_within } = self;
+        let WorkerBuilder { ibid, database, handlers, within, concurrency, poll_every, stop_within } = self;
         if ibid.store().sql().is_none() {
             return Err(WorkerError::NoSql);
         }
@@ -181,7 +181,7 @@ impl<D: Database + 'static> Builder<D> {
         }
         let mut by_kind = HashMap::new();
         for (kind, (handler, own)) in handlers {
-            let Within { timeout, lease } = own.unwrap_or(within);
+            let HandlerLimits { timeout, lease } = own.unwrap_or(within);
             if timeout >= lease {
                 return Err(WorkerError::OutlastsLease { kind, timeout, lease });
             }
@@ -198,12 +198,12 @@ impl<D: Database + 'static> Builder<D> {
 
 impl<D: Database + 'static> Worker<D> {
     /// Starts to build a worker for the outbox of this store, in the application's database.
-    pub fn builder(ibid: Ibid, database: D) -> Builder<D> {
-        Builder {
+    pub fn builder(ibid: Ibid, database: D) -> WorkerBuilder<D> {
+        WorkerBuilder {
             ibid,
             database,
             handlers: HashMap::new(),
-            within: Within { timeout: TIMEOUT, lease: Rules::default().lease() },
+            within: HandlerLimits { timeout: TIMEOUT, lease: EffectRules::default().lease() },
             concurrency: CONCURRENCY,
             poll_every: POLL_EVERY,
             stop_within: None,
@@ -217,7 +217,7 @@ impl<D: Database + 'static> Worker<D> {
     }
 
     /// Works until `stop` resolves. Then it claims nothing more and waits for its running effects, for a bounded time
-    /// ([`Builder::stop_within`]).
+    /// ([`WorkerBuilder::stop_within`]).
     pub async fn run_until(&self, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut in_hand = JoinSet::new();
@@ -257,12 +257,12 @@ impl<D: Database + 'static> Worker<D> {
     /// # Errors
     ///
     /// Fails if the effects could not be claimed.
-    pub async fn run_once(&self) -> Result<Round, TxError> {
+    pub async fn run_once(&self) -> Result<WorkerRound, TxError> {
         let mut in_hand = JoinSet::new();
         for taken in self.taken(self.concurrency, true).await? {
             self.begin(&mut in_hand, taken);
         }
-        let mut round = Round::default();
+        let mut round = WorkerRound::default();
         while let Some(ended) = in_hand.join_next().await {
             round.add(ended.map_or(Ended::Unwritten, |(ended, _)| ended));
         }
@@ -306,7 +306,7 @@ impl<D: Database + 'static> Worker<D> {
             continue_trace(&span, trace);
         }
         let in_order = effect.aggregate.is_some();
-        let held = Held {
+        let held = ClaimedEffect {
             ibid: self.ibid.clone(),
             database: self.handlers.database.clone(),
             handler: handler.clone(),
@@ -316,7 +316,7 @@ impl<D: Database + 'static> Worker<D> {
             is_confirmed,
             at,
         };
-        in_hand.spawn(async move { (held.carry_out().await, in_order) }.instrument(span));
+        in_hand.spawn(async move { (held.execute().await, in_order) }.instrument(span));
     }
 
     /// Claims up to `limit` due effects: for every reason, or only those whose call has to be made.
@@ -324,7 +324,7 @@ impl<D: Database + 'static> Worker<D> {
         let mut tries = 0;
         loop {
             match self.taken_once(limit, everything).await {
-                Err(error) if error.is_again() && tries < TAKE_TRIES_MAX => tries += 1,
+                Err(error) if error.is_retryable() && tries < TAKE_TRIES_MAX => tries += 1,
                 taken => return taken,
             }
         }
@@ -337,7 +337,7 @@ impl<D: Database + 'static> Worker<D> {
         if store.dialect() != tx.dialect() {
             return Err(TxError::OtherDialect);
         }
-        let terms = Terms::of(store);
+        let terms = WriteOptions::of(store);
         let kinds: Vec<String> = self.handlers.by_kind.keys().cloned().collect();
         let mut taken = Vec::new();
         let reasons = ClaimReason::ALL.into_iter();
@@ -346,7 +346,7 @@ impl<D: Database + 'static> Worker<D> {
             if left == 0 {
                 break;
             }
-            let take = Take { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
+            let take = EffectClaim { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
             let effects = statements::take(&mut tx, &take, terms).await?;
             taken.extend(effects.into_iter().map(|effect| Taken { effect, reason, is_confirmed: true, at }));
         }
@@ -356,17 +356,17 @@ impl<D: Database + 'static> Worker<D> {
             return Ok(taken);
         }
         if failpoint::at("claim.before").await == Hit::Error {
-            return Err(SqlError::new(Fault::Again, "a failpoint").into());
+            return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
         }
         let committed = match tx.commit().await {
             Ok(()) if failpoint::at("claim.after").await == Hit::Lost => {
-                Err(SqlError::new(Fault::Lost, "a failpoint"))
+                Err(SqlError::new(SqlFault::Lost, "a failpoint"))
             }
             committed => committed,
         };
         match committed {
             Ok(()) => Ok(taken),
-            Err(error) if error.fault() == Fault::Lost => {
+            Err(error) if error.fault() == SqlFault::Lost => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "commit of a claim got no reply; giving the effects back"
@@ -405,10 +405,10 @@ impl<D: Database> fmt::Debug for Worker<D> {
     }
 }
 
-impl<D: Database> fmt::Debug for Builder<D> {
+impl<D: Database> fmt::Debug for WorkerBuilder<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds: Vec<_> = self.handlers.keys().collect();
-        f.debug_struct("Builder").field("kinds", &kinds).finish_non_exhaustive()
+        f.debug_struct("WorkerBuilder").field("kinds", &kinds).finish_non_exhaustive()
     }
 }
 

@@ -9,13 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, Stored};
-use ibid_core::evidence::{Evidence, Kept, Open, USED_KEPT_FOR, Witness};
+use ibid_core::change::{BodyKind, Change, Commit, Expect, History, Stamp, StoredRecord};
+use ibid_core::evidence::{Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{Course, FROM_THE_START, Reaped, Ripe};
-use ibid_core::record::{Nonce, Note, Record, State, Version};
+use ibid_core::reap::{CURSOR_START, ReapCount, ReapStep, ReapTarget};
+use ibid_core::record::{Nonce, Record, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, RecordId};
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, Store, StoreError};
+use ibid_core::store::{
+    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, Store, StoreError,
+};
 use ibid_core::time::Timestamp;
 
 use super::clock::Clock;
@@ -52,28 +54,31 @@ impl Store for MemoryStore {
         KIND
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
         Box::pin(async move {
             let (rooms, now) = self.enter();
             Ok(ids.iter().map(|id| rooms.stored(id, now)).collect())
         })
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
         Box::pin(async move {
             let (mut rooms, now) = self.enter();
             changes.iter().map(|change| rooms.commit(change, now)).collect()
         })
     }
 
-    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+    fn renew(
+        &self,
+        leases: Vec<(RecordId, Version)>,
+    ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move {
             let (mut rooms, now) = self.enter();
             Ok(leases.iter().map(|(id, version)| rooms.renew(id, *version, now)).collect())
         })
     }
 
-    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(async move {
             let (rooms, now) = self.enter();
             let (low, high) = ids();
@@ -83,27 +88,30 @@ impl Store for MemoryStore {
         })
     }
 
-    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
+    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(async move {
             let (started, (mut rooms, now)) = (Instant::now(), self.enter());
             let reaped = match course {
-                Course::Records => rooms.reap(Timestamp::from_micros(from), limit, now),
-                Course::History { keep } => rooms.forget(keep, limit, now),
+                ReapTarget::Records => rooms.reap(Timestamp::from_micros(from), limit, now),
+                ReapTarget::History { keep } => rooms.forget(keep, limit, now),
                 // There is no outbox, and memory is the allocator's.
-                Course::Effects { .. } | Course::Room => Reaped::default(),
+                ReapTarget::Effects { .. } | ReapTarget::Room => ReapStep::default(),
             };
-            Ok(Reaped { took: started.elapsed(), ..reaped })
+            Ok(ReapStep { took: started.elapsed(), ..reaped })
         })
     }
 
-    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
         Box::pin(async move {
             let (rooms, now) = self.enter();
             Ok(ripe(&rooms, course, now))
         })
     }
 
-    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
         Box::pin(async move {
             let room = self.enter();
             let mut named = room
@@ -116,11 +124,11 @@ impl Store for MemoryStore {
         })
     }
 
-    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(async move { Ok(self.enter().0.bodies(&id, birth)) })
     }
 
-    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
+    fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move { Ok(self.enter().0.settings.get(&name).cloned()) })
     }
@@ -130,7 +138,7 @@ impl Store for MemoryStore {
         name: &str,
         expected: Option<Bytes>,
         value: Bytes,
-    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+    ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move {
             let mut rooms = self.enter().0;
@@ -144,7 +152,7 @@ impl Store for MemoryStore {
 }
 
 impl Browse for MemoryStore {
-    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(async move {
             let (rooms, now) = self.enter();
             let (low, high) = filter.prefix.as_ref().map_or_else(ids, |prefix| prefix.bounds());
@@ -154,18 +162,18 @@ impl Browse for MemoryStore {
             };
             let in_order = rooms.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
             let records = in_order.map(|(_, row)| &row.record).filter(|record| filter.fits(record, now));
-            let stored = records.map(|record| Stored { record: record.clone(), answer: None, now });
+            let stored = records.map(|record| StoredRecord { record: record.clone(), answer: None, now });
             Ok(stored.take(filter.limit as usize).collect())
         })
     }
 
-    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
         Box::pin(async move { Ok(self.enter().0.history.get(&id).cloned().unwrap_or_default()) })
     }
 
-    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         Box::pin(async move {
-            let mut counts = Counts::default();
+            let mut counts = RecordCounts::default();
             let (rooms, now) = self.enter();
             for row in rooms.rows.values() {
                 if let Some(place) = State::ALL.iter().position(|state| *state == row.record.state) {
@@ -180,12 +188,12 @@ impl Browse for MemoryStore {
     }
 }
 
-impl Witness for MemoryStore {
-    fn testify(
+impl EvidenceStore for MemoryStore {
+    fn insert_evidence(
         &self,
         evidence: Evidence,
         keep_for: Duration,
-    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+    ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
         Box::pin(async move {
             let (mut rooms, now) = self.enter();
             let known = rooms.evidence.iter().find(|(kept, _)| kept.evidence.name == evidence.name);
@@ -195,25 +203,29 @@ impl Witness for MemoryStore {
             let as_of = now.before(evidence.age);
             let seq = rooms.evidence.last().map_or(1, |(last, _)| last.seq + 1);
             let evidence = Evidence { age: Duration::ZERO, ..evidence };
-            let kept = Kept { seq, evidence, as_of, open: true };
+            let kept = StoredEvidence { seq, evidence, as_of, open: true };
             rooms.evidence.push((kept.clone(), now.after(keep_for)));
             Ok((kept, true))
         })
     }
 
-    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+    fn open_evidence(
+        &self,
+        which: EvidenceQuery,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>> {
         Box::pin(async move {
             let rooms = self.enter().0;
             let open = rooms.evidence.iter().map(|(kept, _)| kept).filter(|kept| kept.open);
             let fits = open.filter(|kept| match which {
-                Open::Of(id) => kept.evidence.about.id() == id,
-                Open::After(seq) => kept.seq > seq,
+                EvidenceQuery::Of(id) => kept.evidence.about.id() == id,
+                EvidenceQuery::After(seq) => kept.seq > seq,
             });
             Ok(fits.take(limit as usize).cloned().collect())
         })
     }
 
-    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
+    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let mut rooms = self.enter().0;
             let named = rooms.evidence.iter_mut().filter(|(kept, _)| seqs.contains(&kept.seq));
@@ -222,7 +234,7 @@ impl Witness for MemoryStore {
         })
     }
 
-    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             let (mut rooms, now) = self.enter();
             let mut gone = 0;
@@ -236,21 +248,21 @@ impl Witness for MemoryStore {
     }
 }
 
-fn ripe(rooms: &Rooms, course: Course, now: Timestamp) -> Ripe {
-    let mut ripe = Ripe::default();
+fn ripe(rooms: &Rooms, course: ReapTarget, now: Timestamp) -> ReapCount {
+    let mut ripe = ReapCount::default();
     match course {
-        Course::Records => {
+        ReapTarget::Records => {
             for (_, id) in rooms.reap.range(..=(now, ids().1)) {
                 let goes = rooms.rows.get(id).is_some_and(|row| row.record.is_purgeable(now));
                 *(if goes { &mut ripe.remove } else { &mut ripe.strip }) += 1;
             }
         }
-        Course::History { keep } => {
+        ReapTarget::History { keep } => {
             let of_the_gone = rooms.history.iter().filter(|(id, _)| !rooms.rows.contains_key(id));
             let old = of_the_gone.flat_map(|(_, lines)| lines).filter(|(at, _)| at.after(keep) <= now);
             ripe.remove = old.count() as u64;
         }
-        Course::Effects { .. } | Course::Room => {}
+        ReapTarget::Effects { .. } | ReapTarget::Room => {}
     }
     ripe
 }
@@ -267,7 +279,7 @@ struct Rooms {
     history: HashMap<RecordId, Vec<(Timestamp, History)>>,
     settings: HashMap<String, Bytes>,
     /// In the order of arrival, each with its end.
-    evidence: Vec<(Kept, Timestamp)>,
+    evidence: Vec<(StoredEvidence, Timestamp)>,
 }
 
 #[derive(Debug)]
@@ -341,10 +353,10 @@ impl Rooms {
     }
 
     /// Removes what is past its time, and strips what is only expired.
-    fn reap(&mut self, from: Timestamp, limit: u32, now: Timestamp) -> Reaped {
+    fn reap(&mut self, from: Timestamp, limit: u32, now: Timestamp) -> ReapStep {
         let oldest_first = self.reap.range((from, ids().0)..=(now, ids().1)).take(limit as usize);
         let ripe: Vec<(Timestamp, RecordId)> = oldest_first.copied().collect();
-        let mut reaped = Reaped::default();
+        let mut reaped = ReapStep::default();
         for (_, id) in &ripe {
             // What is in the order is on the shelf.
             let Some(mut row) = self.take(id) else { continue };
@@ -358,7 +370,7 @@ impl Rooms {
             let record = Arc::make_mut(&mut row.record);
             record.version.count += 1;
             record.identity = Arc::new(Identity::forgotten());
-            record.note = Note::default();
+            record.note = RecordDetails::default();
             self.due.extend(row.record.due_at.map(|at| (row.record.state, at, *id)));
             self.shelve(row);
             reaped.stripped += 1;
@@ -370,7 +382,7 @@ impl Rooms {
     }
 
     /// Drops old lines of records that are gone, of so many at a time.
-    fn forget(&mut self, keep: Duration, limit: u32, now: Timestamp) -> Reaped {
+    fn forget(&mut self, keep: Duration, limit: u32, now: Timestamp) -> ReapStep {
         let is_old = |(at, _): &(Timestamp, History)| at.after(keep) <= now;
         let with_old = self
             .history
@@ -387,8 +399,8 @@ impl Rooms {
                 self.history.remove(id);
             }
         }
-        let next = (ids.len() == limit as usize && removed > 0).then_some(FROM_THE_START);
-        Reaped { removed, next, ..Reaped::default() }
+        let next = (ids.len() == limit as usize && removed > 0).then_some(CURSOR_START);
+        ReapStep { removed, next, ..ReapStep::default() }
     }
 
     /// Takes a row out, and out of both orders.
@@ -403,15 +415,17 @@ impl Rooms {
         Some(row)
     }
 
-    fn renew(&mut self, id: &RecordId, version: Version, now: Timestamp) -> Renewed {
-        let Some(row) = self.rows.get_mut(id) else { return Renewed::Lost };
+    fn renew(&mut self, id: &RecordId, version: Version, now: Timestamp) -> RenewOutcome {
+        let Some(row) = self.rows.get_mut(id) else { return RenewOutcome::Lost };
         let record = Arc::make_mut(&mut row.record);
-        let Some(was) = record.due_at.filter(|_| record.version == version) else { return Renewed::Lost };
+        let Some(was) = record.due_at.filter(|_| record.version == version) else {
+            return RenewOutcome::Lost;
+        };
         let until = now.after(record.policy.lease);
         self.due.remove(&(record.state, was, *id));
         self.due.insert((record.state, until, *id));
         record.due_at = Some(until);
-        Renewed::Until(until)
+        RenewOutcome::Until(until)
     }
 
     fn bodies(&self, id: &RecordId, birth: Nonce) -> Vec<(u32, Bytes)> {
@@ -420,12 +434,12 @@ impl Rooms {
         own.map(|(kind, (_, data))| (*kind, data.clone())).collect()
     }
 
-    fn stored(&self, id: &RecordId, now: Timestamp) -> Option<Stored> {
+    fn stored(&self, id: &RecordId, now: Timestamp) -> Option<StoredRecord> {
         let row = self.rows.get(id)?;
         let kept = row.bodies.get(&BodyKind::Answer.code());
         // A body of an earlier generation answers another request.
         let answer = kept.filter(|(birth, _)| *birth == row.record.birth).map(|(_, data)| data.clone());
-        Some(Stored { record: row.record.clone(), answer, now })
+        Some(StoredRecord { record: row.record.clone(), answer, now })
     }
 }
 

@@ -10,7 +10,7 @@ pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub mod rows;
+pub mod read_only_query;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod runs;
 #[cfg(feature = "sqlite")]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibid_core::policy::Policy;
-use ibid_core::record::{Flags, Note, State};
+use ibid_core::record::{Flags, RecordDetails, State};
 
 /// Runs under one set of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Sampling {
     /// took as long as others took to notice; so did what seems to have run for longer than it may.
     fn took(&self, row: &Row) -> Option<(i64, i64)> {
         let flags = Flags::from_bits(row.flags);
-        let note = Note::from_bytes(&row.note)?;
+        let note = RecordDetails::from_bytes(&row.note)?;
         let took = row.completed_at?.checked_sub(row.ran_at?)?;
         let max = i64::try_from(self.0.get(&row.policy)?.max_run.as_micros()).unwrap_or(i64::MAX);
         let counts = row.state == State::Completed.code()
@@ -120,7 +120,7 @@ mod tests {
             completed_at: Some(took_ms + took_ms * 1000),
             method: "POST".to_owned(),
             path: path.to_owned(),
-            note: Note::default().to_bytes(),
+            note: RecordDetails::default().to_bytes(),
         }
     }
 
@@ -133,7 +133,10 @@ mod tests {
         let mut rows: Vec<Row> = (1..=200).map(|ms| row("/a", ms)).collect();
         rows.push(row("/a", 3));
         rows.push(Row { state: State::Unknown.code(), ..row("/a", 90_000) });
-        rows.push(Row { note: Note { lapses: 1, ..Note::default() }.to_bytes(), ..row("/a", 90_001) });
+        rows.push(Row {
+            note: RecordDetails { lapses: 1, ..RecordDetails::default() }.to_bytes(),
+            ..row("/a", 90_001)
+        });
         rows.push(Row { ran_at: None, ..row("/a", 90_002) });
         rows.push(row("/a", 16 * 60_000));
         rows.push(Row { policy: 9, ..row("/a", 90_003) });

@@ -20,9 +20,9 @@ use diesel_async::{
     AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager,
 };
 use ibid_core::sql::{
-    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+    Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement, Type, Value,
 };
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 
 use super::TxError;
 
@@ -102,7 +102,7 @@ impl SqlTx for DieselTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(async move {
             *self.proven.get_mut() = false;
             let done = bound(statement, params).execute(self.connection()).await.map_err(failure)?;
@@ -115,7 +115,7 @@ impl SqlTx for DieselTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
             *self.proven.get_mut() = false;
             let found: Vec<Raw> = bound(statement, params).load(self.connection()).await.map_err(failure)?;
@@ -130,7 +130,7 @@ impl OwnedTx for DieselTx {
         let ended = self.try_commit().await;
         match &ended {
             Ok(()) => self.held = None,
-            Err(error) if error.fault() == Fault::Lost => {}
+            Err(error) if error.fault() == SqlFault::Lost => {}
             // The server said no, so the connection is good; what remains of the transaction must go first.
             Err(_) => drop(self.try_rollback().await),
         }
@@ -201,7 +201,7 @@ impl QueryableByName<Pg> for Raw {
 }
 
 impl Raw {
-    fn read(self, columns: &[Type]) -> Result<Row, SqlError> {
+    fn read(self, columns: &[Type]) -> Result<SqlRow, SqlError> {
         if self.0.len() != columns.len() {
             return Err(SqlError::wrong("as many columns as promised"));
         }
@@ -210,7 +210,7 @@ impl Raw {
             Some((oid, bytes)) => decode(oid, bytes, *kind)
                 .ok_or_else(|| SqlError::wrong(&format!("{kind:?}, found type {oid}"))),
         });
-        values.collect::<Result<_, _>>().map(Row::new)
+        values.collect::<Result<_, _>>().map(SqlRow::new)
     }
 }
 
@@ -234,28 +234,28 @@ impl From<Error> for TxError {
 fn failure(error: Error) -> SqlError {
     let fault = match &error {
         Error::DatabaseError(kind, said) => match kind {
-            DatabaseErrorKind::SerializationFailure => Fault::Again,
-            DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => Fault::Lost,
+            DatabaseErrorKind::SerializationFailure => SqlFault::Serialization,
+            DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => SqlFault::Lost,
             DatabaseErrorKind::Unknown => fault_by_message(said.message()),
-            _ => Fault::Wrong,
+            _ => SqlFault::Wrong,
         },
-        Error::BrokenTransactionManager | Error::RollbackErrorOnCommit { .. } => Fault::Lost,
-        _ => Fault::Wrong,
+        Error::BrokenTransactionManager | Error::RollbackErrorOnCommit { .. } => SqlFault::Lost,
+        _ => SqlFault::Wrong,
     };
     SqlError::new(fault, error)
 }
 
-fn fault_by_message(message: &str) -> Fault {
-    MESSAGES.iter().find(|(start, _)| message.starts_with(start)).map_or(Fault::Wrong, |(_, fault)| *fault)
+fn fault_by_message(message: &str) -> SqlFault {
+    MESSAGES.iter().find(|(start, _)| message.starts_with(start)).map_or(SqlFault::Wrong, |(_, fault)| *fault)
 }
 
 /// How the server's English messages begin, for what Diesel has no kind.
-const MESSAGES: &[(&str, Fault)] = &[
-    ("deadlock detected", Fault::Again),                             // 40P01
-    ("canceling statement due to lock timeout", Fault::LockTimeout), // 55P03
-    ("could not obtain lock on", Fault::LockTimeout),                // 55P03, of NOWAIT
-    ("terminating connection", Fault::Lost),                         // 57P01, 57P02, 57P05, 25P03
-    ("the database system is", Fault::Lost), // 57P03: starting up, shutting down, in recovery
+const MESSAGES: &[(&str, SqlFault)] = &[
+    ("deadlock detected", SqlFault::Serialization), // 40P01
+    ("canceling statement due to lock timeout", SqlFault::LockTimeout), // 55P03
+    ("could not obtain lock on", SqlFault::LockTimeout), // 55P03, of NOWAIT
+    ("terminating connection", SqlFault::Lost),     // 57P01, 57P02, 57P05, 25P03
+    ("the database system is", SqlFault::Lost),     // 57P03: starting up, shutting down, in recovery
 ];
 
 const OID_BOOL: u32 = 16;

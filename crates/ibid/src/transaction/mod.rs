@@ -8,18 +8,18 @@
 //! runs statements on. `commit` of every one fails when PostgreSQL has aborted the transaction: the server itself
 //! answers such a `COMMIT` with success and rolls back.
 
-pub use ibid_core::sql::{Database, Fault, OwnedTx, SqlError, SqlTx};
+pub use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 
-pub(crate) mod inside;
+pub(crate) mod attempt_tx;
 
-pub(crate) mod all_inside;
+pub(crate) mod reserve_tx;
 
-pub(crate) mod flights;
+pub(crate) mod reserve_queue;
 
 pub(crate) mod statements;
 
-pub use all_inside::BeginInside;
-pub use inside::{Inside, TxError};
+pub use attempt_tx::{AttemptTx, TxError};
+pub use reserve_tx::BeginInside;
 
 #[cfg(feature = "tokio-postgres")]
 pub mod tokio_postgres;
@@ -45,9 +45,9 @@ pub mod isolated;
 pub(crate) mod pg_client;
 
 #[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm"))]
-mod sqlx_failure;
+mod sqlx_error;
 
 #[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm", feature = "sqlite"))]
-mod sqlite_failure;
+mod sqlite_error;
 
 pub use isolated::{Isolated, Isolation};

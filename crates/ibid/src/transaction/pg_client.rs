@@ -3,7 +3,7 @@
 use ::tokio_postgres::types::{ToSql, Type as PgType};
 use ::tokio_postgres::{Client, Error, Row as PgRow};
 use bytes::Bytes;
-use ibid_core::sql::{Fault, Param, Row, SqlError, Statement, Type, Value};
+use ibid_core::sql::{Param, SqlError, SqlFault, SqlRow, Statement, Type, Value};
 
 pub(crate) async fn run(
     client: &Client,
@@ -17,7 +17,7 @@ pub(crate) async fn rows(
     client: &Client,
     statement: &Statement,
     params: &[Param<'_>],
-) -> Result<Vec<Row>, SqlError> {
+) -> Result<Vec<SqlRow>, SqlError> {
     let found = client.query_typed(statement.text, &typed(params)).await.map_err(failure)?;
     found.iter().map(|row| read(row, statement.columns)).collect()
 }
@@ -38,7 +38,7 @@ fn typed<'a>(params: &'a [Param<'a>]) -> Vec<(&'a (dyn ToSql + Sync), PgType)> {
         .collect()
 }
 
-fn read(row: &PgRow, columns: &[Type]) -> Result<Row, SqlError> {
+fn read(row: &PgRow, columns: &[Type]) -> Result<SqlRow, SqlError> {
     let value = |(at, kind): (usize, &Type)| -> Result<Value, Error> {
         let value = match kind {
             Type::Bool => row.try_get::<_, Option<bool>>(at)?.map(Value::Bool),
@@ -49,7 +49,7 @@ fn read(row: &PgRow, columns: &[Type]) -> Result<Row, SqlError> {
         Ok(value.unwrap_or(Value::Null))
     };
     let values = columns.iter().enumerate().map(value).collect::<Result<_, _>>();
-    values.map(Row::new).map_err(|error| SqlError::new(Fault::Wrong, error))
+    values.map(SqlRow::new).map_err(|error| SqlError::new(SqlFault::Wrong, error))
 }
 
 pub(crate) fn failure(error: Error) -> SqlError {

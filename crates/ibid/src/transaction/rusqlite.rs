@@ -12,12 +12,12 @@ use ::rusqlite::types::{ToSqlOutput, ValueRef};
 use ::rusqlite::{Connection, Error, Row as SqliteRow, Statement as Prepared};
 use bytes::Bytes;
 use ibid_core::sql::{
-    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+    Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement, Type, Value,
 };
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::{TxError, sqlite_failure};
+use super::{TxError, sqlite_error};
 
 /// One connection that is shared by turns.
 #[derive(Clone, Debug)]
@@ -40,16 +40,16 @@ impl Database for Rusqlite {
     type Tx = RusqliteTx<'static>;
 
     async fn begin(&self) -> Result<RusqliteTx<'static>, SqlError> {
-        RusqliteTx::open(Held::Shared(self.0.clone().lock_owned().await))
+        RusqliteTx::open(RusqliteHandle::Shared(self.0.clone().lock_owned().await))
     }
 }
 
 /// An open transaction. The caller's statements run on the [`Connection`] that it derefs to; dropping it undoes it.
 pub struct RusqliteTx<'a> {
-    held: Held<'a>,
+    held: RusqliteHandle<'a>,
 }
 
-enum Held<'a> {
+enum RusqliteHandle<'a> {
     Lent(&'a mut Connection),
     Shared(OwnedMutexGuard<Connection>),
 }
@@ -57,10 +57,10 @@ enum Held<'a> {
 impl<'a> RusqliteTx<'a> {
     /// Opens one on the caller's own connection, ready to write.
     pub fn begin(connection: &'a mut Connection) -> Result<RusqliteTx<'a>, SqlError> {
-        RusqliteTx::open(Held::Lent(connection))
+        RusqliteTx::open(RusqliteHandle::Lent(connection))
     }
 
-    fn open(held: Held<'a>) -> Result<RusqliteTx<'a>, SqlError> {
+    fn open(held: RusqliteHandle<'a>) -> Result<RusqliteTx<'a>, SqlError> {
         // Not yet a transaction: one that somebody else left open is not ours to undo.
         held.connection().execute_batch("begin immediate").map_err(failure)?;
         Ok(RusqliteTx { held })
@@ -71,7 +71,7 @@ impl<'a> RusqliteTx<'a> {
     fn still_open(&self) -> Result<&Connection, SqlError> {
         match self.is_autocommit() {
             false => Ok(self),
-            true => Err(SqlError::new(Fault::Wrong, "the transaction was ended already")),
+            true => Err(SqlError::new(SqlFault::Wrong, "the transaction was ended already")),
         }
     }
 
@@ -90,7 +90,7 @@ impl SqlTx for RusqliteTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(async move { run(self.still_open()?, statement, params) })
     }
 
@@ -98,7 +98,7 @@ impl SqlTx for RusqliteTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move { rows(self.still_open()?, statement, params) })
     }
 }
@@ -136,11 +136,11 @@ impl fmt::Debug for RusqliteTx<'_> {
     }
 }
 
-impl Held<'_> {
+impl RusqliteHandle<'_> {
     fn connection(&self) -> &Connection {
         match self {
-            Held::Lent(connection) => connection,
-            Held::Shared(guard) => guard,
+            RusqliteHandle::Lent(connection) => connection,
+            RusqliteHandle::Shared(guard) => guard,
         }
     }
 }
@@ -157,7 +157,7 @@ impl SqlTx for Joined<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(async move { run(self.0, statement, params) })
     }
 
@@ -165,7 +165,7 @@ impl SqlTx for Joined<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move { rows(self.0, statement, params) })
     }
 }
@@ -184,14 +184,14 @@ fn rows(
     connection: &Connection,
     statement: &'static Statement,
     params: &[Param<'_>],
-) -> Result<Vec<Row>, SqlError> {
+) -> Result<Vec<SqlRow>, SqlError> {
     let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
     bind(&mut prepared, params)?;
     let mut found = prepared.raw_query();
     let mut rows = Vec::new();
     while let Some(row) = found.next().map_err(failure)? {
         let values = statement.columns.iter().enumerate().map(|(at, kind)| value(row, at, *kind));
-        rows.push(Row::new(values.collect::<Result<_, _>>()?));
+        rows.push(SqlRow::new(values.collect::<Result<_, _>>()?));
     }
     Ok(rows)
 }
@@ -234,9 +234,9 @@ impl From<Error> for TxError {
 
 fn failure(error: Error) -> SqlError {
     let fault = match &error {
-        Error::SqliteFailure(reported, _) => sqlite_failure::fault(reported.extended_code),
-        Error::SqlInputError { error: reported, .. } => sqlite_failure::fault(reported.extended_code),
-        _ => Fault::Wrong,
+        Error::SqliteFailure(reported, _) => sqlite_error::fault(reported.extended_code),
+        Error::SqlInputError { error: reported, .. } => sqlite_error::fault(reported.extended_code),
+        _ => SqlFault::Wrong,
     };
     SqlError::new(fault, error)
 }

@@ -12,11 +12,11 @@ use ::sea_orm::{
 };
 use bytes::Bytes;
 use ibid_core::sql::{
-    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+    Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement, Type, Value,
 };
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 
-use super::{TxError, sqlx_failure};
+use super::{TxError, sqlx_error};
 
 /// A pool of connections, or whatever SeaORM is connected with.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl Database for SeaOrm {
         // pool with a transaction open.
         match tokio::spawn(async move { pool.begin_with_options(options).await }).await {
             Ok(begun) => begun.map(|open| SeaOrmTx { open, dialect }).map_err(failure),
-            Err(ended) => Err(SqlError::new(Fault::Lost, ended)),
+            Err(ended) => Err(SqlError::new(SqlFault::Lost, ended)),
         }
     }
 }
@@ -82,7 +82,7 @@ impl SqlTx for SeaOrmTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(async move {
             let done = self.open.execute_raw(self.bound(statement, params)).await;
             done.map(|done| done.rows_affected()).map_err(failure)
@@ -93,7 +93,7 @@ impl SqlTx for SeaOrmTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
             let found = self.open.query_all_raw(self.bound(statement, params)).await;
             let found = found.map_err(failure)?;
@@ -133,7 +133,7 @@ fn dialect(backend: DbBackend) -> Result<Dialect, SqlError> {
     }
 }
 
-fn read(row: &QueryResult, columns: &[Type]) -> Result<Row, SqlError> {
+fn read(row: &QueryResult, columns: &[Type]) -> Result<SqlRow, SqlError> {
     let value = |(at, kind): (usize, &Type)| -> Result<Value, DbErr> {
         let value = match kind {
             Type::Bool => row.try_get_by_index::<Option<bool>>(at)?.map(Value::Bool),
@@ -144,7 +144,7 @@ fn read(row: &QueryResult, columns: &[Type]) -> Result<Row, SqlError> {
         Ok(value.unwrap_or(Value::Null))
     };
     let values = columns.iter().enumerate().map(value).collect::<Result<_, _>>();
-    values.map(Row::new).map_err(|error| SqlError::new(Fault::Wrong, error))
+    values.map(SqlRow::new).map_err(|error| SqlError::new(SqlFault::Wrong, error))
 }
 
 /// A caller's own statement.
@@ -159,9 +159,9 @@ fn failure(error: DbErr) -> SqlError {
     let fault = match &error {
         DbErr::Conn(RuntimeErr::SqlxError(wrapped))
         | DbErr::Exec(RuntimeErr::SqlxError(wrapped))
-        | DbErr::Query(RuntimeErr::SqlxError(wrapped)) => sqlx_failure::fault(wrapped),
-        DbErr::Conn(_) | DbErr::ConnectionAcquire(_) => Fault::Lost,
-        _ => Fault::Wrong,
+        | DbErr::Query(RuntimeErr::SqlxError(wrapped)) => sqlx_error::fault(wrapped),
+        DbErr::Conn(_) | DbErr::ConnectionAcquire(_) => SqlFault::Lost,
+        _ => SqlFault::Wrong,
     };
     SqlError::new(fault, error)
 }

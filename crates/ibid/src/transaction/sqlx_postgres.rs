@@ -4,14 +4,14 @@ use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
 use ibid_core::sql::{
-    Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value,
+    Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement, Type, Value,
 };
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments, Error, PgConnection, PgPool, Postgres, Row as _, Transaction};
 
-use super::sqlx_failure::failure;
+use super::sqlx_error::failure;
 
 /// A pool of connections.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ impl Database for SqlxPostgres {
         let pool = self.0.clone();
         match tokio::spawn(async move { pool.begin().await }).await {
             Ok(begun) => begun.map(SqlxPostgresTx::from).map_err(failure),
-            Err(ended) => Err(SqlError::new(Fault::Lost, ended)),
+            Err(ended) => Err(SqlError::new(SqlFault::Lost, ended)),
         }
     }
 }
@@ -54,7 +54,7 @@ impl SqlTx for SqlxPostgresTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(async move {
             self.proven = false;
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
@@ -68,7 +68,7 @@ impl SqlTx for SqlxPostgresTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
             self.proven = false;
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
@@ -128,7 +128,7 @@ fn add(arguments: &mut PgArguments, param: Param<'_>) -> Result<(), BoxDynError>
     }
 }
 
-fn read(row: &PgRow, columns: &[Type]) -> Result<Row, Error> {
+fn read(row: &PgRow, columns: &[Type]) -> Result<SqlRow, Error> {
     let value = |(at, kind): (usize, &Type)| -> Result<Value, Error> {
         let value = match kind {
             Type::Bool => row.try_get::<Option<bool>, _>(at)?.map(Value::Bool),
@@ -138,5 +138,5 @@ fn read(row: &PgRow, columns: &[Type]) -> Result<Row, Error> {
         };
         Ok(value.unwrap_or(Value::Null))
     };
-    Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
+    Ok(SqlRow::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
 }

@@ -6,13 +6,13 @@
 use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
-use ibid_core::sql::{Database, Dialect, OwnedTx, Param, Row, SqlError, SqlTx, Statement, Type, Value};
-use ibid_core::store::Pending;
+use ibid_core::sql::{Database, Dialect, OwnedTx, Param, SqlError, SqlRow, SqlTx, Statement, Type, Value};
+use ibid_core::store::BoxFuture;
 use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments, Error, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
-use super::sqlx_failure::failure;
+use super::sqlx_error::failure;
 
 /// A pool of connections to one file.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl SqlTx for SqlxSqliteTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(async move {
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
             query.execute(&mut *self.0).await.map(|done| done.rows_affected()).map_err(failure)
@@ -56,7 +56,7 @@ impl SqlTx for SqlxSqliteTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
             let found = query.fetch_all(&mut *self.0).await.map_err(failure)?;
@@ -108,7 +108,7 @@ fn add(arguments: &mut SqliteArguments, param: Param<'_>) -> Result<(), BoxDynEr
     }
 }
 
-fn read(row: &SqliteRow, columns: &[Type]) -> Result<Row, Error> {
+fn read(row: &SqliteRow, columns: &[Type]) -> Result<SqlRow, Error> {
     let value = |(at, kind): (usize, &Type)| -> Result<Value, Error> {
         let value = match kind {
             Type::Bool => row.try_get::<Option<bool>, _>(at)?.map(Value::Bool),
@@ -118,5 +118,5 @@ fn read(row: &SqliteRow, columns: &[Type]) -> Result<Row, Error> {
         };
         Ok(value.unwrap_or(Value::Null))
     };
-    Ok(Row::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
+    Ok(SqlRow::new(columns.iter().enumerate().map(value).collect::<Result<_, _>>()?))
 }

@@ -5,29 +5,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Change, Draft, Expect, History, Mark, Stamp, Stored};
+use ibid_core::change::{Change, Draft, Expect, History, InstantChange, Stamp, StoredRecord};
 use ibid_core::effect::{NewEffect, downstream_key};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::machine::EffectState;
 use ibid_core::policy::Policy;
-use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
+use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, RecordId};
 use ibid_core::sql::Type::{Bytes as Blob, I64, Text};
-use ibid_core::sql::{Dialect, Param, Row, SqlError, SqlTx, Statement, Type};
+use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement, Type};
 use ibid_core::store::SqlStore;
 use ibid_core::time::Timestamp;
 
 /// A record as a caller's transaction holds it.
 #[derive(Debug)]
 pub(crate) struct Locked {
-    pub(crate) stored: Stored,
+    pub(crate) stored: StoredRecord,
     /// The number of its policy: a change under the same rules names it again.
     pub(crate) policy: i64,
 }
 
 /// What a store asks of the statements that write.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct WriteOptions {
     /// Its clock, where statements can't read it themselves.
     pub(crate) now: Option<Timestamp>,
     /// Whether the commit must survive a crash. Whoever writes raises the transaction's `synchronous_commit` then, for it
@@ -35,9 +35,9 @@ pub(crate) struct Terms {
     lasts: bool,
 }
 
-impl Terms {
-    pub(crate) fn of(store: &dyn SqlStore) -> Terms {
-        Terms { now: store.now(), lasts: store.must_last() }
+impl WriteOptions {
+    pub(crate) fn of(store: &dyn SqlStore) -> WriteOptions {
+        WriteOptions { now: store.now(), lasts: store.must_be_durable() }
     }
 
     /// As the statements take it.
@@ -77,7 +77,7 @@ pub(crate) async fn apply(
     change: &Change,
     before: Option<&Record>,
     policy: i64,
-    terms: Terms,
+    terms: WriteOptions,
 ) -> Result<Option<Stamp>, SqlError> {
     let Some(draft) = &change.draft else {
         return Err(SqlError::wrong("a change that writes the record"));
@@ -96,8 +96,10 @@ pub(crate) async fn apply(
         Dialect::Postgres => Param::I64(created_at.as_micros()),
     };
     let old = before.map(|before| (whose(before.created_at), bits(before.birth)));
-    let another = before.is_some_and(|before| before.birth != draft.birth) || draft.created != Mark::Keep;
-    let born_at = before.filter(|_| draft.created == Mark::Keep).map_or(at, |before| before.created_at);
+    let another =
+        before.is_some_and(|before| before.birth != draft.birth) || draft.created != InstantChange::Keep;
+    let born_at =
+        before.filter(|_| draft.created == InstantChange::Keep).map_or(at, |before| before.created_at);
     let whose = whose(born_at);
     if let Some((whose, birth)) = old.filter(|_| change.clears_bodies || another) {
         let statement = of(tx, &BODY_CLEAR);
@@ -165,7 +167,7 @@ async fn insert(
     change: &Change,
     draft: &Draft,
     policy: i64,
-    terms: Terms,
+    terms: WriteOptions,
 ) -> Result<Option<Timestamp>, SqlError> {
     let statement = of(tx, &INSERT);
     let (version, note) = (change.version(), draft.note.to_bytes());
@@ -183,8 +185,8 @@ async fn insert(
         Param::I64(i64::from(draft.flags.bits())),
         Param::I64(policy),
         Param::I64(i64::from(draft.point)),
-        Param::Bool(draft.ran == Mark::Now),
-        Param::Bool(draft.completed == Mark::Now),
+        Param::Bool(draft.ran == InstantChange::Now),
+        Param::Bool(draft.completed == InstantChange::Now),
         interval(draft.due_in),
         interval(draft.expires_in),
         interval(draft.purge_in),
@@ -205,7 +207,7 @@ async fn update(
     draft: &Draft,
     policy: i64,
     (expected, due): (Version, bool),
-    terms: Terms,
+    terms: WriteOptions,
 ) -> Result<Option<Timestamp>, SqlError> {
     let statement = of(tx, &UPDATE);
     let (version, note) = (change.version(), draft.note.to_bytes());
@@ -243,12 +245,12 @@ async fn update(
     written_at(tx.query(statement, &params).await?)
 }
 
-fn written_at(rows: Vec<Row>) -> Result<Option<Timestamp>, SqlError> {
+fn written_at(rows: Vec<SqlRow>) -> Result<Option<Timestamp>, SqlError> {
     rows.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()
 }
 
 /// The record in a row. What this program can't read is an error, never a default.
-fn locked(id: RecordId, mut row: Row) -> Result<Locked, SqlError> {
+fn locked(id: RecordId, mut row: SqlRow) -> Result<Locked, SqlError> {
     let row = &mut row;
     let now = Timestamp::from_micros(row.i64()?);
     let version = Version { count: number(row)?, nonce: nonce(row)? };
@@ -270,7 +272,7 @@ fn locked(id: RecordId, mut row: Row) -> Result<Locked, SqlError> {
     };
     let identity = Identity::stored(&row.text()?, &row.text()?, &row.text()?, &row.text()?);
     let identity = identity.ok_or_else(|| SqlError::wrong("a tenant and a key"))?;
-    let note = Note::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("a note"))?;
+    let note = RecordDetails::from_bytes(&row.bytes()?).ok_or_else(|| SqlError::wrong("a note"))?;
     let answer = row.maybe_bytes()?;
     let record = Record {
         id,
@@ -292,11 +294,11 @@ fn locked(id: RecordId, mut row: Row) -> Result<Locked, SqlError> {
         purge_at,
         note,
     };
-    Ok(Locked { stored: Stored { record: Arc::new(record), answer, now }, policy: number_of_policy })
+    Ok(Locked { stored: StoredRecord { record: Arc::new(record), answer, now }, policy: number_of_policy })
 }
 
 /// A number that fits its type; PostgreSQL keeps unsigned 32 bits in signed ones.
-pub(crate) fn number<T: TryFrom<u64>>(row: &mut Row) -> Result<T, SqlError> {
+pub(crate) fn number<T: TryFrom<u64>>(row: &mut SqlRow) -> Result<T, SqlError> {
     let value = row.i64()?;
     let unsigned = match u64::try_from(value) {
         Ok(value) => value,
@@ -307,7 +309,7 @@ pub(crate) fn number<T: TryFrom<u64>>(row: &mut Row) -> Result<T, SqlError> {
     T::try_from(unsigned).map_err(|_| SqlError::wrong("a number in range"))
 }
 
-pub(crate) fn nonce(row: &mut Row) -> Result<Nonce, SqlError> {
+pub(crate) fn nonce(row: &mut SqlRow) -> Result<Nonce, SqlError> {
     row.i64().map(|bits| Nonce(bits.cast_unsigned()))
 }
 
@@ -329,28 +331,35 @@ pub(crate) fn micros(interval: Duration) -> i64 {
     i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).min(INTERVAL_MAX_US)
 }
 
-pub(crate) fn mark(mark: Mark) -> Param<'static> {
+pub(crate) fn mark(mark: InstantChange) -> Param<'static> {
     Param::I64(mark.code().into())
 }
 
 /// One statement in both dialects.
-pub(crate) struct Both {
+pub(crate) struct DialectSql {
     postgres: Statement,
     sqlite: Statement,
 }
 
-impl Both {
-    pub(crate) const fn new(postgres: &'static str, sqlite: &'static str, columns: &'static [Type]) -> Both {
-        Both { postgres: Statement { text: postgres, columns }, sqlite: Statement { text: sqlite, columns } }
+impl DialectSql {
+    pub(crate) const fn new(
+        postgres: &'static str,
+        sqlite: &'static str,
+        columns: &'static [Type],
+    ) -> DialectSql {
+        DialectSql {
+            postgres: Statement { text: postgres, columns },
+            sqlite: Statement { text: sqlite, columns },
+        }
     }
 
-    pub(crate) const fn same(text: &'static str, columns: &'static [Type]) -> Both {
-        Both::new(text, text, columns)
+    pub(crate) const fn same(text: &'static str, columns: &'static [Type]) -> DialectSql {
+        DialectSql::new(text, text, columns)
     }
 }
 
 /// The statement in the transaction's dialect.
-pub(crate) fn of(tx: &dyn SqlTx, both: &'static Both) -> &'static Statement {
+pub(crate) fn of(tx: &dyn SqlTx, both: &'static DialectSql) -> &'static Statement {
     match tx.dialect() {
         Dialect::Postgres => &both.postgres,
         Dialect::Sqlite => &both.sqlite,
@@ -360,7 +369,7 @@ pub(crate) fn of(tx: &dyn SqlTx, both: &'static Both) -> &'static Statement {
 /// The same file of each dialect.
 macro_rules! both {
     ($file:literal, $columns:expr) => {
-        $crate::transaction::statements::Both::new(
+        $crate::transaction::statements::DialectSql::new(
             include_str!(concat!("sql/postgres/", $file)),
             include_str!(concat!("sql/sqlite/", $file)),
             $columns,
@@ -376,14 +385,14 @@ const RECORD: &[Type] = &[
     Text, Text, Blob, Blob,
 ];
 
-static LOCK: Both = both!("lock.sql", RECORD);
-static READ: Both = both!("read.sql", RECORD);
-static INSERT: Both = both!("insert.sql", &[I64]);
-static UPDATE: Both = both!("update.sql", &[I64]);
-static BODY_PUT: Both = both!("body_put.sql", &[]);
-static BODY_CLEAR: Both = both!("body_clear.sql", &[]);
-static EVENT_ADD: Both = both!("event_add.sql", &[]);
-static EFFECT_ADD: Both = both!("effect_add.sql", &[I64]);
+static LOCK: DialectSql = both!("lock.sql", RECORD);
+static READ: DialectSql = both!("read.sql", RECORD);
+static INSERT: DialectSql = both!("insert.sql", &[I64]);
+static UPDATE: DialectSql = both!("update.sql", &[I64]);
+static BODY_PUT: DialectSql = both!("body_put.sql", &[]);
+static BODY_CLEAR: DialectSql = both!("body_clear.sql", &[]);
+static EVENT_ADD: DialectSql = both!("event_add.sql", &[]);
+static EFFECT_ADD: DialectSql = both!("effect_add.sql", &[I64]);
 
 /// Longest interval that is added to an instant: a thousand years, so that no sum overflows.
 const INTERVAL_MAX_US: i64 = 1000 * 365 * 24 * 3600 * 1_000_000;

@@ -7,8 +7,8 @@ use std::ops::Deref;
 
 use ::tokio_postgres::{Client, Error, Transaction};
 use deadpool_postgres::{HookError, Object, Pool, PoolError};
-use ibid_core::sql::{Database, Dialect, Fault, OwnedTx, Param, Row, SqlError, SqlTx, Statement};
-use ibid_core::store::Pending;
+use ibid_core::sql::{Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement};
+use ibid_core::store::BoxFuture;
 
 use super::TxError;
 use super::pg_client::{failure, rows, run};
@@ -55,7 +55,7 @@ impl SqlTx for PooledTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(run(self, statement, params))
     }
 
@@ -63,7 +63,7 @@ impl SqlTx for PooledTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(rows(self, statement, params))
     }
 }
@@ -71,7 +71,7 @@ impl SqlTx for PooledTx {
 impl OwnedTx for PooledTx {
     async fn commit(mut self) -> Result<(), SqlError> {
         let ended = self.end(COMMIT).await;
-        if ended.as_ref().is_err_and(|error| error.fault() != Fault::Lost) {
+        if ended.as_ref().is_err_and(|error| error.fault() != SqlFault::Lost) {
             // The server said no, so the connection is good; what remains of the transaction must go first.
             let _ = self.end("rollback").await;
         }
@@ -119,7 +119,7 @@ impl SqlTx for BorrowedTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(run(self.0.client(), statement, params))
     }
 
@@ -127,7 +127,7 @@ impl SqlTx for BorrowedTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(rows(self.0.client(), statement, params))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::machine::{Decision, Event};
 use ibid_core::record::State;
 use ibid_core::store::StoreError;
@@ -84,7 +84,7 @@ async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, Stor
 async fn deliver(
     ibid: Ibid,
     runner: Arc<dyn Resume>,
-    stored: Stored,
+    stored: StoredRecord,
     permit: OwnedSemaphorePermit,
     is_claimed: oneshot::Sender<bool>,
 ) {

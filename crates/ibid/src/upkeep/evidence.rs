@@ -1,7 +1,7 @@
 //! Applies evidence that was missed, because a process died between writing an unknown outcome and looking for evidence
 //! about it, or had no worker for the effect. Deletes evidence that is no longer useful.
 
-use ibid_core::evidence::{About, Open};
+use ibid_core::evidence::{EvidenceQuery, EvidenceSubject};
 use ibid_core::machine::EvidenceVerdict;
 use ibid_core::store::StoreError;
 
@@ -17,7 +17,7 @@ use crate::ibid::Ibid;
 pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
     let (mut settled, mut after) = (0, 0);
     for _ in 0..BATCHES_MAX {
-        let batch = ibid.store().evidence(Open::After(after), BATCH).await?;
+        let batch = ibid.store().open_evidence(EvidenceQuery::After(after), BATCH).await?;
         let Some(last) = batch.last() else { break };
         after = last.seq;
         let full = batch.len() as u32 == BATCH;
@@ -28,7 +28,7 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
                     match evidence::apply(ibid, kept).await {
                         Ok(result) => settled += u64::from(result == EvidenceResult::Settled),
                         // An effect that cannot be written must not hold up the others. The next round tries again.
-                        Err(error) if matches!(kept.evidence.about, About::Effect(_)) => {
+                        Err(error) if matches!(kept.evidence.about, EvidenceSubject::Effect(_)) => {
                             tracing::warn!(
                                 error = &error as &dyn std::error::Error,
                                 "evidence not applied to effect; retried in the next round"
@@ -44,7 +44,7 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
             }
         }
         if !useless.is_empty() {
-            ibid.store().dismiss(useless).await?;
+            ibid.store().dismiss_evidence(useless).await?;
         }
         if !full {
             break;

@@ -2,9 +2,9 @@
 //! the evidence chore applies webhook evidence that was missed, and the deliverer runs accepted requests. Any number of nodes
 //! may run them at once: each write is a compare-and-set on the version that was read.
 
+mod chore_status;
 mod deliverer;
 mod evidence;
-mod ran;
 mod reaper;
 mod reconciler;
 mod stored_request;
@@ -16,17 +16,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ibid_core::store::StoreError;
 use metrics::{counter, gauge};
 
+use chore_status::ChoreLog;
+pub use chore_status::ChoreStatus;
 use deliverer::Deliveries;
 pub use evidence::apply_evidence_once;
-pub use ran::Chore;
-use ran::Ran;
-use reaper::Places;
-pub use reaper::{Harvest, Keep, Outlook, reap_once, reap_outlook, reap_store};
-use reconciler::Registered;
-pub use reconciler::{Doubtful, Find, Finding, Reconciled, reconcile_once, reconcile_telling};
+use reaper::ReapCursors;
+pub use reaper::{ReapPreview, ReapStats, Retention, reap_once, reap_preview, reap_store};
+use reconciler::LookupSlot;
+pub use reconciler::{
+    LookupResult, OutcomeLookup, ReconcileStats, UnknownRequest, reconcile_once, reconcile_with_progress,
+};
 pub use stored_request::Resume;
 use stored_request::Resumes;
-pub use sweeper::{sweep_once, sweep_telling};
+pub use sweeper::{sweep_once, sweep_with_progress};
 
 use crate::ibid::Ibid;
 use crate::telemetry;
@@ -35,15 +37,15 @@ use crate::telemetry;
 #[derive(Default)]
 pub(crate) struct UpkeepState {
     /// When each chore last ran.
-    ran: Ran,
+    ran: ChoreLog,
     /// The service that runs lapsed and accepted requests.
     resumes: Resumes,
     /// The bound of accepted requests that run at once, and the signal that another was accepted.
     pub(crate) deliveries: Deliveries,
     /// The lookup that the reconciler asks about unknown records.
-    finder: Registered,
+    finder: LookupSlot,
     /// Where the next round of the reaper continues.
-    places: Places,
+    places: ReapCursors,
 }
 
 /// When the chores run.
@@ -56,7 +58,7 @@ pub struct Schedule {
     /// From one round of the reconciler and of the evidence chore to the next.
     pub reconcile_every: Duration,
     /// How long the reaper keeps effects and history, which outlive their record.
-    pub keep: Keep,
+    pub keep: Retention,
 }
 
 impl Default for Schedule {
@@ -68,7 +70,7 @@ impl Default for Schedule {
             reap_every: Duration::from_secs(60),
             // An index look-up; the record itself says when its next question is due.
             reconcile_every: Duration::from_secs(5),
-            keep: Keep::default(),
+            keep: Retention::default(),
         }
     }
 }

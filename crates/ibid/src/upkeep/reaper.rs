@@ -1,7 +1,7 @@
 //! Removes what is past its time, in steps small enough for the foreground not to feel.
 //!
 //! A record is stripped when replay ends and removed when its tombstone does; Effects and history outlive it for as long
-//! as [`Keep`] says. Each step adapts to how long the last one kept others waiting, and is followed by a pause in
+//! as [`Retention`] says. Each step adapts to how long the last one kept others waiting, and is followed by a pause in
 //! proportion to it. Any number of reapers may be at it: each row goes once.
 
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ibid_core::change::Commit;
 use ibid_core::machine::{self, Event, Verdict};
-use ibid_core::reap::{Course, FROM_THE_START, Reaped, Ripe};
+use ibid_core::reap::{CURSOR_START, ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::State;
 use ibid_core::store::{Store, StoreError};
 use metrics::{counter, gauge};
@@ -23,16 +23,16 @@ use crate::telemetry;
 
 /// How long is kept what outlives its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
+pub struct Retention {
     /// Effects that are done or discarded, counted from then. Others are never removed.
     pub effects: Duration,
     /// Lines of history, counted from when they were written. Those of a record that is still there stay with it.
     pub history: Duration,
 }
 
-impl Default for Keep {
+impl Default for Retention {
     fn default() -> Self {
-        Keep {
+        Retention {
             // A customer's complaint and a month's closing ask whether a mail or a payout was sent.
             effects: Duration::from_secs(30 * DAY),
             // A yearly audit, and a month to do it in.
@@ -43,7 +43,7 @@ impl Default for Keep {
 
 /// What a round of the reaper came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Harvest {
+pub struct ReapStats {
     /// Accepted and never claimed, now `completed` with 408; and unknown outcomes past `unknown_retention`, now expired.
     pub settled: u64,
     /// Records that became tombstones.
@@ -64,9 +64,9 @@ pub struct Harvest {
 
 /// What a round of the reaper would find.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outlook {
+pub struct ReapPreview {
     /// Records that would become tombstones, and records that would go.
-    pub records: Ripe,
+    pub records: ReapCount,
     /// Effects that would go.
     pub effects: u64,
     /// Lines of history that would go.
@@ -74,51 +74,51 @@ pub struct Outlook {
 }
 
 /// One round of the reaper. What fails keeps nothing else from being done; the first failure is told at the end.
-pub async fn reap_once(ibid: &Ibid, keep: Keep) -> Result<Harvest, StoreError> {
+pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreError> {
     let settled = settle_unclaimed(ibid).await;
     let outlived = expire_unknown(&**ibid.store()).await;
-    let bounds = Bounds { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.upkeep().places };
+    let bounds = RoundLimits { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.upkeep().places };
     let harvest = round(&**ibid.store(), keep, Some(&bounds), |_| {}).await;
     // Counting walks the whole table on some stores, so it goes with the rarer chore.
     let counted = count_records(ibid).await;
     let (settled, harvest) = (settled?, harvest?);
     counted?;
-    Ok(Harvest { settled: settled + outlived?, ..harvest })
+    Ok(ReapStats { settled: settled + outlived?, ..harvest })
 }
 
 /// Reaps a store that this process only looks after, to the end however long it takes; `told` hears after every step how
 /// far it came.
 pub async fn reap_store(
     store: &dyn Store,
-    keep: Keep,
-    told: impl FnMut(&Harvest),
-) -> Result<Harvest, StoreError> {
+    keep: Retention,
+    told: impl FnMut(&ReapStats),
+) -> Result<ReapStats, StoreError> {
     let settled = answer_unclaimed(store).await;
     let outlived = expire_unknown(store).await;
     let harvest = round(store, keep, None, told).await;
     let (settled, harvest) = (settled?, harvest?);
-    Ok(Harvest { settled: settled + outlived?, ..harvest })
+    Ok(ReapStats { settled: settled + outlived?, ..harvest })
 }
 
 /// What ends a round before the work is done, and where the next goes on.
-struct Bounds<'a> {
+struct RoundLimits<'a> {
     until: Instant,
-    places: &'a Places,
+    places: &'a ReapCursors,
 }
 
 async fn round(
     store: &dyn Store,
-    keep: Keep,
-    bounds: Option<&Bounds<'_>>,
-    mut told: impl FnMut(&Harvest),
-) -> Result<Harvest, StoreError> {
-    let (mut harvest, mut result) = (Harvest::default(), Ok(()));
-    for course in courses(keep) {
-        let step = |reaped: &Reaped| {
+    keep: Retention,
+    bounds: Option<&RoundLimits<'_>>,
+    mut told: impl FnMut(&ReapStats),
+) -> Result<ReapStats, StoreError> {
+    let (mut harvest, mut result) = (ReapStats::default(), Ok(()));
+    for course in reap_targets(keep) {
+        let step = |reaped: &ReapStep| {
             harvest.add(course, reaped);
             told(&harvest);
         };
-        let done = follow(store, course, bounds, step).await;
+        let done = reap_target(store, course, bounds, step).await;
         harvest.unfinished |= matches!(done, Ok(false));
         result = result.and(done.map(drop));
     }
@@ -130,27 +130,27 @@ async fn round(
 }
 
 /// One course to its end, or at least one step on it. Whether it came to its end, for this round.
-async fn follow(
+async fn reap_target(
     store: &dyn Store,
-    course: Course,
-    bounds: Option<&Bounds<'_>>,
-    mut step: impl FnMut(&Reaped),
+    course: ReapTarget,
+    bounds: Option<&RoundLimits<'_>>,
+    mut step: impl FnMut(&ReapStep),
 ) -> Result<bool, StoreError> {
     let place = bounds.and_then(|bounds| bounds.places.of(course));
-    let mut from = place.map_or(FROM_THE_START, |place| place.load(Ordering::Relaxed));
-    let (mut pace, mut stayed) = (Pace::of(store), 0);
+    let mut from = place.map_or(CURSOR_START, |place| place.load(Ordering::Relaxed));
+    let (mut pace, mut stayed) = (Pacer::of(store), 0);
     loop {
         let reaped = store.reap(course, from, pace.batch).await?;
         step(&reaped);
         if let Some(place) = place {
-            place.store(reaped.next.unwrap_or(FROM_THE_START), Ordering::Relaxed);
+            place.store(reaped.next.unwrap_or(CURSOR_START), Ordering::Relaxed);
         }
         let Some(next) = reaped.next else { return Ok(true) };
         if let Some(bounds) = bounds {
-            if matches!(course, Course::Effects { .. } | Course::History { .. }) {
+            if matches!(course, ReapTarget::Effects { .. } | ReapTarget::History { .. }) {
                 stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
             }
-            if stayed >= STAYED_MAX {
+            if stayed >= SKIPPED_MAX {
                 return Ok(true);
             }
             if Instant::now() >= bounds.until {
@@ -166,77 +166,82 @@ async fn follow(
 /// while their record does, a record while the application holds it. Every round goes on there, and at the end begins
 /// again: otherwise each would look at all of it, and what is behind too much for one round would never be reached.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ReapCursors {
     records: AtomicI64,
     effects: AtomicI64,
     history: AtomicI64,
 }
 
-impl Default for Places {
+impl Default for ReapCursors {
     fn default() -> Self {
-        let start = || AtomicI64::new(FROM_THE_START);
-        Places { records: start(), effects: start(), history: start() }
+        let start = || AtomicI64::new(CURSOR_START);
+        ReapCursors { records: start(), effects: start(), history: start() }
     }
 }
 
-impl Places {
-    fn of(&self, course: Course) -> Option<&AtomicI64> {
+impl ReapCursors {
+    fn of(&self, course: ReapTarget) -> Option<&AtomicI64> {
         match course {
-            Course::Records => Some(&self.records),
-            Course::Effects { .. } => Some(&self.effects),
-            Course::History { .. } => Some(&self.history),
-            Course::Room => None,
+            ReapTarget::Records => Some(&self.records),
+            ReapTarget::Effects { .. } => Some(&self.effects),
+            ReapTarget::History { .. } => Some(&self.history),
+            ReapTarget::Room => None,
         }
     }
 }
 
 /// What [`reap_store`] would find; it touches nothing.
-pub async fn reap_outlook(store: &dyn Store, keep: Keep) -> Result<Outlook, StoreError> {
-    let [records, effects, history, _] = courses(keep);
-    Ok(Outlook {
-        records: store.ripe(records).await?,
-        effects: store.ripe(effects).await?.remove,
-        history: store.ripe(history).await?.remove,
+pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPreview, StoreError> {
+    let [records, effects, history, _] = reap_targets(keep);
+    Ok(ReapPreview {
+        records: store.count_reapable(records).await?,
+        effects: store.count_reapable(effects).await?.remove,
+        history: store.count_reapable(history).await?.remove,
     })
 }
 
 /// Records first: an Effect and a line of history may go once their record has.
-fn courses(keep: Keep) -> [Course; 4] {
-    let Keep { effects, history } = keep;
-    [Course::Records, Course::Effects { keep: effects }, Course::History { keep: history }, Course::Room]
+fn reap_targets(keep: Retention) -> [ReapTarget; 4] {
+    let Retention { effects, history } = keep;
+    [
+        ReapTarget::Records,
+        ReapTarget::Effects { keep: effects },
+        ReapTarget::History { keep: history },
+        ReapTarget::Room,
+    ]
 }
 
-impl Harvest {
-    fn add(&mut self, course: Course, reaped: &Reaped) {
+impl ReapStats {
+    fn add(&mut self, course: ReapTarget, reaped: &ReapStep) {
         match course {
-            Course::Records => {
+            ReapTarget::Records => {
                 self.stripped += reaped.stripped;
                 self.removed += reaped.removed;
                 self.held += reaped.held;
                 counter!(telemetry::RETENTION_PRUNED).increment(reaped.removed);
             }
-            Course::Effects { .. } => self.effects += reaped.removed,
-            Course::History { .. } => self.history += reaped.removed,
-            Course::Room => self.pages += reaped.removed,
+            ReapTarget::Effects { .. } => self.effects += reaped.removed,
+            ReapTarget::History { .. } => self.history += reaped.removed,
+            ReapTarget::Room => self.pages += reaped.removed,
         }
     }
 }
 
 /// How many rows the next step takes.
-struct Pace {
+struct Pacer {
     batch: u32,
     batch_max: u32,
     /// The pause after a step in parts of what it took.
     pause: u32,
 }
 
-impl Pace {
-    fn of(store: &dyn Store) -> Pace {
+impl Pacer {
+    fn of(store: &dyn Store) -> Pacer {
         let (batch_max, pause) = match store.shares_commits() {
             true => (BATCH_MAX_SHARED, PAUSE_PARTS_SHARED),
             false => (BATCH_MAX, PAUSE_PARTS),
         };
-        Pace { batch: BATCH_FIRST, batch_max, pause }
+        Pacer { batch: BATCH_FIRST, batch_max, pause }
     }
 
     /// Learns from a step that took so long, and says how long to leave the store to others.
@@ -331,7 +336,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const ROUND_FOR_MAX: Duration = Duration::from_secs(60);
 
 /// Effects or lines that one round looks at and leaves: a tenth of a second's work, and a day's round over ten million.
-const STAYED_MAX: u64 = 10_000;
+const SKIPPED_MAX: u64 = 10_000;
 
 const DAY: u64 = 24 * 3600;
 
@@ -341,16 +346,16 @@ mod tests {
 
     #[cfg(feature = "sqlite")]
     #[tokio::test]
-    async fn a_round_that_ends_amid_held_records_is_followed_by_one_that_goes_on_behind_them() {
+    async fn the_next_round_continues_behind_held_records() {
         use crate::store::sqlite::{SqliteOptions, SqliteStore};
         use ibid_core::change::Draft;
-        use ibid_testkit::contract::{Name, draft, insert, put};
+        use ibid_testkit::contract::{TestRecord, draft, insert, put};
 
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ibid.db");
         let store = SqliteStore::open(&path, SqliteOptions::default()).expect("it opens");
         for _ in 0..3 * BATCH_FIRST {
-            let name = Name::fresh();
+            let name = TestRecord::fresh();
             let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
             put(&store, &insert(&name, going)).await;
         }
@@ -362,25 +367,25 @@ mod tests {
             3 * BATCH_FIRST - 10
         );
         theirs.execute_batch(&held).expect("payments");
-        let places = Places::default();
+        let places = ReapCursors::default();
         // No time at all: one step on each course.
-        let bounds = Bounds { until: Instant::now(), places: &places };
+        let bounds = RoundLimits { until: Instant::now(), places: &places };
         let (mut removed, mut held) = (0, 0);
         for _ in 0..5 {
-            let harvest = round(&store, Keep::default(), Some(&bounds), |_| {}).await.expect("a round");
+            let harvest = round(&store, Retention::default(), Some(&bounds), |_| {}).await.expect("a round");
             (removed, held) = (removed + harvest.removed, held + harvest.held);
             if !harvest.unfinished {
                 break;
             }
         }
         assert_eq!((removed, held), (10, u64::from(3 * BATCH_FIRST - 10)), "to the end, and each once");
-        let again = round(&store, Keep::default(), Some(&bounds), |_| {}).await.expect("a round");
+        let again = round(&store, Retention::default(), Some(&bounds), |_| {}).await.expect("a round");
         assert!(again.held > 0 && again.unfinished, "from the start again: {again:?}");
     }
 
     #[test]
     fn a_slow_step_is_followed_by_a_smaller_one_and_a_longer_pause() {
-        let mut pace = Pace { batch: 400, batch_max: BATCH_MAX, pause: PAUSE_PARTS };
+        let mut pace = Pacer { batch: 400, batch_max: BATCH_MAX, pause: PAUSE_PARTS };
         assert_eq!(pace.after(Duration::from_millis(50)), Duration::from_millis(200));
         assert_eq!(pace.batch, 200, "by half at most");
         assert_eq!(pace.after(Duration::from_millis(5)), Duration::from_millis(20));

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::effect::downstream_key;
 use ibid_core::key::Key;
-use ibid_core::machine::{Answer, Decision, Event, Finder, Found, may_be_asked_about};
+use ibid_core::machine::{AttemptResponse, Decision, Event, Observation, ObservedBy, may_be_looked_up};
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::response::Response;
 use ibid_core::scope::{RecordId, Tenant};
-use ibid_core::store::{Pending, StoreError};
+use ibid_core::store::{BoxFuture, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
 use parking_lot::Mutex;
@@ -30,21 +30,21 @@ use crate::random::jitter;
 use crate::telemetry;
 
 /// Knows how to find out what became of a request.
-pub trait Find: Send + Sync {
+pub trait OutcomeLookup: Send + Sync {
     /// Whether it can ask about records under this rule. The others are left to whoever can, and no try is used up.
     fn asks(&self, rule: &Reconcile) -> bool {
         let _ = rule;
         true
     }
 
-    /// Asks, once. It must change nothing. An error, a time-out and a doubt are all [`Finding::Nothing`]; what takes
+    /// Asks, once. It must change nothing. An error, a time-out and a doubt are all [`LookupResult::Nothing`]; what takes
     /// longer than the route's `upstream_timeout` is dropped and counts as that.
-    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding>;
+    fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult>;
 }
 
 /// A request whose outcome nobody knows, as one who asks about it sees it.
 #[derive(Clone, Debug)]
-pub struct Doubtful {
+pub struct UnknownRequest {
     /// Whose request it is. Whoever is asked must be asked about this tenant's, for another may use the same key.
     pub tenant: Tenant,
     /// Its method.
@@ -71,10 +71,10 @@ pub struct Doubtful {
     birth: Nonce,
 }
 
-impl Doubtful {
-    fn of(record: &Record) -> Doubtful {
+impl UnknownRequest {
+    fn of(record: &Record) -> UnknownRequest {
         let operation = &record.identity.operation;
-        Doubtful {
+        UnknownRequest {
             tenant: record.identity.tenant.clone(),
             method: operation.method.to_string(),
             path: operation.path.to_string(),
@@ -99,11 +99,11 @@ impl Doubtful {
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum LookupResult {
     /// It was executed, with this answer. A decline is an answer.
     Executed(Response),
     /// It was executed, and its answer, of this status, can't be kept: retries are told so.
-    ExecutedUnkept(u16),
+    ExecutedNotKept(u16),
     /// It was not executed. Believed when found twice, `settle` apart, after the Attempt's end.
     NotExecuted,
     /// No word either way.
@@ -112,7 +112,7 @@ pub enum Finding {
 
 /// What one round of questions came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reconciled {
+pub struct ReconcileStats {
     /// Questions asked.
     pub asked: u64,
     /// Records whose outcome is known now.
@@ -123,27 +123,27 @@ pub struct Reconciled {
 
 impl Ibid {
     /// Lets the reconciler of this process ask about records of routes with a reconcile rule.
-    pub fn reconcile_with(&self, finder: Arc<dyn Find>) {
+    pub fn reconcile_with(&self, finder: Arc<dyn OutcomeLookup>) {
         *self.upkeep().finder.0.lock() = Some(finder);
     }
 }
 
 /// Who asks in this process.
 #[derive(Default)]
-pub(crate) struct Registered(Mutex<Option<Arc<dyn Find>>>);
+pub(crate) struct LookupSlot(Mutex<Option<Arc<dyn OutcomeLookup>>>);
 
 /// Asks about every unknown record whose next look is due. Without somebody to ask ([`Ibid::reconcile_with`]) it does
 /// nothing.
-pub async fn reconcile_once(ibid: &Ibid) -> Result<Reconciled, StoreError> {
-    reconcile_telling(ibid, |_| {}).await
+pub async fn reconcile_once(ibid: &Ibid) -> Result<ReconcileStats, StoreError> {
+    reconcile_with_progress(ibid, |_| {}).await
 }
 
 /// The same; `told` hears after every batch of questions what they came to so far.
-pub async fn reconcile_telling(
+pub async fn reconcile_with_progress(
     ibid: &Ibid,
-    mut told: impl FnMut(&Reconciled),
-) -> Result<Reconciled, StoreError> {
-    let mut all = Reconciled::default();
+    mut told: impl FnMut(&ReconcileStats),
+) -> Result<ReconcileStats, StoreError> {
+    let mut all = ReconcileStats::default();
     let finder = ibid.upkeep().finder.0.lock().clone();
     let Some(finder) = finder else { return Ok(all) };
     // Those that somebody else must ask about stand in the same order, and stay there: to look behind them.
@@ -154,7 +154,7 @@ pub async fn reconcile_telling(
         not_ours = 0;
         let (mut paces, mut looks) = (HashMap::new(), Vec::new());
         for stored in due {
-            let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_asked_about(&stored.record));
+            let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
             let rule = rule.filter(|rule| {
                 // After a jump of the store's clock two looks may be nearer than they seem: all wait.
                 finder.asks(rule) && !ibid.engine().is_clock_unsure(rule.settle)
@@ -174,8 +174,8 @@ pub async fn reconcile_telling(
         }
         let asked = looks.len() as u64;
         for what in join_all(looks).await {
-            all.settled += u64::from(what == Came::Settled);
-            all.dead_letters += u64::from(what == Came::DeadLetter);
+            all.settled += u64::from(what == LookupStep::Settled);
+            all.dead_letters += u64::from(what == LookupStep::DeadLetter);
         }
         all.asked += asked;
         told(&all);
@@ -189,66 +189,74 @@ pub async fn reconcile_telling(
 
 /// What came of one question.
 #[derive(PartialEq, Eq)]
-enum Came {
+enum LookupStep {
     Settled,
     Later,
     DeadLetter,
 }
 
 /// Asks about one record and writes down what was found, by compare-and-set on what was seen.
-async fn look(ibid: &Ibid, finder: &dyn Find, stored: Stored, route: String, at: Instant) -> Came {
+async fn look(
+    ibid: &Ibid,
+    finder: &dyn OutcomeLookup,
+    stored: StoredRecord,
+    route: String,
+    at: Instant,
+) -> LookupStep {
     tokio::time::sleep_until(at).await;
     let (record, policy) = (stored.record.id.short(), stored.record.policy.clone());
     counter!(telemetry::RECONCILE_SCHEDULED, "route" => route.clone()).increment(1);
     // From before the question: what happens from then on, the answer may or may not know.
     let as_of = stored.now;
     let found = ask(finder, &stored.record, &policy).await;
-    let event = |nonce| Event::Found { nonce, by: Finder::Reconciler, what: &found, as_of, jitter: jitter() };
+    let event =
+        |nonce| Event::Observed { nonce, by: ObservedBy::Reconciler, what: &found, as_of, jitter: jitter() };
     let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, event).await;
-    if found == Found::Nothing {
+    if found == Observation::Nothing {
         counter!(telemetry::RECONCILE_FAILED, "route" => route.clone()).increment(1);
     }
     match settlement.decision {
         // What was found is not written down: the next round asks again.
-        _ if settlement.refused.is_some() => Came::Later,
+        _ if settlement.refused.is_some() => LookupStep::Later,
         Decision::Settled => {
             let state = settlement.stored.map(|stored| stored.record.state.name());
             tracing::info!(%record, state, "an unknown outcome is known now");
             counter!(telemetry::RECONCILE_RESOLVED, "route" => route).increment(1);
-            Came::Settled
+            LookupStep::Settled
         }
-        Decision::Later if settlement.stored.is_some_and(|stored| !may_be_asked_about(&stored.record)) => {
+        Decision::Later if settlement.stored.is_some_and(|stored| !may_be_looked_up(&stored.record)) => {
             tracing::error!(%record, "an outcome stays unknown: the last question is asked, a person must look");
-            Came::DeadLetter
+            LookupStep::DeadLetter
         }
-        _ => Came::Later,
+        _ => LookupStep::Later,
     }
 }
 
-async fn ask(finder: &dyn Find, record: &Record, policy: &Policy) -> Found {
-    let asking = async { finder.find(Doubtful::of(record)).await };
+async fn ask(finder: &dyn OutcomeLookup, record: &Record, policy: &Policy) -> Observation {
+    let asking = async { finder.find(UnknownRequest::of(record)).await };
     let limit = policy.upstream_timeout.min(QUESTION_FOR_MAX);
     // A finder that panics has found nothing, and must not end the chore.
     let finding = match tokio::time::timeout(limit, AssertUnwindSafe(asking).catch_unwind()).await {
         Ok(Ok(finding)) => finding,
         Ok(Err(_)) => {
             tracing::error!(record = %record.id.short(), "whoever was to ask panicked");
-            Finding::Nothing
+            LookupResult::Nothing
         }
-        Err(_) => Finding::Nothing,
+        Err(_) => LookupResult::Nothing,
     };
-    let executed = |status, kept| Answer { status, retry_after: false, kept, provider_id: None, proof: None };
+    let executed =
+        |status, kept| AttemptResponse { status, retry_after: false, kept, provider_id: None, proof: None };
     match finding {
-        Finding::Executed(response) if response.body.len() as u64 > policy.max_response_body => {
-            Found::Executed(executed(response.status, None))
+        LookupResult::Executed(response) if response.body.len() as u64 > policy.max_response_body => {
+            Observation::Executed(executed(response.status, None))
         }
-        Finding::Executed(response) => {
+        LookupResult::Executed(response) => {
             let response = response.repeatable(policy);
-            Found::Executed(executed(response.status, Some(response.to_bytes())))
+            Observation::Executed(executed(response.status, Some(response.to_bytes())))
         }
-        Finding::ExecutedUnkept(status) => Found::Executed(executed(status, None)),
-        Finding::NotExecuted => Found::NotExecuted,
-        Finding::Nothing => Found::Nothing,
+        LookupResult::ExecutedNotKept(status) => Observation::Executed(executed(status, None)),
+        LookupResult::NotExecuted => Observation::NotExecuted,
+        LookupResult::Nothing => Observation::Nothing,
     }
 }
 

@@ -4,10 +4,10 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ibid_core::change::{BodyKind, Stored};
-use ibid_core::machine::{Ask, Event};
+use ibid_core::change::{BodyKind, StoredRecord};
+use ibid_core::machine::{BeginRequest, Event};
 use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint};
-use ibid_core::store::{Pending, StoreError};
+use ibid_core::store::{BoxFuture, StoreError};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -18,10 +18,10 @@ use crate::ibid::Ibid;
 /// Runs requests without their clients: lapsed ones, and those that were accepted to be run later.
 pub trait Resume: Send + Sync {
     /// Rebuilds what the client asked for, from the record and its stored request; none if the request cannot be read.
-    fn ask(&self, record: &Record, request: &Bytes) -> Option<Ask>;
+    fn ask(&self, record: &Record, request: &Bytes) -> Option<BeginRequest>;
 
     /// Runs the request to its end, after the last recovery point.
-    fn run(&self, attempt: Attempt, ask: Arc<Ask>, request: Bytes) -> Pending<'static, ()>;
+    fn run(&self, attempt: Attempt, ask: Arc<BeginRequest>, request: Bytes) -> BoxFuture<'static, ()>;
 }
 
 impl Ibid {
@@ -53,7 +53,7 @@ impl Resumes {
 /// The request that is stored with one generation of a record.
 pub(super) struct StoredRequest {
     generation: Nonce,
-    ask: Arc<Ask>,
+    ask: Arc<BeginRequest>,
     bytes: Bytes,
 }
 
@@ -84,17 +84,17 @@ impl StoredRequest {
         self,
         ibid: &Ibid,
         runner: &dyn Resume,
-        taken: Stored,
+        taken: StoredRecord,
         after: RecoveryPoint,
         at: Instant,
-    ) -> Pending<'static, ()> {
+    ) -> BoxFuture<'static, ()> {
         let attempt = Attempt::new(ibid.clone(), self.ask.clone(), taken.record, after, at).of_upkeep();
         runner.run(attempt, self.ask, self.bytes)
     }
 }
 
 /// Gives back a record that was taken and whose request was not run.
-pub(super) async fn release(ibid: &Ibid, taken: Stored) {
+pub(super) async fn release(ibid: &Ibid, taken: StoredRecord) {
     let begun = taken.record.clone();
     let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
     ibid.engine().write_until_done(Some(taken), GiveUp::Late, event).await;

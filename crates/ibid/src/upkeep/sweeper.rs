@@ -2,7 +2,7 @@
 //! call whose client has not retried. Each write is a compare-and-set on the version that was read.
 
 use futures_util::future::join_all;
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::machine::{Decision, Event};
 use ibid_core::policy::OnLapse;
 use ibid_core::record::State;
@@ -22,7 +22,7 @@ use crate::telemetry;
 ///
 /// Fails if the store cannot be read. The next sweep finds the rest.
 pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
-    sweep_telling(ibid, |_| {}).await
+    sweep_with_progress(ibid, |_| {}).await
 }
 
 /// Like [`sweep_once`], and calls `told` after every batch with how many there were so far.
@@ -30,7 +30,7 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
 /// # Errors
 ///
 /// Fails as [`sweep_once`] does.
-pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64, StoreError> {
+pub async fn sweep_with_progress(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64, StoreError> {
     // Before anything can fail: the gauge matters most while the store is away.
     ibid.engine().breaker.publish_gauge();
     let mut swept = 0;
@@ -53,7 +53,7 @@ pub async fn sweep_telling(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64
 }
 
 /// Settles one record. Returns 1 if there was still something to settle.
-async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
+async fn sweep(ibid: &Ibid, stored: StoredRecord) -> u64 {
     if stored.record.policy.on_lapse == OnLapse::Resume
         && let Some(runner) = ibid.upkeep().resumes.runner()
         && let Some(resumed) = resume(ibid, &stored, &*runner).await
@@ -67,7 +67,7 @@ async fn sweep(ibid: &Ibid, stored: Stored) -> u64 {
 }
 
 /// Takes a record over and runs its request. Returns none if it cannot be resumed here and has to be settled otherwise.
-async fn resume(ibid: &Ibid, stored: &Stored, runner: &dyn Resume) -> Option<u64> {
+async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Option<u64> {
     // Without a permit, the next sweep finds the record again.
     let Ok(permit) = ibid.upkeep().resumes.permits.clone().try_acquire_owned() else { return Some(0) };
     let Ok(request) = StoredRequest::load(ibid, runner, &stored.record).await else { return Some(0) };

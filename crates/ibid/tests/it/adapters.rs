@@ -1,17 +1,19 @@
 //! Every driver's transactions keep the same promises: one suite, run by each adapter on a real database.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-use ibid::transaction::{Database, Fault, SqlError, SqlTx, TxError};
-use ibid_core::sql::{Dialect, Param, Row, Statement, Type};
+use futures_util::FutureExt as _;
+use ibid::transaction::{Database, SqlError, SqlFault, SqlTx, TxError};
+use ibid_core::sql::{Dialect, Param, SqlRow, Statement, Type};
 
-mod ending;
-mod fault;
-mod own;
-pub(crate) mod place;
-mod value;
+mod borrowed;
+pub(crate) mod databases;
+mod faults;
+mod transaction_end;
+mod values;
 
-use place::Place;
+use databases::Place;
 
 /// One driver.
 pub(crate) trait Adapter: 'static {
@@ -27,80 +29,105 @@ pub(crate) trait Adapter: 'static {
 /// Longer than anything takes on a busy machine.
 pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 
-macro_rules! on_every_database {
-    ($adapter:ty, $place:expr) => {
-        on_every_database!($adapter, $place, value: [
-            what_is_bound_comes_back,
-            a_bound_value_needs_no_column_to_have_its_type,
-            rows_are_counted,
-            a_row_that_is_not_what_was_promised_is_wrong,
-        ]);
-        on_every_database!($adapter, $place, ending: [
-            a_commit_shows_elsewhere,
-            nothing_is_left_of_what_was_not_committed,
-            an_abandoned_transaction_gives_the_pool_back,
-            a_begin_that_was_given_up_leaves_the_pool_usable,
-            the_callers_own_statements_share_its_fate,
-        ]);
-        on_every_database!($adapter, $place, fault: [
-            a_unique_violation_is_wrong,
-            a_callers_own_error_keeps_its_meaning,
-            an_exhausted_pool_or_a_held_lock_is_told,
-        ]);
+/// One test for each driver: a process and a server for each rule would cost minutes. Each rule has its own database.
+macro_rules! keeps_every_rule {
+    ($adapter:ty, $place:expr, [$($group:ident::$rule:ident),* $(,)?]) => {
+        #[tokio::test]
+        async fn keeps_every_rule() {
+            let broken = super::keeps_the_rules_of_every_database::<$adapter>(&$place).await;
+            let own: &[Option<&str>] =
+                &[$(super::broken(stringify!($rule), super::$group::$rule::<$adapter>($place())).await),*];
+            let broken: Vec<&str> = broken.into_iter().chain(own.iter().copied().flatten()).collect();
+            assert!(broken.is_empty(), "these rules are broken: {broken:?}");
+        }
     };
-    ($adapter:ty, $place:expr, $group:ident: [$($rule:ident),* $(,)?]) => {
-        $(#[tokio::test]
-        async fn $rule() {
-            super::$group::$rule::<$adapter>($place).await;
-        })*
+}
+
+macro_rules! on_sqlite {
+    ($adapter:ty) => {
+        keeps_every_rule!($adapter, super::Place::sqlite, []);
     };
 }
 
 macro_rules! on_postgres {
     ($adapter:ty) => {
-        on_every_database!($adapter, super::Place::postgres());
-        on_every_database!($adapter, super::Place::postgres(), ending: [
-            what_the_server_aborted_is_not_committed,
-            a_begin_that_was_given_up_leaves_no_transaction_open,
-        ]);
-        on_every_database!($adapter, super::Place::postgres(), fault: [
-            a_row_that_moved_means_again,
-            a_commit_that_would_not_serialize_means_again,
-            a_deadlock_means_again,
-            a_deadlock_of_the_callers_own_statements_means_again,
-            a_lock_waited_for_in_vain_is_told,
-            a_terminated_connection_is_lost_and_the_pool_is_not,
-            a_server_that_is_gone_is_lost,
-        ]);
+        keeps_every_rule!(
+            $adapter,
+            super::Place::postgres,
+            [
+                transaction_end::what_the_server_aborted_is_not_committed,
+                transaction_end::a_begin_that_was_given_up_leaves_no_transaction_open,
+                faults::a_row_that_moved_means_again,
+                faults::a_commit_that_would_not_serialize_means_again,
+                faults::a_deadlock_means_again,
+                faults::a_deadlock_of_the_callers_own_statements_means_again,
+                faults::a_lock_waited_for_in_vain_is_told,
+                faults::a_terminated_connection_is_lost_and_the_pool_is_not,
+            ]
+        );
+
+        #[tokio::test]
+        async fn a_server_that_is_gone_is_lost() {
+            super::faults::a_server_that_is_gone_is_lost::<$adapter>(super::Place::own_postgres()).await;
+        }
     };
 }
 
+/// The names of those that are broken, of the rules that hold on every database.
+async fn keeps_the_rules_of_every_database<A: Adapter>(place: &impl Fn() -> Place) -> Vec<&'static str> {
+    macro_rules! all {
+        ($($group:ident::$rule:ident),* $(,)?) => {
+            [$(broken(stringify!($rule), $group::$rule::<A>(place())).await),*]
+        };
+    }
+    let broken = all![
+        values::what_is_bound_comes_back,
+        values::a_bound_value_needs_no_column_to_have_its_type,
+        values::rows_are_counted,
+        values::a_row_that_is_not_what_was_promised_is_wrong,
+        transaction_end::a_commit_shows_elsewhere,
+        transaction_end::nothing_is_left_of_what_was_not_committed,
+        transaction_end::an_abandoned_transaction_gives_the_pool_back,
+        transaction_end::a_begin_that_was_given_up_leaves_the_pool_usable,
+        transaction_end::the_callers_own_statements_share_its_fate,
+        faults::a_unique_violation_is_wrong,
+        faults::a_callers_own_error_keeps_its_meaning,
+        faults::an_exhausted_pool_or_a_held_lock_is_told,
+    ];
+    broken.into_iter().flatten().collect()
+}
+
+/// Runs one rule; its name if it is broken. How it is broken is on stderr by then.
+async fn broken(name: &'static str, rule: impl Future<Output = ()>) -> Option<&'static str> {
+    AssertUnwindSafe(rule).catch_unwind().await.err().map(|_| name)
+}
+
 mod tokio_postgres {
-    on_postgres!(super::place::TokioPostgresPools);
+    on_postgres!(super::databases::TokioPostgresPools);
 }
 
 mod sqlx_postgres {
-    on_postgres!(super::place::SqlxPostgresPools);
+    on_postgres!(super::databases::SqlxPostgresPools);
 }
 
 mod diesel {
-    on_postgres!(super::place::DieselPools);
+    on_postgres!(super::databases::DieselPools);
 }
 
 mod sea_orm {
-    on_postgres!(super::place::SeaOrmPools);
+    on_postgres!(super::databases::SeaOrmPools);
 }
 
 mod sea_orm_sqlite {
-    on_every_database!(super::place::SeaOrmPools, super::Place::sqlite());
+    on_sqlite!(super::databases::SeaOrmPools);
 }
 
 mod sqlx_sqlite {
-    on_every_database!(super::place::SqlxSqlitePools, super::Place::sqlite());
+    on_sqlite!(super::databases::SqlxSqlitePools);
 }
 
 mod rusqlite {
-    on_every_database!(super::place::RusqliteConnections, super::Place::sqlite());
+    on_sqlite!(super::databases::RusqliteConnections);
 }
 
 /// A statement as this dialect wants it. It is never freed; a test has few.
@@ -122,7 +149,7 @@ pub(crate) async fn query(
     text: &str,
     columns: &'static [Type],
     params: &[Param<'_>],
-) -> Result<Vec<Row>, SqlError> {
+) -> Result<Vec<SqlRow>, SqlError> {
     let statement = sql(tx, text, columns);
     tx.query(statement, params).await
 }
@@ -143,7 +170,7 @@ async fn with_table<A: Adapter>(place: &Place, connections: usize) -> A::Db {
     pool
 }
 
-fn fault_of<T>(result: Result<T, SqlError>) -> Option<Fault> {
+fn fault_of<T>(result: Result<T, SqlError>) -> Option<SqlFault> {
     result.err().map(|error| {
         assert!(std::error::Error::source(&error).is_some(), "the driver's error is kept");
         error.fault()

@@ -1,7 +1,7 @@
 //! The engine on the memory store: leases, batches, the cache and the chores, without HTTP.
 
 mod backpressure;
-mod refused;
+mod rejected_writes;
 mod waiting;
 
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use ibid::identity::StoreIdentity;
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::Keep;
+use ibid::upkeep::Retention;
 use ibid::{Ibid, Settings, upkeep};
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::fingerprint::Secret;
 use ibid_core::key::Key;
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
-use ibid_core::store::{Browse, Filter, Store};
+use ibid_core::store::{Browse, RecordFilter, Store};
 use ibid_core::time::Timestamp;
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use crate::asking::Payment;
+use crate::request_fixture::Payment;
 
 struct World {
     ibid: Ibid,
@@ -50,7 +50,7 @@ async fn world_with(policy: Policy, settings: Settings) -> World {
 }
 
 impl World {
-    fn ask(&self, key: &str) -> Ask {
+    fn ask(&self, key: &str) -> BeginRequest {
         let identity = Identity {
             tenant: Tenant::only(),
             operation: Operation { method: "POST".into(), path: "/pay".into() },
@@ -70,8 +70,8 @@ impl World {
         }
     }
 
-    async fn only(&self) -> Stored {
-        let mut all = self.store.list(Filter::default()).await.expect("a list");
+    async fn only(&self) -> StoredRecord {
+        let mut all = self.store.list(RecordFilter::default()).await.expect("a list");
         assert_eq!(all.len(), 1, "one record");
         all.remove(0)
     }
@@ -86,9 +86,9 @@ fn created() -> Response {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_during_begin_leaves_no_reservation_behind() {
+async fn a_caller_dropped_during_begin_leaves_no_reservation() {
     let world = world(Policy::default()).await;
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let begin = tokio::spawn({
         let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
         async move { ibid.begin(ask).await }
@@ -98,7 +98,7 @@ async fn a_caller_that_goes_away_during_begin_leaves_no_reservation_behind() {
     }
     begin.abort();
     assert!(begin.await.is_err());
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     loop {
         match world.begin("k").await {
             Begin::Run(attempt) => {
@@ -113,27 +113,27 @@ async fn a_caller_that_goes_away_during_begin_leaves_no_reservation_behind() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_during_finish_leaves_its_answer_behind_also_if_it_must_be_sent_again() {
+async fn a_caller_dropped_during_finish_still_stores_its_response() {
     let world = world(Policy::default()).await;
     let (attempt, begun) = (world.run("k").await, world.store.commits());
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let finish = tokio::spawn(async move { attempt.finish(created()).await });
     while world.store.commits() == begun {
         tokio::task::yield_now().await;
     }
     finish.abort();
     assert!(finish.await.is_err());
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     while world.store.commits() == begun + 1 {
         tokio::task::yield_now().await;
     }
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     world.ibid.settled().await;
     assert_eq!(world.state().await, State::Completed);
 }
 
 #[tokio::test]
-async fn an_attempt_dropped_before_the_first_outside_byte_frees_its_key_and_after_it_is_unknown() {
+async fn an_attempt_dropped_after_its_first_byte_is_unknown() {
     let world_before = world(Policy::default()).await;
     drop(world_before.run("k").await);
     world_before.ibid.settled().await;
@@ -148,7 +148,7 @@ async fn an_attempt_dropped_before_the_first_outside_byte_frees_its_key_and_afte
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_live_attempt_is_renewed_and_nobody_takes_over_until_max_run() {
+async fn a_live_attempt_keeps_its_lease_until_max_run() {
     let policy = Policy { on_lapse: OnLapse::Retry, max_run: Duration::from_secs(600), ..Policy::default() };
     let world = world(policy).await;
     let attempt = world.run("k").await;
@@ -177,7 +177,7 @@ async fn a_live_attempt_is_renewed_and_nobody_takes_over_until_max_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_half_of_the_lease_an_attempt_renews_before_its_first_byte_and_past_all_of_it_sends_nothing() {
+async fn an_attempt_past_half_its_lease_renews_before_its_first_byte() {
     let world = world(Policy::default()).await;
     let mut attempt = world.run("k").await;
     let before = world.only().await.record.due_at;
@@ -194,8 +194,7 @@ async fn past_half_of_the_lease_an_attempt_renews_before_its_first_byte_and_past
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_that_was_kept_alive_may_send_its_first_byte_after_many_leases_and_one_that_was_not_may_not()
- {
+async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
     let world = world(Policy::default()).await;
     let mut attempt = world.run("k").await;
     let renewal = tokio::spawn(attempt.keep_alive());
@@ -210,18 +209,18 @@ async fn an_attempt_that_was_kept_alive_may_send_its_first_byte_after_many_lease
     // Renewals that nobody confirms count for nothing.
     let mut silent = world.run("k").await;
     let renewal = tokio::spawn(silent.keep_alive());
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     tokio::time::sleep(Duration::from_secs(61)).await;
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     assert!(silent.ready().await.is_err());
     renewal.abort();
     drop(silent);
 }
 
 #[tokio::test]
-async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
+async fn changes_during_a_commit_go_into_the_next_one() {
     let world = world(Policy::default()).await;
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let begins: Vec<_> = (0..200)
         .map(|n| {
             let (ibid, ask) = (world.ibid.clone(), world.ask(&format!("k{n}")));
@@ -231,7 +230,7 @@ async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
     while world.store.commits() == 0 {
         tokio::task::yield_now().await;
     }
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     for begin in begins {
         assert!(matches!(begin.await.unwrap(), Ok(Begin::Run(_))));
     }
@@ -240,16 +239,16 @@ async fn what_arrives_while_a_commit_is_in_flight_goes_into_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_completed_record_is_answered_from_memory_and_no_longer_than_cache_ttl() {
+async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
     let settings = || Settings { begin_timeout: Duration::from_millis(20), ..Settings::default() };
     let kept = world_with(Policy::default(), settings()).await;
     kept.run("k").await.finish(created()).await;
-    kept.store.set(Fault::Down);
+    kept.store.set(StoreFault::Down);
     assert!(matches!(kept.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 
     let uncached = world_with(Policy::default(), Settings { cache_ttl: Duration::ZERO, ..settings() }).await;
     uncached.run("k").await.finish(created()).await;
-    uncached.store.set(Fault::Down);
+    uncached.store.set(StoreFault::Down);
     assert!(uncached.ibid.begin(uncached.ask("k")).await.is_err());
 }
 
@@ -257,7 +256,7 @@ async fn a_completed_record_is_answered_from_memory_and_no_longer_than_cache_ttl
 async fn a_cached_record_is_read_again_after_cache_ttl() {
     let world = world(Policy::default()).await;
     world.run("k").await.finish(created()).await;
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     let ttl = Settings::default().cache_ttl;
     tokio::time::advance(ttl - Duration::from_millis(1)).await;
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))));
@@ -285,13 +284,13 @@ async fn one_ask_begun_twice_at_once_runs_once() {
 }
 
 #[tokio::test]
-async fn one_ask_begun_again_after_a_refusal_keeps_what_it_then_reserved() {
+async fn a_begin_repeated_after_a_refusal_keeps_its_reservation() {
     let settings = Settings { begin_timeout: Duration::from_millis(30), ..Settings::default() };
     let world = world_with(Policy::default(), settings).await;
     let ask = world.ask("k");
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     assert!(world.ibid.begin(ask.clone()).await.is_err());
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     let attempt = loop {
         match world.ibid.begin(ask.clone()).await {
             Ok(Begin::Run(attempt)) => break attempt,
@@ -311,7 +310,7 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
     let world = world(Policy::default()).await;
     let mut attempt = world.run("k").await;
     attempt.ready().await.expect("a fresh lease");
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let before = world.store.commits();
     let finish = tokio::spawn(attempt.finish(created()));
     while world.store.commits() == before {
@@ -319,9 +318,9 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
     }
     finish.abort();
     assert!(finish.await.is_err());
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     tokio::task::yield_now().await;
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     world.ibid.settled().await;
     assert_eq!(world.state().await, State::Completed);
 }
@@ -364,7 +363,7 @@ async fn a_node_whose_secrets_were_taken_away_does_not_start() {
 #[tokio::test]
 async fn a_shutdown_waits_for_begins_under_way() {
     let world = world(Policy::default()).await;
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let begin = tokio::spawn({
         let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
         async move { ibid.begin(ask).await.map(drop) }
@@ -375,7 +374,7 @@ async fn a_shutdown_waits_for_begins_under_way() {
     let mut settled = Box::pin(world.ibid.settled());
     let done = std::future::poll_fn(|cx| std::task::Poll::Ready(settled.as_mut().poll(cx).is_ready())).await;
     assert!(!done, "a begin is under way");
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     settled.await;
     begin.await.unwrap().expect("the store answers");
 }
@@ -416,12 +415,12 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
     let ask = both.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
     assert!(matches!(both.begin(ask).await, Ok(Begin::Skip(Outcome::Completed(_)))));
     world.hands.advance(Duration::from_secs(24 * 3600));
-    upkeep::reap_once(&both, Keep::default()).await.expect("the store answers");
+    upkeep::reap_once(&both, Retention::default()).await.expect("the store answers");
     assert!(Ibid::start(world.store.clone(), with(&[new])).await.is_ok(), "once its records have gone");
 }
 
 #[tokio::test]
-async fn the_sweeper_settles_a_lapse_by_the_rule_that_the_record_was_begun_with() {
+async fn the_sweeper_applies_the_rule_of_the_records_begin() {
     let rules = [
         (OnLapse::Unknown, State::Unknown),
         (OnLapse::Retry, State::Retryable),
@@ -454,7 +453,7 @@ async fn many_sweepers_at_once_settle_each_lapse_once() {
     let sweeps = sweepers.iter().map(|sweeper| async move { upkeep::sweep_once(sweeper).await.unwrap() });
     let swept: u64 = futures_util::future::join_all(sweeps).await.into_iter().sum();
     assert_eq!(swept, 50);
-    for stored in world.store.list(Filter::default()).await.unwrap() {
+    for stored in world.store.list(RecordFilter::default()).await.unwrap() {
         assert_eq!((stored.record.state, stored.record.note.lapses), (State::Unknown, 1));
     }
     drop(attempts);
@@ -469,11 +468,11 @@ async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
         world.hands.advance(length);
         tokio::time::sleep(length).await;
     };
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     pass(Duration::from_secs(30)).await;
     assert!(upkeep::sweep_once(&world.ibid).await.is_err());
     pass(Duration::from_secs(31)).await;
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "its holder could not renew");
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     pass(Duration::from_secs(59)).await;
@@ -491,10 +490,10 @@ async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
     let running = world.run("running").await;
     let (_, _late) = world.run("unknown").await.unknown(ErrorCode::Broken).await;
     world.hands.advance(Duration::from_secs(24 * 3600 - 1));
-    assert_eq!(upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap().removed, 0);
+    assert_eq!(upkeep::reap_once(&world.ibid, Retention::default()).await.unwrap().removed, 0);
     world.hands.advance(Duration::from_secs(1));
-    assert_eq!(upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap().removed, 1);
-    let left = world.store.list(Filter::default()).await.unwrap();
+    assert_eq!(upkeep::reap_once(&world.ibid, Retention::default()).await.unwrap().removed, 1);
+    let left = world.store.list(RecordFilter::default()).await.unwrap();
     let mut keys: Vec<_> = left.iter().map(|stored| stored.record.identity.key.as_str()).collect();
     keys.sort_unstable();
     assert_eq!(keys, ["running", "unknown"]);
@@ -515,7 +514,7 @@ async fn after_a_jump_of_the_stores_clock_nobody_takes_over_to_run() {
 }
 
 #[tokio::test]
-async fn a_lease_left_too_long_by_a_clock_that_stepped_back_is_set_right_by_whoever_sees_it() {
+async fn an_overlong_lease_after_a_clock_step_is_corrected() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     let start = world.only().await.now;
@@ -532,7 +531,7 @@ async fn a_lease_left_too_long_by_a_clock_that_stepped_back_is_set_right_by_whoe
 }
 
 #[tokio::test]
-async fn every_lapse_is_counted_once_whether_a_request_or_the_sweeper_is_first_to_notice() {
+async fn every_lapse_is_counted_once() {
     // Of this thread alone, on which all tasks of this test run.
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();

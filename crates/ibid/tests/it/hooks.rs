@@ -9,19 +9,19 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
-use ibid::http::hooks::{Hook, HookSecret, Mapping, ProviderIdAt, Scheme, Target, TenantAt};
+use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, ProviderIdAt, SignatureScheme, TenantAt};
 use ibid::http::{IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings, upkeep};
-use ibid_core::change::Happened;
+use ibid_core::change::HistoryKind;
 use ibid_core::fingerprint::Pointer;
 use ibid_core::policy::{BindRule, Policy};
 use ibid_core::record::{Record, State as RecordState};
 use ibid_core::scope::{Operation, Tenant};
-use ibid_core::store::{Browse, Filter};
+use ibid_core::store::{Browse, RecordFilter};
 use ibid_core::time::Timestamp;
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 use tokio::sync::Semaphore;
@@ -71,10 +71,10 @@ fn pointer(text: &str) -> Pointer {
 fn hook() -> Hook {
     Hook {
         name: "psp".to_owned(),
-        scheme: Scheme::Standard,
-        secrets: vec![HookSecret::parse(&Scheme::Standard, SECRET).expect("a secret")],
-        mapping: Mapping {
-            target: Target::Record {
+        scheme: SignatureScheme::Standard,
+        secrets: vec![HookSecret::parse(&SignatureScheme::Standard, SECRET).expect("a secret")],
+        mapping: HookMapping {
+            target: HookTarget::Record {
                 tenant: TenantAt::Pointer(pointer("/data/tenant")),
                 operation: Operation { method: "POST".into(), path: "/pay".into() },
                 key: pointer("/data/key"),
@@ -140,7 +140,7 @@ impl World {
     }
 
     async fn record(&self, key: &str) -> Arc<Record> {
-        let filter = Filter { key: Some(key.to_owned()), ..Filter::default() };
+        let filter = RecordFilter { key: Some(key.to_owned()), ..RecordFilter::default() };
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }
 
@@ -156,7 +156,7 @@ impl World {
     }
 
     /// The lines of this kind in a record's history.
-    async fn history(&self, key: &str, what: Happened) -> Vec<String> {
+    async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
         let lines = self.store.history(self.record(key).await.id).await.expect("a history");
         lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
     }
@@ -177,7 +177,7 @@ fn word(status: u16, word: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_signed_webhook_settles_an_unknown_record_and_the_retry_gets_its_answer() {
+async fn a_signed_webhook_settles_an_unknown_record() {
     let world = world().await;
     world.unknown("k").await;
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled"));
@@ -188,10 +188,10 @@ async fn a_signed_webhook_settles_an_unknown_record_and_the_retry_gets_its_answe
     let record = world.record("k").await;
     assert_eq!(record.note.provider_id.as_deref(), Some("ch_1"));
     assert!(!record.flags.dead_letter, "no person is needed any more");
-    let told = world.history("k", Happened::Settled).await;
+    let told = world.history("k", HistoryKind::Settled).await;
     assert_eq!(told, ["webhook: executed (event `evt_1` of `psp`)"]);
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
-    assert_eq!(world.history("k", Happened::Settled).await.len(), 1);
+    assert_eq!(world.history("k", HistoryKind::Settled).await.len(), 1);
 }
 
 #[tokio::test]
@@ -208,14 +208,14 @@ async fn a_decline_is_an_answer_and_what_was_never_made_may_be_made() {
 }
 
 #[tokio::test]
-async fn never_made_is_not_believed_of_an_instant_at_which_it_could_still_be_made() {
+async fn not_executed_is_ignored_while_it_could_still_execute() {
     let world = world().await;
     let paying = tokio::spawn({
         let app = world.app.clone();
         let request = Request::post("/pay").header("idempotency-key", "k").header("x-do", "gate");
         app.oneshot(request.body(Body::from("{}")).expect("a request"))
     });
-    while world.store.list(Filter::default()).await.expect("a list").is_empty() {
+    while world.store.list(RecordFilter::default()).await.expect("a list").is_empty() {
         tokio::task::yield_now().await;
     }
     world.hands.advance(Duration::from_secs(10));
@@ -247,7 +247,7 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
         let request = Request::post("/pay").header("idempotency-key", "k").header("x-do", "gate");
         app.oneshot(request.body(Body::from("{}")).expect("a request"))
     });
-    while world.store.list(Filter::default()).await.expect("a list").is_empty() {
+    while world.store.list(RecordFilter::default()).await.expect("a list").is_empty() {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"));
@@ -273,13 +273,13 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
     // As if the process had died between keeping the evidence and weighing it.
     let evidence = ibid_core::evidence::Evidence {
         name: ibid_core::evidence::EventName { source: "psp".into(), event: "evt_1".into() },
-        about: ibid_core::evidence::About::Record(record.id),
+        about: ibid_core::evidence::EvidenceSubject::Record(record.id),
         owner: Some(record.owner),
-        what: ibid_core::machine::Found::NotExecuted,
+        what: ibid_core::machine::Observation::NotExecuted,
         age: Duration::ZERO,
     };
     let kept = Duration::from_secs(3600);
-    ibid_core::evidence::Witness::testify(&*world.store, evidence, kept).await.expect("kept");
+    ibid_core::evidence::EvidenceStore::insert_evidence(&*world.store, evidence, kept).await.expect("kept");
     assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 1);
     assert_eq!(world.record("k").await.state, RecordState::Retryable);
     assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 0);
@@ -302,7 +302,7 @@ async fn a_used_event_never_settles_a_later_attempt() {
 }
 
 #[tokio::test]
-async fn an_event_from_before_the_attempt_never_settles_it_however_late_it_comes() {
+async fn an_event_from_before_the_attempt_never_settles_it() {
     let world = world().await;
     world.unknown("k").await;
     let mut old = said("evt_1", "paid", "k");
@@ -340,7 +340,10 @@ async fn whoever_can_not_sign_learns_nothing() {
         Request::post("/.ibid/hooks/nobody").body(Body::from(vec![b' '; 300 << 10])).expect("a request");
     assert_eq!(world.send(large).await.0, 413);
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
-    assert!(world.store.list(Filter::default()).await.expect("a list").len() == 1, "no record was made");
+    assert!(
+        world.store.list(RecordFilter::default()).await.expect("a list").len() == 1,
+        "no record was made"
+    );
 }
 
 #[tokio::test]
@@ -355,7 +358,7 @@ async fn a_webhook_speaks_of_its_own_tenants_record_alone() {
 }
 
 #[tokio::test]
-async fn what_says_nothing_is_ignored_and_what_can_not_be_read_is_refused() {
+async fn an_unmapped_event_is_ignored_but_an_unreadable_one_refused() {
     let world = world().await;
     world.unknown("k").await;
     assert_eq!(world.hook(&said("evt_1", "created", "k")).await, word(200, "ignored"));
@@ -373,9 +376,9 @@ async fn what_says_nothing_is_ignored_and_what_can_not_be_read_is_refused() {
 async fn a_webhook_that_could_not_be_kept_is_to_be_sent_again() {
     let world = world().await;
     world.unknown("k").await;
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await.0, 503);
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled"));
 }
 
@@ -384,11 +387,11 @@ async fn a_stored_answer_never_changes_and_a_contradiction_is_told() {
     let world = world().await;
     assert_eq!(world.pay("k", "answer").await.0, 201);
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
-    assert!(world.history("k", Happened::LateAnswer).await.is_empty(), "it says the same");
+    assert!(world.history("k", HistoryKind::LateAnswer).await.is_empty(), "it says the same");
     for _ in 0..2 {
         world.hook(&said("evt_2", "declined", "k")).await;
     }
-    let told = world.history("k", Happened::LateAnswer).await;
+    let told = world.history("k", HistoryKind::LateAnswer).await;
     assert_eq!(told, ["webhook: executed with 402, although it is completed (event `evt_2` of `psp`)"]);
     assert_eq!(world.pay("k", "break").await.2, b"answered");
 }
@@ -414,7 +417,9 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     let plain = Policy::default;
     assert!(refused(plain(), |hook| hook.name = "a/b".into()).contains("must be named by"));
     assert!(refused(plain(), |hook| hook.secrets.clear()).contains("needs 1 to 8 secrets"));
-    assert!(refused(plain(), |hook| hook.scheme = Scheme::Stripe).contains("pointer to the event's id"));
+    assert!(
+        refused(plain(), |hook| hook.scheme = SignatureScheme::Stripe).contains("pointer to the event's id")
+    );
     assert!(refused(plain(), |hook| hook.mapping.not_executed.push("paid".into())).contains("twice"));
     assert!(refused(plain(), |hook| hook.mapping.event_time = None).contains("(`event_time`)"));
     let only_executed = |hook: &mut Hook| {
@@ -423,16 +428,16 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     };
     assert_eq!(refused(plain(), only_executed), "", "what was executed stays so, whenever it is told");
     let elsewhere = |hook: &mut Hook| {
-        if let Target::Record { operation, .. } = &mut hook.mapping.target {
+        if let HookTarget::Record { operation, .. } = &mut hook.mapping.target {
             operation.method = "PUT".into();
         }
     };
     assert!(refused(plain(), elsewhere).contains("not guarded"));
-    let by_key = |hook: &mut Hook| hook.mapping.target = Target::DownstreamKey(pointer("/data/key"));
+    let by_key = |hook: &mut Hook| hook.mapping.target = HookTarget::DownstreamKey(pointer("/data/key"));
     assert!(refused(plain(), by_key).contains("no outbox"), "this store has no effects");
     let of_no_kind = |hook: &mut Hook| {
         let id = pointer("/data/id");
-        hook.mapping.target = Target::ProviderId(ProviderIdAt { kind: String::new(), id });
+        hook.mapping.target = HookTarget::ProviderId(ProviderIdAt { kind: String::new(), id });
     };
     assert!(refused(plain(), of_no_kind).contains("must name their kind"));
     assert!(refused(bound, |_| {}).contains("names no principal"));

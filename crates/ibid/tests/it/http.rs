@@ -25,9 +25,9 @@ use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
 use ibid_core::policy::{AfterExpiry, BindRule, InFlight, KeyRule, Policy};
 use ibid_core::scope::Tenant;
-use ibid_core::store::{Browse, Filter, Store};
+use ibid_core::store::{Browse, RecordFilter, Store};
 use ibid_core::time::Timestamp;
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tokio::sync::{Notify, Semaphore};
 use tower::{Layer, Service, ServiceExt};
 
@@ -107,7 +107,7 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
         "large" => (StatusCode::CREATED, vec![b'x'; 3000]).into_response(),
         "executed" => {
             let mut response = (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
-            response.extensions_mut().insert(ibid::http::Fate::Executed);
+            response.extensions_mut().insert(ibid::http::ExecutionHint::Executed);
             response
         }
         "large-not-executed" => {
@@ -158,13 +158,13 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
 }
 
 /// One request; the body is read to its end.
-struct Answer {
+struct AttemptResponse {
     status: u16,
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Answer {
+impl AttemptResponse {
     fn text(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().expect("text"))
     }
@@ -213,11 +213,11 @@ impl Post {
 }
 
 impl World {
-    async fn send(&self, post: Post) -> Answer {
+    async fn send(&self, post: Post) -> AttemptResponse {
         read(self.app.clone().oneshot(post.build()).await).await
     }
 
-    fn sent(&self, post: Post) -> tokio::task::JoinHandle<Answer> {
+    fn sent(&self, post: Post) -> tokio::task::JoinHandle<AttemptResponse> {
         let call = self.app.clone().oneshot(post.build());
         tokio::spawn(async move { read(call.await).await })
     }
@@ -231,18 +231,18 @@ impl World {
     }
 
     async fn records(&self) -> usize {
-        self.store.list(Filter::default()).await.unwrap().len()
+        self.store.list(RecordFilter::default()).await.unwrap().len()
     }
 
     /// The state of the only record.
     async fn state(&self) -> String {
-        let records = self.store.list(Filter::default()).await.unwrap();
+        let records = self.store.list(RecordFilter::default()).await.unwrap();
         assert_eq!(records.len(), 1, "one record");
         records[0].record.state.name().to_owned()
     }
 }
 
-async fn read<B>(answer: Result<Response<B>, Infallible>) -> Answer
+async fn read<B>(answer: Result<Response<B>, Infallible>) -> AttemptResponse
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<axum::BoxError>,
@@ -250,7 +250,7 @@ where
     let Ok(answer) = answer;
     let (head, body) = answer.into_parts();
     let body = to_bytes(Body::new(body), 1 << 20).await.expect("a whole body");
-    Answer { status: head.status.as_u16(), headers: head.headers, body }
+    AttemptResponse { status: head.status.as_u16(), headers: head.headers, body }
 }
 
 #[tokio::test]
@@ -287,7 +287,7 @@ async fn every_stored_status_is_replayed_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_missing_or_unreadable_is_refused_and_nothing_is_stored() {
+async fn a_missing_or_unreadable_key_stores_nothing() {
     let world = world(Policy::default()).await;
     let missing = world.send(post_to("/pay")).await;
     assert_eq!((missing.status, missing.problem().as_str()), (400, "key-missing"));
@@ -307,7 +307,7 @@ async fn a_key_that_is_missing_or_unreadable_is_refused_and_nothing_is_stored() 
 }
 
 #[tokio::test]
-async fn the_same_key_with_another_request_is_refused_in_every_state_and_wins_over_409() {
+async fn a_mismatch_is_refused_in_every_state_before_409() {
     let world = world(Policy { wait: Duration::ZERO, ..Policy::default() }).await;
     let running = world.sent(pay("k").does("gate"));
     world.api.begun.notified().await;
@@ -347,7 +347,7 @@ async fn forty_at_once_run_once_and_get_equal_answers() {
 }
 
 #[tokio::test]
-async fn a_client_that_will_not_wait_gets_409_with_retry_after_and_a_place_to_look() {
+async fn a_client_that_will_not_wait_gets_409_with_retry_after() {
     let world = world(Policy::default()).await;
     let running = world.sent(pay("k/1").does("gate"));
     world.api.begun.notified().await;
@@ -372,7 +372,7 @@ async fn in_flight_conflict_refuses_at_once() {
 }
 
 #[tokio::test]
-async fn an_answer_of_the_free_list_leaves_the_key_free_and_the_next_retry_runs() {
+async fn a_status_on_the_release_list_releases_the_key() {
     let world = world(Policy::default()).await;
     for free in ["425", "429", "501", "retry-after"] {
         let refused = world.send(pay(free).does(free)).await;
@@ -396,7 +396,7 @@ async fn after_401_and_403_the_key_may_come_back_with_another_request() {
 }
 
 #[tokio::test]
-async fn a_server_error_a_panic_or_a_cut_answer_is_unknown_and_never_runs_again() {
+async fn a_server_error_panic_or_cut_response_never_runs_again() {
     let world = world(Policy::default()).await;
     for (what, status) in
         [("500", 500), ("503", 503), ("408", 408), ("504", 504), ("panic", 500), ("cut", 502)]
@@ -431,7 +431,7 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
             tokio::task::yield_now().await;
         }
         // The gate stays shut, and the record is ended by hand with the status in question.
-        let stored = world.store.list(Filter::default()).await.unwrap().remove(0);
+        let stored = world.store.list(RecordFilter::default()).await.unwrap().remove(0);
         end_by_hand(&world, stored, what).await;
         for waiter in waiters {
             let refused = waiter.await.unwrap();
@@ -442,12 +442,17 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
 }
 
 /// Writes the end of a running record as its own Attempt would.
-async fn end_by_hand(world: &World, stored: ibid_core::change::Stored, status: &str) {
-    use ibid_core::machine::{Answer, Event, Verdict, decide};
+async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, status: &str) {
+    use ibid_core::machine::{AttemptResponse, Event, Verdict, decide};
     // Read to its end, as a 5xx must be to count.
     let kept = Some(ibid_core::response::Response::plain(503, "text/plain", String::new()).to_bytes());
-    let answer =
-        Answer { status: status.parse().unwrap(), retry_after: false, kept, provider_id: None, proof: None };
+    let answer = AttemptResponse {
+        status: status.parse().unwrap(),
+        retry_after: false,
+        kept,
+        provider_id: None,
+        proof: None,
+    };
     let nonce = ibid_core::record::Nonce(7);
     let event = Event::Answered { begun: &stored.record, nonce, answer: &answer };
     let Verdict::Write(change, _) = decide(Some(&stored.record), &event, stored.now) else {
@@ -503,7 +508,7 @@ async fn a_client_that_left_before_the_run_releases_its_key() {
 }
 
 #[tokio::test]
-async fn dropped_at_any_await_a_request_is_carried_out_at_most_once_and_its_key_never_sticks() {
+async fn a_request_dropped_at_any_await_executes_at_most_once() {
     for polls in 1.. {
         let world = world(Policy::default()).await;
         let pieces = futures_util::stream::unfold(0, async |piece| {
@@ -567,7 +572,7 @@ async fn a_body_that_breaks_off_is_refused_and_leaves_no_record() {
 }
 
 #[tokio::test]
-async fn an_answer_too_large_or_a_stream_is_passed_whole_and_never_run_again() {
+async fn a_large_or_streamed_response_never_runs_again() {
     let world = world(Policy { max_response_body: 2999, ..Policy::default() }).await;
     for (what, length) in [("large", 3000), ("stream", 9)] {
         let runs = world.runs();
@@ -591,7 +596,7 @@ async fn a_server_error_that_is_not_read_to_its_end_proves_nothing() {
 }
 
 #[tokio::test]
-async fn a_replay_keeps_repeated_and_raw_lines_and_drops_what_belongs_to_one_caller_or_moment() {
+async fn a_replay_drops_fields_of_one_caller_or_moment() {
     let world = world(Policy { not_replayed: vec!["x-route".into()], ..Policy::default() }).await;
     let first = world.send(pay("k").does("odd-headers")).await;
     assert_eq!(first.text("set-cookie"), Some("session=1"), "the first answer is unchanged");
@@ -628,7 +633,7 @@ async fn an_answer_is_kept_uncoded_so_that_every_retry_can_read_it() {
 async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
     let settings = Settings { begin_timeout: Duration::from_millis(50), ..Settings::default() };
     let world = world_with(Policy::default(), vec![], settings).await;
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     for _ in 0..8 {
         let refused = world.send(pay("k")).await;
         assert_eq!((refused.status, refused.problem().as_str()), (503, "store-unavailable"));
@@ -637,7 +642,7 @@ async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
     }
     assert_eq!(world.runs(), 0);
     assert!(world.ibid.is_breaker_open());
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     // The releases of what was given up go first; then the next begin finds the store well.
     world.ibid.settled().await;
     loop {
@@ -654,12 +659,12 @@ async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
 #[tokio::test]
 async fn a_begin_whose_reply_is_lost_is_recognised_as_ones_own() {
     let world = world(Policy::default()).await;
-    world.store.set(Fault::LosesReplies);
+    world.store.set(StoreFault::LosesReplies);
     let answer = world.sent(pay("k"));
     while world.store.commits() == 0 {
         tokio::task::yield_now().await;
     }
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     let answer = answer.await.unwrap();
     assert_eq!((answer.status, answer.is_replay(), world.runs()), (201, false, 1));
 }
@@ -668,10 +673,10 @@ async fn a_begin_whose_reply_is_lost_is_recognised_as_ones_own() {
 async fn a_begin_given_up_is_released_and_the_key_stays_free() {
     let settings = Settings { begin_timeout: Duration::from_millis(30), ..Settings::default() };
     let world = world_with(Policy::default(), vec![], settings).await;
-    world.store.set(Fault::LosesReplies);
+    world.store.set(StoreFault::LosesReplies);
     assert_eq!(world.send(pay("k")).await.status, 503);
     assert_ne!(world.records().await, 0, "it was written, and nobody was told");
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     world.ibid.settled().await;
     assert_eq!(world.state().await, "retryable");
     assert_eq!((world.send(pay("k").body("other")).await.status, world.runs()), (422, 0));
@@ -679,18 +684,18 @@ async fn a_begin_given_up_is_released_and_the_key_stays_free() {
 }
 
 #[tokio::test]
-async fn an_answer_that_can_not_be_stored_in_time_is_given_marked_and_stored_later() {
+async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
     let settings = Settings { finish_wait: Duration::from_millis(30), ..Settings::default() };
     let world = world_with(Policy::default(), vec![], settings).await;
     let running = world.sent(pay("k").does("gate"));
     world.api.begun.notified().await;
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     world.open_gate(1);
     let first = running.await.unwrap();
     assert_eq!((first.status, first.text("idempotency-stored")), (201, Some("false")));
     assert_eq!(world.state().await, "in_progress");
     // Past the lapse it becomes unknown, and the queued finish still settles it.
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     world.hands.advance(Duration::from_secs(61));
     world.ibid.settled().await;
     assert_eq!(world.state().await, "completed");
@@ -700,7 +705,7 @@ async fn an_answer_that_can_not_be_stored_in_time_is_given_marked_and_stored_lat
 }
 
 #[tokio::test]
-async fn a_lapsed_attempt_is_unknown_to_the_next_request_and_its_late_answer_settles_it() {
+async fn a_lapsed_attempts_late_response_settles_the_record() {
     let world = world(Policy::default()).await;
     let running = world.sent(pay("k").does("gate"));
     world.api.begun.notified().await;
@@ -714,7 +719,7 @@ async fn a_lapsed_attempt_is_unknown_to_the_next_request_and_its_late_answer_set
 }
 
 #[tokio::test]
-async fn after_retention_a_key_is_new_and_with_a_tombstone_it_is_refused() {
+async fn after_retention_only_a_tombstone_refuses_a_key() {
     let hour = Duration::from_secs(3600);
     let world = world(Policy { retention: hour, ..Policy::default() }).await;
     world.send(pay("k")).await;
@@ -732,7 +737,7 @@ async fn after_retention_a_key_is_new_and_with_a_tombstone_it_is_refused() {
         methods: vec![axum::http::Method::POST],
         pattern: "/other".into(),
         policy: Some(refuse),
-        begins: Default::default(),
+        reserved_by: Default::default(),
     };
     let world = world_with(Policy::default(), vec![rule], Settings::default()).await;
     let other = || post_to("/other").with("idempotency-key", "k");
@@ -800,7 +805,7 @@ async fn tenants_do_not_see_or_touch_each_others_keys() {
 }
 
 #[tokio::test]
-async fn the_same_key_on_another_endpoint_is_another_record_and_in_tenant_scope_a_mismatch() {
+async fn a_key_on_another_endpoint_mismatches_only_in_tenant_scope() {
     let world = world(Policy::default()).await;
     world.send(pay("k")).await;
     let elsewhere = || post_to("/other").with("idempotency-key", "k");
@@ -867,15 +872,20 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
             methods: method("PUT"),
             pattern: "/things/{id}".into(),
             policy: Some(Policy::default()),
-            begins: Default::default(),
+            reserved_by: Default::default(),
         },
         Rule {
             methods: method("POST"),
             pattern: "/pay".into(),
             policy: Some(optional),
-            begins: Default::default(),
+            reserved_by: Default::default(),
         },
-        Rule { methods: method("POST"), pattern: "/other".into(), policy: None, begins: Default::default() },
+        Rule {
+            methods: method("POST"),
+            pattern: "/other".into(),
+            policy: None,
+            reserved_by: Default::default(),
+        },
     ];
     let world = world_with(Policy::default(), rules, Settings::default()).await;
     let put = || Post {
@@ -898,7 +908,7 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
 }
 
 #[tokio::test]
-async fn bound_to_the_principal_another_ones_same_key_is_a_record_of_its_own() {
+async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
     let policy = Policy { bind: BindRule::Principal, ..Policy::default() };
     let world = world(policy.clone()).await;
     let routes = Routes::new(policy, vec![]).expect("good routes");
@@ -940,7 +950,7 @@ async fn a_handler_learns_its_key_and_which_run_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_past_its_time_out_is_unknown_and_its_late_answer_settles_the_record() {
+async fn a_timed_out_handlers_late_response_settles_the_record() {
     let world = world(Policy::default()).await;
     let first = world.send(pay("k").does("gate")).await;
     assert_eq!((first.status, first.problem().as_str()), (504, "outcome-unknown"));
@@ -966,7 +976,7 @@ async fn the_status_page_shows_the_state_and_the_stored_answer() {
     };
     let running = world.sent(pay("k").does("gate"));
     world.api.begun.notified().await;
-    let state = |answer: &Answer| serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap();
+    let state = |answer: &AttemptResponse| serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap();
     assert_eq!(state(&world.send(page("")).await)["state"], "in_progress");
     assert_eq!(world.send(page("/response")).await.status, 409);
     world.open_gate(1);

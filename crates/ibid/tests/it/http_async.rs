@@ -12,16 +12,16 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::post;
 use ibid::engine::TenantRate;
 use ibid::http::{Guarded, IdempotencyLayer, IdempotencyService, Routes, TenantSource};
-use ibid::operator::{Act, Operator};
+use ibid::operator::{Operator, OperatorAction};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::{self, Keep, Schedule};
+use ibid::upkeep::{self, Retention, Schedule};
 use ibid::{Ibid, Settings};
 use ibid_core::policy::{AnswerRule, OnLapse, Policy};
 use ibid_core::record::{Record, State as RecordState};
-use ibid_core::store::{Browse, Filter, Store};
+use ibid_core::store::{Browse, RecordFilter, Store};
 use ibid_core::time::Timestamp;
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -104,7 +104,7 @@ impl World {
     }
 
     async fn record(&self) -> Arc<Record> {
-        self.store.list(Filter::default()).await.unwrap().pop().expect("one record").record
+        self.store.list(RecordFilter::default()).await.unwrap().pop().expect("one record").record
     }
 
     /// The key's page, once it is in one of these states.
@@ -129,7 +129,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn an_accepted_request_runs_without_its_client_and_every_retry_gets_its_answer() {
+async fn an_accepted_request_runs_without_its_client() {
     let world = world(Policy::default(), 0, true).await;
     let (status, headers, body) = world.pay().await;
     assert_eq!(status, 202);
@@ -165,13 +165,13 @@ async fn what_was_not_executed_is_run_again_after_a_pause() {
 }
 
 #[tokio::test]
-async fn a_process_that_only_accepts_leaves_the_rest_to_others_or_to_the_deadline() {
+async fn a_process_may_accept_requests_without_running_them() {
     let world = world(Policy::default(), 0, false).await;
     assert_eq!(world.pay().await.0, 202);
-    upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap();
+    upkeep::reap_once(&world.ibid, Retention::default()).await.unwrap();
     assert_eq!(world.record().await.state, RecordState::Pending);
     world.hands.advance(Duration::from_secs(3600));
-    upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap();
+    upkeep::reap_once(&world.ibid, Retention::default()).await.unwrap();
     let (status, headers, body) = world.pay().await;
     assert_eq!((status.as_u16(), headers["idempotent-replayed"].to_str().unwrap()), (408, "true"));
     assert!(body.contains("never-started"), "{body}");
@@ -222,25 +222,25 @@ async fn more_than_run_at_once_are_all_run_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_worker_that_read_the_request_of_a_generation_since_given_up_runs_that_of_the_next_one() {
+async fn a_worker_runs_the_request_of_the_generation_it_claimed() {
     let world = world(Policy::default(), 0, true).await;
     world.api.gate.add_permits(2);
-    world.faults.set(Fault::HoldsBodies);
+    world.faults.set(StoreFault::HoldsBodies);
     assert_eq!(world.send("five", "").await.0, 202);
     while world.faults.bodies_read() == 0 {
         tokio::task::yield_now().await;
     }
     // The worker has `five` in hand. Its time is over, a person makes room, and the key comes with another request.
     world.hands.advance(Duration::from_secs(3600));
-    upkeep::reap_once(&world.ibid, Keep::default()).await.unwrap();
+    upkeep::reap_once(&world.ibid, Retention::default()).await.unwrap();
     let first = world.record().await;
     assert_eq!((first.state, first.note.status), (RecordState::Completed, Some(408)));
-    let act = Act::new("ann", "once more").unwrap();
+    let act = OperatorAction::new("ann", "once more").unwrap();
     Operator::new(&world.ibid).forget(first.id, None, &act).await.expect("it is forgotten");
     assert_eq!(world.send("six", "").await.0, 202);
     let second = world.record().await;
     assert!(second.id == first.id && second.birth != first.birth, "another generation");
-    world.faults.set(Fault::None);
+    world.faults.set(StoreFault::None);
     // Put back, it waits for its next try.
     loop {
         let record = world.record().await;
@@ -261,7 +261,7 @@ async fn a_worker_that_read_the_request_of_a_generation_since_given_up_runs_that
 }
 
 #[tokio::test]
-async fn who_waits_for_the_answer_to_its_own_accepted_request_gets_no_replay_and_is_counted_once() {
+async fn waiting_for_an_own_accepted_request_is_no_replay() {
     // Of this thread alone, on which all tasks of this test run.
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();

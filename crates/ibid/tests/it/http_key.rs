@@ -8,7 +8,9 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::routing::any;
-use ibid::http::{Begins, IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, Rule, TenantSource};
+use ibid::http::{
+    IdempotencyLayer, IdempotencyService, MissingIdentity, ReservedBy, Routes, Rule, TenantSource,
+};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
@@ -124,7 +126,7 @@ async fn a_key_in_the_body_guards_the_request() {
 }
 
 #[tokio::test]
-async fn a_body_that_can_not_be_searched_is_refused_also_where_keys_are_optional() {
+async fn an_unsearchable_body_is_refused_even_with_optional_keys() {
     for rule in [KeyRule::Required, KeyRule::Optional] {
         let api = Api::under(keyed_by(&["header:x-key", "body:/k"], rule)).await;
         for (lines, body) in [
@@ -184,7 +186,7 @@ async fn a_route_says_for_itself_where_its_key_is() {
         methods: vec![Method::POST],
         pattern: "/orders".to_owned(),
         policy: Some(policy),
-        begins: Begins::Guard,
+        reserved_by: ReservedBy::Layer,
     };
     let api = Api::with_rules(Policy::default(), vec![rule]).await;
     let paypal = [("PayPal-Request-Id", "k")];
@@ -293,7 +295,7 @@ async fn an_operation_that_can_not_be_repeated_refuses_the_fields() {
     let single = |profile| {
         let policy = Policy { profile, repeatable: false, ..Policy::repeatability() };
         let (methods, pattern) = (vec![Method::POST], "/single".to_owned());
-        vec![Rule { methods, pattern, policy: Some(policy), begins: Begins::Guard }]
+        vec![Rule { methods, pattern, policy: Some(policy), reserved_by: ReservedBy::Layer }]
     };
     let api = Api::with_rules(Policy::repeatability(), single(Profile::Repeatability)).await;
     let now = ago(0);

@@ -12,20 +12,20 @@ use ibid::engine::StartError;
 use ibid::http::{
     IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule, TenantSource,
 };
-use ibid::identity::change::{self, ChangeError, Waiting};
+use ibid::identity::change::{self, ChangeError, RetireWait};
 use ibid::identity::{IdentityError, IdentityPhase, StoreIdentity};
 use ibid::outcome::Begin;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::Keep;
+use ibid::upkeep::Retention;
 use ibid::{Ibid, Settings, upkeep};
 use ibid_core::key_source::KeyFrom;
 use ibid_core::policy::{AnswerRule, BindRule, KeyRule, PathRule, Policy};
 use ibid_core::record::{State, Version};
 use ibid_core::scope::{RecordId, ScopeRule, Tenant};
-use ibid_core::store::{Browse, Filter};
+use ibid_core::store::{Browse, RecordFilter};
 use ibid_core::time::Timestamp;
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tower::{Layer, ServiceExt};
 
 #[derive(Clone)]
@@ -83,12 +83,12 @@ impl World {
     }
 
     async fn versions(&self) -> Vec<Version> {
-        let all = self.store.list(Filter::default()).await.expect("the store answers");
+        let all = self.store.list(RecordFilter::default()).await.expect("the store answers");
         all.iter().map(|stored| stored.record.version).collect()
     }
 
     async fn records(&self) -> Vec<(RecordId, State)> {
-        let all = self.store.list(Filter::default()).await.expect("the store answers");
+        let all = self.store.list(RecordFilter::default()).await.expect("the store answers");
         all.iter().map(|stored| (stored.record.id, stored.record.state)).collect()
     }
 }
@@ -127,7 +127,7 @@ fn with_route(pattern: &str, policy: Policy) -> Routes {
         methods: vec![Method::POST],
         pattern: pattern.into(),
         policy: Some(policy),
-        begins: Default::default(),
+        reserved_by: Default::default(),
     };
     Routes::new(Policy::default(), vec![rule]).expect("good routes")
 }
@@ -242,7 +242,7 @@ async fn a_key_in_its_old_place_is_not_run_unguarded() {
 async fn a_retired_identity_begins_and_delivers_nothing() {
     let world = World::new();
     let node = world.start(plain()).await;
-    let ask = crate::asking::ask(&node.ibid, "acme", "reserved", Policy::default());
+    let ask = crate::request_fixture::ask(&node.ibid, "acme", "reserved", Policy::default());
     let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
     world.change().await;
     assert!(!node.ibid.is_identity_active());
@@ -259,12 +259,12 @@ async fn a_retired_identity_begins_and_delivers_nothing() {
 async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
     let world = World::new();
     let node = world.start(plain()).await;
-    let ask = crate::asking::ask(&node.ibid, "acme", "reserved", Policy::default());
+    let ask = crate::request_fixture::ask(&node.ibid, "acme", "reserved", Policy::default());
     let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     tokio::time::sleep(Settings::default().identity_valid_for).await;
     assert!(attempt.ready().await.is_err(), "whether it is retired is not known");
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     assert!(attempt.ready().await.is_ok(), "one read is enough");
 }
 
@@ -289,7 +289,7 @@ async fn no_process_starts_while_the_identity_is_being_changed() {
     let changing = tokio::spawn(async move {
         change::retire(&*store, false, |waiting| told.send(waiting).expect("the test listens")).await
     });
-    assert_eq!(heard.recv().await, Some(Waiting::ForReaders(Duration::from_secs(30))));
+    assert_eq!(heard.recv().await, Some(RetireWait::ForReaders(Duration::from_secs(30))));
     for next in [plain(), routes(wide())] {
         let refused = world.try_start(next, "t").await.err();
         assert!(matches!(refused, Some(StartError::Identity(IdentityError::Changing))), "{refused:?}");
@@ -309,7 +309,7 @@ async fn previous_ids_are_forgotten_once_their_records_have_gone() {
     assert!(left.gone_by.is_some());
     assert!(node.pay("b").await.1, "it is still found");
     world.hands.advance(Policy::default().retention * 2);
-    upkeep::reap_once(&node.ibid, Keep::default()).await.expect("the store answers");
+    upkeep::reap_once(&node.ibid, Retention::default()).await.expect("the store answers");
     let left = change::forget_previous(&*world.store).await.expect("the store answers");
     assert_eq!((left.forgotten, left.kept, left.records), (1, 0, 0));
 }

@@ -9,15 +9,13 @@
     feature = "sea-orm"
 ))]
 mod adapters;
-mod asking;
 mod engine;
 mod hooks;
 mod http;
 mod http_async;
 mod http_key;
 mod identity;
-mod ledger;
-mod lossy;
+mod lossy_database;
 mod operator;
 mod outbox;
 #[cfg(all(
@@ -29,16 +27,18 @@ mod outbox;
     feature = "sea-orm"
 ))]
 mod phases;
-mod reaping;
+mod read_only_query;
+mod reaper;
 mod reconcile;
 mod reference;
+mod request_fixture;
 mod store_memory;
 #[cfg(feature = "postgres")]
 mod store_postgres;
 mod store_sqlite;
 mod store_sqlite_run;
 mod store_sqlite_shared;
-mod sweeping;
+mod sweeper;
 #[cfg(all(
     feature = "postgres",
     feature = "tokio-postgres",

@@ -5,22 +5,24 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid::attempt::Attempt;
-use ibid::operator::{Act, BulkAction, Filter, Found, Operator, OperatorError, SeenVersion, answer};
+use ibid::operator::{
+    BulkAction, Observation, Operator, OperatorAction, OperatorError, RecordFilter, SeenVersion, answer,
+};
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::{self, Keep};
+use ibid::upkeep::{self, Retention};
 use ibid::{Ibid, Settings};
-use ibid_core::change::{Happened, Stored};
-use ibid_core::machine::Ask;
+use ibid_core::change::{HistoryKind, StoredRecord};
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 
-use crate::asking::ask;
+use crate::request_fixture::ask;
 
 struct World {
     ibid: Ibid,
@@ -37,11 +39,11 @@ impl World {
         World { operator: Operator::new(&ibid), ibid, store, hands }
     }
 
-    fn ask_of(&self, tenant: &str, key: &str) -> Ask {
+    fn ask_of(&self, tenant: &str, key: &str) -> BeginRequest {
         self.ask_by(tenant, key, Policy::default())
     }
 
-    fn ask_by(&self, tenant: &str, key: &str, policy: Policy) -> Ask {
+    fn ask_by(&self, tenant: &str, key: &str, policy: Policy) -> BeginRequest {
         ask(&self.ibid, tenant, key, policy)
     }
 
@@ -70,7 +72,7 @@ impl World {
     }
 
     /// A record that failed for good when its holder went silent: completed, and a person must look at it.
-    async fn abandoned(&self, key: &str) -> Stored {
+    async fn abandoned(&self, key: &str) -> StoredRecord {
         let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
         let (id, lease) = (ask.id, ask.policy.lease);
         let Begin::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
@@ -90,25 +92,25 @@ impl World {
         self.operator.dead_letters(None, 0, 10).await.expect("a list").records.records.len()
     }
 
-    async fn lines(&self, id: RecordId) -> Vec<(Happened, String)> {
+    async fn lines(&self, id: RecordId) -> Vec<(HistoryKind, String)> {
         let history = self.operator.history(id).await.expect("it is there").history;
         history.into_iter().map(|(_, line)| (line.what, line.detail)).collect()
     }
 }
 
-fn ann() -> Act {
-    Act::new("ann", "the bank has it").expect("a name and a reason")
+fn ann() -> OperatorAction {
+    OperatorAction::new("ann", "the bank has it").expect("a name and a reason")
 }
 
-fn bob() -> Act {
-    Act::new("bob", "the bank never saw it").expect("a name and a reason")
+fn bob() -> OperatorAction {
+    OperatorAction::new("bob", "the bank never saw it").expect("a name and a reason")
 }
 
-fn executed() -> Found {
-    Found::Executed(answer(201, "text/plain", "by hand"))
+fn executed() -> Observation {
+    Observation::Executed(answer(201, "text/plain", "by hand"))
 }
 
-fn seen(stored: &Stored) -> SeenVersion {
+fn seen(stored: &StoredRecord) -> SeenVersion {
     SeenVersion { id: stored.record.id, version: stored.record.version }
 }
 
@@ -122,16 +124,16 @@ async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
     let Begin::Skip(Outcome::Completed(kept)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"by hand"[..]));
     let line = "resolved as executed (201), unknown to completed, by ann: the bank has it";
-    assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+    assert_eq!(world.lines(id).await.last(), Some(&(HistoryKind::Operator, line.to_owned())));
 }
 
 #[tokio::test]
 async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
     let world = World::new().await;
     let id = world.unknown("k").await;
-    world.operator.resolve(id, None, &Found::NotExecuted, &bob()).await.expect("it is settled");
+    world.operator.resolve(id, None, &Observation::NotExecuted, &bob()).await.expect("it is settled");
     let line = "resolved as not executed, unknown to retryable, by bob: the bank never saw it";
-    assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+    assert_eq!(world.lines(id).await.last(), Some(&(HistoryKind::Operator, line.to_owned())));
     let attempt = world.run("k").await;
     assert_eq!(attempt.number(), 2);
     assert!(
@@ -141,18 +143,18 @@ async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
 }
 
 #[tokio::test]
-async fn a_forgotten_key_runs_as_new_although_its_answer_was_in_the_cache() {
+async fn a_forgotten_key_runs_as_new_despite_the_cache() {
     let world = World::new().await;
     let id = world.completed("k").await;
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))), "it is in the cache");
     world.operator.forget(id, None, &ann()).await.expect("it is forgotten");
     let line = "forgotten, completed (201) to absent, by ann: the bank has it";
-    assert_eq!(world.lines(id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+    assert_eq!(world.lines(id).await.last(), Some(&(HistoryKind::Operator, line.to_owned())));
     assert_eq!(world.run("k").await.number(), 1, "as new");
 }
 
 #[tokio::test]
-async fn what_the_machine_does_not_allow_is_refused_with_the_record_as_it_is() {
+async fn a_refused_action_shows_the_record_as_it_is() {
     let world = World::new().await;
     let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
     let running = world.run("r").await;
@@ -162,7 +164,7 @@ async fn what_the_machine_does_not_allow_is_refused_with_the_record_as_it_is() {
         (world.operator.forget(unknown, None, &ann()).await, State::Unknown),
         (world.operator.forget(busy, None, &ann()).await, State::InProgress),
         (world.operator.resolve(busy, None, &executed(), &ann()).await, State::InProgress),
-        (world.operator.resolve(completed, None, &Found::NotExecuted, &ann()).await, State::Completed),
+        (world.operator.resolve(completed, None, &Observation::NotExecuted, &ann()).await, State::Completed),
     ];
     for (refused, state) in refused {
         let Err(OperatorError::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
@@ -174,14 +176,15 @@ async fn what_the_machine_does_not_allow_is_refused_with_the_record_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is() {
+async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let world = World::new().await;
     let before = world.abandoned("k").await;
     assert_eq!((before.record.state, before.record.flags.dead_letter), (State::Completed, true));
     assert_eq!(world.letters().await, 1);
     // Long after: what is left of its life must not begin anew.
     world.hands.advance(Duration::from_secs(3600));
-    let shown = world.operator.preview(Filter::default(), &BulkAction::Acknowledge).await.expect("a preview");
+    let shown =
+        world.operator.preview(RecordFilter::default(), &BulkAction::Acknowledge).await.expect("a preview");
     assert_eq!((shown.records.len(), shown.left_alone), (1, 0));
     let after = world
         .operator
@@ -190,7 +193,7 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
         .expect("it is seen to");
     assert!(!after.record.flags.dead_letter);
     assert_eq!(world.letters().await, 0);
-    let kept = |stored: &Stored| {
+    let kept = |stored: &StoredRecord| {
         let record = &stored.record;
         let instants = (record.due_at, record.expires_at, record.purge_at);
         (record.state, record.birth, record.attempt, record.note.status, instants, stored.answer.clone())
@@ -201,13 +204,13 @@ async fn a_dead_letter_whose_outcome_is_known_is_seen_to_once_and_stays_as_it_is
     let Begin::Skip(Outcome::Completed(answer)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!(Some(answer.response.status), before.record.note.status);
     let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has it";
-    assert_eq!(world.lines(before.record.id).await.last(), Some(&(Happened::Operator, line.to_owned())));
+    assert_eq!(world.lines(before.record.id).await.last(), Some(&(HistoryKind::Operator, line.to_owned())));
 
     let twice = world.operator.acknowledge(before.record.id, None, &bob()).await;
     let Err(OperatorError::NotNow { last, .. }) = &twice else { panic!("{twice:?}") };
     assert_eq!(last.as_ref().map(|last| last.1.detail.as_str()), Some(line));
     assert_eq!(
-        world.lines(before.record.id).await.iter().filter(|(what, _)| *what == Happened::Operator).count(),
+        world.lines(before.record.id).await.iter().filter(|(what, _)| *what == HistoryKind::Operator).count(),
         1
     );
 }
@@ -223,40 +226,41 @@ async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
         assert_eq!(stored.record.state, state);
     }
     assert_eq!(world.letters().await, 1, "it still waits for a person");
-    let shown = world.operator.preview(Filter::default(), &BulkAction::Acknowledge).await.expect("a preview");
+    let shown =
+        world.operator.preview(RecordFilter::default(), &BulkAction::Acknowledge).await.expect("a preview");
     assert_eq!((shown.records.len(), shown.left_alone), (0, 2));
 }
 
 #[tokio::test]
-async fn a_dead_letter_outlives_its_retention_until_somebody_has_seen_to_it() {
+async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
     let world = World::new().await;
     let letter = world.abandoned("k").await.record;
     let node = Ibid::for_upkeep(world.store.clone());
     world.hands.advance(Policy::default().retention * 10);
-    upkeep::reap_once(&node, Keep::default()).await.expect("the store answers");
+    upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let kept = world.operator.history(letter.id).await.expect("it is there").stored;
     assert!(kept.record.version == letter.version && kept.answer.is_some(), "{kept:?}");
     world.operator.acknowledge(letter.id, None, &ann()).await.expect("it is seen to");
-    upkeep::reap_once(&node, Keep::default()).await.expect("the store answers");
+    upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let gone = world.operator.history(letter.id).await;
     assert!(gone.is_err(), "{gone:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_many_operators_one_settles_a_record_and_the_others_are_told_who() {
+async fn only_one_of_many_operators_settles_a_record() {
     let world = World::new().await;
     let id = world.unknown("k").await;
     let act = async |place: usize| {
         let operator = world.operator.clone();
-        let act = Act::new(&format!("person-{place}"), "knows it").expect("a name and a reason");
-        let found = if place.is_multiple_of(2) { executed() } else { Found::NotExecuted };
+        let act = OperatorAction::new(&format!("person-{place}"), "knows it").expect("a name and a reason");
+        let found = if place.is_multiple_of(2) { executed() } else { Observation::NotExecuted };
         tokio::spawn(async move { operator.resolve(id, None, &found, &act).await }).await.expect("no panic")
     };
     let done: Vec<_> = join_all((0..16).map(act)).await;
     let winners: Vec<usize> = (0..16).filter(|place| done[*place].is_ok()).collect();
     assert_eq!(winners.len(), 1, "{done:?}");
     let settled: Vec<_> =
-        world.lines(id).await.into_iter().filter(|(what, _)| *what == Happened::Operator).collect();
+        world.lines(id).await.into_iter().filter(|(what, _)| *what == HistoryKind::Operator).collect();
     assert_eq!(settled.len(), 1, "one line: {settled:?}");
     for lost in done.into_iter().filter_map(Result::err) {
         let OperatorError::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
@@ -272,7 +276,7 @@ async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
     let world = World::new().await;
     let id = world.unknown("k").await;
     let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;
-    world.operator.resolve(id, Some(looked_at), &Found::NotExecuted, &bob()).await.expect("as it was");
+    world.operator.resolve(id, Some(looked_at), &Observation::NotExecuted, &bob()).await.expect("as it was");
     // The retry runs and is unknown again: what ann saw was about the run before.
     world.run("k").await.unknown(ErrorCode::Broken).await;
     let late = world.operator.resolve(id, Some(looked_at), &executed(), &ann()).await;
@@ -284,40 +288,40 @@ async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
 async fn an_act_whose_reply_is_lost_is_recognised_as_done() {
     let world = World::new().await;
     let id = world.unknown("k").await;
-    world.store.set(Fault::LosesReplies);
+    world.store.set(StoreFault::LosesReplies);
     let (operator, store) = (world.operator.clone(), world.store.clone());
     let before = store.commits();
     let acting = tokio::spawn(async move { operator.resolve(id, None, &executed(), &ann()).await });
     while store.commits() == before {
         tokio::task::yield_now().await;
     }
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     let stored = acting.await.expect("no panic").expect("it is done");
     assert_eq!(stored.record.state, State::Completed);
-    let acts = world.lines(id).await.into_iter().filter(|(what, _)| *what == Happened::Operator).count();
+    let acts = world.lines(id).await.into_iter().filter(|(what, _)| *what == HistoryKind::Operator).count();
     assert_eq!(acts, 1, "written once");
 }
 
 #[tokio::test]
-async fn an_answer_larger_than_the_rules_keep_is_refused_and_nothing_is_written() {
+async fn an_operators_oversized_response_is_refused() {
     let world = World::new().await;
     let id = world.unknown("k").await;
     let body = vec![b'x'; Policy::default().max_response_body as usize + 1];
-    let large = Found::Executed(answer(200, "text/plain", body));
+    let large = Observation::Executed(answer(200, "text/plain", body));
     let refused = world.operator.resolve(id, None, &large, &ann()).await;
     assert!(matches!(refused, Err(OperatorError::TooLarge { .. })), "{refused:?}");
     assert_eq!(world.operator.history(id).await.unwrap().stored.record.state, State::Unknown);
 }
 
 #[tokio::test]
-async fn many_are_shown_first_and_only_what_was_shown_and_stayed_so_is_changed() {
+async fn a_bulk_action_changes_only_records_as_previewed() {
     let world = World::new().await;
     for key in ["a", "b", "c"] {
         world.unknown(key).await;
     }
     world.completed("done").await;
-    let action = BulkAction::Resolve(Found::NotExecuted);
-    let preview = world.operator.preview(Filter::default(), &action).await.expect("a preview");
+    let action = BulkAction::Resolve(Observation::NotExecuted);
+    let preview = world.operator.preview(RecordFilter::default(), &action).await.expect("a preview");
     assert_eq!((preview.records.len(), preview.left_alone, preview.next), (3, 1, None));
     let shown: Vec<SeenVersion> = preview.records.iter().map(seen).collect();
     // One is settled by another, and a new one comes.
@@ -328,7 +332,8 @@ async fn many_are_shown_first_and_only_what_was_shown_and_stayed_so_is_changed()
     assert!(done[0].1.is_ok() && done[2].1.is_ok(), "{done:?}");
     assert!(matches!(done[1].1, Err(OperatorError::Changed { .. })), "{done:?}");
     assert_eq!(world.operator.history(newcomer).await.unwrap().stored.record.state, State::Unknown);
-    let forget = world.operator.preview(Filter::default(), &BulkAction::Forget).await.expect("a preview");
+    let forget =
+        world.operator.preview(RecordFilter::default(), &BulkAction::Forget).await.expect("a preview");
     assert_eq!(forget.records.len(), 2, "the completed ones");
 }
 
@@ -340,8 +345,12 @@ async fn pages_follow_one_another_and_the_last_has_no_cursor() {
     }
     world.hands.advance(Duration::from_secs(60));
     world.unknown("young").await;
-    let old =
-        |after| Filter { older_than: Some(Duration::from_secs(30)), after, limit: 3, ..Filter::default() };
+    let old = |after| RecordFilter {
+        older_than: Some(Duration::from_secs(30)),
+        after,
+        limit: 3,
+        ..RecordFilter::default()
+    };
     let first = world.operator.find(old(None)).await.expect("a page");
     let second = world.operator.find(old(first.next)).await.expect("a page");
     assert_eq!((first.records.len(), second.records.len(), second.next), (3, 2, None));
@@ -353,7 +362,7 @@ async fn pages_follow_one_another_and_the_last_has_no_cursor() {
 }
 
 #[tokio::test]
-async fn tenants_are_told_by_the_part_of_their_requests_that_are_duplicates() {
+async fn tenants_are_ranked_by_their_share_of_duplicates() {
     let world = World::new().await;
     let send = async |tenant: &str, key: String| {
         if let Begin::Run(attempt) = world.ibid.begin(world.ask_of(tenant, &key)).await.expect("it answers") {

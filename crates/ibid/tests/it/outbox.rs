@@ -6,37 +6,37 @@ use std::time::Duration;
 
 use ibid::Ibid;
 use ibid::operator::{Operator, OperatorError};
-use ibid::outbox::{self, CallOutcome, Round, Verified, WorkerError};
+use ibid::outbox::{self, CallOutcome, VerifyOutcome, WorkerError, WorkerRound};
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::{Keep, reap_once, reap_outlook};
-use ibid_core::change::Happened;
-use ibid_core::effect::{EffectFilter, NewEffect, Rules};
+use ibid::upkeep::{Retention, reap_once, reap_preview};
+use ibid_core::change::HistoryKind;
+use ibid_core::effect::{EffectFilter, EffectRules, NewEffect};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
 use ibid_core::record::State;
 
-mod at_once;
-mod counted;
+mod both_databases;
+mod concurrency;
+mod effect_metrics;
 mod expiry;
-mod hooked;
-mod owing;
+mod harness;
+mod owed_response;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
-mod site;
-mod told;
-mod traced;
-mod world;
+mod trace_context;
+mod webhook_evidence;
+mod webhook_http;
 
-use crate::lossy::Reply;
-use world::{Gate, Provider, World, because, made, not_made};
+use crate::lossy_database::Reply;
+use harness::{Gate, Provider, World, because, made, not_made};
 
 #[tokio::test]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
     let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let worker = world.worker(&provider);
-    assert_eq!(worker.run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
     assert!(worker.run_once().await.unwrap().is_idle());
 
     let effect = world.only().await;
@@ -71,7 +71,7 @@ async fn a_replay_enqueues_nothing() {
 }
 
 #[tokio::test]
-async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_a_dead_one_never() {
+async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "mail" => CallOutcome::Refused { why: "no such address".into() },
@@ -82,9 +82,9 @@ async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_a_dead_one_
     world.pay("other", [effect("charge")]).await;
     let worker = world.worker(&provider);
     while !worker.run_once().await.unwrap().is_idle() {}
-    let keep = Keep { effects: Duration::from_secs(10 * DAY), ..Keep::default() };
+    let keep = Retention { effects: Duration::from_secs(10 * DAY), ..Retention::default() };
     let reap = async || {
-        let outlook = reap_outlook(&**world.ibid.store(), keep).await.unwrap();
+        let outlook = reap_preview(&**world.ibid.store(), keep).await.unwrap();
         let harvest = reap_once(&world.ibid, keep).await.unwrap();
         assert!(outlook.effects <= harvest.effects, "more may go once their record has: {outlook:?}");
         (harvest.removed, harvest.effects)
@@ -142,7 +142,7 @@ async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
 }
 
 #[tokio::test]
-async fn one_that_a_person_must_look_at_holds_up_its_aggregate_until_it_is_discarded() {
+async fn a_dead_letter_blocks_its_aggregate_until_discarded() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "first" => CallOutcome::Refused { why: "card expired".into() },
@@ -163,7 +163,7 @@ async fn one_that_a_person_must_look_at_holds_up_its_aggregate_until_it_is_disca
 }
 
 #[tokio::test]
-async fn a_lapsed_claim_of_a_repeatable_effect_is_called_again_under_the_same_key() {
+async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
     let world = World::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, silent) = world.silent_worker().await;
@@ -179,7 +179,7 @@ async fn a_lapsed_claim_of_a_repeatable_effect_is_called_again_under_the_same_ke
 }
 
 #[tokio::test]
-async fn a_lapsed_claim_of_an_effect_that_is_not_repeatable_is_unknown_and_never_called_again() {
+async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
     let world = World::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     let (_gate, silent) = world.silent_worker().await;
@@ -199,7 +199,8 @@ async fn a_lapsed_claim_of_an_effect_that_is_not_repeatable_is_unknown_and_never
 #[tokio::test]
 async fn what_verify_says_decides_about_an_uncertain_call() {
     let uncertain = || CallOutcome::Uncertain { why: "reset by peer".into() };
-    for (says, state) in [(Verified::Made(world::a_charge()), Done), (Verified::NotMade, Queued)] {
+    for (says, state) in [(VerifyOutcome::Made(harness::a_charge()), Done), (VerifyOutcome::NotMade, Queued)]
+    {
         let world = World::new().await;
         let provider = Provider::new("w", move |_| uncertain());
         provider.will_verify([says]);
@@ -218,13 +219,13 @@ async fn what_verify_says_decides_about_an_uncertain_call() {
 }
 
 #[tokio::test]
-async fn what_verify_found_not_made_is_called_again_as_if_for_the_first_time() {
+async fn an_effect_verified_as_not_made_is_called_as_if_new() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 => CallOutcome::Uncertain { why: "time-out".into() },
         _ => made(),
     });
-    provider.will_verify([Verified::NotMade]);
+    provider.will_verify([VerifyOutcome::NotMade]);
     world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
@@ -241,7 +242,7 @@ async fn what_verify_found_not_made_is_called_again_as_if_for_the_first_time() {
 async fn a_verification_that_never_tells_ends_with_a_person() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
-    let rules = Rules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
+    let rules = EffectRules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
@@ -269,17 +270,17 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     let before = world.only().await;
 
     gate.open();
-    assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
+    assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
     assert_eq!(world.ledger(), ["bob charge done"]);
     let after = world.only().await;
     assert_eq!((after.version, after.result), (before.version, before.result));
 }
 
 #[tokio::test]
-async fn a_claim_that_is_over_before_the_call_began_is_given_back_uncalled() {
+async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| made());
-    let rules = Rules { lease_ms: 0, ..Rules::default() };
+    let rules = EffectRules { lease_ms: 0, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().again, 1);
     assert!(provider.calls().is_empty());
@@ -315,7 +316,7 @@ async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
 async fn tries_end_in_a_dead_letter_with_the_last_error() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| not_made(&format!("{}: {}", call.tries, "x".repeat(5000))));
-    let rules = Rules { tries_max: 3, ..Rules::default() };
+    let rules = EffectRules { tries_max: 3, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     let worker = world.worker(&provider);
     for _ in 0..2 {
@@ -383,7 +384,7 @@ async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
 }
 
 #[tokio::test]
-async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after_all() {
+async fn a_dead_effect_made_after_all_answers_its_record() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 if call.provider_id.is_none() => CallOutcome::Refused { why: "card declined".into() },
@@ -407,14 +408,14 @@ async fn the_record_of_a_dead_effect_is_unknown_and_answered_if_it_is_made_after
 #[tokio::test]
 async fn an_owed_answer_that_is_missing_is_for_a_person_to_give() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| CallOutcome::Made(outbox::Made::default()));
+    let provider = Provider::new("w", |_| CallOutcome::Made(outbox::CallResult::default()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
     assert_eq!((world.only().await.state, world.record("k").await.state), (Done, State::Unknown));
 }
 
 #[tokio::test]
-async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_history() {
+async fn an_operator_moves_only_dead_or_unknown_effects() {
     let world = World::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     let seq = world.only().await.seq;
@@ -431,7 +432,7 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
     let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert!(
         lines.contains(&(
-            Happened::Operator,
+            HistoryKind::Operator,
             "effect `charge` discarded, dead to discarded, by ann: refunded by hand"
         )),
         "{lines:?}"
@@ -443,7 +444,7 @@ async fn an_operator_moves_only_what_is_dead_or_unknown_and_leaves_a_line_of_his
 }
 
 #[tokio::test]
-async fn an_effect_discarded_while_it_is_asked_about_leaves_its_record_unknown() {
+async fn an_effect_discarded_during_verify_leaves_its_record_unknown() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
@@ -474,10 +475,10 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
 }
 
 #[tokio::test]
-async fn a_result_that_could_not_be_recorded_is_kept_and_recorded_later_without_a_second_call() {
+async fn an_unrecorded_result_is_recorded_without_a_second_call() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| made());
-    let rules = Rules { lease_ms: 300, ..Rules::default() };
+    let rules = EffectRules { lease_ms: 300, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     world.sql("alter table ledger rename to elsewhere");
     let worker = world.worker(&provider);
@@ -493,7 +494,7 @@ async fn a_result_that_could_not_be_recorded_is_kept_and_recorded_later_without_
 }
 
 #[tokio::test]
-async fn an_end_whose_commit_got_no_reply_is_written_once_whether_it_came_or_not() {
+async fn a_result_whose_commit_got_no_reply_is_written_once() {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let world = World::new().await;
         let provider = Provider::new("w", |_| made());
@@ -509,8 +510,8 @@ async fn an_end_whose_commit_got_no_reply_is_written_once_whether_it_came_or_not
 #[tokio::test]
 async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
     for (reply, round) in [
-        (Reply::Lost, Round { again: 1, ..Round::default() }),
-        (Reply::NeverSent, Round { lost: 1, ..Round::default() }),
+        (Reply::Lost, WorkerRound { again: 1, ..WorkerRound::default() }),
+        (Reply::NeverSent, WorkerRound { lost: 1, ..WorkerRound::default() }),
     ] {
         let world = World::new().await;
         let provider = Provider::new("w", |_| made());
@@ -524,7 +525,7 @@ async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
 }
 
 #[tokio::test]
-async fn what_this_process_enqueues_is_seen_at_once_and_a_stopping_worker_finishes_it() {
+async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
     let world = World::new().await;
     let gate = Gate::closed("w");
     let hour = Duration::from_secs(3600);
@@ -560,16 +561,16 @@ async fn a_worker_goes_through_any_driver() {
     use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
 
     struct Charge;
-    impl outbox::Handler<SqlxSqliteTx<'static>> for Charge {
-        fn call<'a>(&'a self, _: &'a outbox::Call) -> ibid_core::store::Pending<'a, CallOutcome> {
+    impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
+        fn call<'a>(&'a self, _: &'a outbox::EffectCall) -> ibid_core::store::BoxFuture<'a, CallOutcome> {
             Box::pin(async { made() })
         }
         fn record<'a>(
             &'a self,
-            call: &'a outbox::Call,
-            _: &'a outbox::Settled,
+            call: &'a outbox::EffectCall,
+            _: &'a outbox::SettledEffect,
             tx: &'a mut SqlxSqliteTx<'static>,
-        ) -> ibid_core::store::Pending<'a, Result<(), outbox::BoxError>> {
+        ) -> ibid_core::store::BoxFuture<'a, Result<(), outbox::BoxError>> {
             Box::pin(async move {
                 let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
                 add.bind(&call.payload[..]).execute(&mut **tx).await?;

@@ -1,18 +1,18 @@
 //! Phases on a real database: what is committed is not run again, whoever goes on; a call to the outside is made again,
 //! asked about or left to a person, as it was declared.
 
-mod again;
-mod forgotten;
-mod outside;
-mod resumed;
-mod within;
+mod external_call;
+mod in_transaction;
+mod key_window;
+mod resume;
+mod serialization;
 
 use ibid_core::policy::{OnLapse, Policy};
 
-use crate::adapters::place::{
+use crate::adapters::databases::{
     Place, RusqliteConnections, SqlxPostgresPools, SqlxSqlitePools, TokioPostgresPools,
 };
-use crate::transaction::world::World;
+use crate::transaction::harness::World;
 
 /// What a handler that works in Phases is begun with.
 fn policy() -> Policy {
@@ -27,15 +27,15 @@ macro_rules! every_rule {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn phases_keep_their_rules() {
                 let world = World::<$adapter>::under(policy(), $place).await;
-                within::every_rule(&world).await;
-                outside::every_rule(&world).await;
-                forgotten::every_rule(&world).await;
+                in_transaction::every_rule(&world).await;
+                external_call::every_rule(&world).await;
+                key_window::every_rule(&world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_lapsed_request_goes_on_behind_the_guard() {
                 let world = World::<$adapter>::under(policy(), $place).await;
-                resumed::every_rule(world).await;
+                resume::every_rule(world).await;
             }
         })*
     };

@@ -10,17 +10,17 @@ use ibid::attempt::LateAnswer;
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::{self, Doubtful, Find, Finding, Reconciled};
+use ibid::upkeep::{self, LookupResult, OutcomeLookup, ReconcileStats, UnknownRequest};
 use ibid::{Ibid, Settings};
-use ibid_core::machine::Ask;
+use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
-use ibid_core::store::{Browse, Filter, Pending};
+use ibid_core::store::{BoxFuture, Browse, RecordFilter};
 use ibid_core::time::Timestamp;
 use tokio::sync::{Barrier, Notify};
 
-use crate::asking::ask;
+use crate::request_fixture::ask;
 
 struct World {
     ibid: Ibid,
@@ -36,11 +36,11 @@ impl World {
         World { ibid, store, hands }
     }
 
-    fn ask(&self, key: &str) -> Ask {
+    fn ask(&self, key: &str) -> BeginRequest {
         self.ask_by(key, Reconcile::new(SETTLE, ATTEMPTS))
     }
 
-    fn ask_by(&self, key: &str, rule: Reconcile) -> Ask {
+    fn ask_by(&self, key: &str, rule: Reconcile) -> BeginRequest {
         let policy = Policy { reconcile: Some(rule), max_response_body: 100, ..Policy::default() };
         ask(&self.ibid, "shop", key, policy)
     }
@@ -54,7 +54,7 @@ impl World {
         self.unknown_by(self.ask(key)).await
     }
 
-    async fn unknown_by(&self, ask: Ask) -> LateAnswer {
+    async fn unknown_by(&self, ask: BeginRequest) -> LateAnswer {
         let Begin::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
@@ -63,14 +63,14 @@ impl World {
     }
 
     /// One round of questions by a node that has seen no jump.
-    async fn reconcile(&self, finder: impl Find + 'static) -> Reconciled {
+    async fn reconcile(&self, finder: impl OutcomeLookup + 'static) -> ReconcileStats {
         let node = Ibid::for_upkeep(self.store.clone());
         node.reconcile_with(Arc::new(finder));
         upkeep::reconcile_once(&node).await.expect("the store answers")
     }
 
     async fn record(&self, key: &str) -> Arc<Record> {
-        let filter = Filter { key: Some(key.to_owned()), ..Filter::default() };
+        let filter = RecordFilter { key: Some(key.to_owned()), ..RecordFilter::default() };
         let mut all = self.store.list(filter).await.expect("a list");
         assert_eq!(all.len(), 1, "one record");
         all.remove(0).record
@@ -80,12 +80,12 @@ impl World {
 /// Says what it was told to, in turn, and keeps what it was asked.
 #[derive(Clone, Default)]
 struct Told {
-    findings: Arc<Mutex<VecDeque<Finding>>>,
-    asked: Arc<Mutex<Vec<Doubtful>>>,
+    findings: Arc<Mutex<VecDeque<LookupResult>>>,
+    asked: Arc<Mutex<Vec<UnknownRequest>>>,
 }
 
 impl Told {
-    fn to_say(findings: impl IntoIterator<Item = Finding>) -> Told {
+    fn to_say(findings: impl IntoIterator<Item = LookupResult>) -> Told {
         Told { findings: Arc::new(Mutex::new(findings.into_iter().collect())), ..Told::default() }
     }
 
@@ -94,10 +94,10 @@ impl Told {
     }
 }
 
-impl Find for Told {
-    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+impl OutcomeLookup for Told {
+    fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         self.asked.lock().unwrap().push(doubtful);
-        let finding = self.findings.lock().unwrap().pop_front().unwrap_or(Finding::Nothing);
+        let finding = self.findings.lock().unwrap().pop_front().unwrap_or(LookupResult::Nothing);
         Box::pin(async move { finding })
     }
 }
@@ -105,8 +105,8 @@ impl Find for Told {
 /// A finder made of a closure.
 struct By<F>(F);
 
-impl<F: Fn(Doubtful) -> Pending<'static, Finding> + Send + Sync> Find for By<F> {
-    fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+impl<F: Fn(UnknownRequest) -> BoxFuture<'static, LookupResult> + Send + Sync> OutcomeLookup for By<F> {
+    fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         (self.0)(doubtful)
     }
 }
@@ -117,18 +117,18 @@ fn answer(status: u16) -> Response {
 
 const SETTLE: Duration = Duration::from_secs(60);
 const ATTEMPTS: u32 = 3;
-const QUIET: Reconciled = Reconciled { asked: 0, settled: 0, dead_letters: 0 };
+const QUIET: ReconcileStats = ReconcileStats { asked: 0, settled: 0, dead_letters: 0 };
 
 #[tokio::test]
-async fn what_is_found_executed_is_replayed_as_it_was_found_also_a_decline() {
+async fn a_looked_up_response_is_replayed_even_if_declined() {
     for status in [201, 402] {
         let world = World::new().await;
         let _late = world.unknown("k").await;
-        let told = Told::to_say([Finding::Executed(answer(status))]);
+        let told = Told::to_say([LookupResult::Executed(answer(status))]);
         assert_eq!(world.reconcile(told.clone()).await, QUIET, "not before the attempt is over");
         world.hands.advance(SETTLE);
         let came = world.reconcile(told.clone()).await;
-        assert_eq!(came, Reconciled { asked: 1, settled: 1, dead_letters: 0 });
+        assert_eq!(came, ReconcileStats { asked: 1, settled: 1, dead_letters: 0 });
         assert!(
             matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if *kept.response == answer(status)),
             "{status}"
@@ -143,12 +143,12 @@ async fn what_is_found_executed_is_replayed_as_it_was_found_also_a_decline() {
 }
 
 #[tokio::test]
-async fn not_executed_is_believed_at_the_second_look_and_the_next_request_runs_once() {
+async fn not_executed_is_believed_at_the_second_lookup() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::to_say([Finding::NotExecuted, Finding::NotExecuted]);
+    let told = Told::to_say([LookupResult::NotExecuted, LookupResult::NotExecuted]);
     world.hands.advance(SETTLE);
-    assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, ..QUIET });
+    assert_eq!(world.reconcile(told.clone()).await, ReconcileStats { asked: 1, ..QUIET });
     let Begin::Skip(Outcome::Unknown { settled_in: Some(wait) }) = world.begin("k").await else {
         panic!("still unknown")
     };
@@ -156,7 +156,7 @@ async fn not_executed_is_believed_at_the_second_look_and_the_next_request_runs_o
     world.hands.advance(SETTLE - Duration::from_micros(1));
     assert_eq!(world.reconcile(told.clone()).await, QUIET, "nobody asks before it is due");
     world.hands.advance(SETTLE / 4);
-    assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled: 1, dead_letters: 0 });
+    assert_eq!(world.reconcile(told.clone()).await, ReconcileStats { asked: 1, settled: 1, dead_letters: 0 });
     assert_eq!(world.record("k").await.state, State::Retryable);
     let (one, other) = tokio::join!(world.begin("k"), world.begin("k"));
     let runs = [&one, &other].iter().filter(|begun| matches!(begun, Begin::Run(_))).count();
@@ -167,22 +167,28 @@ async fn not_executed_is_believed_at_the_second_look_and_the_next_request_runs_o
 async fn not_there_at_first_and_executed_after_all_is_completed() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::to_say([Finding::NotExecuted, Finding::Executed(answer(201))]);
+    let told = Told::to_say([LookupResult::NotExecuted, LookupResult::Executed(answer(201))]);
     for settled in [0, 1] {
         world.hands.advance(2 * SETTLE);
-        assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled, dead_letters: 0 });
+        assert_eq!(
+            world.reconcile(told.clone()).await,
+            ReconcileStats { asked: 1, settled, dead_letters: 0 }
+        );
     }
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 }
 
 #[tokio::test]
-async fn after_the_last_question_a_person_must_look_and_nothing_is_asked_or_run_again() {
+async fn after_the_last_lookup_a_record_is_a_dead_letter() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
     let told = Told::default();
     for dead_letters in [0, 0, 1] {
         world.hands.advance(10 * SETTLE);
-        assert_eq!(world.reconcile(told.clone()).await, Reconciled { asked: 1, settled: 0, dead_letters });
+        assert_eq!(
+            world.reconcile(told.clone()).await,
+            ReconcileStats { asked: 1, settled: 0, dead_letters }
+        );
     }
     world.hands.advance(10 * SETTLE);
     assert_eq!(world.reconcile(told.clone()).await, QUIET);
@@ -196,21 +202,21 @@ async fn after_the_last_question_a_person_must_look_and_nothing_is_asked_or_run_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finder_that_panics_or_hangs_has_found_nothing_and_the_others_are_settled() {
+async fn a_lookup_that_panics_or_hangs_finds_nothing() {
     let world = World::new().await;
     let mut late = Vec::new();
     for key in ["panics", "hangs", "known"] {
         late.push(world.unknown(key).await);
     }
     world.hands.advance(SETTLE);
-    let finder = By(|doubtful: Doubtful| -> Pending<'static, Finding> {
+    let finder = By(|doubtful: UnknownRequest| -> BoxFuture<'static, LookupResult> {
         match doubtful.key.as_str() {
             "panics" => panic!("a bug of the application's"),
             "hangs" => Box::pin(std::future::pending()),
-            _ => Box::pin(async { Finding::Executed(answer(201)) }),
+            _ => Box::pin(async { LookupResult::Executed(answer(201)) }),
         }
     });
-    assert_eq!(world.reconcile(finder).await, Reconciled { asked: 3, settled: 1, dead_letters: 0 });
+    assert_eq!(world.reconcile(finder).await, ReconcileStats { asked: 3, settled: 1, dead_letters: 0 });
     for (key, state, tries) in
         [("panics", State::Unknown, 1), ("hangs", State::Unknown, 1), ("known", State::Completed, 0)]
     {
@@ -220,8 +226,8 @@ async fn a_finder_that_panics_or_hangs_has_found_nothing_and_the_others_are_sett
 }
 
 #[tokio::test]
-async fn of_two_reconcilers_that_ask_at_once_one_settles_and_no_look_counts_twice() {
-    for (finding, settled) in [(Finding::Executed(answer(201)), 1), (Finding::Nothing, 0)] {
+async fn two_reconcilers_at_once_count_one_lookup() {
+    for (finding, settled) in [(LookupResult::Executed(answer(201)), 1), (LookupResult::Nothing, 0)] {
         let world = World::new().await;
         let _late = world.unknown("k").await;
         world.hands.advance(SETTLE);
@@ -229,7 +235,7 @@ async fn of_two_reconcilers_that_ask_at_once_one_settles_and_no_look_counts_twic
         let both = Arc::new(Barrier::new(2));
         let finder = || {
             let (both, finding) = (both.clone(), finding.clone());
-            By(move |_| -> Pending<'static, Finding> {
+            By(move |_| -> BoxFuture<'static, LookupResult> {
                 let (both, finding) = (both.clone(), finding.clone());
                 Box::pin(async move {
                     both.wait().await;
@@ -246,19 +252,19 @@ async fn of_two_reconcilers_that_ask_at_once_one_settles_and_no_look_counts_twic
 }
 
 #[tokio::test]
-async fn a_late_answer_during_a_question_wins_and_the_finding_changes_nothing() {
+async fn a_late_response_during_a_lookup_wins() {
     let world = World::new().await;
     let late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     let (asked, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let finder = By({
         let (asked, answered) = (asked.clone(), answered.clone());
-        move |_| -> Pending<'static, Finding> {
+        move |_| -> BoxFuture<'static, LookupResult> {
             let (asked, answered) = (asked.clone(), answered.clone());
             Box::pin(async move {
                 asked.notify_one();
                 answered.notified().await;
-                Finding::Executed(answer(200))
+                LookupResult::Executed(answer(200))
             })
         }
     });
@@ -268,7 +274,7 @@ async fn a_late_answer_during_a_question_wins_and_the_finding_changes_nothing() 
         answered.notify_one();
     };
     let (came, ()) = tokio::join!(world.reconcile(finder), owner);
-    assert_eq!(came, Reconciled { asked: 1, settled: 0, dead_letters: 0 });
+    assert_eq!(came, ReconcileStats { asked: 1, settled: 0, dead_letters: 0 });
     assert!(
         matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 201)
     );
@@ -280,7 +286,7 @@ async fn a_late_answer_after_a_question_finds_the_outcome_known() {
     let world = World::new().await;
     let late = world.unknown("k").await;
     world.hands.advance(SETTLE);
-    world.reconcile(Told::to_say([Finding::Executed(answer(200))])).await;
+    world.reconcile(Told::to_say([LookupResult::Executed(answer(200))])).await;
     assert!(matches!(late.finish(answer(201)).await, Outcome::Superseded(_)));
     assert!(
         matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 200)
@@ -293,7 +299,7 @@ async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
     let _late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     let large = Response { body: Bytes::from(vec![b'x'; 101]), ..answer(201) };
-    assert_eq!(world.reconcile(Told::to_say([Finding::Executed(large)])).await.settled, 1);
+    assert_eq!(world.reconcile(Told::to_say([LookupResult::Executed(large)])).await.settled, 1);
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::NotRetained(_))));
 }
 
@@ -301,7 +307,7 @@ async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
 async fn after_a_jump_of_the_stores_clock_nobody_is_asked() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::to_say([Finding::NotExecuted]);
+    let told = Told::to_say([LookupResult::NotExecuted]);
     world.ibid.reconcile_with(Arc::new(told.clone()));
     // Two looks that seem to be apart may not be.
     world.hands.advance(Duration::from_secs(3600));
@@ -310,13 +316,13 @@ async fn after_a_jump_of_the_stores_clock_nobody_is_asked() {
 }
 
 #[tokio::test]
-async fn what_a_finder_can_not_ask_about_is_left_to_others_and_uses_up_no_try() {
+async fn a_record_without_a_lookup_uses_up_no_try() {
     struct NotMine;
-    impl Find for NotMine {
+    impl OutcomeLookup for NotMine {
         fn asks(&self, rule: &Reconcile) -> bool {
             rule.question.is_some()
         }
-        fn find(&self, _: Doubtful) -> Pending<'static, Finding> {
+        fn find(&self, _: UnknownRequest) -> BoxFuture<'static, LookupResult> {
             panic!("it said that it can't")
         }
     }
@@ -324,19 +330,19 @@ async fn what_a_finder_can_not_ask_about_is_left_to_others_and_uses_up_no_try() 
     let _late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     assert_eq!(world.reconcile(NotMine).await, QUIET);
-    let told = Told::to_say([Finding::Executed(answer(201))]);
+    let told = Told::to_say([LookupResult::Executed(answer(201))]);
     assert_eq!(world.reconcile(told).await.settled, 1);
 }
 
 #[tokio::test]
-async fn many_that_others_must_ask_about_do_not_keep_the_own_from_being_asked_about() {
+async fn foreign_unknown_records_do_not_starve_own_lookups() {
     /// Asks about records whose rule allows one more try than the others'.
     struct Own(Told);
-    impl Find for Own {
+    impl OutcomeLookup for Own {
         fn asks(&self, rule: &Reconcile) -> bool {
             rule.attempts == ATTEMPTS + 1
         }
-        fn find(&self, doubtful: Doubtful) -> Pending<'static, Finding> {
+        fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult> {
             self.0.find(doubtful)
         }
     }
@@ -351,9 +357,9 @@ async fn many_that_others_must_ask_about_do_not_keep_the_own_from_being_asked_ab
         late.push(world.unknown_by(world.ask_by(key, Reconcile::new(SETTLE, ATTEMPTS + 1))).await);
     }
     world.hands.advance(SETTLE);
-    let told = Told::to_say([Finding::Executed(answer(201)), Finding::Executed(answer(201))]);
+    let told = Told::to_say([LookupResult::Executed(answer(201)), LookupResult::Executed(answer(201))]);
     let came = world.reconcile(Own(told.clone())).await;
-    assert_eq!(came, Reconciled { asked: 2, settled: 2, dead_letters: 0 });
+    assert_eq!(came, ReconcileStats { asked: 2, settled: 2, dead_letters: 0 });
     let mut asked: Vec<String> =
         told.asked.lock().unwrap().iter().map(|seen| seen.key.as_str().to_owned()).collect();
     asked.sort();
@@ -367,7 +373,7 @@ async fn a_node_for_upkeep_begins_nothing() {
     let world = World::new().await;
     let node = Ibid::for_upkeep(world.store.clone());
     assert!(node.begin(world.ask("k")).await.is_err());
-    assert!(world.store.list(Filter::default()).await.expect("a list").is_empty());
+    assert!(world.store.list(RecordFilter::default()).await.expect("a list").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -382,12 +388,12 @@ async fn questions_about_one_route_go_out_at_its_pace() {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let finder = By({
         let asked = asked.clone();
-        move |_| -> Pending<'static, Finding> {
+        move |_| -> BoxFuture<'static, LookupResult> {
             asked.lock().unwrap().push(started.elapsed());
-            Box::pin(async { Finding::Executed(answer(201)) })
+            Box::pin(async { LookupResult::Executed(answer(201)) })
         }
     });
-    assert_eq!(world.reconcile(finder).await, Reconciled { asked: 150, settled: 150, dead_letters: 0 });
+    assert_eq!(world.reconcile(finder).await, ReconcileStats { asked: 150, settled: 150, dead_letters: 0 });
     // On the paused clock of the test, in which a write takes no time.
     let asked = asked.lock().unwrap();
     let in_one_second =

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
-use ibid_core::store::{Pending, Store};
+use ibid_core::store::{BoxFuture, Store};
 use ibid_core::time::Timestamp;
-use ibid_testkit::contract::{self, Subject};
+use ibid_testkit::contract::{self, StoreUnderTest};
 
 struct Memory(Arc<MemoryStore>, Hands);
 
-impl Subject for Memory {
+impl StoreUnderTest for Memory {
     fn store(&self) -> Arc<dyn Store> {
         self.0.clone()
     }
 
-    fn advance(&self, by: Duration) -> Pending<'_, ()> {
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
         self.1.advance(by);
         Box::pin(std::future::ready(()))
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::record::{Record, State};
-use ibid_core::store::{Pending, Store};
+use ibid_core::store::{BoxFuture, Store};
 use ibid_testkit::contract::{
-    self, LONG, Name, Subject, commit_all, draft, finished, fresh, insert, load, replace,
+    self, LONG, StoreUnderTest, TestRecord, commit_all, draft, finished, fresh, insert, load, replace,
 };
 use ibid_testkit::postgres::Postgres;
 use tokio_postgres::{Client, NoTls};
@@ -17,29 +17,29 @@ mod bodies;
 mod checkup;
 mod failover;
 mod faults;
-mod legible;
+mod insert_race;
+mod lease_scan;
 mod locks;
 mod open;
-mod orders;
-mod places;
 mod plans;
 mod pooler;
-mod rivals;
+mod reap_order;
+mod row_location;
+mod stress;
 #[cfg(feature = "postgres-tls")]
 mod tls;
-mod together;
+mod unreadable_rows;
 mod upkeep;
-mod walk;
 
 struct Subjected(Arc<PostgresStore>);
 
-impl Subject for Subjected {
+impl StoreUnderTest for Subjected {
     fn store(&self) -> Arc<dyn Store> {
         self.0.clone()
     }
 
     /// The clock is the server's own.
-    fn advance(&self, by: Duration) -> Pending<'_, ()> {
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
         Box::pin(tokio::time::sleep(by))
     }
 }
@@ -74,7 +74,7 @@ async fn stranger(server: &Postgres, database: &str) -> Client {
 
 /// A begin under a name of its own, as the engine writes it.
 fn begin() -> Change {
-    fresh(&Name::fresh(), LONG)
+    fresh(&TestRecord::fresh(), LONG)
 }
 
 /// A finish of what was read, as the engine writes it.
@@ -83,7 +83,7 @@ fn finish(record: &Record) -> Change {
 }
 
 /// A begin that the shorter way does not take.
-fn other_begin(name: &Name) -> Change {
+fn other_begin(name: &TestRecord) -> Change {
     insert(name, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
 }
 
@@ -103,8 +103,8 @@ fn pass(server: &Postgres, database: &str, time: Duration) {
     server.sql(database, &all.join("; "));
 }
 
-fn name_of(record: &Record) -> Name {
-    Name { id: record.id, identity: record.identity.clone() }
+fn name_of(record: &Record) -> TestRecord {
+    TestRecord { id: record.id, identity: record.identity.clone() }
 }
 
 /// Sends a Change as the engine does: again with the same nonce while its fate is unknown.
@@ -131,7 +131,7 @@ fn counted(change: &Change, commit: &Commit) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_postgres_store_keeps_the_contract() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for prepare in [true, false] {
         let database = server.create_database();
         let store = open_with(&server, &database, |options| options.prepare = prepare).await;
@@ -141,7 +141,7 @@ async fn the_postgres_store_keeps_the_contract() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_stores_on_one_database_never_both_win() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     // What a database is set to does not change what ibid does.
     server.sql(
@@ -149,7 +149,7 @@ async fn two_stores_on_one_database_never_both_win() {
         &format!("alter database {database} set default_transaction_isolation = serializable"),
     );
     let stores = [open(&server, &database).await, open(&server, &database).await];
-    let names: Arc<Vec<Name>> = Arc::new((0..300).map(|_| Name::fresh()).collect());
+    let names: Arc<Vec<TestRecord>> = Arc::new((0..300).map(|_| TestRecord::fresh()).collect());
     let runs = stores.clone().map(|store| {
         let names = names.clone();
         tokio::spawn(async move {

@@ -9,15 +9,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use ibid::store::clock::{Clock, Hands};
-use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
-use ibid_core::change::{Commit, Draft, Happened};
-use ibid_core::reap::{Course, FROM_THE_START};
+use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
+use ibid_core::change::{Commit, Draft, HistoryKind};
+use ibid_core::reap::{CURSOR_START, ReapTarget};
 use ibid_core::record::State;
-use ibid_core::store::{Browse, Filter, Pending, Store};
+use ibid_core::store::{BoxFuture, Browse, RecordFilter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{
-    self, LONG, Name, Subject, TICK, answering, commit, commit_all, draft, insert, load, put, reap_all,
-    refused, replace, telling,
+    self, LONG, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, insert, load, put,
+    reap_all, refused, replace, telling,
 };
 use rusqlite::Connection;
 
@@ -58,12 +58,12 @@ pub(crate) fn sqlite() -> Sqlite {
     sqlite_on(&File::fresh(), |_| {})
 }
 
-impl Subject for Sqlite {
+impl StoreUnderTest for Sqlite {
     fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
     }
 
-    fn advance(&self, by: Duration) -> Pending<'_, ()> {
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
         self.hands.advance(by);
         Box::pin(std::future::ready(()))
     }
@@ -78,26 +78,29 @@ async fn the_sqlite_store_keeps_the_contract() {
 async fn a_store_that_is_opened_again_has_kept_everything() {
     let file = File::fresh();
     let first = sqlite_on(&file, |_| {});
-    let name = Name::fresh();
-    let begin = telling(insert(&name, draft(&name, State::InProgress)), Happened::Operator, "begun");
+    let name = TestRecord::fresh();
+    let begin = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "begun");
     let begun = put(&*first.store, &begin).await;
     let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201");
     let finished = put(&*first.store, &finish).await;
-    let secret = first.store.keep("secret", Bytes::from_static(b"s")).await.expect("it is kept");
+    let secret = first.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
     drop(first);
     assert_eq!(files(&file), ["ibid.db"], "a closed store leaves one file");
     let second = sqlite_on(&file, |options| options.create = false);
     let found = load(&*second.store, name.id).await.expect("it is still there");
     assert_eq!((found.record, found.answer), (finished.record, finished.answer));
     assert_eq!(second.store.history(name.id).await.expect("a history").len(), 1);
-    assert_eq!(second.store.keep("secret", Bytes::from_static(b"t")).await.expect("it is kept"), secret);
+    assert_eq!(
+        second.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
+        secret
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_stores_on_one_file_never_both_win() {
     let file = File::fresh();
     let stores = [sqlite_on(&file, |_| {}).store, sqlite_on(&file, |_| {}).store];
-    let names: Arc<Vec<Name>> = Arc::new((0..100).map(|_| Name::fresh()).collect());
+    let names: Arc<Vec<TestRecord>> = Arc::new((0..100).map(|_| TestRecord::fresh()).collect());
     let runs = stores.clone().map(|store| tokio::spawn(won(store, names.clone())));
     let mut total = 0;
     for run in runs {
@@ -112,10 +115,10 @@ async fn two_stores_on_one_file_never_both_win() {
 }
 
 /// Which of the names this store won, one commit each and some in batches.
-async fn won(store: Arc<SqliteStore>, names: Arc<Vec<Name>>) -> Vec<Name> {
+async fn won(store: Arc<SqliteStore>, names: Arc<Vec<TestRecord>>) -> Vec<TestRecord> {
     let mut won = Vec::new();
     for few in names.chunks(3) {
-        let begin = |name: &Name| answering(insert(name, draft(name, State::InProgress)), b"mine");
+        let begin = |name: &TestRecord| answering(insert(name, draft(name, State::InProgress)), b"mine");
         let fates = commit_all(&*store, few.iter().map(begin).collect()).await;
         won.extend(few.iter().filter(|name| matches!(fates[&name.id], Commit::Done(_))).cloned());
     }
@@ -162,8 +165,8 @@ async fn the_other_process() {
     println!("won {} ", won(store, Arc::new(shared_names())).await.len());
 }
 
-fn shared_names() -> Vec<Name> {
-    (0..300).map(|n| Name::of("both", &format!("key-{n}"))).collect()
+fn shared_names() -> Vec<TestRecord> {
+    (0..300).map(|n| TestRecord::of("both", &format!("key-{n}"))).collect()
 }
 
 const OTHER_PROCESS: &str = "IBID_TEST_OTHER_PROCESS";
@@ -184,17 +187,17 @@ fn many_who_make_one_file_at_once_all_open_it() {
 
 #[test]
 fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
-    type Case = (&'static str, fn(&Path), fn(&OpenError) -> bool);
+    type Case = (&'static str, fn(&Path), fn(&SqliteOpenError) -> bool);
     let cases: [Case; 5] = [
         (
             "garbage",
             |path| std::fs::write(path, [b'x'; 8192]).expect("it is written"),
-            |e| matches!(e, OpenError::NotADatabase { .. }),
+            |e| matches!(e, SqliteOpenError::NotADatabase { .. }),
         ),
         (
             "short garbage",
             |path| std::fs::write(path, b"key,state\n").expect("it is written"),
-            |e| matches!(e, OpenError::NotADatabase { .. }),
+            |e| matches!(e, SqliteOpenError::NotADatabase { .. }),
         ),
         (
             "from the future",
@@ -203,19 +206,19 @@ fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
                               insert into ibid_meta values ('schema', cast('99' as blob))";
                 sql(path, schema);
             },
-            |e| matches!(e, OpenError::FromTheFuture { found: 99, .. }),
+            |e| matches!(e, SqliteOpenError::FromTheFuture { found: 99, .. }),
         ),
         (
             "a future of the first layout",
             |path| {
                 sql(path, "pragma application_id = 0x69626964; pragma user_version = 99; create table t (a)")
             },
-            |e| matches!(e, OpenError::FromTheFuture { found: 99, .. }),
+            |e| matches!(e, SqliteOpenError::FromTheFuture { found: 99, .. }),
         ),
         (
             "ours without a schema",
             |path| sql(path, "create table ibid_meta (name text primary key, value blob)"),
-            |e| matches!(e, OpenError::Failed { source, .. } if source.to_string().contains("names no schema")),
+            |e| matches!(e, SqliteOpenError::Failed { source, .. } if source.to_string().contains("names no schema")),
         ),
     ];
     for (what, make, expected) in cases {
@@ -235,17 +238,17 @@ fn a_missing_file_is_made_only_when_asked() {
     let file = File::fresh();
     let options = || SqliteOptions { create: false, ..SqliteOptions::default() };
     let error = SqliteStore::open(&file.path(), options()).expect_err("there is no file");
-    assert!(matches!(error, OpenError::Missing { .. }), "{error:?}");
+    assert!(matches!(error, SqliteOpenError::Missing { .. }), "{error:?}");
     assert_eq!(files(&file), [""; 0], "nothing was made");
     std::fs::write(file.path(), b"").expect("it is written");
     let error = SqliteStore::open(&file.path(), options()).expect_err("an empty file is no store");
-    assert!(matches!(error, OpenError::NoTables { .. }), "{error:?}");
+    assert!(matches!(error, SqliteOpenError::NoTables { .. }), "{error:?}");
     let error =
         SqliteStore::open(file.0.path(), SqliteOptions::default()).expect_err("a directory is no file");
-    assert!(matches!(error, OpenError::Failed { .. }), "{error:?}");
+    assert!(matches!(error, SqliteOpenError::Failed { .. }), "{error:?}");
     let nowhere = file.0.path().join("no/such/directory/ibid.db");
     let error = SqliteStore::open(&nowhere, SqliteOptions::default()).expect_err("there is no directory");
-    assert!(matches!(error, OpenError::Failed { .. }), "{error:?}");
+    assert!(matches!(error, SqliteOpenError::Failed { .. }), "{error:?}");
     SqliteStore::open(&file.path(), SqliteOptions::default()).expect("an empty file may become a store");
 }
 
@@ -253,7 +256,7 @@ fn a_missing_file_is_made_only_when_asked() {
 async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
     let subject = sqlite_on(&File::fresh(), |options| options.busy_timeout = Duration::from_millis(10));
     let store = &*subject.store;
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun =
         put(store, &insert(&name, Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) })).await;
     let finish = replace(&begun.record, draft(&name, State::Completed));
@@ -264,7 +267,7 @@ async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
         assert!(fates.iter().all(|fate| fate.as_ref().is_err_and(|error| error.is_transient())), "{fates:?}");
         let renewal = store.renew(vec![(name.id, begun.record.version)]).await;
         assert!(renewal.is_err_and(|error| error.is_transient()));
-        let reaping = store.reap(Course::Records, FROM_THE_START, 1).await;
+        let reaping = store.reap(ReapTarget::Records, CURSOR_START, 1).await;
         assert!(reaping.is_err_and(|error| error.is_transient()));
     }
     assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(begun.record), "reads go on");
@@ -278,7 +281,7 @@ async fn a_full_disk_is_transient_and_passes() {
     let store = &*subject.store;
     let mut stored = Vec::new();
     let full = loop {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
         let mut change = answering(insert(&name, going), b"");
         change.bodies[0].data = Bytes::from(vec![7; 64 << 10]);
@@ -298,7 +301,7 @@ async fn a_full_disk_is_transient_and_passes() {
             "what was told is kept"
         );
     }
-    let reaped = reap_all(store, Course::Records).await;
+    let reaped = reap_all(store, ReapTarget::Records).await;
     assert_eq!(reaped.removed, stored.len() as u64, "a reaping needs no room");
     put(store, &full.0).await;
 }
@@ -320,8 +323,8 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
         .iter()
         .enumerate()
         .map(|(place, tenant)| {
-            let name = Name::of(tenant, &format!("key-{place}"));
-            Arc::new(telling(insert(&name, draft(&name, State::InProgress)), Happened::Operator, "told"))
+            let name = TestRecord::of(tenant, &format!("key-{place}"));
+            Arc::new(telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "told"))
         })
         .collect();
     batch.sort_by_key(|change| change.id);
@@ -341,7 +344,7 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
 async fn a_store_goes_on_once_its_file_is_whole_again() {
     let subject = sqlite();
     let store = &*subject.store;
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begun = put(store, &insert(&name, draft(&name, State::InProgress))).await;
     let finish = replace(&begun.record, draft(&name, State::Completed));
     let other = subject.file.other_connection();
@@ -359,7 +362,7 @@ async fn a_store_goes_on_once_its_file_is_whole_again() {
 async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let subject = sqlite();
     let store = &*subject.store;
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
     // Polled once, so it is queued; then nobody waits for its reply.
     assert!(store.commit(vec![Arc::new(begin.clone())]).now_or_never().is_none(), "no disk is that fast");
@@ -368,10 +371,10 @@ async fn a_commit_whose_caller_left_is_done_and_found_again() {
 }
 
 #[tokio::test]
-async fn a_policy_written_in_a_transaction_that_failed_is_written_again() {
+async fn a_policy_of_a_failed_transaction_is_written_again() {
     let subject = sqlite_on(&File::fresh(), |options| options.file_bytes_max = Some(256 << 10));
     let store = &*subject.store;
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let mut large = answering(insert(&name, draft(&name, State::Completed)), b"");
     large.bodies[0].data = Bytes::from(vec![7; 1 << 20]);
     let fate = store.commit(vec![Arc::new(large.clone())]).await.remove(0);
@@ -385,8 +388,8 @@ async fn a_policy_written_in_a_transaction_that_failed_is_written_again() {
 async fn bodies_go_with_their_records() {
     let subject = sqlite();
     let store = &*subject.store;
-    let names: Vec<Name> = (0..700).map(|_| Name::fresh()).collect();
-    let going = |name: &Name| {
+    let names: Vec<TestRecord> = (0..700).map(|_| TestRecord::fresh()).collect();
+    let going = |name: &TestRecord| {
         answering(
             insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }),
             b"x",
@@ -394,10 +397,13 @@ async fn bodies_go_with_their_records() {
     };
     commit_all(store, names.iter().map(going).collect()).await;
     subject.hands.advance(TICK);
-    let step = store.reap(Course::Records, FROM_THE_START, 600).await.expect("a reaping succeeds");
+    let step = store.reap(ReapTarget::Records, CURSOR_START, 600).await.expect("a reaping succeeds");
     assert_eq!(step.removed, 600);
-    assert_eq!(store.list(Filter { limit: 1000, ..Filter::default() }).await.expect("a list").len(), 100);
-    let step = store.reap(Course::Records, FROM_THE_START, u32::MAX).await.expect("a reaping succeeds");
+    assert_eq!(
+        store.list(RecordFilter { limit: 1000, ..RecordFilter::default() }).await.expect("a list").len(),
+        100
+    );
+    let step = store.reap(ReapTarget::Records, CURSOR_START, u32::MAX).await.expect("a reaping succeeds");
     assert_eq!((step.removed, step.next), (100, None));
     let bodies: i64 = subject
         .file
@@ -408,7 +414,7 @@ async fn bodies_go_with_their_records() {
 }
 
 #[tokio::test]
-async fn a_file_made_here_gives_room_back_in_steps_and_an_applications_keeps_its_size() {
+async fn only_a_file_made_by_ibid_shrinks_in_steps() {
     let (ours, theirs) = (File::fresh(), File::fresh());
     sql(&theirs.path(), "create table theirs (n integer)");
     let pages = |file: &File| {
@@ -420,7 +426,7 @@ async fn a_file_made_here_gives_room_back_in_steps_and_an_applications_keeps_its
         let store = &*subject.store;
         for _ in 0..6 {
             let going = (0..500).map(|_| {
-                let name = Name::fresh();
+                let name = TestRecord::fresh();
                 let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
                 let mut change = answering(insert(&name, going), b"");
                 change.bodies[0].data = Bytes::from(vec![7; 8 << 10]);
@@ -430,14 +436,14 @@ async fn a_file_made_here_gives_room_back_in_steps_and_an_applications_keeps_its
         }
         subject.hands.advance(TICK);
         let full = pages(&file);
-        assert_eq!(reap_all(store, Course::Records).await.removed, 3000);
+        assert_eq!(reap_all(store, ReapTarget::Records).await.removed, 3000);
         assert_eq!(pages(&file), full, "what is free is free for others first");
-        let room = reap_all(store, Course::Room).await;
+        let room = reap_all(store, ReapTarget::Room).await;
         assert_eq!(room.removed > 0, shrinks);
         assert!(pages(&file) <= full - room.removed.cast_signed(), "with the pages that told of them");
         let spare = 1100;
         assert_eq!(pages(&file) < spare, shrinks, "some stay for what is written next: {}", pages(&file));
-        assert_eq!(reap_all(store, Course::Room).await.removed, 0, "and no more goes");
+        assert_eq!(reap_all(store, ReapTarget::Room).await.removed, 0, "and no more goes");
         let fine = file.other_connection().query_row("pragma integrity_check", [], |row| row.get(0));
         assert_eq!(fine, Ok("ok".to_owned()));
     }
@@ -447,7 +453,7 @@ async fn a_file_made_here_gives_room_back_in_steps_and_an_applications_keeps_its
 async fn a_lease_of_any_length_can_be_renewed() {
     let subject = sqlite();
     let store = &*subject.store;
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     let mut running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
     running.policy = Arc::new(ibid_core::policy::Policy {
         lease: Duration::from_micros(u64::MAX),
@@ -456,13 +462,13 @@ async fn a_lease_of_any_length_can_be_renewed() {
     let begun = put(store, &insert(&name, running)).await;
     let renewed = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
     let never = Timestamp::from_micros(i64::MAX);
-    assert_eq!(renewed, [ibid_core::store::Renewed::Until(never)], "it ends at the end of time");
+    assert_eq!(renewed, [ibid_core::store::RenewOutcome::Until(never)], "it ends at the end of time");
 }
 
 #[tokio::test]
 async fn every_query_of_the_hot_paths_goes_by_an_index() {
     let subject = sqlite();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     commit(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
     let connection = subject.file.other_connection();
     let queries = [
@@ -505,7 +511,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     let Sqlite { store, hands, file } = sqlite();
     let mut ids = Vec::new();
     for _ in 0..4 {
-        let name = Name::fresh();
+        let name = TestRecord::fresh();
         let due = Draft { due_in: Some(TICK), ..draft(&name, State::InProgress) };
         put(&*store, &insert(&name, due)).await;
         ids.push(name.id);
@@ -517,7 +523,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
-    let listed = store.list(Filter { limit: 3, ..Filter::default() }).await.expect("a list");
+    let listed = store.list(RecordFilter { limit: 3, ..RecordFilter::default() }).await.expect("a list");
     assert_eq!(listed.len(), 3);
     assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
 }
@@ -539,7 +545,7 @@ pub(crate) fn files(file: &File) -> Vec<String> {
 async fn nobody_but_its_owner_can_read_a_new_database() {
     use std::os::unix::fs::PermissionsExt;
     let sqlite = sqlite();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     put(&*sqlite.store, &insert(&name, draft(&name, State::InProgress))).await;
     for tail in ["", "-wal"] {
         let path = PathBuf::from(format!("{}{tail}", sqlite.file.path().display()));

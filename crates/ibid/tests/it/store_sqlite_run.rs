@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid_core::record::State;
 use ibid_core::store::StoreError;
-use ibid_testkit::contract::{Name, commit_all, draft, insert, load, put};
+use ibid_testkit::contract::{TestRecord, commit_all, draft, insert, load, put};
 use rusqlite::Connection;
 
 use crate::store_sqlite::{File, Sqlite, sqlite, sqlite_on};
@@ -40,7 +40,7 @@ fn payments(subject: &Sqlite) -> i64 {
 
 /// The store's own work goes on.
 async fn still_works(subject: &Sqlite) {
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
     let before = payments(subject);
     pay(&subject.store).await.expect("it runs").expect("a payment");
@@ -112,7 +112,7 @@ async fn a_commit_that_is_refused_wrote_nothing() {
 }
 
 #[test]
-fn a_commit_that_the_disk_cut_short_is_told_that_it_may_have_written() {
+fn a_commit_cut_short_by_the_disk_may_have_been_written() {
     // In a process that may write files of one or two megabytes at most: what does not fit is found out in COMMIT.
     let file = File::fresh();
     let output = Command::new("sh")
@@ -147,7 +147,7 @@ async fn the_limited_process() {
 const LIMITED_PROCESS: &str = "IBID_TEST_LIMITED_PROCESS";
 
 #[tokio::test]
-async fn a_closure_that_ends_the_transaction_itself_is_told_that_it_may_have_written() {
+async fn a_closure_that_ends_its_transaction_may_have_written() {
     let subject = shop().await;
     let run = subject.store.run(|connection| {
         connection.execute(PAY, [])?;
@@ -190,7 +190,7 @@ async fn closures_and_commits_interleave_and_none_is_lost() {
         let store = subject.store.clone();
         payers.spawn(async move {
             for _ in 0..25 {
-                let names: Vec<Name> = (0..payer + 1).map(|_| Name::fresh()).collect();
+                let names: Vec<TestRecord> = (0..payer + 1).map(|_| TestRecord::fresh()).collect();
                 let begin = names.iter().map(|name| insert(name, draft(name, State::InProgress)));
                 commit_all(&*store, begin.collect()).await;
                 for name in &names {
@@ -204,7 +204,7 @@ async fn closures_and_commits_interleave_and_none_is_lost() {
 }
 
 #[tokio::test]
-async fn a_closure_whose_caller_left_is_run_and_may_hold_the_last_handle_of_its_store() {
+async fn a_closure_runs_to_its_end_without_its_caller() {
     let Sqlite { store, file, .. } = shop().await;
     let (told, done) = tokio::sync::oneshot::channel();
     let held = Arc::new(Mutex::new(Some(store)));

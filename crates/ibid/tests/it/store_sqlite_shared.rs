@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid::store::sqlite::{OpenError, SqliteOptions, SqliteStore};
-use ibid_core::change::{Draft, Happened};
-use ibid_core::reap::Course;
+use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
+use ibid_core::change::{Draft, HistoryKind};
+use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
 use ibid_core::store::{Browse, Store};
 use ibid_testkit::contract::{
-    Name, TICK, answering, commit_all, draft, insert, load, put, reap_all, telling,
+    TICK, TestRecord, answering, commit_all, draft, insert, load, put, reap_all, telling,
 };
 use rusqlite::{Connection, params};
 
@@ -47,7 +47,7 @@ async fn an_applications_database_gets_our_tables_beside_its_own() {
     let file = File::fresh();
     sql(&file.path(), SHOP);
     let subject = sqlite_on(&file, |_| {});
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
     let theirs = file.other_connection();
     assert_eq!(one::<String>(&theirs, "select x from record"), "theirs");
@@ -65,7 +65,7 @@ fn tables_that_were_not_asked_for_are_not_made() {
         let before = std::fs::read(file.path()).expect("it is there");
         let options = SqliteOptions { create: false, ..SqliteOptions::default() };
         let error = SqliteStore::open(&file.path(), options).expect_err("none of our tables");
-        assert!(matches!(error, OpenError::NoTables { .. }), "{error:?}");
+        assert!(matches!(error, SqliteOpenError::NoTables { .. }), "{error:?}");
         assert!(error.to_string().contains("ibid.db"), "the message names the file: {error}");
         assert_eq!(std::fs::read(file.path()).expect("it is there"), before, "{theirs}");
         assert_eq!(files(&file), ["ibid.db"], "{theirs}");
@@ -75,10 +75,10 @@ fn tables_that_were_not_asked_for_are_not_made() {
 #[tokio::test]
 async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     let (new, old) = (sqlite(), File::fresh());
-    let name = Name::fresh();
-    let begin = telling(insert(&name, draft(&name, State::Completed)), Happened::Operator, "told");
+    let name = TestRecord::fresh();
+    let begin = telling(insert(&name, draft(&name, State::Completed)), HistoryKind::Operator, "told");
     let begun = put(&*new.store, &answering(begin, b"201")).await;
-    new.store.keep("secret", Bytes::from_static(b"s")).await.expect("it is kept");
+    new.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
     sql(&old.path(), include_str!("unprefixed.sql"));
     let filling = old.other_connection();
     filling.execute("attach ?1 as new", [new.file.path().to_str()]).expect("the other file is there");
@@ -99,7 +99,10 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     let found = load(&*subject.store, name.id).await.expect("it is still there");
     assert_eq!((found.record, found.answer), (begun.record, begun.answer));
     assert_eq!(subject.store.history(name.id).await.expect("a history").len(), 1);
-    assert_eq!(subject.store.keep("secret", Bytes::from_static(b"t")).await.expect("it is kept"), "s");
+    assert_eq!(
+        subject.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
+        "s"
+    );
     let connection = old.other_connection();
     assert_eq!(header(&connection), (0, 0, "wal".to_owned()));
     assert_eq!(tables(&connection), tables(&new.file.other_connection()), "as if it had been made today");
@@ -135,7 +138,7 @@ fn many_who_open_a_file_of_the_first_layout_at_once_all_open_it() {
 #[tokio::test]
 async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
     let subject = sqlite();
-    let name = Name::fresh();
+    let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, going(&name))).await;
     let theirs = subject.file.other_connection();
     theirs.execute_batch(PAYMENT).expect("a table is made");
@@ -143,7 +146,7 @@ async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
         .execute("insert into payment (record, cents) values (?1, 4200)", [name.id.as_bytes()])
         .expect("a payment is made");
     subject.hands.advance(TICK);
-    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 1);
+    assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert_eq!(one::<i64>(&theirs, "select cents from payment where record is null"), 4200);
     assert_eq!(one::<i64>(&theirs, "select count(*) from pragma_foreign_key_check"), 0);
 }
@@ -152,10 +155,10 @@ async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
 async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     let subject = sqlite();
     // More than are removed at once, and the first of them held.
-    let names: Vec<Name> = (0..600).map(|_| Name::fresh()).collect();
+    let names: Vec<TestRecord> = (0..600).map(|_| TestRecord::fresh()).collect();
     let held = &names[..300];
     for few in names.chunks(300) {
-        let begin = |name: &Name| answering(insert(name, going(name)), b"x");
+        let begin = |name: &TestRecord| answering(insert(name, going(name)), b"x");
         commit_all(&*subject.store, few.iter().map(begin).collect()).await;
         subject.hands.advance(TICK);
     }
@@ -166,20 +169,20 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     for name in held {
         theirs.execute("insert into audit values (?1)", [name.id.as_bytes()]).expect("a line is written");
     }
-    let reaped = reap_all(&*subject.store, Course::Records).await;
+    let reaped = reap_all(&*subject.store, ReapTarget::Records).await;
     assert_eq!((reaped.removed, reaped.held), (300, 300));
     for name in held {
         let stored = load(&*subject.store, name.id).await.expect("it is held");
         assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
     }
     theirs.execute("delete from audit", []).expect("the audit is over");
-    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 300);
+    assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 300);
 }
 
 #[tokio::test]
 async fn records_of_the_same_instant_go_behind_many_that_are_held() {
     let subject = sqlite();
-    let names: Vec<Name> = (0..600).map(|_| Name::fresh()).collect();
+    let names: Vec<TestRecord> = (0..600).map(|_| TestRecord::fresh()).collect();
     for few in names.chunks(300) {
         commit_all(&*subject.store, few.iter().map(|name| insert(name, going(name))).collect()).await;
     }
@@ -188,14 +191,14 @@ async fn records_of_the_same_instant_go_behind_many_that_are_held() {
                  insert into audit select id from ibid_record order by row limit 500";
     theirs.execute_batch(first).expect("a table is made");
     subject.hands.advance(TICK);
-    let reaped = reap_all(&*subject.store, Course::Records).await;
+    let reaped = reap_all(&*subject.store, ReapTarget::Records).await;
     assert_eq!((reaped.removed, reaped.held), (100, 500));
 }
 
 #[tokio::test]
 async fn a_record_stays_while_an_effect_of_its_own_is_open() {
     let subject = sqlite();
-    let (busy, free) = (Name::fresh(), Name::fresh());
+    let (busy, free) = (TestRecord::fresh(), TestRecord::fresh());
     let stored = put(&*subject.store, &insert(&busy, going(&busy))).await;
     put(&*subject.store, &insert(&free, going(&free))).await;
     let other = subject.file.other_connection();
@@ -209,10 +212,10 @@ async fn a_record_stays_while_an_effect_of_its_own_is_open() {
     let twice = other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]);
     assert!(twice.is_err(), "one effect of a name");
     subject.hands.advance(TICK);
-    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 1);
+    assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert!(load(&*subject.store, busy.id).await.is_some() && load(&*subject.store, free.id).await.is_none());
     other.execute("update ibid_effect set open = 0", []).expect("it is done");
-    assert_eq!(reap_all(&*subject.store, Course::Records).await.removed, 1);
+    assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert_eq!(one::<i64>(&other, "select count(*) from ibid_effect"), 2, "effects outlive their record");
 }
 
@@ -220,7 +223,7 @@ async fn a_record_stays_while_an_effect_of_its_own_is_open() {
 async fn an_applications_own_connections_write_beside_the_store() {
     let subject = sqlite();
     subject.file.other_connection().execute_batch(PAYMENT).expect("a table is made");
-    let names: Arc<Vec<Name>> = Arc::new((0..200).map(|_| Name::fresh()).collect());
+    let names: Arc<Vec<TestRecord>> = Arc::new((0..200).map(|_| TestRecord::fresh()).collect());
     let begun = names.iter().map(|name| insert(name, draft(name, State::InProgress))).collect();
     commit_all(&*subject.store, begun).await;
     let shoppers: Vec<_> = (0..2)
@@ -229,7 +232,7 @@ async fn an_applications_own_connections_write_beside_the_store() {
             std::thread::spawn(move || pay(&file, names.iter().skip(shopper).step_by(2)))
         })
         .collect();
-    let more: Vec<Name> = (0..100).map(|_| Name::fresh()).collect();
+    let more: Vec<TestRecord> = (0..100).map(|_| TestRecord::fresh()).collect();
     for name in &more {
         put(&*subject.store, &insert(name, draft(name, State::InProgress))).await;
     }
@@ -246,7 +249,7 @@ async fn an_applications_own_connections_write_beside_the_store() {
 }
 
 /// One payment for each, in a transaction that first takes the write lock and looks at the record.
-fn pay<'n>(file: &File, names: impl Iterator<Item = &'n Name>) {
+fn pay<'n>(file: &File, names: impl Iterator<Item = &'n TestRecord>) {
     let connection = file.other_connection();
     connection.busy_timeout(Duration::from_secs(30)).expect("a patient connection");
     connection.pragma_update(None, "foreign_keys", true).expect("a strict connection");
@@ -263,6 +266,6 @@ fn pay<'n>(file: &File, names: impl Iterator<Item = &'n Name>) {
 }
 
 /// A record that may be removed as soon as the clock moves.
-fn going(name: &Name) -> Draft {
+fn going(name: &TestRecord) -> Draft {
     Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }
 }

@@ -1,22 +1,22 @@
 //! One transaction with the caller's rows, by every driver on a real database: key, business rows and outbox rows commit
 //! together or not at all.
 
-mod again;
-mod all_inside;
-mod counted;
-mod durable;
-mod failover;
-mod guarded;
-mod identity;
-mod inside;
+mod attempt_tx;
+mod cost;
 #[cfg(feature = "failpoints")]
-mod killed;
+mod crash;
+mod duplicates;
+mod durability;
+mod failover;
+pub(crate) mod harness;
+mod http_layer;
+mod identity;
 mod locks;
+mod reserve_tx;
+mod serialization;
 mod sessions;
-mod waiting;
-pub(crate) mod world;
 
-use crate::adapters::place::{
+use crate::adapters::databases::{
     DieselPools, Place, RusqliteConnections, SeaOrmPools, SqlxPostgresPools, SqlxSqlitePools,
     TokioPostgresPools,
 };
@@ -29,20 +29,20 @@ macro_rules! every_rule {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn an_attempt_ends_inside_the_callers_transaction() {
-                let world = world::World::<$adapter>::new($place).await;
-                inside::every_rule(&world).await;
+                let world = harness::World::<$adapter>::new($place).await;
+                attempt_tx::every_rule(&world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_handler_behind_the_guard_ends_its_own_attempt() {
-                let world = world::World::<$adapter>::under(guarded::policy(), $place).await;
-                guarded::every_rule(world).await;
+                let world = harness::World::<$adapter>::under(http_layer::policy(), $place).await;
+                http_layer::every_rule(world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_key_is_reserved_and_completed_by_one_commit() {
-                let world = world::World::<$adapter>::new($place).await;
-                all_inside::every_rule(&world).await;
+                let world = harness::World::<$adapter>::new($place).await;
+                reserve_tx::every_rule(&world).await;
             }
         })*
     };
@@ -63,7 +63,8 @@ macro_rules! every_commit_lasts {
     ($($driver:ident: $adapter:ty;)*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $driver() {
-            durable::every_rule(&world::World::<$adapter>::new(Place::postgres()).await).await;
+            // It makes a role.
+            durability::every_rule(&harness::World::<$adapter>::new(Place::own_postgres()).await).await;
         })*
     };
 }

@@ -3,8 +3,8 @@
 //! each, and no answer ever changes.
 //!
 //! Each life of a node ends at a place in its work, the nth time that it comes by, both drawn from the seed; the database
-//! crashes after a number of answers, drawn too. Clients go on until all of it has happened. `IBID_SEED=… cargo nextest run
-//! …` draws the same again.
+//! crashes after a number of answers, drawn too. Clients go on until all of it has happened. `scripts/soak` runs it;
+//! `IBID_SEED=… cargo nextest run --profile soak …` draws the same again.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
-use ibid_testkit::client::{Client, Response};
+use ibid_testkit::client::{Client, TestResponse};
+use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
 use tokio::sync::mpsc;
 use tokio::task::block_in_place;
 
@@ -26,7 +27,7 @@ use crate::world::{Place, World, eventually, posted};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_settles_whatever_is_killed_on_postgres() {
-    everything_settles(Place::postgres()).await;
+    everything_settles(Place::own_postgres()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,7 +60,11 @@ async fn everything_settles(place: Place) {
         Err(_) => RandomState::new().hash_one(0u8),
     };
     println!("IBID_SEED={seed}");
-    let provider = Program::provider(&["--faults", FAULTS, "--seed", &seed.to_string()]);
+    let provider = CardProcessor::start(ProcessorOptions {
+        faults: ChargeFaults::parse(FAULTS).expect("faults"),
+        seed,
+        ..ProcessorOptions::default()
+    });
     let mut world = World { place, provider };
     let mut dice = Dice(seed);
     let mut crashes: Vec<usize> = (0..CRASHES).map(|_| 1 + dice.below(CLIENTS * REQUESTS)).collect();
@@ -121,7 +126,7 @@ async fn everything_settles(place: Place) {
 
     // None of it would be so if nothing had been broken.
     let cut = scene.cut.load(Ordering::Relaxed);
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     let (asked, charged) = (list["requests"].as_u64().expect("a number"), list["count"].as_u64());
     println!("{answers} answers, {cut} requests cut, {asked} calls for {charged:?} charges");
     assert!(cut > 0, "a node died with a request in its hands");
@@ -173,7 +178,7 @@ impl Scene {
     }
 
     /// Posts to a node that may be dying.
-    async fn post(&self, node: usize, wish: &Wish) -> Option<Response> {
+    async fn post(&self, node: usize, wish: &Wish) -> Option<TestResponse> {
         let address = self.addresses.lock().expect("nobody panics with it")[node]?;
         let mut client = Client::try_connect(address).await?;
         let answer = client.try_call(&posted(wish.target, TOKEN, &wish.key, &wish.body)).await;

@@ -1,30 +1,34 @@
-//! The API's client of the processor: what each failure proves.
+//! The client of the card processor: what each failure proves.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use payments::outgoing::HttpUrl;
-use payments::provider_client::{ANSWER_WITHIN, ChargeOutcome, ChargeRequest, Found, ProviderClient};
+use ibid_testkit::processor::{CardProcessor, ProcessorOptions, charge_request};
+use payments::input::NewPayment;
+use payments::processor::{CHARGE_WITHIN, Charge, ChargeOutcome, ChargeRequest, ProcessorClient};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
-use crate::harness::{Program, charge};
-
-fn client_of(url: &str, answer_within: Duration) -> ProviderClient {
-    ProviderClient::new(HttpUrl::parse(url).unwrap(), answer_within)
+fn client_of(url: &str, timeout: Duration) -> ProcessorClient {
+    ProcessorClient::new(&url.parse().unwrap(), timeout)
 }
 
-fn asked(amount_cents: i64) -> ChargeRequest {
-    ChargeRequest { amount_cents, currency: "EUR".into(), customer_id: "ann".into(), reference: None }
+async fn charge(client: &ProcessorClient, key: &str, amount_cents: i64) -> ChargeOutcome {
+    let payment = NewPayment { customer_id: "ann".into(), amount_cents, currency: "EUR".into() };
+    client.charge(key, &ChargeRequest::new(&payment, "pay_1"), true).await
 }
 
-async fn charged_with(faults: &str, answer_within: Duration) -> (ChargeOutcome, Program) {
-    let provider = Program::provider(&["--faults", faults]);
-    let outcome = client_of(&provider.url(), answer_within).charge("k", &asked(500)).await;
-    (outcome, provider)
+async fn charged_with(faults: &str, timeout: Duration) -> (ChargeOutcome, CardProcessor) {
+    let processor = CardProcessor::with_faults(faults);
+    let outcome = charge(&client_of(&processor.url(), timeout), "k", 500).await;
+    (outcome, processor)
 }
 
-/// Answers every connection with these bytes, after it has read of the request, and closes.
+fn succeeded(outcome: &ChargeOutcome) -> bool {
+    matches!(outcome, ChargeOutcome::Ended(Charge { succeeded: true, charge_id: Some(_) }))
+}
+
+/// Answers every connection with these bytes, after it has read some of the request, and closes it.
 async fn saying(bytes: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -38,67 +42,60 @@ async fn saying(bytes: &'static str) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_charge_is_made_declined_refused_and_found_again() {
-    let provider = Program::provider(&[]);
-    let client = client_of(&provider.url(), ANSWER_WITHIN);
+async fn charges_are_made_declined_refused_and_found() {
+    let processor = CardProcessor::with_faults("");
+    let client = client_of(&processor.url(), CHARGE_WITHIN);
     assert_eq!(client.find("k").await, Ok(None));
-    let ChargeOutcome::Charged { charge_id } = client.charge("k", &asked(500)).await else {
-        panic!("no charge")
-    };
-    assert_eq!(
-        client.charge("k", &asked(500)).await,
-        ChargeOutcome::Charged { charge_id: charge_id.clone() }
-    );
-    assert_eq!(client.find("k").await, Ok(Some(Found::Charged { charge_id })));
-    let ChargeOutcome::Declined { charge_id } = client.charge("l", &asked(513)).await else {
-        panic!("not declined")
-    };
-    assert_eq!(client.find("l").await, Ok(Some(Found::Declined { charge_id })));
-    assert!(
-        matches!(client.charge("k", &asked(501)).await, ChargeOutcome::Refused { status } if status == 422)
-    );
-    assert_eq!(provider.charged_keys().await, ["k", "l"]);
+    let first = charge(&client, "k", 500).await;
+    assert!(succeeded(&first), "{first:?}");
+    assert_eq!(charge(&client, "k", 500).await, first);
+    let ChargeOutcome::Ended(made) = first else { unreachable!() };
+    assert_eq!(client.find("k").await, Ok(Some(made)));
+    let ChargeOutcome::Ended(declined) = charge(&client, "l", 513).await else { panic!("not declined") };
+    assert!(!declined.succeeded);
+    assert_eq!(client.find("l").await, Ok(Some(declined)));
+    assert!(matches!(charge(&client, "k", 501).await, ChargeOutcome::Refused { .. }));
+    assert_eq!(processor.charges("idempotencyKey").await, ["k", "l"]);
 }
 
 #[tokio::test]
-async fn a_refused_connection_proves_that_nothing_was_made() {
-    // Bound and not listening: nobody else gets the port, and nobody answers on it.
+async fn a_refused_connection_proves_that_nothing_was_charged() {
+    // Bound and not listening: no other program gets the port, and none answers on it.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let client = client_of(&format!("http://{}", socket.local_addr().unwrap()), ANSWER_WITHIN);
-    let outcome = client.charge("k", &asked(500)).await;
-    assert!(matches!(outcome, ChargeOutcome::NotMade { retry_after: None, .. }), "{outcome:?}");
+    let client = client_of(&format!("http://{}", socket.local_addr().unwrap()), CHARGE_WITHIN);
+    let outcome = charge(&client, "k", 500).await;
+    assert!(matches!(outcome, ChargeOutcome::NotMade { after: None, .. }), "{outcome:?}");
     assert!(client.find("k").await.is_err());
 }
 
 #[tokio::test]
-async fn a_busy_processor_has_made_nothing_and_is_left_alone() {
-    let (outcome, provider) = charged_with("busy=1:3s", ANSWER_WITHIN).await;
-    let retry_after = Some(Duration::from_secs(3));
-    assert!(matches!(&outcome, ChargeOutcome::NotMade { retry_after: after, .. } if *after == retry_after));
-    assert!(provider.charged_keys().await.is_empty());
+async fn a_busy_processor_has_charged_nothing() {
+    let (outcome, processor) = charged_with("busy=1:3s", CHARGE_WITHIN).await;
+    let pause = Some(Duration::from_secs(3));
+    assert!(matches!(&outcome, ChargeOutcome::NotMade { after, .. } if *after == pause), "{outcome:?}");
+    assert!(processor.charges("idempotencyKey").await.is_empty());
 }
 
 #[tokio::test]
 async fn whatever_may_hide_a_charge_is_uncertain() {
     for faults in ["reset=1", "error=1", "refuse=1"] {
-        let (outcome, _provider) = charged_with(faults, ANSWER_WITHIN).await;
+        let (outcome, _processor) = charged_with(faults, CHARGE_WITHIN).await;
         assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{faults}: {outcome:?}");
     }
 }
 
 #[tokio::test]
-async fn a_time_out_is_uncertain_and_the_same_key_settles_it() {
-    let (outcome, provider) = charged_with("timeout=first", Duration::from_millis(300)).await;
+async fn after_a_time_out_the_same_key_finds_the_charge() {
+    let (outcome, processor) = charged_with("timeout=first", Duration::from_millis(300)).await;
     assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{outcome:?}");
-    provider.charged("k").await;
-    let outcome = client_of(&provider.url(), ANSWER_WITHIN).charge("k", &asked(500)).await;
-    assert!(matches!(outcome, ChargeOutcome::Charged { .. }), "{outcome:?}");
-    assert_eq!(provider.charged_keys().await, ["k"]);
+    let outcome = charge(&client_of(&processor.url(), CHARGE_WITHIN), "k", 500).await;
+    assert!(succeeded(&outcome), "{outcome:?}");
+    assert_eq!(processor.charges("idempotencyKey").await, ["k"]);
 }
 
 #[tokio::test]
-async fn a_connection_that_closes_or_an_answer_that_is_cut_is_uncertain() {
+async fn a_response_that_breaks_off_is_uncertain() {
     for bytes in [
         "",
         "HTTP/1.1 201 Created\r\ncontent-le",
@@ -107,27 +104,28 @@ async fn a_connection_that_closes_or_an_answer_that_is_cut_is_uncertain() {
         "no HTTP at all\r\n\r\n",
     ] {
         let address = saying(bytes).await;
-        let outcome = client_of(&format!("http://{address}"), ANSWER_WITHIN).charge("k", &asked(500)).await;
+        let outcome = charge(&client_of(&format!("http://{address}"), CHARGE_WITHIN), "k", 500).await;
         assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{bytes:?}: {outcome:?}");
     }
 }
 
 #[tokio::test]
-async fn a_processor_that_was_restarted_is_charged_through_a_new_connection() {
+async fn a_dead_pooled_connection_is_never_taken_for_a_charge() {
     let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("charges.jsonl");
-    let provider = Program::provider(&["--state", state.to_str().unwrap()]);
-    let client = client_of(&provider.url(), ANSWER_WITHIN);
-    assert!(matches!(client.charge("k", &asked(500)).await, ChargeOutcome::Charged { .. }));
-    provider.kill();
-    // The pooled connection is gone with the process. Whether the client notices before it writes is the kernel's
-    // to say, but nothing may be taken for made.
-    let outcome = client.charge("l", &asked(500)).await;
+    let state = Some(folder.path().join("charges.jsonl"));
+    let options = ProcessorOptions { state, ..ProcessorOptions::default() };
+    let processor = CardProcessor::start(options.clone());
+    let client = client_of(&processor.url(), CHARGE_WITHIN);
+    assert!(succeeded(&charge(&client, "k", 500).await));
+    drop(processor);
+    // Whether the client notices before it writes is up to the kernel, but nothing may count as charged.
+    let outcome = charge(&client, "l", 500).await;
     assert!(
         matches!(outcome, ChargeOutcome::NotMade { .. } | ChargeOutcome::Uncertain { .. }),
         "{outcome:?}"
     );
-    let provider = Program::provider(&["--state", state.to_str().unwrap()]);
-    assert_eq!(provider.call(&charge("k", 500)).await.status, 201);
-    assert_eq!(provider.charged_keys().await, ["k"]);
+    let processor = CardProcessor::start(options);
+    // Another reference: the key belongs to the first charge.
+    assert_eq!(processor.call(&charge_request("k", 500)).await.status, 422);
+    assert_eq!(processor.charges("idempotencyKey").await, ["k"]);
 }

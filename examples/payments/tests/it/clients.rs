@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ibid_testkit::client::Response;
+use ibid_testkit::client::TestResponse;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -34,7 +34,7 @@ pub(crate) struct Told {
     pub(crate) wish: Wish,
     pub(crate) body: Vec<u8>,
     /// Requests to nodes that have gone or gone silent. A client that still listens may be answered yet.
-    late: Vec<JoinHandle<Option<Response>>>,
+    late: Vec<JoinHandle<Option<TestResponse>>>,
 }
 
 impl Told {
@@ -101,7 +101,7 @@ async fn one(wish: Wish, mut node: watch::Receiver<SocketAddr>) -> Told {
 }
 
 /// "The same again, later."
-pub(crate) fn is_later(answer: &Response) -> bool {
+pub(crate) fn is_later(answer: &TestResponse) -> bool {
     matches!(answer.status, 409 | 503)
 }
 

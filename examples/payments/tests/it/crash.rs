@@ -22,6 +22,7 @@ async fn a_node_is_killed_with_fifty_payments_in_flight(place: Place) {
     let world = World::new(place, "reset=first");
     let node = world.node("2s");
     let answered = killed_after(10, 50, node).await;
+    world.lapse().await;
     let node = world.node("2s");
     all_are_one_payment_each(&world, &node, 50, &answered).await;
 }
@@ -56,7 +57,10 @@ async fn two_nodes_make_one_payment_of_one_key(place: Place) {
 /// Where transactions are told to run again (40001) for being in each other's way.
 #[tokio::test]
 async fn payments_that_are_in_each_others_way_are_all_made() {
-    let server = Postgres::start_with(&[("default_transaction_isolation", "serializable")]);
+    let server = Postgres::shared();
+    let database = server.database();
+    let strict = format!("alter database {database} set default_transaction_isolation = 'serializable'");
+    server.sql(database, &strict);
     let world = World::new(Place::Postgres(Box::new(server)), "");
     let nodes = [world.node("10s"), world.node("10s")];
     let body = &payment("c", 500);

@@ -73,8 +73,7 @@ async fn all_on_postgres<C, F>(
     C: Copy + Debug + Send + 'static,
     F: Future<Output = usize> + Send,
 {
-    // Two nodes with two pools each, some cases at once.
-    let server = Arc::new(Postgres::start_with(&[("max_connections", "300")]));
+    let server = Arc::new(Postgres::shared());
     let lane = || {
         let (server, database) = (server.clone(), server.create_database());
         move || {
@@ -136,6 +135,7 @@ async fn killed(case: Case, world: &World) -> usize {
     let breaking = async {
         armed.dies().await;
         world.has_a_payment_exactly_for_each_answer().await;
+        world.lapse().await;
         let next = world.node(LEASE);
         turn_to.send_replace(next.0.address);
         next
@@ -198,6 +198,7 @@ async fn zombie(
         asking.abort();
         return None;
     }
+    world.lapse().await;
     let next = world.node(LEASE);
     turn_to.send_replace(next.0.address);
     let mut told = asking.await.expect("no panic");

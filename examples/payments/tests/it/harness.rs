@@ -1,12 +1,12 @@
-//! Starts `payments` as a process of its own and ends it with the test.
+//! Starts `payments` as a separate process and ends it with the test.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use ibid_testkit::client::{Client, Request, Response};
-use serde_json::{Value, json};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
+use serde_json::Value;
 
 /// A running program.
 pub(crate) struct Program {
@@ -40,10 +40,6 @@ impl Program {
         let address = line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
         let address = address.unwrap_or_else(|| panic!("it said {line:?} and no address"));
         Ok(Program { child, address })
-    }
-
-    pub(crate) fn provider(args: &[&str]) -> Program {
-        Program::start(&[&["provider"], args].concat())
     }
 
     /// SIGKILL.
@@ -90,32 +86,15 @@ impl Program {
         assert!(told.is_ok_and(|status| status.success()), "a child takes a signal");
     }
 
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
     /// One request on a connection of its own.
-    pub(crate) async fn call(&self, request: &Request) -> Response {
+    pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.address).await.call(request).await
     }
 
     /// One page as JSON.
     pub(crate) async fn look(&self, target: &str) -> (u16, Value) {
-        let answer = self.call(&Request::get(target)).await;
+        let answer = self.call(&TestRequest::get(target)).await;
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
-    }
-
-    /// The keys of all charges that the processor has made.
-    pub(crate) async fn charged_keys(&self) -> Vec<String> {
-        let (_, list) = self.look("/charges").await;
-        let charges = list["charges"].as_array().expect("a list");
-        charges.iter().map(|charge| charge["idempotencyKey"].as_str().expect("a key").to_owned()).collect()
-    }
-
-    /// Asks until the processor has charged this key.
-    pub(crate) async fn charged(&self, key: &str) {
-        let asked = async { while !self.charged_keys().await.iter().any(|charged| charged == key) {} };
-        tokio::time::timeout(PATIENCE, asked).await.expect("the charge is made");
     }
 }
 
@@ -124,12 +103,6 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A request for a charge.
-pub(crate) fn charge(key: &str, amount_cents: i64) -> Request {
-    let body = json!({ "amountCents": amount_cents, "currency": "EUR", "customerId": "ann" });
-    Request::post("/charges").header("Idempotency-Key", key).body(body.to_string())
 }
 
 /// When to give up on something that must happen. A lapsed claim and a fault after it cost an effect ten seconds.

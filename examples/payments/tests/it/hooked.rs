@@ -4,7 +4,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
+use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{RwLock, watch};
@@ -26,7 +27,7 @@ struct Told {
 impl Told {
     async fn new(place: Place) -> Told {
         let wire = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = format!("http://{}/.ibid/hooks/processor", wire.local_addr().expect("an address"));
+        let wire_at = wire.local_addr().expect("an address");
         let (node_at, at) = watch::channel(None);
         let carried = Arc::new(RwLock::new(()));
         let held = carried.clone();
@@ -36,9 +37,14 @@ impl Told {
                 tokio::spawn(carry(from, at.clone(), held.clone()));
             }
         });
-        let args =
-            ["--faults", "reset=every-1", "--ignore-keys", "--webhook", &url, "--webhook-secret", SECRET];
-        Told { world: World { place, provider: Program::provider(&args) }, node_at, carried }
+        let secret = WebhookSecret::parse(SECRET).expect("a secret");
+        let provider = CardProcessor::start(ProcessorOptions {
+            faults: ChargeFaults::parse("reset=every-1").expect("faults"),
+            ignore_keys: true,
+            webhook: Some((wire_at, "/.ibid/hooks/processor".to_owned(), secret)),
+            ..ProcessorOptions::default()
+        });
+        Told { world: World { place, provider }, node_at, carried }
     }
 
     fn serve(&self) -> std::process::Command {
@@ -69,7 +75,7 @@ impl Told {
         let mut wanted: Vec<String> = payments.iter().map(|id| (*id).clone()).collect();
         wanted.sort();
         assert_eq!(self.world.charged().await, wanted);
-        let (_, list) = self.world.provider.look("/charges").await;
+        let (_, list) = self.world.provider.get("/charges").await;
         assert_eq!(list["requests"], payments.len(), "nothing was asked for twice");
     }
 }
@@ -117,7 +123,7 @@ async fn a_charge_whose_answer_was_reset_is_settled_by_the_processors_webhook(pl
     assert_eq!(node.settled("ann", &late).await["status"], "succeeded");
     told.charged_once(&[&taken, &declined, &late]).await;
 
-    let unsigned = Request::post("/.ibid/hooks/processor").body("{}");
+    let unsigned = TestRequest::post("/.ibid/hooks/processor").body("{}");
     assert_eq!(node.0.call(&unsigned).await.status, 401, "the signature is the only way in");
     assert!(node.0.stop());
 }

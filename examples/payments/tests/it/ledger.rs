@@ -1,12 +1,11 @@
-//! `payments ledger`: the books of the API and of its processor, after good days and bad ones.
+//! Our payments and rides compared with the processor's charges, after good days and bad ones.
 
-use std::process::{Command, Output};
-
+use ibid_ledger::{Comparison, ComparisonReport, LedgerLine};
+use ibid_testkit::processor::charge_request;
 use payments::db::Db;
 use serde_json::{Value, json};
 
-use crate::harness::{Program, charge};
-use crate::world::{Node, Place, World, on_both_databases, payment, ride};
+use crate::world::{Node, Place, World, keyless_processor, on_both_databases, payment, ride};
 
 on_both_databases!(
     the_books_are_equal_after_a_bad_day,
@@ -15,26 +14,49 @@ on_both_databases!(
     a_double_charge_is_found,
 );
 
-fn ledger(world: &World, more: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-    command.args(["ledger", "--store", &world.place.url(), "--provider", &world.provider.url()]);
-    command.args(more).output().expect("the program starts")
+/// Compares the books. The processor is asked first: we stored each payment before it was charged.
+async fn compare(world: &World) -> ComparisonReport {
+    let (_, list) = world.provider.get("/charges").await;
+    let mut comparison =
+        Comparison::new(["amountCents", "currency", "status", "chargeId"].map(str::to_owned).to_vec());
+    for (number, (id, amount, currency, status, charge_id)) in (1..).zip(our_rows(world).await) {
+        let is_pending = status == "pending";
+        // A charge that was refused outright does not exist at the processor.
+        let open = is_pending || charge_id.is_none();
+        let status = if is_pending { String::new() } else { status };
+        let values = vec![amount.to_string(), currency, status, charge_id.unwrap_or_default()];
+        comparison
+            .ours(LedgerLine { number, key: id, values, open, partial: is_pending })
+            .expect("few lines");
+    }
+    for (number, charge) in (1..).zip(list["charges"].as_array().expect("a list")) {
+        let text = |name: &str| charge[name].as_str().unwrap_or_default().to_owned();
+        let status = if charge["status"] == "declined" { "failed".to_owned() } else { text("status") };
+        let values = vec![charge["amountCents"].to_string(), text("currency"), status, text("chargeId")];
+        let line = LedgerLine { number, key: text("reference"), values, open: false, partial: false };
+        comparison.theirs(line, || charge.to_string()).expect("few lines");
+    }
+    comparison.finish()
 }
 
-/// The exit code, and each finding's kind and reference.
-fn found(world: &World) -> (Option<i32>, Vec<(String, String)>) {
-    let output = ledger(world, &["--json"]);
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
-    let word = |finding: &Value, name: &str| finding[name].as_str().expect("a text").to_owned();
-    let findings = report["differences"].as_array().expect("a list").iter();
-    (output.status.code(), findings.map(|found| (word(found, "kind"), word(found, "reference"))).collect())
+async fn our_rows(world: &World) -> Vec<(String, i64, String, String, Option<String>)> {
+    let sql = "select id, amount_cents, currency, status, charge_id from payment \
+               union all select id, amount_cents, currency, status, charge_id from ride";
+    let db = world.place.db().await;
+    let rows = match &db {
+        Db::Postgres(pool) => sqlx::query_as(sql).fetch_all(pool).await,
+        Db::Sqlite(pool) => sqlx::query_as(sql).fetch_all(pool).await,
+    };
+    db.close().await;
+    rows.expect("our rows")
 }
 
-fn of(kind: &str, reference: &str) -> (String, String) {
-    (kind.to_owned(), reference.to_owned())
+/// Returns the kind and the reference of each difference.
+fn found(report: &ComparisonReport) -> Vec<(&str, &str)> {
+    report.differences.iter().map(|found| (found.kind.name(), found.key.as_str())).collect()
 }
 
-/// Pays, and waits until it has ended.
+/// Pays, and waits until the payment has ended.
 async fn paid(node: &Node, key: &str, amount_cents: i64) -> Value {
     let answer = node.post_until_done("/payments", "t", key, &payment("c", amount_cents)).await;
     assert_eq!(answer.status, 201, "{}", answer.text());
@@ -45,36 +67,46 @@ async fn paid(node: &Node, key: &str, amount_cents: i64) -> Value {
 async fn the_books_are_equal_after_a_bad_day(place: Place) {
     let world = World::new(place, "reset=every-3,error=every-4,busy=every-5:1s");
     let node = world.node("2s");
+    // One after the other, so that each bad answer comes where it was meant to. Nobody waits for the pauses between tries.
+    let paid = async |key: &str, amount_cents| {
+        let hurrying = async {
+            loop {
+                world.hurry().await;
+            }
+        };
+        tokio::select! {
+            payment = paid(&node, key, amount_cents) => payment,
+            () = hurrying => unreachable!("it goes on for ever"),
+        }
+    };
     for n in 0..6 {
-        paid(&node, &format!("p{n}"), 500 + n).await;
+        paid(&format!("p{n}"), 500 + n).await;
     }
-    let declined = paid(&node, "no", 1013).await;
+    let declined = paid("no", 1013).await;
     assert_eq!(declined["status"], "failed");
     let rode = node.post_until_done("/rides", "t", "r", &ride(700)).await;
     assert_eq!(rode.status, 201, "{}", rode.text());
     world.comes_to("select id from ride where status = 'pending'", &[]).await;
 
-    assert_eq!(found(&world), (Some(0), vec![]));
-    let table = ledger(&world, &[]);
-    let said = String::from_utf8_lossy(&table.stdout).into_owned();
-    assert!(said.starts_with("ours 8, theirs 8, alike 8, 0 theirs_twice"), "{said}");
+    let report = compare(&world).await;
+    assert_eq!(found(&report), []);
+    assert_eq!((report.counts.ours, report.counts.theirs, report.counts.alike), (8, 8, 8));
 }
 
 async fn a_charge_that_we_know_nothing_of_is_found(place: Place) {
     let world = World::new(place, "");
     let node = world.node("60s");
     paid(&node, "p", 500).await;
-    // Somebody at the processor's own console, and a merchant's old program.
-    assert_eq!(world.provider.call(&charge("by-hand", 900)).await.status, 201);
+    // Made by hand at the processor's console, and by a merchant's old program.
+    assert_eq!(world.provider.call(&charge_request("by-hand", 900)).await.status, 201);
     let body = json!({ "amountCents": 700, "currency": "EUR", "customerId": "ann", "reference": "pay_lost" });
-    let request = charge("old", 700).body(body.to_string());
+    let request = charge_request("old", 700).body(body.to_string());
     assert_eq!(world.provider.call(&request).await.status, 201);
 
-    assert_eq!(found(&world), (Some(1), vec![of("theirs_only", ""), of("theirs_only", "pay_lost")]));
-    let table = ledger(&world, &[]);
-    assert_eq!(table.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&table.stdout).into_owned();
-    assert!(said.contains("theirs_only   pay_lost  700 EUR succeeded ch_"), "{said}");
+    let report = compare(&world).await;
+    assert_eq!(found(&report), [("theirs_only", ""), ("theirs_only", "pay_lost")]);
+    let line = report.differences[1].theirs.as_ref().expect("their line");
+    assert_eq!(line.values[..3], ["700", "EUR", "succeeded"]);
 }
 
 async fn an_amount_that_differs_is_found(place: Place) {
@@ -82,36 +114,21 @@ async fn an_amount_that_differs_is_found(place: Place) {
     let node = world.node("60s");
     let id = paid(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
     paid(&node, "q", 600).await;
-    let db = Db::connect(&world.place.store_url()).await.expect("the database answers");
-    let mend = "update payment set amount_cents = 499 where amount_cents = 500";
-    match &db {
-        Db::Postgres(pool) => drop(sqlx::query(mend).execute(pool).await.expect("an update")),
-        Db::Sqlite(pool) => drop(sqlx::query(mend).execute(pool).await.expect("an update")),
-    }
-    db.close().await;
-    assert_eq!(found(&world), (Some(1), vec![of("differs", &id)]));
-    let said = String::from_utf8_lossy(&ledger(&world, &[]).stdout).into_owned();
-    assert!(said.contains("amountCents: 499 ≠ 500"), "{said}");
+    world.texts("update payment set amount_cents = 499 where amount_cents = 500 returning id").await;
+    let report = compare(&world).await;
+    assert_eq!(found(&report), [("differs", id.as_str())]);
+    let column = &report.differences[0].columns[0];
+    assert_eq!(
+        (column.column.as_str(), column.ours.as_str(), column.theirs.as_str()),
+        ("amountCents", "499", "500")
+    );
 }
 
 async fn a_double_charge_is_found(place: Place) {
-    // A processor without keys: the call whose answer was lost is made again, and charges again.
-    let provider = Program::provider(&["--ignore-keys", "--faults", "reset=first"]);
-    let world = World { place, provider };
+    // A processor without keys: the call whose response was lost is repeated, and charges again.
+    let world = World { place, provider: keyless_processor("reset=first") };
     let node = world.node("2s");
     let id = paid(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
-    let (code, findings) = found(&world);
-    assert_eq!((code, &findings[0]), (Some(1), &of("theirs_twice", &id)), "{findings:?}");
-}
-
-#[tokio::test]
-async fn a_processor_that_does_not_answer_is_no_difference() {
-    let world = World::new(Place::sqlite(), "");
-    drop(world.node("60s"));
-    let gone = Program::provider(&[]);
-    let url = gone.url();
-    gone.kill();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-    let output = command.args(["ledger", "--store", &world.place.url(), "--provider", &url]).output();
-    assert_eq!(output.expect("the program starts").status.code(), Some(3));
+    let report = compare(&world).await;
+    assert_eq!(found(&report)[0], ("theirs_twice", id.as_str()), "{:?}", found(&report));
 }

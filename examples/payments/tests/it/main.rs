@@ -1,4 +1,4 @@
-//! The programs from outside: real processes, real sockets, a real PostgreSQL.
+//! The application from outside: real processes, real sockets, a real PostgreSQL.
 
 mod api;
 mod armed;
@@ -13,7 +13,5 @@ mod hooked;
 mod ledger;
 mod payments;
 mod promise;
-mod provider;
-mod provider_webhook;
 mod rides;
 mod world;

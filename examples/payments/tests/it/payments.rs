@@ -53,8 +53,8 @@ async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
     assert_eq!(world.charged().await, [id]);
 }
 
-fn keyless() -> ibid_testkit::client::Request {
-    ibid_testkit::client::Request::post("/payments")
+fn keyless() -> ibid_testkit::client::TestRequest {
+    ibid_testkit::client::TestRequest::post("/payments")
         .header("Authorization", "Bearer ann")
         .header("Content-Type", "application/json")
         .body(payment("c", 1).to_string())
@@ -139,7 +139,7 @@ async fn the_processor_is_told_the_trace_of_the_request_at_every_try(place: Plac
         })
         .await;
         let charge = eventually("it is charged", async || {
-            let (_, list) = world.provider.look("/charges").await;
+            let (_, list) = world.provider.get("/charges").await;
             list["charges"].as_array()?.iter().find(|charge| charge["reference"] == id.as_str()).cloned()
         })
         .await;
@@ -151,7 +151,7 @@ async fn the_processor_is_told_the_trace_of_the_request_at_every_try(place: Plac
     }
     let made = node.post("/payments", "ann", "untraced", &payment("c", 900)).await;
     node.settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     let untraced = list["charges"].as_array().expect("a list").last().cloned().unwrap_or_default();
     assert_eq!((&untraced["amountCents"], untraced.get("traceparent")), (&900.into(), None));
 }
@@ -197,7 +197,7 @@ async fn processor_saying(charge: &'static str, question: &'static str) -> Strin
 
 async fn paid_through(world: &World, provider: &str) -> (Node, String) {
     let store = world.place.url();
-    let node = Node(Program::start(&["serve", "--store", &store, "--provider", provider]));
+    let node = Node(Program::start(&["--store", &store, "--provider", provider]));
     let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
     let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
     (node, id)

@@ -1,7 +1,7 @@
 //! `POST /rides` from outside: three phases, resumed by whoever comes after a crash.
 
 use crate::harness::Program;
-use crate::world::{Node, Place, World, eventually, json, on_both_databases, ride};
+use crate::world::{Node, Place, World, eventually, json, keyless_processor, on_both_databases, ride};
 
 on_both_databases!(
     a_ride_is_booked_charged_and_receipted_once,
@@ -54,7 +54,7 @@ async fn a_retry_goes_on_after_a_charge_that_got_no_answer(place: Place) {
 
 /// One whose processor charges and does not say so, whatever key it is given.
 fn without_keys(place: Place, flags: &[&str]) -> (World, Node) {
-    let provider = Program::provider(&["--ignore-keys", "--faults", "reset=first"]);
+    let provider = keyless_processor("reset=first");
     let world = World { place, provider };
     let mut command = world.serve("10s", "100ms", "100ms");
     command.args(flags);
@@ -69,7 +69,7 @@ async fn a_processor_without_keys_is_asked_what_became_of_a_ride_before_it_is_ca
         let again = node.post("/rides", "ann", key, &ride(amount)).await;
         assert_eq!(again.status, status, "{}", again.text());
     }
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     assert_eq!((&list["requests"], &list["count"]), (&2.into(), &2.into()), "each was called for once");
 }
 
@@ -85,7 +85,7 @@ async fn a_ride_that_nobody_can_ask_about_is_charged_once(place: Place) {
         assert!(again.header("retry-after").is_some(), "{}", again.text());
     }
     assert_eq!(world.texts("select status from ride").await, ["pending"]);
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     assert_eq!((&list["requests"], &list["count"]), (&1.into(), &1.into()));
 }
 

@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_testkit::client::{Client, Request, Response};
+use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use ibid_testkit::postgres::Postgres;
-use payments::db::{Db, StoreUrl};
+use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
+use payments::db::Db;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -28,6 +29,11 @@ impl Place {
     }
 
     pub(crate) fn postgres() -> Place {
+        Place::Postgres(Box::new(Postgres::shared()))
+    }
+
+    /// On a server that the story may crash.
+    pub(crate) fn own_postgres() -> Place {
         Place::Postgres(Box::new(Postgres::start()))
     }
 
@@ -39,8 +45,9 @@ impl Place {
         }
     }
 
-    pub(crate) fn store_url(&self) -> StoreUrl {
-        StoreUrl::parse(&self.url()).expect("a good URL")
+    /// Connects to the database of a node that has started.
+    pub(crate) async fn db(&self) -> Db {
+        Db::connect(&self.url()).await.expect("the database answers")
     }
 }
 
@@ -64,15 +71,21 @@ macro_rules! on_both_databases {
 
 pub(crate) use on_both_databases;
 
+/// A processor that charges again for the same key, with these faults.
+pub(crate) fn keyless_processor(faults: &str) -> CardProcessor {
+    let faults = ChargeFaults::parse(faults).expect("faults");
+    CardProcessor::start(ProcessorOptions { faults, ignore_keys: true, ..ProcessorOptions::default() })
+}
+
 /// A database with a processor. Nodes are started on it and killed as the story wants.
 pub(crate) struct World {
     pub(crate) place: Place,
-    pub(crate) provider: Program,
+    pub(crate) provider: CardProcessor,
 }
 
 impl World {
     pub(crate) fn new(place: Place, faults: &str) -> World {
-        World { place, provider: Program::provider(&["--faults", faults]) }
+        World { place, provider: CardProcessor::with_faults(faults) }
     }
 
     /// A node whose holders may be silent for so long, and whose chores do not keep a story waiting.
@@ -88,14 +101,14 @@ impl World {
     /// The command of a node.
     pub(crate) fn serve(&self, lease: &str, sweep_every: &str, poll_every: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-        command.args(["serve", "--store", &self.place.url(), "--provider", &self.provider.url()]);
+        command.args(["--store", &self.place.url(), "--provider", &self.provider.url()]);
         command.args(["--lease", lease, "--sweep-every", sweep_every, "--poll-every", poll_every]);
         command
     }
 
     /// The one column of a question to the database.
     pub(crate) async fn texts(&self, sql: &'static str) -> Vec<String> {
-        let db = Db::connect(&self.place.store_url()).await.expect("the database answers");
+        let db = self.place.db().await;
         let found = match &db {
             Db::Postgres(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
             Db::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
@@ -104,9 +117,44 @@ impl World {
         found.expect("a list of texts")
     }
 
+    /// Lets every lease of a request or effect lapse now. For when all nodes are killed or stopped: a live one would
+    /// lose what it holds.
+    pub(crate) async fn lapse(&self) {
+        // 2 is `in_progress`, and `claimed`. What a stopped node has locked lapses in its own time.
+        let lapse = match &self.place {
+            Place::Sqlite(_) => {
+                "update ibid_record set due_at = 1 where state = 2;
+                 update ibid_effect set due_at = 1 where state = 2"
+            }
+            Place::Postgres(_) | Place::Database(..) => {
+                "update ibid_record set due_at = 1, watch_state = state, watch_at = 1
+                  where ctid in (select ctid from ibid_record where state = 2 for update skip locked);
+                 update ibid_effect set due_at = 1
+                  where ctid in (select ctid from ibid_effect where state = 2 for update skip locked)"
+            }
+        };
+        self.write(lapse).await;
+    }
+
+    /// Makes effects that wait for their next try due now.
+    pub(crate) async fn hurry(&self) {
+        // 1 is `queued`.
+        self.write("update ibid_effect set due_at = 1 where state = 1 and due_at > 1").await;
+    }
+
+    async fn write(&self, sql: &'static str) {
+        let db = self.place.db().await;
+        let written = match &db {
+            Db::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+            Db::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+        };
+        db.close().await;
+        written.expect("the rows can be written");
+    }
+
     /// Whether nobody holds a whole file.
     pub(crate) async fn can_be_written(&self) -> bool {
-        let db = Db::connect(&self.place.store_url()).await.expect("the database answers");
+        let db = self.place.db().await;
         let free = match &db {
             Db::Postgres(_) => true,
             Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.is_ok(),
@@ -120,14 +168,9 @@ impl World {
         eventually(sql, async || (self.texts(sql).await == wanted).then_some(())).await;
     }
 
-    /// How the processor charged: the reference of every charge, in order.
+    /// Returns the reference of every charge, sorted.
     pub(crate) async fn charged(&self) -> Vec<String> {
-        let (_, list) = self.provider.look("/charges").await;
-        let charges = list["charges"].as_array().expect("a list");
-        let mut references: Vec<String> = charges
-            .iter()
-            .map(|charge| charge["reference"].as_str().expect("a reference").to_owned())
-            .collect();
+        let mut references = self.provider.charges("reference").await;
         references.sort();
         references
     }
@@ -138,7 +181,7 @@ pub(crate) struct Node(pub(crate) Program);
 
 impl Node {
     /// Posts as this account, under this key.
-    pub(crate) async fn post(&self, target: &str, token: &str, key: &str, body: &Value) -> Response {
+    pub(crate) async fn post(&self, target: &str, token: &str, key: &str, body: &Value) -> TestResponse {
         self.0.call(&posted(target, token, key, body)).await
     }
 
@@ -149,7 +192,7 @@ impl Node {
         token: &str,
         key: &str,
         body: &Value,
-    ) -> Option<Response> {
+    ) -> Option<TestResponse> {
         try_post_to(self.0.address, target, token, key, body).await
     }
 
@@ -160,7 +203,7 @@ impl Node {
         token: &str,
         key: &str,
         body: &Value,
-    ) -> Response {
+    ) -> TestResponse {
         eventually("the request is carried out", async || {
             let answer = self.try_post(target, token, key, body).await?;
             (!matches!(answer.status, 409 | 503)).then_some(answer)
@@ -169,7 +212,7 @@ impl Node {
     }
 
     pub(crate) async fn get(&self, target: &str, token: &str) -> (u16, Value) {
-        let request = Request::get(target).header("Authorization", format!("Bearer {token}"));
+        let request = TestRequest::get(target).header("Authorization", format!("Bearer {token}"));
         let answer = self.0.call(&request).await;
         (answer.status, json(&answer))
     }
@@ -187,7 +230,7 @@ impl Node {
 
     /// All payments of a customer.
     pub(crate) async fn payments(&self, token: &str, customer: &str) -> Vec<Value> {
-        let (status, page) = self.get(&format!("/payments?customerId={customer}&limit=200"), token).await;
+        let (status, page) = self.get(&format!("/payments?customerId={customer}"), token).await;
         assert_eq!(status, 200, "{page}");
         page["payments"].as_array().expect("a list").clone()
     }
@@ -200,21 +243,21 @@ pub(crate) async fn try_post_to(
     token: &str,
     key: &str,
     body: &Value,
-) -> Option<Response> {
+) -> Option<TestResponse> {
     let mut client = Client::try_connect(address).await?;
     client.try_call(&posted(target, token, key, body)).await.filter(|answer| !answer.cut)
 }
 
 /// A request as this account, under this key.
-pub(crate) fn posted(target: &str, token: &str, key: &str, body: &Value) -> Request {
-    Request::post(target)
+pub(crate) fn posted(target: &str, token: &str, key: &str, body: &Value) -> TestRequest {
+    TestRequest::post(target)
         .header("Authorization", format!("Bearer {token}"))
         .header("Content-Type", "application/json")
         .key(key)
         .body(body.to_string())
 }
 
-pub(crate) fn json(answer: &Response) -> Value {
+pub(crate) fn json(answer: &TestResponse) -> Value {
     serde_json::from_slice(&answer.body).unwrap_or_default()
 }
 

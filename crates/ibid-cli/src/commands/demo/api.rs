@@ -33,12 +33,12 @@ pub(super) async fn serve(listener: TcpListener) {
 }
 
 /// An answer that is there at once, or is cut.
-type ApiBody = StreamBody<Once<Ready<Result<Frame<Bytes>, Cut>>>>;
+pub(super) type ApiBody = StreamBody<Once<Ready<Result<Frame<Bytes>, Cut>>>>;
 
 /// Ends a connection in the midst of an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer is lost, as was asked for")]
-struct Cut;
+pub(super) struct Cut;
 
 /// The payments that were made.
 #[derive(Clone, Default)]
@@ -106,17 +106,17 @@ impl Books {
     }
 }
 
-fn refused(status: StatusCode, why: &str) -> Response<ApiBody> {
+pub(super) fn refused(status: StatusCode, why: &str) -> Response<ApiBody> {
     told(status, json!({ "error": why }).to_string())
 }
 
-fn told(status: StatusCode, mut text: String) -> Response<ApiBody> {
+pub(super) fn told(status: StatusCode, mut text: String) -> Response<ApiBody> {
     text.push('\n');
     answer(status, text.len(), Ok(Frame::data(Bytes::from(text))))
 }
 
 /// The head of an answer whose body never comes.
-fn lost() -> Response<ApiBody> {
+pub(super) fn lost() -> Response<ApiBody> {
     answer(StatusCode::CREATED, 1, Err(Cut))
 }
 
@@ -133,7 +133,7 @@ fn answer(status: StatusCode, length: usize, body: Result<Frame<Bytes>, Cut>) ->
 const SLOW_FOR: Duration = Duration::from_secs(2);
 
 /// A payment has four fields.
-const BODY_BYTES_MAX: usize = 16 << 10;
+pub(super) const BODY_BYTES_MAX: usize = 16 << 10;
 
 /// A demo is looked at, so its list is bounded by what a person reads.
 const LATEST_MAX: usize = 100;

@@ -4,85 +4,64 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use payments::account::Accounts;
-use payments::args::{ProviderArgs, ServeArgs};
-use payments::db::StoreUrl;
-use payments::listen::Running;
-use payments::outgoing::HttpUrl;
-use payments::provider::faults::Faults;
-use payments::{provider, serve};
-use tokio::sync::oneshot;
+use payments::config::Config;
+use payments::serve::{self, Server};
 
-use super::reachable;
+use super::{processor, reachable};
+use crate::gateway::bind;
 use crate::output::Failure;
 
-/// The two at work.
+/// The running application.
 pub(super) struct Application {
-    payments: Running,
-    provider: Running,
-    /// Dropped, it ends the processor.
-    provider_until: oneshot::Sender<()>,
+    payments: Server,
+    processor_address: SocketAddr,
 }
 
 impl Application {
-    /// Both listen when this returns. From `stop` on the application takes nothing more.
+    /// Starts both. They listen when this returns. After `stop` the application accepts no more requests; the processor
+    /// runs as long as the runtime, so that a charge in flight still gets its response.
     pub(super) async fn start(
-        provider_at: SocketAddr,
+        processor_at: SocketAddr,
         payments_at: SocketAddr,
         store: &str,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<Application, Failure> {
-        let (provider_until, until) = oneshot::channel::<()>();
-        let until = async {
-            let _ = until.await;
-        };
-        let provider = provider::start(provider_args(provider_at)?, until)
-            .await
-            .map_err(|error| not_started("the card processor", "--provider-listen", &*error))?;
-        let args = serve_args(payments_at, store, reachable(provider.address()))?;
-        let payments = serve::start(args, stop)
-            .await
-            .map_err(|error| not_started("the payments API", "--payments-listen", &*error))?;
-        Ok(Application { payments, provider, provider_until })
+        let listener = bind(processor_at, "--provider-listen").await?;
+        let processor_address = listener.local_addr().map_err(|error| cannot_set_up(&error))?;
+        tokio::spawn(processor::serve(listener));
+        let config = config(payments_at, store, reachable(processor_address))?;
+        let payments = serve::start(config, stop).await.map_err(|error| {
+            Failure::world("cannot start the payments API")
+                .because_of(&*error)
+                .hint("`--payments-listen` with another address, if that is the cause")
+        })?;
+        Ok(Application { payments, processor_address })
     }
 
     pub(super) fn payments_address(&self) -> SocketAddr {
-        self.payments.address()
+        self.payments.address
     }
 
-    pub(super) fn provider_address(&self) -> SocketAddr {
-        self.provider.address()
+    pub(super) fn processor_address(&self) -> SocketAddr {
+        self.processor_address
     }
 
-    /// Waits for both. The processor goes last: a charge under way still gets its answer.
+    /// Waits until the application has stopped.
     pub(super) async fn ended(self) -> Result<(), Failure> {
-        let Application { payments, provider, provider_until } = self;
-        let ended = payments.ended().await;
-        drop(provider_until);
-        let ended = ended.and(provider.ended().await);
+        let ended = self.payments.ended.await.map_err(Into::into).flatten();
         ended.map_err(|error| Failure::world("the payments API failed").because_of(&*error))
     }
 }
 
-fn provider_args(listen: SocketAddr) -> Result<ProviderArgs, Failure> {
-    let faults = Faults::parse(FAULTS).map_err(|error| unreadable(&error))?;
-    Ok(ProviderArgs {
+fn config(listen: SocketAddr, store: &str, processor: SocketAddr) -> Result<Config, Failure> {
+    let accounts = Accounts::parse(&format!("{TOKEN} = demo"));
+    let provider = format!("http://{processor}").parse::<http::Uri>();
+    Ok(Config {
         listen,
-        faults,
-        seed: 1,
-        webhook: None,
-        webhook_secret: None,
-        ignore_keys: false,
-        state: None,
-    })
-}
-
-fn serve_args(listen: SocketAddr, store: &str, provider: SocketAddr) -> Result<ServeArgs, Failure> {
-    Ok(ServeArgs {
-        listen,
-        store: StoreUrl::parse(store).map_err(|error| unreadable(&error))?,
-        provider: HttpUrl::parse(&format!("http://{provider}")).map_err(|error| unreadable(&error))?,
+        store: store.to_owned(),
+        provider: provider.map_err(|error| cannot_set_up(&error))?,
         lease: LEASE,
-        accounts: Some(Accounts::parse(&format!("{TOKEN} = demo")).map_err(|error| unreadable(&error))?),
+        accounts: Some(accounts.map_err(Failure::world)?),
         hook_secret: None,
         charge_once: false,
         verify_after: None,
@@ -91,27 +70,18 @@ fn serve_args(listen: SocketAddr, store: &str, provider: SocketAddr) -> Result<S
     })
 }
 
-fn unreadable(error: &(dyn std::error::Error + 'static)) -> Failure {
+fn cannot_set_up<E: std::error::Error + 'static>(error: &E) -> Failure {
     Failure::world("the demo can't be set up").because_of(error)
 }
 
-fn not_started(what: &str, flag: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
-    Failure::world(format!("cannot start {what}"))
-        .because_of(error)
-        .hint(format!("`{flag}` with another address, if that is the cause"))
-}
-
-/// The one token of the one account.
+/// The only token, of the only account.
 pub(super) const TOKEN: &str = "sk_demo";
 
-/// The money is taken and nobody is told, whenever a charge is first asked for: the fault that loses money.
-const FAULTS: &str = "reset=first";
-
-/// A lapse is not shown, so it may be rare; a third of it is how long the worker waits for the processor.
+/// No attempt lapses in the demo. A third of it is how long the worker waits for the processor.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// As of `payments serve`.
+/// The default of `payments`.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// Somebody is watching for the second try, which is due after a second or so.
+/// Short, because the reader waits for the second try, which is due after about a second.
 const POLL_EVERY: Duration = Duration::from_millis(200);

@@ -24,7 +24,7 @@ impl Scene {
              #   {}  the gateway, before an example payments API on {}\n\
              #   {}  the gateway's admin pages\n\
              #   {}  the reference application: payments and rides, with an outbox\n\
-             #   {}  a simulated card processor: it takes the money and resets the connection\n\
+             #   {}  a simulated card processor: it takes the money and cuts the connection\n\
              #                   at the first request for each charge\n",
             self.public, self.api, self.admin, self.payments, self.provider
         ));
@@ -95,7 +95,7 @@ impl Scene {
         );
         let url = quoted(&format!("http://{payments}/payments?customerId=dan"));
         script.act(
-            "The processor takes the money and resets the connection. The worker asks again under the\n\
+            "The processor takes the money and cuts the connection. The worker asks again under the\n\
              same key, a little later. `succeeded`, with the charge's id.",
             format!("until curl -sS {} {url} | grep '\"succeeded\"'; do sleep 0.2; done", token()),
         );
@@ -111,7 +111,7 @@ impl Scene {
         let ride = self.ask("rides", "ride-1", ride);
         script.act(
             "A ride asks the processor itself, between two transactions. The money is taken, the\n\
-             connection reset. 503: the ride is booked, and whether it is paid is not known.",
+             connection cut. 503: the ride is booked, and whether it is paid is not known.",
             ride.clone(),
         );
         script.act("The retry goes on after the last phase that was committed. 201 with a receipt.", ride);

@@ -2,7 +2,7 @@
 
 use ibid::identity::{IdentityPhase, IdentitySetting};
 
-use super::meaning::{Finding, Grade, line};
+use super::findings::{Finding, Grade, line};
 
 /// The finding about the stored text.
 pub(super) fn of(text: Option<&[u8]>) -> Finding {

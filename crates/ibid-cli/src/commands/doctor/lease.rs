@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ibid::store::runs::Runs;
 
-use super::meaning::{Finding, Grade, line};
-use crate::config::value::show_duration;
+use super::findings::{Finding, Grade, line};
+use crate::config::units::show_duration;
 
 /// Whether every lease is long enough for the runs under it.
 pub(super) fn of(runs: Option<&[Runs]>) -> Finding {

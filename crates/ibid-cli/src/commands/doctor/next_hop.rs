@@ -7,7 +7,7 @@ use http::{HeaderMap, Method, Request};
 use http_body_util::Empty;
 use tower_service::Service;
 
-use super::meaning::{Finding, Grade, line};
+use super::findings::{Finding, Grade, line};
 use crate::config::UpstreamSettings;
 use crate::gateway::forward::Forwarder;
 use crate::gateway::next_hop::NamedProxy;

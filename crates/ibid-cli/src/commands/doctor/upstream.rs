@@ -12,20 +12,20 @@ use tokio_rustls::client::TlsStream;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
-use super::meaning::{Finding, Grade, line};
+use super::findings::{Finding, Grade, line};
 use crate::config::UpstreamSettings;
 use crate::gateway::connect::CONNECT_FOR;
 use crate::gateway::upstream_tls::{Offer, UpstreamTls};
 use crate::output::Failure;
 
 /// What was found, and the failure that the command ends with, if there is one with a cause of its own.
-pub(super) struct Seen {
+pub(super) struct UpstreamProbe {
     pub(super) findings: Vec<Finding>,
     pub(super) failure: Option<Failure>,
 }
 
-impl Seen {
-    fn failed(mut self, finding: Finding, problem: String, hint: &str) -> Seen {
+impl UpstreamProbe {
+    fn failed(mut self, finding: Finding, problem: String, hint: &str) -> UpstreamProbe {
         let cause = finding.found.clone();
         self.findings.push(finding);
         self.failure = Some(Failure::no(problem).because(cause).hint(hint));
@@ -34,8 +34,8 @@ impl Seen {
 }
 
 /// Connects to the upstream, speaks TLS if it is an `https` one, and hangs up.
-pub(super) async fn look_at(settings: &UpstreamSettings) -> Seen {
-    let mut seen = Seen { findings: Vec::new(), failure: None };
+pub(super) async fn look_at(settings: &UpstreamSettings) -> UpstreamProbe {
+    let mut seen = UpstreamProbe { findings: Vec::new(), failure: None };
     let url = &settings.url;
     let tcp = match connect(url).await {
         Ok(tcp) => tcp,

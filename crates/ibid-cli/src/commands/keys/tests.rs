@@ -1,38 +1,39 @@
 //! Lists and shows against a store of three records.
 
 use super::*;
-use ibid_core::change::Happened;
+use ibid_core::change::HistoryKind;
 use ibid_core::key::Key;
 use ibid_core::policy::Policy;
-use ibid_core::record::{ErrorCode, Flags, Nonce, Note, Version};
+use ibid_core::record::{ErrorCode, Flags, Nonce, RecordDetails, Version};
 use ibid_core::scope::{Identity, Operation, Tenant};
-use ibid_core::store::{Counts, Pending};
+use ibid_core::store::{BoxFuture, RecordCounts};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Records in memory, filtered as the contract says, and one history for all.
-struct Shelf(Vec<Stored>);
+struct Shelf(Vec<StoredRecord>);
 
 impl Browse for Shelf {
-    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         let bounds = filter.prefix.as_ref().map(IdPrefix::bounds);
-        let fits = |stored: &&Stored| {
+        let fits = |stored: &&StoredRecord| {
             let record = &stored.record;
             filter.fits(record, stored.now)
                 && bounds.is_none_or(|(low, high)| low <= record.id && record.id <= high)
                 && filter.after.is_none_or(|after| record.id > after)
         };
-        let found: Vec<Stored> = self.0.iter().filter(fits).take(filter.limit as usize).cloned().collect();
+        let found: Vec<StoredRecord> =
+            self.0.iter().filter(fits).take(filter.limit as usize).cloned().collect();
         Box::pin(async { Ok(found) })
     }
 
-    fn history(&self, _: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
-        let line = History { what: Happened::Lapse, detail: "after 60s".into() };
+    fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        let line = History { what: HistoryKind::Lapse, detail: "after 60s".into() };
         Box::pin(async { Ok(vec![(Timestamp::from_micros(60_000_000), line)]) })
     }
 
-    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
-        Box::pin(async { Ok(Counts::default()) })
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
+        Box::pin(async { Ok(RecordCounts::default()) })
     }
 }
 
@@ -40,18 +41,18 @@ impl Browse for Shelf {
 struct Gone;
 
 impl Browse for Gone {
-    fn list(&self, _: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn list(&self, _: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(async { Err(StoreError::transient("sqlite", "list records", "disk I/O error")) })
     }
-    fn history(&self, _: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
-    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
-        Box::pin(async { Ok(Counts::default()) })
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
+        Box::pin(async { Ok(RecordCounts::default()) })
     }
 }
 
-fn stored(first: u8, second: u8, key: &str, state: State) -> Stored {
+fn stored(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
     let mut bytes = [0x11; RecordId::LEN];
     (bytes[0], bytes[1], bytes[31]) = (0xab, first, second);
     let identity = Identity {
@@ -61,7 +62,7 @@ fn stored(first: u8, second: u8, key: &str, state: State) -> Stored {
     };
     let completed = state == State::Completed;
     let at = |secs: i64| Timestamp::from_micros(secs * 1_000_000);
-    Stored {
+    StoredRecord {
         record: Arc::new(Record {
             id: RecordId::from_bytes(bytes),
             identity: Arc::new(identity),
@@ -80,10 +81,10 @@ fn stored(first: u8, second: u8, key: &str, state: State) -> Stored {
             due_at: (!completed).then(|| at(60)),
             expires_at: completed.then(|| at(86402)),
             purge_at: completed.then(|| Timestamp::from_micros(i64::MAX)),
-            note: Note {
+            note: RecordDetails {
                 status: completed.then_some(201),
                 last_error: (!completed).then_some(ErrorCode::TimedOut),
-                ..Note::default()
+                ..RecordDetails::default()
             },
         }),
         answer: None,

@@ -1,9 +1,10 @@
-//! What `ibid reconcile ledger` may be asked.
+//! The arguments of `ibid reconcile ledger`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use ibid_ledger::input_file::InputFormat;
 
 use crate::args::StoreArgs;
 
@@ -69,11 +70,20 @@ pub(crate) struct LedgerArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// How a file is written.
+/// File formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Comma-separated, the first line names the columns.
     Csv,
     /// One JSON object a line.
     Jsonl,
+}
+
+impl From<Format> for InputFormat {
+    fn from(format: Format) -> InputFormat {
+        match format {
+            Format::Csv => InputFormat::Csv,
+            Format::Jsonl => InputFormat::JsonLines,
+        }
+    }
 }

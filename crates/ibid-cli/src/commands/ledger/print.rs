@@ -1,23 +1,23 @@
-//! Findings for people and for programs.
+//! Prints the differences: a table for people, JSON for programs.
 
 use std::io::Write;
 
-use ibid::ledger::{Finding, Kind, Report, Side};
+use ibid_ledger::{ComparisonReport, DifferenceKind, LedgerDifference, LineValues};
 use serde_json::{Map, Value, json};
 
 use crate::output::{Failure, print_line, print_table};
 
-/// A line a finding, and how many there were of everything on `talk`.
+/// Prints one row per difference to `out`, and the totals to `talk`.
 pub(super) fn table(
-    report: &Report,
+    report: &ComparisonReport,
     letters: Option<u64>,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let mut rows = Vec::new();
     let mut left_out = Vec::new();
-    for kind in Kind::ALL {
-        let of_kind = report.findings.iter().filter(|finding| finding.kind == kind);
+    for kind in DifferenceKind::ALL {
+        let of_kind = report.differences.iter().filter(|difference| difference.kind == kind);
         rows.extend(of_kind.take(ROWS_MAX).map(row));
         let more = report.count(kind).saturating_sub(ROWS_MAX as u64);
         if more > 0 {
@@ -44,10 +44,11 @@ pub(super) fn table(
     print_line(talk, summary)
 }
 
-/// All of it.
-pub(super) fn json(report: &Report, letters: Option<u64>) -> Value {
+/// Returns the whole report as JSON.
+pub(super) fn json(report: &ComparisonReport, letters: Option<u64>) -> Value {
     let counts = report.counts;
-    let by_kind = Kind::ALL.iter().map(|kind| (kind.name().to_owned(), Value::from(report.count(*kind))));
+    let by_kind =
+        DifferenceKind::ALL.iter().map(|kind| (kind.name().to_owned(), Value::from(report.count(*kind))));
     json!({
         "equal": report.is_equal(),
         "compared": report.columns,
@@ -57,13 +58,13 @@ pub(super) fn json(report: &Report, letters: Option<u64>) -> Value {
         },
         "counts": by_kind.collect::<Map<_, _>>(),
         "new_dead_letters": letters,
-        "differences": report.findings.iter().map(|found| finding(report, found)).collect::<Vec<_>>(),
+        "differences": report.differences.iter().map(|found| difference_json(report, found)).collect::<Vec<_>>(),
     })
 }
 
-/// What was found, in a few words.
-pub(super) fn words(report: &Report) -> String {
-    let found = Kind::ALL.iter().map(|kind| (report.count(*kind), kind.name()));
+/// Sums up the differences in a few words.
+pub(super) fn words(report: &ComparisonReport) -> String {
+    let found = DifferenceKind::ALL.iter().map(|kind| (report.count(*kind), kind.name()));
     found
         .filter(|(count, _)| *count > 0)
         .map(|(count, name)| format!("{count} {name}"))
@@ -71,54 +72,54 @@ pub(super) fn words(report: &Report) -> String {
         .join(", ")
 }
 
-fn row(finding: &Finding) -> Vec<String> {
-    let again = |is_there: bool| match (&finding.again, is_there) {
-        (Some(again), true) => format!(", number {} after line {}", again.nth, again.first),
+fn row(difference: &LedgerDifference) -> Vec<String> {
+    let again = |is_there: bool| match (&difference.repeat, is_there) {
+        (Some(repeat), true) => format!(", number {} after line {}", repeat.nth, repeat.first),
         _ => String::new(),
     };
-    let twice_ours = finding.kind == Kind::OursTwice;
+    let twice_ours = difference.kind == DifferenceKind::OursTwice;
     let pick = |ours: bool| {
-        let columns = finding.columns.iter();
+        let columns = difference.columns.iter();
         let value =
             columns.map(|odd| format!(", {} `{}`", odd.column, if ours { &odd.ours } else { &odd.theirs }));
         value.collect::<String>()
     };
-    let words = |side: &Option<Side>, ours: bool| match side {
+    let words = |side: &Option<LineValues>, ours: bool| match side {
         Some(side) => format!("line {}{}{}", side.number, again(ours == twice_ours), pick(ours)),
         None => "-".to_owned(),
     };
-    let key = if finding.key.is_empty() { "-" } else { &finding.key };
+    let key = if difference.key.is_empty() { "-" } else { &difference.key };
     vec![
-        finding.kind.name().to_owned(),
+        difference.kind.name().to_owned(),
         key.to_owned(),
-        words(&finding.ours, true),
-        words(&finding.theirs, false),
+        words(&difference.ours, true),
+        words(&difference.theirs, false),
     ]
 }
 
-fn finding(report: &Report, finding: &Finding) -> Value {
-    let side = |side: &Option<Side>| {
+fn difference_json(report: &ComparisonReport, difference: &LedgerDifference) -> Value {
+    let side = |side: &Option<LineValues>| {
         side.as_ref().map(|side| {
             let values = report.columns.iter().cloned().zip(side.values.iter().cloned().map(Value::from));
             json!({ "line": side.number, "values": values.collect::<Map<_, _>>() })
         })
     };
-    let columns = finding
+    let columns = difference
         .columns
         .iter()
         .map(|odd| json!({ "column": odd.column, "ours": odd.ours, "theirs": odd.theirs }));
     json!({
-        "kind": finding.kind.name(),
-        "key": finding.key,
-        "ours": side(&finding.ours),
-        "theirs": side(&finding.theirs),
-        "first_line": finding.again.map(|again| again.first),
-        "number": finding.again.map(|again| again.nth),
+        "kind": difference.kind.name(),
+        "key": difference.key,
+        "ours": side(&difference.ours),
+        "theirs": side(&difference.theirs),
+        "first_line": difference.repeat.map(|repeat| repeat.first),
+        "number": difference.repeat.map(|repeat| repeat.nth),
         "columns": columns.collect::<Vec<_>>(),
     })
 }
 
 const COLUMNS: [&str; 4] = ["difference", "key", "ours", "theirs"];
 
-/// Of each kind: more are no longer read by a person.
+/// Rows per kind of difference. More are no use in a terminal.
 const ROWS_MAX: usize = 200;

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ibid_core::effect::is_downstream_key;
-use ibid_core::evidence::{EffectAt, EventName};
+use ibid_core::evidence::{EffectRef, EventName};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::key::Key;
-use ibid_core::machine::{Answer, Found};
+use ibid_core::machine::{AttemptResponse, Observation};
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
 use serde::de::IgnoredAny;
 
-use super::instant;
-use super::signature::Verified;
+use super::signature::VerifiedHook;
+use super::timestamp;
 
 /// Where a source's payload says what.
 #[derive(Clone, Debug)]
-pub struct Mapping {
+pub struct HookMapping {
     /// What it speaks of.
-    pub target: Target,
+    pub target: HookTarget,
     /// What became of it.
     pub outcome: Pointer,
     /// Outcomes that say it was executed, each with the status of the answer to be kept. A decline is an answer.
@@ -29,7 +29,7 @@ pub struct Mapping {
     pub not_executed: Vec<String>,
     /// The body of the answer to be kept, as it stands in the payload; of an Effect, its result.
     pub body: Pointer,
-    /// The source's own id of what was done, to be kept. An Effect is found by it only if [`Mapping::target`] says so.
+    /// The source's own id of what was done, to be kept. An Effect is found by it only if [`HookMapping::target`] says so.
     pub provider_id: Option<Pointer>,
     /// The id of the event, where the signature does not cover one or the payload's is to count.
     pub event: Option<Pointer>,
@@ -41,7 +41,7 @@ pub struct Mapping {
 /// How a payload names what it speaks of. Each way leads to one tenant's alone, or tenant A could be given tenant B's
 /// payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum HookTarget {
     /// A record.
     Record {
         /// Whose it is.
@@ -84,9 +84,9 @@ pub enum TenantAt {
 
 /// What a payload says.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
-    pub(super) named: Named,
-    pub(super) what: Found,
+pub(super) struct MappedEvent {
+    pub(super) named: EventTarget,
+    pub(super) what: Observation,
     pub(super) name: EventName,
     /// How long before its arrival the event was: at least, or at most if it frees the key.
     pub(super) age: Duration,
@@ -94,33 +94,33 @@ pub(super) struct Said {
 
 /// What a payload speaks of.
 #[derive(Clone, Debug)]
-pub(super) enum Named {
+pub(super) enum EventTarget {
     Record(Identity),
-    Effect(EffectAt),
+    Effect(EffectRef),
 }
 
 /// What a payload lacks, in the words of the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lacks(pub(super) &'static str);
+pub(super) struct MissingField(pub(super) &'static str);
 
-impl Mapping {
+impl HookMapping {
     /// What the payload says; none if its outcome is not one that counts, or it is no call of ours.
     pub(super) fn read(
         &self,
         source: &str,
-        verified: &Verified,
+        verified: &VerifiedHook,
         payload: &Bytes,
         now_secs: i64,
         response_version: u32,
-    ) -> Result<Option<Said>, Lacks> {
+    ) -> Result<Option<MappedEvent>, MissingField> {
         if serde_json::from_slice::<IgnoredAny>(payload).is_err() {
-            return Err(Lacks("JSON"));
+            return Err(MissingField("JSON"));
         }
-        let outcome = text(&self.outcome, payload).ok_or(Lacks("outcome"))?;
+        let outcome = text(&self.outcome, payload).ok_or(MissingField("outcome"))?;
         let executed = self.executed.iter().find(|(value, _)| *value == outcome).map(|(_, status)| *status);
         let what = match executed {
-            Some(status) => Found::Executed(self.answer(status, payload, response_version)?),
-            None if self.not_executed.contains(&outcome) => Found::NotExecuted,
+            Some(status) => Observation::Executed(self.answer(status, payload, response_version)?),
+            None if self.not_executed.contains(&outcome) => Observation::NotExecuted,
             None => return Ok(None),
         };
         let Some(named) = self.target.read(payload)? else { return Ok(None) };
@@ -128,24 +128,29 @@ impl Mapping {
             Some(pointer) => text(pointer, payload),
             None => verified.event.clone(),
         };
-        let event = event.filter(|event| is_name(event)).ok_or(Lacks("event"))?;
+        let event = event.filter(|event| is_name(event)).ok_or(MissingField("event"))?;
         let age = match &self.event_time {
             Some(pointer) => {
-                let at = text(pointer, payload).and_then(|text| instant::parse(&text));
-                let at = at.ok_or(Lacks("event_time"))?;
+                let at = text(pointer, payload).and_then(|text| timestamp::parse(&text));
+                let at = at.ok_or(MissingField("event_time"))?;
                 let signed_at = verified.signed_at.unwrap_or(now_secs);
                 match what {
-                    Found::NotExecuted => age_at_most(at, signed_at.max(now_secs)),
+                    Observation::NotExecuted => age_at_most(at, signed_at.max(now_secs)),
                     _ => age_at_least(at, signed_at),
                 }
             }
             None => Duration::ZERO,
         };
-        Ok(Some(Said { named, what, name: EventName { source: source.to_owned(), event }, age }))
+        Ok(Some(MappedEvent { named, what, name: EventName { source: source.to_owned(), event }, age }))
     }
 
-    fn answer(&self, status: u16, payload: &Bytes, response_version: u32) -> Result<Answer, Lacks> {
-        let body = self.body.find(payload).ok_or(Lacks("body"))?;
+    fn answer(
+        &self,
+        status: u16,
+        payload: &Bytes,
+        response_version: u32,
+    ) -> Result<AttemptResponse, MissingField> {
+        let body = self.body.find(payload).ok_or(MissingField("body"))?;
         let json = Bytes::from_static(b"application/json");
         let response = Response {
             status,
@@ -156,37 +161,44 @@ impl Mapping {
         };
         let provider_id = self.provider_id.as_ref().and_then(|pointer| text(pointer, payload));
         if provider_id.as_ref().is_some_and(|id| !is_name(id)) {
-            return Err(Lacks("provider_id"));
+            return Err(MissingField("provider_id"));
         }
-        Ok(Answer { status, retry_after: false, kept: Some(response.to_bytes()), provider_id, proof: None })
+        Ok(AttemptResponse {
+            status,
+            retry_after: false,
+            kept: Some(response.to_bytes()),
+            provider_id,
+            proof: None,
+        })
     }
 }
 
-impl Target {
+impl HookTarget {
     /// What the payload speaks of; none if that is no call of ours.
-    fn read(&self, payload: &[u8]) -> Result<Option<Named>, Lacks> {
+    fn read(&self, payload: &[u8]) -> Result<Option<EventTarget>, MissingField> {
         let effect = match self {
-            Target::Record { tenant, operation, key } => {
-                return record(tenant, operation, key, payload).map(|identity| Some(Named::Record(identity)));
+            HookTarget::Record { tenant, operation, key } => {
+                return record(tenant, operation, key, payload)
+                    .map(|identity| Some(EventTarget::Record(identity)));
             }
-            Target::DownstreamKey(pointer) => {
-                let key = text(pointer, payload).ok_or(Lacks("downstream_key"))?;
-                is_downstream_key(&key).then_some(EffectAt::DownstreamKey(key))
+            HookTarget::DownstreamKey(pointer) => {
+                let key = text(pointer, payload).ok_or(MissingField("downstream_key"))?;
+                is_downstream_key(&key).then_some(EffectRef::DownstreamKey(key))
             }
-            Target::ProviderId(at) => Some(at.read(payload)?),
-            Target::Either { downstream_key, provider_id } => match text(downstream_key, payload) {
-                Some(key) if is_downstream_key(&key) => Some(EffectAt::DownstreamKey(key)),
+            HookTarget::ProviderId(at) => Some(at.read(payload)?),
+            HookTarget::Either { downstream_key, provider_id } => match text(downstream_key, payload) {
+                Some(key) if is_downstream_key(&key) => Some(EffectRef::DownstreamKey(key)),
                 _ => Some(provider_id.read(payload)?),
             },
         };
-        Ok(effect.map(Named::Effect))
+        Ok(effect.map(EventTarget::Effect))
     }
 }
 
 impl ProviderIdAt {
-    fn read(&self, payload: &[u8]) -> Result<EffectAt, Lacks> {
-        let id = text(&self.id, payload).filter(|id| is_name(id)).ok_or(Lacks("provider_id"))?;
-        Ok(EffectAt::ProviderId { kind: self.kind.clone(), id })
+    fn read(&self, payload: &[u8]) -> Result<EffectRef, MissingField> {
+        let id = text(&self.id, payload).filter(|id| is_name(id)).ok_or(MissingField("provider_id"))?;
+        Ok(EffectRef::ProviderId { kind: self.kind.clone(), id })
     }
 }
 
@@ -195,16 +207,16 @@ fn record(
     operation: &Operation,
     key: &Pointer,
     payload: &[u8],
-) -> Result<Identity, Lacks> {
+) -> Result<Identity, MissingField> {
     let tenant = match tenant {
         TenantAt::Only(tenant) => tenant.clone(),
         TenantAt::Pointer(pointer) => {
-            let name = text(pointer, payload).ok_or(Lacks("tenant"))?;
-            Tenant::new(&name).map_err(|_| Lacks("tenant"))?
+            let name = text(pointer, payload).ok_or(MissingField("tenant"))?;
+            Tenant::new(&name).map_err(|_| MissingField("tenant"))?
         }
     };
-    let key = text(key, payload).ok_or(Lacks("key"))?;
-    let key = Key::stored(&key).map_err(|_| Lacks("key"))?;
+    let key = text(key, payload).ok_or(MissingField("key"))?;
+    let key = Key::stored(&key).map_err(|_| MissingField("key"))?;
     Ok(Identity { tenant, operation: operation.clone(), key })
 }
 
@@ -264,7 +276,7 @@ mod tests {
     fn the_age_of_an_event_that_frees_the_key_is_never_understated() {
         let age = |outcome: &str, happened: i64, signed_at, now| {
             let payload = format!(r#"{{"is":"{outcome}","key":"k","at":{happened}}}"#);
-            let verified = Verified { signed_at: Some(signed_at), event: Some("evt".into()) };
+            let verified = VerifiedHook { signed_at: Some(signed_at), event: Some("evt".into()) };
             let said = mapping().read("psp", &verified, &payload.into(), now, 0);
             said.expect("it can be read").expect("it says something").age
         };
@@ -279,18 +291,18 @@ mod tests {
     }
 
     #[test]
-    fn an_effect_is_named_by_our_key_and_by_the_providers_id_where_there_is_none() {
+    fn an_effect_is_named_by_our_key_before_the_providers_id() {
         let pointer = |text| Pointer::parse(text).expect("a pointer");
         let provider_id = ProviderIdAt { kind: "charge".into(), id: pointer("/id") };
-        let by_key = Target::DownstreamKey(pointer("/key"));
-        let by_id = Target::ProviderId(provider_id.clone());
-        let either = Target::Either { downstream_key: pointer("/key"), provider_id };
-        let read = |target: &Target, payload: &str| match target.read(payload.as_bytes()) {
-            Ok(Some(Named::Effect(EffectAt::DownstreamKey(key)))) => format!("key {key}"),
-            Ok(Some(Named::Effect(EffectAt::ProviderId { kind, id }))) => format!("{kind} {id}"),
-            Ok(Some(Named::Record(_))) => "record".to_owned(),
+        let by_key = HookTarget::DownstreamKey(pointer("/key"));
+        let by_id = HookTarget::ProviderId(provider_id.clone());
+        let either = HookTarget::Either { downstream_key: pointer("/key"), provider_id };
+        let read = |target: &HookTarget, payload: &str| match target.read(payload.as_bytes()) {
+            Ok(Some(EventTarget::Effect(EffectRef::DownstreamKey(key)))) => format!("key {key}"),
+            Ok(Some(EventTarget::Effect(EffectRef::ProviderId { kind, id }))) => format!("{kind} {id}"),
+            Ok(Some(EventTarget::Record(_))) => "record".to_owned(),
             Ok(None) => "not ours".to_owned(),
-            Err(Lacks(what)) => format!("lacks {what}"),
+            Err(MissingField(what)) => format!("lacks {what}"),
         };
         let ours = "ibid-00112233445566778899aabbccddeeff";
         let both = format!(r#"{{"key":"{ours}","id":"ch_1"}}"#);
@@ -311,10 +323,10 @@ mod tests {
         (seconds * 1e6) as i64
     }
 
-    fn mapping() -> Mapping {
+    fn mapping() -> HookMapping {
         let pointer = |text| Pointer::parse(text).expect("a pointer");
-        Mapping {
-            target: Target::Record {
+        HookMapping {
+            target: HookTarget::Record {
                 tenant: TenantAt::Only(Tenant::only()),
                 operation: Operation { method: "POST".into(), path: "/pay".into() },
                 key: pointer("/key"),

@@ -1,9 +1,9 @@
 //! `POST /.ibid/hooks/{source}`: a provider says what became of a request or a call, and an unknown record or Effect is
 //! settled without asking. Who may say so is told by the signature alone.
 
-mod instant;
 mod mapping;
 mod signature;
+mod timestamp;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,22 +13,24 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
-use ibid_core::evidence::About;
+use ibid_core::evidence::EvidenceSubject;
 use ibid_core::policy::{BindRule, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 
-pub use mapping::{Mapping, ProviderIdAt, Target, TenantAt};
-pub use signature::{Encoding, HookSecret, HookSecretError, Plain, Scheme, Signed};
+pub use mapping::{HookMapping, HookTarget, ProviderIdAt, TenantAt};
+pub use signature::{
+    HookSecret, HookSecretError, PlainSignature, SignatureEncoding, SignatureScheme, SignedContent,
+};
 
 use super::body::ReplyBody;
 use super::layer::Shared;
 use super::routes::{Routes, Ruling};
-use super::{intake, render, sent};
+use super::{intake, original_uri, render};
 use crate::evidence::{EvidenceReport, EvidenceResult};
 use crate::telemetry;
-use mapping::Named;
+use mapping::EventTarget;
 
 /// One source of webhooks.
 #[derive(Clone, Debug)]
@@ -36,19 +38,19 @@ pub struct Hook {
     /// Its name: the last part of its address, and its label in metrics.
     pub name: String,
     /// How it signs.
-    pub scheme: Scheme,
+    pub scheme: SignatureScheme,
     /// What it signs with; more than one while a secret is being changed.
     pub secrets: Vec<HookSecret>,
     /// Where its payload says what.
-    pub mapping: Mapping,
+    pub mapping: HookMapping,
 }
 
 /// Every source whose webhooks are taken.
 #[derive(Clone, Debug, Default)]
-pub struct Hooks(Arc<BTreeMap<String, Known>>);
+pub struct Hooks(Arc<BTreeMap<String, HookEntry>>);
 
 #[derive(Clone, Debug)]
-struct Known {
+struct HookEntry {
     hook: Hook,
     policy: Arc<Policy>,
 }
@@ -70,7 +72,7 @@ impl Hooks {
         for hook in hooks {
             let name = hook.name.clone();
             let policy = check(&hook, routes).map_err(|problem| HookError { hook: name.clone(), problem })?;
-            if known.insert(name.clone(), Known { hook, policy }).is_some() {
+            if known.insert(name.clone(), HookEntry { hook, policy }).is_some() {
                 return Err(HookError { hook: name, problem: "is there twice" });
             }
         }
@@ -79,7 +81,8 @@ impl Hooks {
 
     /// A source that speaks of Effects, if there is one.
     pub(super) fn of_effects(&self) -> Option<&str> {
-        let is_of_effects = |known: &&Known| !matches!(known.hook.mapping.target, Target::Record { .. });
+        let is_of_effects =
+            |known: &&HookEntry| !matches!(known.hook.mapping.target, HookTarget::Record { .. });
         self.0.values().find(is_of_effects).map(|known| known.hook.name.as_str())
     }
 }
@@ -95,7 +98,7 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
         return Err("needs 1 to 8 secrets");
     }
     let mapping = &hook.mapping;
-    if hook.scheme != Scheme::Standard && mapping.event.is_none() {
+    if hook.scheme != SignatureScheme::Standard && mapping.event.is_none() {
         return Err("needs a pointer to the event's id: this scheme signs none beside the payload");
     }
     let values = mapping.executed.iter().map(|(value, _)| value).chain(&mapping.not_executed);
@@ -113,8 +116,8 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
         );
     }
     let operation = match &mapping.target {
-        Target::Record { operation, .. } => operation,
-        Target::ProviderId(at) | Target::Either { provider_id: at, .. } if at.kind.is_empty() => {
+        HookTarget::Record { operation, .. } => operation,
+        HookTarget::ProviderId(at) | HookTarget::Either { provider_id: at, .. } if at.kind.is_empty() => {
             return Err("finds effects by the provider's id and must name their kind");
         }
         _ => return Ok(Arc::default()),
@@ -150,7 +153,7 @@ where
         return response;
     }
     let (head, body) = request.into_parts();
-    let path = sent(&head.extensions, &head.uri).path().to_owned();
+    let path = original_uri(&head.extensions, &head.uri).path().to_owned();
     let refused = |refusal| render::refusal(refusal, Profile::Ietf, None);
     // Read before anything is looked up: a source that we do not know is refused no sooner than one that we do.
     let Ok(admitted) = shared.admit(&head) else { return refused(Refusal::Overloaded) };
@@ -162,12 +165,12 @@ where
     };
     let known = source(&path).and_then(|name| shared.hooks.0.get(name));
     let now = now();
-    let verified = known.and_then(|Known { hook, .. }| {
+    let verified = known.and_then(|HookEntry { hook, .. }| {
         hook.scheme.verify(&hook.secrets, &head.headers, &body, now).map(|verified| (hook, verified))
     });
     let (Some(known), Some((hook, verified))) = (known, verified) else {
         let source = known.map_or("-", |known| known.hook.name.as_str());
-        telemetry::heard(source, "refused");
+        telemetry::count_hook(source, "refused");
         tracing::warn!(target: "ibid::security", source, "a webhook was refused");
         return refused(Refusal::HookRefused);
     };
@@ -175,35 +178,35 @@ where
     let said = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs(), version) {
         Ok(Some(said)) => said,
         Ok(None) => {
-            telemetry::heard(&hook.name, "ignored");
+            telemetry::count_hook(&hook.name, "ignored");
             return answer(StatusCode::OK, "ignored");
         }
-        Err(mapping::Lacks(what)) => {
-            telemetry::heard(&hook.name, "unreadable");
+        Err(mapping::MissingField(what)) => {
+            telemetry::count_hook(&hook.name, "unreadable");
             tracing::warn!(source = hook.name, what, "a signed webhook lacks what its mapping points at");
             return refused(Refusal::HookUnreadable);
         }
     };
     let about = match said.named {
-        Named::Record(identity) => {
+        EventTarget::Record(identity) => {
             let id = RecordId::of(&identity, known.policy.scope);
             match shared.ibid.engine().find_stored_id(id, &shared.previous.ids(&identity, || None)).await {
-                Ok(id) => About::Record(id),
+                Ok(id) => EvidenceSubject::Record(id),
                 // Whether it is kept is not known, so it must come again.
                 Err(_) => {
-                    telemetry::heard(&hook.name, "failed");
+                    telemetry::count_hook(&hook.name, "failed");
                     return refused(render::store_unavailable());
                 }
             }
         }
-        Named::Effect(at) => About::Effect(at),
+        EventTarget::Effect(at) => EvidenceSubject::Effect(at),
     };
     let report = EvidenceReport { name: said.name, about, what: said.what, age: said.age };
     match tokio::time::timeout(HEAR_FOR, shared.ibid.report_evidence(report)).await {
         Ok(Ok(result)) => respond(&hook.name, result),
         // Whether it is kept is not known, so it must come again.
         Ok(Err(_)) | Err(_) => {
-            telemetry::heard(&hook.name, "failed");
+            telemetry::count_hook(&hook.name, "failed");
             refused(render::store_unavailable())
         }
     }
@@ -219,7 +222,7 @@ fn respond<B>(source: &str, result: EvidenceResult) -> Response<ReplyBody<B>> {
         EvidenceResult::Contradicts => (StatusCode::OK, "contradicts", "settled otherwise"),
         EvidenceResult::Duplicate => (StatusCode::OK, "duplicate", "duplicate"),
     };
-    telemetry::heard(source, outcome);
+    telemetry::count_hook(source, outcome);
     answer(status, result)
 }
 

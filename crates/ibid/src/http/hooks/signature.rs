@@ -18,31 +18,31 @@ use crate::http::trace;
 
 /// How a source signs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub enum SignatureScheme {
     /// Standard Webhooks 1.0: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
     Standard,
     /// Stripe: `Stripe-Signature: t=…,v1=…`.
     Stripe,
     /// An HMAC-SHA-256 in a field of the source's own.
-    Hmac(Plain),
+    Hmac(PlainSignature),
 }
 
 /// A signature in a field of the source's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plain {
+pub struct PlainSignature {
     /// The field.
     pub header: HeaderName,
     /// What stands before the digest, such as `sha256=`.
     pub prefix: String,
     /// How the digest is written.
-    pub encoding: Encoding,
+    pub encoding: SignatureEncoding,
     /// What is signed, and when.
-    pub signed: Signed,
+    pub signed: SignedContent,
 }
 
 /// How a digest is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
+pub enum SignatureEncoding {
     /// Two digits a byte, of either case.
     Hex,
     /// With padding.
@@ -51,7 +51,7 @@ pub enum Encoding {
 
 /// What a plain signature covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Signed {
+pub enum SignedContent {
     /// The body alone. A webhook that somebody caught can be sent again at any time: only its event's id stops it, and
     /// only for as long as that is known.
     BodyAlone,
@@ -86,14 +86,14 @@ impl HookSecret {
     pub const LEN_MIN: usize = 16;
 
     /// A secret as sources hand them out for this scheme: `standard` in base64 with or without `whsec_`, others as text.
-    pub fn parse(scheme: &Scheme, text: &str) -> Result<HookSecret, HookSecretError> {
+    pub fn parse(scheme: &SignatureScheme, text: &str) -> Result<HookSecret, HookSecretError> {
         let bytes = match scheme {
-            Scheme::Standard => {
+            SignatureScheme::Standard => {
                 let digits = text.strip_prefix("whsec_").unwrap_or(text);
                 STANDARD.decode(digits).map_err(|_| HookSecretError::NotBase64)?
             }
             // Stripe keys with the text itself, `whsec_` included.
-            Scheme::Stripe | Scheme::Hmac(_) => text.as_bytes().to_vec(),
+            SignatureScheme::Stripe | SignatureScheme::Hmac(_) => text.as_bytes().to_vec(),
         };
         if bytes.len() < HookSecret::LEN_MIN {
             return Err(HookSecretError::TooShort);
@@ -110,14 +110,14 @@ impl fmt::Debug for HookSecret {
 
 /// A signature that holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Verified {
+pub(super) struct VerifiedHook {
     /// When it was signed, in seconds since the epoch by the source's clock; none where nothing says so.
     pub(super) signed_at: Option<i64>,
     /// The id of the event, where the signature covers one.
     pub(super) event: Option<String>,
 }
 
-impl Scheme {
+impl SignatureScheme {
     /// Checks the signature of a webhook that came at `now`. None whatever is wrong: who guesses learns nothing.
     pub(super) fn verify(
         &self,
@@ -125,11 +125,11 @@ impl Scheme {
         headers: &HeaderMap,
         body: &[u8],
         now: Timestamp,
-    ) -> Option<Verified> {
+    ) -> Option<VerifiedHook> {
         let message = match self {
-            Scheme::Standard => standard(headers)?,
-            Scheme::Stripe => stripe(headers)?,
-            Scheme::Hmac(plain) => plain.read(headers)?,
+            SignatureScheme::Standard => standard(headers)?,
+            SignatureScheme::Stripe => stripe(headers)?,
+            SignatureScheme::Hmac(plain) => plain.read(headers)?,
         };
         if message.signed_at.is_some_and(|at| now.as_secs().abs_diff(at) > TOLERANCE.as_secs()) {
             return None;
@@ -141,19 +141,19 @@ impl Scheme {
             let digest = mac.finalize().into_bytes();
             message.signatures.iter().any(|given| bool::from(digest[..].ct_eq(given)))
         });
-        is_signed.then_some(Verified { signed_at: message.signed_at, event: message.event })
+        is_signed.then_some(VerifiedHook { signed_at: message.signed_at, event: message.event })
     }
 }
 
 /// What the fields of a webhook say.
-struct Message {
+struct SignedMessage {
     before_body: String,
     signed_at: Option<i64>,
     event: Option<String>,
     signatures: Vec<Vec<u8>>,
 }
 
-fn standard(headers: &HeaderMap) -> Option<Message> {
+fn standard(headers: &HeaderMap) -> Option<SignedMessage> {
     let (id, at) = (field(headers, "webhook-id")?, field(headers, "webhook-timestamp")?);
     // A full stop in the id could move the border between id, instant and body.
     if id.is_empty() || id.contains('.') {
@@ -162,7 +162,7 @@ fn standard(headers: &HeaderMap) -> Option<Message> {
     let signed_at = seconds(at)?;
     let given = field(headers, "webhook-signature")?.split(' ');
     let of_version_1 = given.filter_map(|part| STANDARD.decode(part.strip_prefix("v1,")?).ok());
-    Some(Message {
+    Some(SignedMessage {
         before_body: format!("{id}.{at}."),
         signed_at: Some(signed_at),
         event: Some(id.to_owned()),
@@ -170,13 +170,13 @@ fn standard(headers: &HeaderMap) -> Option<Message> {
     })
 }
 
-fn stripe(headers: &HeaderMap) -> Option<Message> {
+fn stripe(headers: &HeaderMap) -> Option<SignedMessage> {
     let line = field(headers, "stripe-signature")?;
     let pairs = || line.split(',').filter_map(|pair| pair.trim().split_once('='));
     let mut instants = pairs().filter(|(name, _)| *name == "t").map(|(_, at)| at);
     let (Some(at), None) = (instants.next(), instants.next()) else { return None };
     let of_version_1 = pairs().filter(|(name, _)| *name == "v1").filter_map(|(_, digits)| hex(digits));
-    Some(Message {
+    Some(SignedMessage {
         before_body: format!("{at}."),
         signed_at: Some(seconds(at)?),
         event: None,
@@ -184,21 +184,21 @@ fn stripe(headers: &HeaderMap) -> Option<Message> {
     })
 }
 
-impl Plain {
-    fn read(&self, headers: &HeaderMap) -> Option<Message> {
+impl PlainSignature {
+    fn read(&self, headers: &HeaderMap) -> Option<SignedMessage> {
         let digest = field(headers, self.header.as_str())?.strip_prefix(self.prefix.as_str())?;
         let signature = match self.encoding {
-            Encoding::Hex => hex(digest)?,
-            Encoding::Base64 => STANDARD.decode(digest).ok()?,
+            SignatureEncoding::Hex => hex(digest)?,
+            SignatureEncoding::Base64 => STANDARD.decode(digest).ok()?,
         };
         let (before_body, signed_at) = match &self.signed {
-            Signed::BodyAlone => (String::new(), None),
-            Signed::Timestamped { header, before, between } => {
+            SignedContent::BodyAlone => (String::new(), None),
+            SignedContent::Timestamped { header, before, between } => {
                 let at = field(headers, header.as_str())?;
                 (format!("{before}{at}{between}"), Some(seconds(at)?))
             }
         };
-        Some(Message { before_body, signed_at, event: None, signatures: vec![signature] })
+        Some(SignedMessage { before_body, signed_at, event: None, signatures: vec![signature] })
     }
 }
 

@@ -1,11 +1,13 @@
 //! The verbs that read, `renew`, and settings. `due` also looks through first leases (`walk.sql`).
 
-use ibid_core::change::{Happened, History, Stored};
+use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Counts, Filter, Part, PathPattern, Renewed, SetOutcome, StoreError};
+use ibid_core::store::{
+    PathPart, PathPattern, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, StoreError,
+};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
@@ -19,7 +21,7 @@ use super::row::{self, Unreadable};
 use super::{KIND, PostgresStore};
 
 impl PostgresStore {
-    pub(super) async fn find(&self, ids: &[RecordId]) -> Result<Vec<Stored>, StoreError> {
+    pub(super) async fn find(&self, ids: &[RecordId]) -> Result<Vec<StoredRecord>, StoreError> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -29,7 +31,7 @@ impl PostgresStore {
         self.records("load", include_str!("sql/load.sql"), &[(&ids, Type::BYTEA_ARRAY)]).await
     }
 
-    pub(super) async fn find_due(&self, state: State, limit: u32) -> Result<Vec<Stored>, StoreError> {
+    pub(super) async fn find_due(&self, state: State, limit: u32) -> Result<Vec<StoredRecord>, StoreError> {
         let code = i64::from(state.code());
         let params: [Param<'_>; 1] = [(&code, Type::INT8)];
         let find = || self.legible("find due records", include_str!("sql/due.sql"), &params, limit);
@@ -83,7 +85,7 @@ impl PostgresStore {
         Ok(())
     }
 
-    pub(super) async fn find_fitting(&self, filter: Filter) -> Result<Vec<Stored>, StoreError> {
+    pub(super) async fn find_fitting(&self, filter: RecordFilter) -> Result<Vec<StoredRecord>, StoreError> {
         let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
         let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
         let (low, high): (&[u8], &[u8]) = (low.as_bytes(), high.as_bytes());
@@ -123,7 +125,7 @@ impl PostgresStore {
         sql: &'static str,
         given: &[Param<'_>],
         limit: u32,
-    ) -> Result<Vec<Stored>, StoreError> {
+    ) -> Result<Vec<StoredRecord>, StoreError> {
         let limit = limit as usize;
         let mut most = limit;
         loop {
@@ -151,7 +153,7 @@ impl PostgresStore {
         op: &'static str,
         sql: &'static str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Stored>, StoreError> {
+    ) -> Result<Vec<StoredRecord>, StoreError> {
         let connection = self.pools.any(op).await?;
         let [rows] =
             connection.hot(OPEN_HOT, [(sql, params)]).await.map_err(|error| store_error(op, error))?;
@@ -163,13 +165,16 @@ impl PostgresStore {
         op: &'static str,
         connection: &Connection,
         rows: &[Row],
-    ) -> Result<Vec<Stored>, StoreError> {
+    ) -> Result<Vec<StoredRecord>, StoreError> {
         let learnt = self.policies.learn(connection, row::policies_of(rows)).await;
         learnt.map_err(|error| store_error(op, error))?;
         row::all(&self.policies, rows).map_err(|error| StoreError::lasting(KIND, op, error))
     }
 
-    pub(super) async fn renew_all(&self, leases: &[(RecordId, Version)]) -> Result<Vec<Renewed>, StoreError> {
+    pub(super) async fn renew_all(
+        &self,
+        leases: &[(RecordId, Version)],
+    ) -> Result<Vec<RenewOutcome>, StoreError> {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
@@ -179,15 +184,15 @@ impl PostgresStore {
         let params: [Param<'_>; 3] =
             [(&ids, Type::BYTEA_ARRAY), (&counts, Type::INT8_ARRAY), (&nonces, Type::INT8_ARRAY)];
         let rows = self.ask_hot("renew", include_str!("sql/renew.sql"), &params).await?;
-        let mut fates = vec![Renewed::Lost; leases.len()];
+        let mut fates = vec![RenewOutcome::Lost; leases.len()];
         for row in rows {
             let place: i64 = get("renew", &row, 0)?;
             let until: Option<i64> = get("renew", &row, 1)?;
             // Places count from one, in the order in which they were sent.
             fates[place as usize - 1] = match (until, get("renew", &row, 2)?) {
-                (Some(until), _) => Renewed::Until(Timestamp::from_micros(until)),
-                (None, true) => Renewed::Busy,
-                (None, false) => Renewed::Lost,
+                (Some(until), _) => RenewOutcome::Until(Timestamp::from_micros(until)),
+                (None, true) => RenewOutcome::Busy,
+                (None, false) => RenewOutcome::Lost,
             };
         }
         Ok(fates)
@@ -199,7 +204,7 @@ impl PostgresStore {
         let rows = self.ask(OP, include_str!("sql/history.sql"), &[(&id, Type::BYTEA)]).await?;
         let line = |row: &Row| {
             let code: i16 = get(OP, row, 1)?;
-            let what = u8::try_from(code).ok().and_then(Happened::from_code);
+            let what = u8::try_from(code).ok().and_then(HistoryKind::from_code);
             let what = what.ok_or_else(|| StoreError::lasting(KIND, OP, Unreadable("an unknown event")))?;
             Ok((Timestamp::from_micros(get(OP, row, 0)?), History { what, detail: get(OP, row, 2)? }))
         };
@@ -219,11 +224,11 @@ impl PostgresStore {
         Ok(Some(SecretId::from_bytes(id)))
     }
 
-    pub(super) async fn count_all(&self) -> Result<Counts, StoreError> {
+    pub(super) async fn count_all(&self) -> Result<RecordCounts, StoreError> {
         const OP: &str = "count";
         let dead = i64::from(Flags::DEAD_LETTER);
         let rows = self.ask(OP, include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
-        let mut counts = Counts::default();
+        let mut counts = RecordCounts::default();
         for row in &rows {
             let code: i16 = get(OP, row, 0)?;
             let place = State::ALL.iter().position(|state| i16::from(state.code()) == code);
@@ -302,8 +307,8 @@ fn like(pattern: &PathPattern) -> String {
     let mut like = String::new();
     for part in pattern.parts() {
         match part {
-            Part::Some => like.push_str("_%"),
-            Part::Text(text) => text.chars().for_each(|char| match char {
+            PathPart::Some => like.push_str("_%"),
+            PathPart::Text(text) => text.chars().for_each(|char| match char {
                 '%' | '_' | '\\' => like.extend(['\\', char]),
                 char => like.push(char),
             }),

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Change, Commit, Expect, Stamp, Stored};
+use ibid_core::change::{Change, Commit, Expect, Stamp, StoredRecord};
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use tokio::time::Instant;
@@ -52,7 +52,7 @@ struct Unit {
 /// What a statement said about one Change.
 enum Said {
     Done(Timestamp),
-    Stands(Box<Stored>),
+    Stands(Box<StoredRecord>),
     Nothing,
     Unreadable(Unreadable),
 }
@@ -358,7 +358,7 @@ impl From<Error> for Failed {
     }
 }
 
-fn stands_there(stored: Result<Stored, Unreadable>) -> Said {
+fn stands_there(stored: Result<StoredRecord, Unreadable>) -> Said {
     stored.map(Box::new).map_or_else(Said::Unreadable, Said::Stands)
 }
 
@@ -375,7 +375,7 @@ fn refused(change: &Change) -> Option<StoreError> {
 }
 
 /// Whether what stands is still what the Change expected, although it was refused.
-fn still_fits(change: &Change, stored: &Stored) -> bool {
+fn still_fits(change: &Change, stored: &StoredRecord) -> bool {
     match change.expect {
         Expect::Version(version) => stored.record.version == version,
         Expect::Due(version) => stored.record.version == version && stored.record.is_due(stored.now),

@@ -9,13 +9,13 @@ use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
 use super::connect::{Connection, Param, Place};
-use super::{OpenError, migrate, open};
+use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
 use crate::store::runs::{self, POLICIES_MAX, Runs, SAMPLE_MAX, Sampling};
 
 /// Describes whatever answers at `place`.
-pub(super) async fn look(place: &Place) -> Result<Checkup, OpenError> {
+pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
     let connection = place.dial().await.map_err(|error| open::unreachable(place, error))?;
     let failed = |error| open::failed(place, error);
     let (row, clock) = ask(&connection).await.map_err(failed)?;
@@ -81,12 +81,12 @@ fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Ve
     settings.map(|((name, value), is_weak)| Setting { name, value, is_weak }).collect()
 }
 
-async fn schema(place: &Place, connection: &Connection) -> Result<Schema, OpenError> {
+async fn schema(place: &Place, connection: &Connection) -> Result<Schema, PostgresOpenError> {
     match migrate::applied(place, connection).await {
         Ok(0) => Ok(Schema::Absent),
         Ok(found) => Ok(Schema::Step { found, known: migrate::KNOWN }),
-        Err(OpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
-        Err(OpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
+        Err(PostgresOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
+        Err(PostgresOpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
         Err(other) => Err(other),
     }
 }

@@ -25,7 +25,7 @@ use tokio_postgres::types::{Kind, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Error, NoTls, Row, Socket, Statement};
 
 use super::tls::{Tls, Wish};
-use super::{KIND, OpenError, PostgresOptions, failure, open};
+use super::{KIND, PostgresOpenError, PostgresOptions, failure, open};
 
 /// A value for a statement, with the type that the statement takes.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -60,7 +60,7 @@ pub(super) struct Connection {
 
 impl Place {
     /// Where `url` leads. Nothing of the URL is in the error, for a password may be.
-    pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<Place, OpenError> {
+    pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<Place, PostgresOpenError> {
         let (mut config, wish) = parsed(url, &mut options)?;
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_WITHIN);
@@ -86,14 +86,14 @@ impl Place {
     }
 
     /// A connection to a server that may be written to.
-    pub(super) async fn connect(&self) -> Result<Connection, OpenError> {
+    pub(super) async fn connect(&self) -> Result<Connection, PostgresOpenError> {
         let connection = self.dial().await.map_err(|error| open::unreachable(self, error))?;
         open::check(self, &connection).await?;
         Ok(connection)
     }
 
     /// A connection for the hot path, whose session has its settings if that can be had.
-    async fn connect_hot(&self) -> Result<Connection, OpenError> {
+    async fn connect_hot(&self) -> Result<Connection, PostgresOpenError> {
         if self.refuses_settings.load(Ordering::SeqCst) {
             return self.connect().await;
         }
@@ -332,7 +332,7 @@ impl Trusted {
 }
 
 /// Where `url` leads, as people may see it. It touches nothing but the text.
-pub(super) fn shown_url(url: &str) -> Result<String, OpenError> {
+pub(super) fn shown_url(url: &str) -> Result<String, PostgresOpenError> {
     let (config, _) = parsed(url, &mut PostgresOptions::default())?;
     Ok(shown(&config))
 }
@@ -351,29 +351,29 @@ fn shown(config: &Config) -> String {
     format!("postgres://{}/{database}", hosts.join(","))
 }
 
-fn parsed(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish), OpenError> {
+fn parsed(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish), PostgresOpenError> {
     let mut wish = Wish::default();
     let url = take_ours(url, options, &mut wish)?;
-    let config = Config::from_str(&url).map_err(|_| OpenError::BadUrl)?;
+    let config = Config::from_str(&url).map_err(|_| PostgresOpenError::BadUrl)?;
     match config.get_hosts().is_empty() {
-        true => Err(OpenError::BadUrl),
+        true => Err(PostgresOpenError::BadUrl),
         false => Ok((config, wish)),
     }
 }
 
 /// Takes the parameters that are ours out of a URL; the driver refuses what it does not know.
-fn take_ours(url: &str, options: &mut PostgresOptions, tls: &mut Wish) -> Result<String, OpenError> {
+fn take_ours(url: &str, options: &mut PostgresOptions, tls: &mut Wish) -> Result<String, PostgresOpenError> {
     let Some((base, query)) = url.split_once('?') else { return Ok(url.to_owned()) };
     let mut theirs = Vec::new();
     for parameter in query.split('&') {
-        let bad = |_| OpenError::BadUrl;
+        let bad = |_| PostgresOpenError::BadUrl;
         match parameter.split_once('=') {
             Some(("prepare", value)) => options.prepare = value.parse().map_err(bad)?,
             Some(("accept_weak_durability", value)) => {
                 options.accept_weak_durability = value.parse().map_err(bad)?;
             }
             Some(("connections_max", value)) => {
-                options.connections_max = value.parse().map_err(|_| OpenError::BadUrl)?;
+                options.connections_max = value.parse().map_err(|_| PostgresOpenError::BadUrl)?;
             }
             Some((name, value)) if tls.take(name, value)? => {}
             _ => theirs.push(parameter),
@@ -391,9 +391,9 @@ pub(super) struct Manager {
 
 impl managed::Manager for Manager {
     type Type = Connection;
-    type Error = OpenError;
+    type Error = PostgresOpenError;
 
-    async fn create(&self) -> Result<Connection, OpenError> {
+    async fn create(&self) -> Result<Connection, PostgresOpenError> {
         // In a box of its own: it is large, and whoever asks for a connection nearly always finds one.
         match self.hot {
             true => Box::pin(self.place.connect_hot()).await,
@@ -401,7 +401,7 @@ impl managed::Manager for Manager {
         }
     }
 
-    async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<OpenError> {
+    async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<PostgresOpenError> {
         if connection.client.is_closed() || connection.spoilt.load(Ordering::SeqCst) {
             return Err(RecycleError::message("closed"));
         }
@@ -515,12 +515,12 @@ mod tests {
 
     use super::*;
 
-    fn place(url: &str) -> Result<Place, OpenError> {
+    fn place(url: &str) -> Result<Place, PostgresOpenError> {
         Place::new(url, PostgresOptions::default())
     }
 
     #[test]
-    fn parameters_that_are_ours_are_taken_and_others_are_the_drivers() {
+    fn our_url_parameters_are_split_from_the_drivers() {
         let url = "postgres://u:p@h/d?prepare=false&connect_timeout=3&connections_max=3&accept_weak_durability=true";
         let place = place(url).expect("a URL");
         let options = &place.options;
@@ -532,12 +532,12 @@ mod tests {
         for wrong in
             ["postgres://h/d?prepare=perhaps", "postgres://h/d?connections_max=-1", "postgres://h/d?x=y"]
         {
-            assert!(matches!(self::place(wrong), Err(OpenError::BadUrl)), "{wrong}");
+            assert!(matches!(self::place(wrong), Err(PostgresOpenError::BadUrl)), "{wrong}");
         }
     }
 
     #[test]
-    fn a_policy_is_taken_for_granted_for_a_while_and_then_stored_again() {
+    fn a_cached_policy_is_stored_again_after_a_while() {
         let (mut trusted, at) = (Trusted::default(), Instant::now());
         trusted.trust([1, 2], at);
         let soon = at + TRUSTED_FOR - Duration::from_micros(1);
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_of_the_hot_path_starts_with_what_its_transactions_set() {
+    fn a_hot_path_session_starts_with_its_settings() {
         let pair = |text: &str, between: &str| {
             let (name, value) = text.split_once(between).unwrap_or_else(|| panic!("no value in `{text}`"));
             (name.to_owned(), value.trim_matches('\'').to_owned())

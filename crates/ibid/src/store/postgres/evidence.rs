@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use ibid_core::change::Change;
-use ibid_core::evidence::{self, EventName, Evidence, Kept, Open, USED_KEPT_FOR, Witness};
+use ibid_core::evidence::{
+    self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR,
+};
 use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Pending, StoreError};
+use ibid_core::store::{BoxFuture, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -17,14 +19,14 @@ use super::connect::Param;
 use super::row::Unreadable;
 use super::{KIND, PostgresStore};
 
-impl Witness for PostgresStore {
-    fn testify(
+impl EvidenceStore for PostgresStore {
+    fn insert_evidence(
         &self,
         evidence: Evidence,
         keep_for: Duration,
-    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+    ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
         Box::pin(async move {
-            let Some(found) = evidence::said_to_bytes(&evidence) else {
+            let Some(found) = evidence::encode_evidence(&evidence) else {
                 return Err(StoreError::lasting(KIND, KEEP, "it says nothing").unwritten());
             };
             let EventName { source, event } = &evidence.name;
@@ -55,17 +57,21 @@ impl Witness for PostgresStore {
         })
     }
 
-    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+    fn open_evidence(
+        &self,
+        which: EvidenceQuery,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>> {
         const OP: &str = "find evidence";
         Box::pin(async move {
             let limit = i64::from(limit);
             let rows = match which {
-                Open::Of(id) => {
+                EvidenceQuery::Of(id) => {
                     let id: &[u8] = id.as_bytes();
                     let params: [Param<'_>; 2] = [(&id, Type::BYTEA), (&limit, Type::INT8)];
                     self.ask(OP, include_str!("sql/evidence_of.sql"), &params).await?
                 }
-                Open::After(seq) => {
+                EvidenceQuery::After(seq) => {
                     let params: [Param<'_>; 2] = [(&seq, Type::INT8), (&limit, Type::INT8)];
                     self.ask(OP, include_str!("sql/evidence_after.sql"), &params).await?
                 }
@@ -74,14 +80,14 @@ impl Witness for PostgresStore {
         })
     }
 
-    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
+    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let sql = include_str!("sql/evidence_dismiss.sql");
             self.ask("dismiss evidence", sql, &[(&seqs, Type::INT8_ARRAY)]).await.map(drop)
         })
     }
 
-    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             let limit = i64::from(limit);
             let sql = include_str!("sql/evidence_purge.sql");
@@ -133,13 +139,13 @@ impl<'a> Uses<'a> {
     }
 }
 
-fn kept(op: &'static str, row: &Row) -> Result<Kept, StoreError> {
+fn kept(op: &'static str, row: &Row) -> Result<StoredEvidence, StoreError> {
     let unreadable = |what| StoreError::lasting(KIND, op, Unreadable(what));
     let id: &[u8] = get(op, row, 3)?;
     let id = RecordId::from_bytes(id.try_into().map_err(|_| unreadable("not a record's id"))?);
-    let said = evidence::said_from_bytes(id, get(op, row, 7)?);
+    let said = evidence::decode_evidence(id, get(op, row, 7)?);
     let (about, what) = said.ok_or_else(|| unreadable("not evidence"))?;
-    Ok(Kept {
+    Ok(StoredEvidence {
         seq: get(op, row, 0)?,
         evidence: Evidence {
             name: EventName { source: get(op, row, 1)?, event: get(op, row, 2)? },

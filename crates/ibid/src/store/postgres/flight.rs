@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{BufMut, BytesMut};
 use foldhash::fast::RandomState;
-use ibid_core::change::{Change, Draft, Expect, Mark};
+use ibid_core::change::{Change, Draft, Expect, InstantChange};
 use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
 use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
@@ -110,7 +110,8 @@ pub(super) fn is_fresh(change: &Change) -> bool {
         && has_first_lease(draft)
         && [draft.birth, draft.owner] == [change.nonce; 2]
         && (draft.attempt, draft.point) == (1, 0)
-        && [draft.created, draft.ran, draft.completed] == [Mark::Now, Mark::Now, Mark::Clear]
+        && [draft.created, draft.ran, draft.completed]
+            == [InstantChange::Now, InstantChange::Now, InstantChange::Clear]
 }
 
 /// Whether `change` writes over what `begun` wrote only what a finish does, and keeps at most one thing.
@@ -119,7 +120,7 @@ fn is_finish(change: &Change, begun: &Change) -> bool {
     let sums = [draft.expires_in, draft.purge_in];
     is_alone(change)
         && change.bodies.len() <= 1
-        && [draft.created, draft.ran, draft.completed] == [Mark::Keep, Mark::Keep, Mark::Now]
+        && [draft.created, draft.ran, draft.completed] == [InstantChange::Keep, InstantChange::Keep, InstantChange::Now]
         && draft.due_in.is_none()
         // Not before the reaper's instant, which stays.
         && sums.iter().all(|sum| sum.is_some_and(|sum| sum >= draft.policy.retention && micros(sum) <= INTERVAL_MAX))
@@ -313,11 +314,11 @@ const WARY_BATCHES: u32 = 16;
 mod tests {
     use std::time::Duration;
 
-    use ibid_core::change::{Body, BodyKind, Happened, History, Stamp};
+    use ibid_core::change::{BodyKind, History, HistoryKind, Stamp, StoredBody};
     use ibid_core::policy::Policy;
     use ibid_core::record::{Record, State};
     use ibid_core::time::Timestamp;
-    use ibid_testkit::contract::{Name, finished, fresh, fresh_under};
+    use ibid_testkit::contract::{TestRecord, finished, fresh, fresh_under};
 
     use super::*;
 
@@ -339,9 +340,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_writes_for_a_first_request_and_for_its_answer_flies() {
+    fn a_plain_begin_and_its_finish_take_the_hot_path() {
         for policy in [Policy::default(), Policy::payments(), Policy::stripe(), Policy::one_transaction()] {
-            let begin = fresh_under(&Name::fresh(), &Arc::new(policy));
+            let begin = fresh_under(&TestRecord::fresh(), &Arc::new(policy));
             assert!(is_fresh(&begin), "{begin:?}");
             let finish = finished(&begun(&begin), b"201");
             assert!(flies(&begin, &finish), "{finish:?}");
@@ -351,8 +352,8 @@ mod tests {
     #[test]
     fn a_begin_that_carries_anything_else_does_not_fly() {
         let others: [fn(&mut Change, &mut Draft); 12] = [
-            |change, _| change.history.push(History { what: Happened::Operator, detail: String::new() }),
-            |change, _| change.bodies.push(Body { kind: BodyKind::Request, data: Default::default() }),
+            |change, _| change.history.push(History { what: HistoryKind::Operator, detail: String::new() }),
+            |change, _| change.bodies.push(StoredBody { kind: BodyKind::Request, data: Default::default() }),
             |change, _| change.clears_bodies = true,
             |change, _| change.expect = Expect::Version(change.version()),
             |_, draft| draft.due_in = Some(2 * LEASE),
@@ -361,18 +362,18 @@ mod tests {
             |_, draft| draft.owner = Nonce(!draft.owner.0),
             |_, draft| draft.attempt = 2,
             |_, draft| draft.point = 1,
-            |_, draft| draft.completed = Mark::Now,
+            |_, draft| draft.completed = InstantChange::Now,
             |_, draft| draft.purge_in = Some(LEASE),
         ];
-        assert!(others.iter().all(|alter| !is_fresh(&altered(fresh(&Name::fresh(), LEASE), *alter))));
+        assert!(others.iter().all(|alter| !is_fresh(&altered(fresh(&TestRecord::fresh(), LEASE), *alter))));
     }
 
     #[test]
     fn a_finish_that_writes_anything_else_does_not_fly() {
-        let begin = fresh(&Name::fresh(), LEASE);
+        let begin = fresh(&TestRecord::fresh(), LEASE);
         let others: [fn(&mut Change, &mut Draft); 15] = [
-            |change, _| change.history.push(History { what: Happened::Operator, detail: String::new() }),
-            |change, _| change.bodies.push(Body { kind: BodyKind::Request, data: Default::default() }),
+            |change, _| change.history.push(History { what: HistoryKind::Operator, detail: String::new() }),
+            |change, _| change.bodies.push(StoredBody { kind: BodyKind::Request, data: Default::default() }),
             |change, _| change.clears_bodies = true,
             |change, _| change.expect = Expect::Version(change.version()),
             |_, draft| draft.due_in = Some(LEASE),
@@ -383,7 +384,7 @@ mod tests {
             |_, draft| draft.birth = Nonce(!draft.birth.0),
             |_, draft| draft.owner = Nonce(!draft.owner.0),
             |_, draft| draft.attempt = 2,
-            |_, draft| draft.ran = Mark::Now,
+            |_, draft| draft.ran = InstantChange::Now,
             |_, draft| draft.fingerprint = None,
             |_, draft| draft.policy = Arc::new(Policy::payments()),
         ];

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::OpenError;
+use super::PostgresOpenError;
 use super::connect::{Connection, Place};
 use super::open::failed;
 
@@ -30,7 +30,7 @@ fn steps(from: u32) -> String {
 }
 
 /// How many steps were taken; zero if there is no schema. Refuses what is not ours.
-pub(super) async fn applied(place: &Place, connection: &Connection) -> Result<u32, OpenError> {
+pub(super) async fn applied(place: &Place, connection: &Connection) -> Result<u32, PostgresOpenError> {
     let failed = |error| failed(place, error);
     let look = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
     let is_there = look.first().map(|row| row.try_get::<_, bool>(5)).transpose().map_err(failed)?;
@@ -43,17 +43,17 @@ pub(super) async fn applied(place: &Place, connection: &Connection) -> Result<u3
         let same = row.try_get::<_, i32>(0).map_err(failed)? == number as i32
             && row.try_get::<_, &[u8]>(1).map_err(failed)? == digest(step);
         if !same {
-            return Err(OpenError::Altered { place: place.shown(), number });
+            return Err(PostgresOpenError::Altered { place: place.shown(), number });
         }
     }
     if found > KNOWN {
-        return Err(OpenError::FromTheFuture { place: place.shown(), found, known: KNOWN });
+        return Err(PostgresOpenError::FromTheFuture { place: place.shown(), found, known: KNOWN });
     }
     Ok(found)
 }
 
 /// Takes the steps that are missing. Whoever comes second waits, and finds them taken.
-pub(super) async fn run(place: &Place, connection: &Connection) -> Result<(), OpenError> {
+pub(super) async fn run(place: &Place, connection: &Connection) -> Result<(), PostgresOpenError> {
     let failed = |error| failed(place, error);
     connection.run(&format!("begin; select pg_advisory_xact_lock({LOCK})")).await.map_err(failed)?;
     // On an error the connection is dropped, and the transaction with it.

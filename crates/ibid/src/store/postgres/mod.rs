@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::change::{Change, Commit, History, StoredRecord};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{Course, Reaped, Ripe};
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, SqlStore, Store, StoreError};
+use ibid_core::store::{
+    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, SqlStore, Store, StoreError,
+};
 use ibid_core::time::Timestamp;
 
 use self::batch::Batch;
@@ -23,7 +25,7 @@ use self::connect::{Place, Pools};
 use self::flight::Tids;
 use self::row::Policies;
 use super::checkup::Checkup;
-use super::rows::{EachRow, RowsError};
+use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 mod ask;
 mod batch;
@@ -35,13 +37,13 @@ mod failure;
 mod flight;
 mod migrate;
 mod open;
+mod read_only_query;
 mod reap;
 mod row;
-mod rows;
 mod sql_side;
 mod tls;
 
-pub use self::open::OpenError;
+pub use self::open::PostgresOpenError;
 
 /// A store in a PostgreSQL database.
 ///
@@ -99,7 +101,7 @@ impl Default for PostgresOptions {
 
 impl PostgresStore {
     /// Connects, looks whether the server keeps what it commits, and makes or upgrades the tables.
-    pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, OpenError> {
+    pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, PostgresOpenError> {
         let place = Arc::new(Place::new(url, options)?);
         open::prepare(&place).await?;
         let pools = Pools::new(&place);
@@ -108,7 +110,7 @@ impl PostgresStore {
     }
 
     /// Makes or upgrades the tables: the step that they were at (0: none), and the step that they are at now.
-    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<(u32, u32), OpenError> {
+    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<(u32, u32), PostgresOpenError> {
         let place = Place::new(url, PostgresOptions { migrate: true, ..options })?;
         let before = open::schema(&place).await?;
         open::prepare(&place).await?;
@@ -116,12 +118,12 @@ impl PostgresStore {
     }
 
     /// The step that the tables at `url` are at (0: none).
-    pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, OpenError> {
+    pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, PostgresOpenError> {
         open::schema(&Place::new(url, options)?).await
     }
 
     /// Looks at a server without opening a store on it: what would be refused is described. It writes nothing.
-    pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, OpenError> {
+    pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, PostgresOpenError> {
         checkup::look(&Place::new(url, options)?).await
     }
 
@@ -131,13 +133,13 @@ impl PostgresStore {
         url: &str,
         options: PostgresOptions,
         sql: &str,
-        each: EachRow<'_>,
-    ) -> Result<Vec<String>, RowsError<OpenError>> {
-        rows::read(&Place::new(url, options).map_err(RowsError::Open)?, sql, each).await
+        on_row: RowCallback<'_>,
+    ) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {
+        read_only_query::read(&Place::new(url, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row).await
     }
 
     /// Where `url` leads, without user and password: the form that may be shown and logged.
-    pub fn place_of(url: &str) -> Result<String, OpenError> {
+    pub fn place_of(url: &str) -> Result<String, PostgresOpenError> {
         connect::shown_url(url)
     }
 
@@ -162,10 +164,10 @@ impl Store for PostgresStore {
         KIND
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
         Box::pin(async move {
             let found = self.find(&ids).await?;
-            let mut by_id: HashMap<RecordId, Stored> =
+            let mut by_id: HashMap<RecordId, StoredRecord> =
                 found.into_iter().map(|stored| (stored.record.id, stored)).collect();
             // An id may be asked for twice.
             let last = |place: usize| !ids[place + 1..].contains(&ids[place]);
@@ -174,7 +176,7 @@ impl Store for PostgresStore {
         })
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
         Box::pin(async move {
             if changes.is_empty() {
                 return Vec::new();
@@ -196,27 +198,33 @@ impl Store for PostgresStore {
         })
     }
 
-    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+    fn renew(
+        &self,
+        leases: Vec<(RecordId, Version)>,
+    ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move { self.renew_all(&leases).await })
     }
 
-    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(self.find_due(state, limit))
     }
 
-    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
+    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(self.reap_step(course, from, limit))
     }
 
-    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
         Box::pin(self.count_ripe(course))
     }
 
-    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
         Box::pin(self.find_other_secret(known))
     }
 
-    fn lanes(&self) -> usize {
+    fn parallel_batches(&self) -> usize {
         // One is sent while the other is flushed. With more each is smaller, and a statement has a price of its own, about
         // that of seven changes (docs/decisions/0006).
         2
@@ -226,7 +234,7 @@ impl Store for PostgresStore {
         false
     }
 
-    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(self.find_bodies(id, birth))
     }
 
@@ -234,7 +242,7 @@ impl Store for PostgresStore {
         Some(self)
     }
 
-    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
+    fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move { self.find_setting(&name).await })
     }
@@ -244,22 +252,22 @@ impl Store for PostgresStore {
         name: &str,
         expected: Option<Bytes>,
         value: Bytes,
-    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+    ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move { self.replace_setting(&name, expected, value).await })
     }
 }
 
 impl Browse for PostgresStore {
-    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(self.find_fitting(filter))
     }
 
-    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
         Box::pin(self.find_history(id))
     }
 
-    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         Box::pin(self.count_all())
     }
 }

@@ -8,7 +8,7 @@ use super::migrate;
 
 /// Why a store could not be opened. No message holds a password or a user's name.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum PostgresOpenError {
     /// The URL can't be read.
     #[error(
         "not the URL of a PostgreSQL database: expected `postgres://user@host:port/database`; special characters in a \
@@ -105,17 +105,17 @@ pub enum OpenError {
     },
 }
 
-impl OpenError {
+impl PostgresOpenError {
     /// Whether waiting won't mend it.
     pub(super) fn is_lasting(&self) -> bool {
         // A replica may be promoted at any moment, and what answers there may be another server by then.
-        !matches!(self, OpenError::Unreachable { .. } | OpenError::ReadOnly { .. })
+        !matches!(self, PostgresOpenError::Unreachable { .. } | PostgresOpenError::ReadOnly { .. })
     }
 }
 
 /// Looks whether the server is one that we may trust with records. Every new connection is checked: after a failover
 /// another server answers.
-pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), OpenError> {
+pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), PostgresOpenError> {
     let failed = |error| self::failed(place, error);
     let rows = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
     // The query has no source of rows, so it gives exactly one.
@@ -123,14 +123,15 @@ pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), 
     let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
     let version = row.try_get::<_, i64>(0).map_err(failed)? / 10_000;
     if version < VERSION_MIN {
-        return Err(OpenError::TooOld { place: place.shown(), found: version, needed: VERSION_MIN });
+        return Err(PostgresOpenError::TooOld { place: place.shown(), found: version, needed: VERSION_MIN });
     }
     if row.try_get::<_, bool>(1).map_err(failed)? {
-        return Err(OpenError::ReadOnly { place: place.shown() });
+        return Err(PostgresOpenError::ReadOnly { place: place.shown() });
     }
     connection.settings(row.try_get(6).map_err(failed)?);
     let (fsync, commit, standbys) = (text(2)?, text(3)?, text(4)?);
-    let weak = |setting, value| Err(OpenError::WeakDurability { place: place.shown(), setting, value });
+    let weak =
+        |setting, value| Err(PostgresOpenError::WeakDurability { place: place.shown(), setting, value });
     match place.options.accept_weak_durability {
         true => Ok(()),
         false if is_weak_fsync(&fsync) => weak("fsync", fsync),
@@ -155,26 +156,26 @@ pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
 }
 
 /// Makes or upgrades the tables, or finds them as they should be.
-pub(super) async fn prepare(place: &Place) -> Result<(), OpenError> {
+pub(super) async fn prepare(place: &Place) -> Result<(), PostgresOpenError> {
     let connection = place.connect().await?;
     let (found, known) = (migrate::applied(place, &connection).await?, migrate::KNOWN);
     if found == known {
         return Ok(());
     }
     if !place.options.migrate {
-        return Err(OpenError::NotMigrated { place: place.shown(), found, known });
+        return Err(PostgresOpenError::NotMigrated { place: place.shown(), found, known });
     }
     migrate::run(place, &connection).await
 }
 
 /// The step that the tables are at; zero if there are none.
-pub(super) async fn schema(place: &Place) -> Result<u32, OpenError> {
+pub(super) async fn schema(place: &Place) -> Result<u32, PostgresOpenError> {
     let connection = place.connect().await?;
     migrate::applied(place, &connection).await
 }
 
 /// Why no connection came about.
-pub(super) fn unreachable(place: &Place, error: Error) -> OpenError {
+pub(super) fn unreachable(place: &Place, error: Error) -> PostgresOpenError {
     let shown = place.shown();
     let refused = [
         SqlState::INVALID_PASSWORD,
@@ -183,17 +184,19 @@ pub(super) fn unreachable(place: &Place, error: Error) -> OpenError {
         SqlState::INSUFFICIENT_PRIVILEGE,
     ];
     match error.code() {
-        Some(code) if refused.contains(code) => OpenError::Refused { place: shown, source: error.into() },
-        _ => OpenError::Unreachable { place: shown, source: error.into() },
+        Some(code) if refused.contains(code) => {
+            PostgresOpenError::Refused { place: shown, source: error.into() }
+        }
+        _ => PostgresOpenError::Unreachable { place: shown, source: error.into() },
     }
 }
 
 /// A failure that has no variant of its own.
-pub(super) fn failed(place: &Place, error: Error) -> OpenError {
+pub(super) fn failed(place: &Place, error: Error) -> PostgresOpenError {
     if error.is_closed() || super::failure::reach(&error) == super::failure::Reach::Moment {
         return unreachable(place, error);
     }
-    OpenError::Failed { place: place.shown(), source: error.into() }
+    PostgresOpenError::Failed { place: place.shown(), source: error.into() }
 }
 
 /// The oldest version that its makers still mend.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ibid_core::reap::{Course, Reaped, Ripe};
-use ibid_core::record::{Flags, Note};
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
+use ibid_core::record::{Flags, RecordDetails};
 use ibid_core::store::StoreError;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
@@ -17,34 +17,34 @@ use super::failure::{self, Reach};
 impl PostgresStore {
     pub(super) async fn reap_step(
         &self,
-        course: Course,
+        course: ReapTarget,
         from: i64,
         limit: u32,
-    ) -> Result<Reaped, StoreError> {
+    ) -> Result<ReapStep, StoreError> {
         if limit == 0 {
-            return Ok(Reaped::default());
+            return Ok(ReapStep::default());
         }
         let limit = i64::from(limit.min(STEP_MAX));
         let started = Instant::now();
         let reaped = match course {
-            Course::Records => self.reap_records(from, limit).await?,
-            Course::Effects { keep } => {
+            ReapTarget::Records => self.reap_records(from, limit).await?,
+            ReapTarget::Effects { keep } => {
                 self.reap_places(include_str!("sql/reap_effects.sql"), from, keep, limit).await?
             }
-            Course::History { keep } => {
+            ReapTarget::History { keep } => {
                 self.reap_places(include_str!("sql/reap_history.sql"), from, keep, limit).await?
             }
             // The server's own vacuum makes room for others.
-            Course::Room => Reaped::default(),
+            ReapTarget::Room => ReapStep::default(),
         };
-        Ok(Reaped { took: started.elapsed(), ..reaped })
+        Ok(ReapStep { took: started.elapsed(), ..reaped })
     }
 
     /// One statement; unless a row of the application refers to a record and forbids that it goes. That is the
     /// application's right, and no reason to keep the others: then parts of the step are tried, down to one record,
     /// which is passed over as it is.
-    async fn reap_records(&self, from: i64, limit: i64) -> Result<Reaped, StoreError> {
-        let (mut reaped, mut held) = (Reaped::default(), Vec::<Vec<u8>>::new());
+    async fn reap_records(&self, from: i64, limit: i64) -> Result<ReapStep, StoreError> {
+        let (mut reaped, mut held) = (ReapStep::default(), Vec::<Vec<u8>>::new());
         // `suspects`: one of so many that come next is held. `stride`: how many to try while nothing is known of them.
         let (mut at, mut left, mut stride, mut suspects) = (from, limit, limit, 0);
         // Of the held ones, those at `at`.
@@ -94,7 +94,7 @@ impl PostgresStore {
     }
 
     async fn reap_part(&self, from: i64, limit: i64, held: &[Vec<u8>]) -> Result<Part, StoreError> {
-        let note = Note::default().to_bytes();
+        let note = RecordDetails::default().to_bytes();
         let params: [Param<'_>; 5] = [
             (&from, Type::INT8),
             (&limit, Type::INT8),
@@ -124,32 +124,32 @@ impl PostgresStore {
         from: i64,
         keep: Duration,
         limit: i64,
-    ) -> Result<Reaped, StoreError> {
+    ) -> Result<ReapStep, StoreError> {
         let keep = micros(keep);
         let params: [Param<'_>; 3] = [(&from, Type::INT8), (&keep, Type::INT8), (&limit, Type::INT8)];
         let rows = self.ask_hot(OP, sql, &params).await?;
-        let Some(row) = rows.first() else { return Ok(Reaped::default()) };
+        let Some(row) = rows.first() else { return Ok(ReapStep::default()) };
         let (last, looked): (Option<i64>, i64) = (get(OP, row, 1)?, get(OP, row, 2)?);
         let old: Option<bool> = get(OP, row, 3)?;
         let next = last.filter(|_| looked == limit && old == Some(true));
-        Ok(Reaped { removed: count(row, 0)?, next, ..Reaped::default() })
+        Ok(ReapStep { removed: count(row, 0)?, next, ..ReapStep::default() })
     }
 
-    pub(super) async fn count_ripe(&self, course: Course) -> Result<Ripe, StoreError> {
+    pub(super) async fn count_ripe(&self, course: ReapTarget) -> Result<ReapCount, StoreError> {
         let rows = match course {
-            Course::Records => {
+            ReapTarget::Records => {
                 self.ask(OP, include_str!("sql/ripe_records.sql"), &[(&DEAD_LETTER, Type::INT8)]).await?
             }
-            Course::Effects { keep } => {
+            ReapTarget::Effects { keep } => {
                 self.ask(OP, include_str!("sql/ripe_effects.sql"), &[(&micros(keep), Type::INT8)]).await?
             }
-            Course::History { keep } => {
+            ReapTarget::History { keep } => {
                 self.ask(OP, include_str!("sql/ripe_history.sql"), &[(&micros(keep), Type::INT8)]).await?
             }
-            Course::Room => return Ok(Ripe::default()),
+            ReapTarget::Room => return Ok(ReapCount::default()),
         };
-        let Some(row) = rows.first() else { return Ok(Ripe::default()) };
-        Ok(Ripe { strip: count(row, 0)?, remove: count(row, 1)? })
+        let Some(row) = rows.first() else { return Ok(ReapCount::default()) };
+        Ok(ReapCount { strip: count(row, 0)?, remove: count(row, 1)? })
     }
 }
 

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes};
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::policy::Policy;
-use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
+use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, RecordId};
 use ibid_core::time::Timestamp;
 use sha2::{Digest, Sha256};
@@ -21,10 +21,10 @@ use super::connect::{Connection, Param};
 ///
 /// What this program can't read is an error, never a default: a fingerprint taken for none would let another's
 /// request through.
-pub(super) fn stored(policies: &Policies, row: &Row) -> Result<Stored, Unreadable> {
+pub(super) fn stored(policies: &Policies, row: &Row) -> Result<StoredRecord, Unreadable> {
     let (record, answer) = read(policies, Cells { of: Of::Row(row), next: 0 })?;
     let now = row.try_get(NOW).map_err(|_| Unreadable("no instant"))?;
-    Ok(Stored { record: Arc::new(record), answer, now: Timestamp::from_micros(now) })
+    Ok(StoredRecord { record: Arc::new(record), answer, now: Timestamp::from_micros(now) })
 }
 
 fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<(Record, Option<Bytes>), Unreadable> {
@@ -48,7 +48,7 @@ fn read(policies: &Policies, mut cells: Cells<'_>) -> Result<(Record, Option<Byt
     };
     let identity = Identity::stored(cells.get()?, cells.get()?, cells.get()?, cells.get()?);
     let identity = identity.ok_or(Unreadable("not a tenant and a key"))?;
-    let note = Note::from_bytes(cells.get()?).ok_or(Unreadable("not a note"))?;
+    let note = RecordDetails::from_bytes(cells.get()?).ok_or(Unreadable("not a note"))?;
     let answer = cells.get::<Option<&[u8]>>()?.map(Bytes::copy_from_slice);
     let record = Record {
         id: RecordId::from_bytes(id),
@@ -90,9 +90,9 @@ pub(super) struct Standing<'r>(Vec<(Type, Option<&'r [u8]>)>);
 
 impl Standing<'_> {
     /// The Record, as [`stored`] gives it, as of `now`.
-    pub(super) fn stored(&self, policies: &Policies, now: Timestamp) -> Result<Stored, Unreadable> {
+    pub(super) fn stored(&self, policies: &Policies, now: Timestamp) -> Result<StoredRecord, Unreadable> {
         let (record, answer) = read(policies, Cells { of: Of::Standing(self), next: 0 })?;
-        Ok(Stored { record: Arc::new(record), answer, now })
+        Ok(StoredRecord { record: Arc::new(record), answer, now })
     }
 
     /// The id that it has.
@@ -254,12 +254,12 @@ pub(super) async fn put(connection: &Connection, policies: &[(i64, &[u8])]) -> R
 }
 
 /// The records in rows that have nothing else.
-pub(super) fn all(policies: &Policies, rows: &[Row]) -> Result<Vec<Stored>, Unreadable> {
+pub(super) fn all(policies: &Policies, rows: &[Row]) -> Result<Vec<StoredRecord>, Unreadable> {
     rows.iter().map(|row| stored(policies, row)).collect()
 }
 
 /// The records in such rows that can be read; and which can't, and why.
-pub(super) fn legible(policies: &Policies, rows: &[Row]) -> (Vec<Stored>, Vec<(String, Unreadable)>) {
+pub(super) fn legible(policies: &Policies, rows: &[Row]) -> (Vec<StoredRecord>, Vec<(String, Unreadable)>) {
     let (mut read, mut unread) = (Vec::with_capacity(rows.len()), Vec::new());
     for row in rows {
         match stored(policies, row) {

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use ibid_core::policy::Policy;
 use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
-use ibid_core::sql::{Dialect, Fault, Param, Row, SqlError, SqlTx, Statement};
-use ibid_core::store::{Pending, SqlStore, StoreError, Work};
+use ibid_core::sql::{Dialect, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement};
+use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -27,11 +27,11 @@ impl SqlStore for PostgresStore {
         None
     }
 
-    fn must_last(&self) -> bool {
+    fn must_be_durable(&self) -> bool {
         !self.place.options.accept_weak_durability
     }
 
-    fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>> {
+    fn policy(&self, policy: Arc<Policy>) -> BoxFuture<'_, Result<i64, StoreError>> {
         Box::pin(async move {
             let connection = self.pools.any(OP_POLICY).await?;
             let (digest, data) = row::encoded(&policy);
@@ -43,7 +43,7 @@ impl SqlStore for PostgresStore {
         })
     }
 
-    fn transaction_mark(&self) -> Pending<'_, Result<i64, StoreError>> {
+    fn transaction_mark(&self) -> BoxFuture<'_, Result<i64, StoreError>> {
         Box::pin(async move {
             let rows = self.ask(OP_MARK, include_str!("sql/transaction_mark.sql"), &[]).await?;
             let row = rows.first().ok_or_else(|| StoreError::transient(KIND, OP_MARK, "no answer"))?;
@@ -51,7 +51,7 @@ impl SqlStore for PostgresStore {
         })
     }
 
-    fn is_settled_before(&self, mark: i64) -> Pending<'_, Result<bool, StoreError>> {
+    fn is_settled_before(&self, mark: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move {
             let params: [connect::Param<'_>; 1] = [(&mark, Type::INT8)];
             let rows = self.ask(OP_MARK, include_str!("sql/transactions_before.sql"), &params).await?;
@@ -60,7 +60,7 @@ impl SqlStore for PostgresStore {
         })
     }
 
-    fn work(&self, work: Work) -> Pending<'_, Result<(), StoreError>> {
+    fn work(&self, work: Work) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let connection = self.pools.any(OP_WORK).await?;
             // Dropped half-way, it does not go back to the pool with a transaction open.
@@ -90,7 +90,9 @@ impl SqlStore for PostgresStore {
                     connection.alone(true);
                     Ok(())
                 }
-                Err(error) if error.fault() == Fault::Wrong => Err(StoreError::lasting(KIND, OP_WORK, error)),
+                Err(error) if error.fault() == SqlFault::Wrong => {
+                    Err(StoreError::lasting(KIND, OP_WORK, error))
+                }
                 Err(error) => Err(StoreError::transient(KIND, OP_WORK, error)),
             }
         })
@@ -129,7 +131,7 @@ impl SqlTx for Joined<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
         Box::pin(pg_client::run(self.0, statement, params))
     }
 
@@ -137,7 +139,7 @@ impl SqlTx for Joined<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> Pending<'a, Result<Vec<Row>, SqlError>> {
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(pg_client::rows(self.0, statement, params))
     }
 }

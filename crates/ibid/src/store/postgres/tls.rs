@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 
-use super::OpenError;
+use super::PostgresOpenError;
 
 /// What a URL says about TLS.
 #[derive(Debug, Default)]
@@ -21,11 +21,11 @@ pub(super) struct Wish {
 
 impl Wish {
     /// Takes `sslmode` or `sslrootcert`; anything else is not about TLS.
-    pub(super) fn take(&mut self, name: &str, value: &str) -> Result<bool, OpenError> {
+    pub(super) fn take(&mut self, name: &str, value: &str) -> Result<bool, PostgresOpenError> {
         match (name, value) {
             ("sslmode", "require" | "verify-ca" | "verify-full") => self.required = true,
             ("sslmode", "disable" | "allow" | "prefer") => self.required = false,
-            ("sslmode", _) => return Err(OpenError::BadUrl),
+            ("sslmode", _) => return Err(PostgresOpenError::BadUrl),
             // The one value of libpq that is not a path.
             ("sslrootcert", "system") => self.roots = None,
             ("sslrootcert", path) => self.roots = Some(decoded(path)),
@@ -35,7 +35,7 @@ impl Wish {
     }
 
     /// How to connect, and the driver told about it.
-    pub(super) fn fulfil(self, config: &mut Config) -> Result<Tls, OpenError> {
+    pub(super) fn fulfil(self, config: &mut Config) -> Result<Tls, PostgresOpenError> {
         if !self.required {
             config.ssl_mode(SslMode::Disable);
             return Ok(Tls::Off);
@@ -60,16 +60,16 @@ impl std::fmt::Debug for Tls {
 }
 
 #[cfg(not(feature = "postgres-tls"))]
-fn connector(_: Option<String>) -> Result<Tls, OpenError> {
-    Err(OpenError::Tls { source: "this build has no TLS: the feature `postgres-tls` is off".into() })
+fn connector(_: Option<String>) -> Result<Tls, PostgresOpenError> {
+    Err(PostgresOpenError::Tls { source: "this build has no TLS: the feature `postgres-tls` is off".into() })
 }
 
 #[cfg(feature = "postgres-tls")]
-fn connector(roots: Option<String>) -> Result<Tls, OpenError> {
+fn connector(roots: Option<String>) -> Result<Tls, PostgresOpenError> {
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject;
 
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Tls { source };
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| PostgresOpenError::Tls { source };
     let certificates: Vec<CertificateDer<'static>> = match roots {
         Some(path) => CertificateDer::pem_file_iter(&path)
             .and_then(Iterator::collect)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Change, Commit, Draft, Expect, Mark, Stamp, Stored};
+use ibid_core::change::{Change, Commit, Draft, Expect, InstantChange, Stamp, StoredRecord};
 use ibid_core::record::Version;
 use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
@@ -71,7 +71,7 @@ impl<'c> Batch<'c> {
         let policy = self.policies.number(self.connection, &draft.policy)?;
         let version = change.version();
         let now = self.now.as_micros();
-        let marked = |mark| (mark == Mark::Now).then_some(now);
+        let marked = |mark| (mark == InstantChange::Now).then_some(now);
         encode_note(draft, &mut self.note);
         let rows = self.insert.execute(params![
             change.id.as_bytes(),
@@ -176,7 +176,7 @@ impl<'c> Batch<'c> {
         Ok(())
     }
 
-    fn stored(&mut self, change: &Change) -> rusqlite::Result<Option<Stored>> {
+    fn stored(&mut self, change: &Change) -> rusqlite::Result<Option<StoredRecord>> {
         let mut load = self.connection.prepare_cached(include_str!("sql/load.sql"))?;
         let found = load.query_row([change.id.as_bytes()], |row| {
             row::stored(self.connection, self.policies, row, self.now)

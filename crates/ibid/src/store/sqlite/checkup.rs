@@ -4,17 +4,17 @@ use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State};
 use rusqlite::Connection;
 
-use super::open::{self, OpenError, named};
+use super::open::{self, SqliteOpenError, named};
 use super::schema::{self, Layout};
 use super::{Place, reader};
 use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
 use crate::store::runs::{POLICIES_MAX, Row, Runs, SAMPLE_MAX, Sampling};
 
 /// Describes the file at `place`.
-pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
+pub(super) fn look(place: &Place) -> Result<Checkup, SqliteOpenError> {
     let path = &place.path;
     if matches!(path.try_exists(), Ok(false)) {
-        return Err(OpenError::Missing { path: path.clone() });
+        return Err(SqliteOpenError::Missing { path: path.clone() });
     }
     let failed = |error| named(path, error);
     let connection = open::connect(place).map_err(failed)?;
@@ -44,12 +44,12 @@ pub(super) fn look(place: &Place) -> Result<Checkup, OpenError> {
     })
 }
 
-fn schema(place: &Place, connection: &Connection) -> Result<Schema, OpenError> {
+fn schema(place: &Place, connection: &Connection) -> Result<Schema, SqliteOpenError> {
     let known = schema::KNOWN;
     match schema::look(place, connection) {
-        Ok(Layout::Absent) | Err(OpenError::NoTables { .. }) => Ok(Schema::Absent),
+        Ok(Layout::Absent) | Err(SqliteOpenError::NoTables { .. }) => Ok(Schema::Absent),
         Ok(Layout::Unprefixed) => Ok(Schema::Step { found: schema::UNPREFIXED, known }),
-        Ok(Layout::Schema(found)) | Err(OpenError::FromTheFuture { found, .. }) => {
+        Ok(Layout::Schema(found)) | Err(SqliteOpenError::FromTheFuture { found, .. }) => {
             Ok(Schema::Step { found, known })
         }
         Err(other) => Err(other),

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use ibid_core::evidence::{self, EventName, Evidence, Kept, Open, USED_KEPT_FOR, Witness};
+use ibid_core::evidence::{
+    self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR,
+};
 use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Pending, StoreError};
+use ibid_core::store::{BoxFuture, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
@@ -16,33 +18,37 @@ use super::row::{bits, unreadable};
 use super::writer::Job;
 use super::{KIND, SqliteStore};
 
-impl Witness for SqliteStore {
-    fn testify(
+impl EvidenceStore for SqliteStore {
+    fn insert_evidence(
         &self,
         evidence: Evidence,
         keep_for: Duration,
-    ) -> Pending<'_, Result<(Kept, bool), StoreError>> {
+    ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
         const OP: &str = "keep evidence";
         Box::pin(async move {
-            let Some(found) = evidence::said_to_bytes(&evidence) else {
+            let Some(found) = evidence::encode_evidence(&evidence) else {
                 return Err(StoreError::lasting(KIND, OP, "it says nothing").unwritten());
             };
             self.transact(OP, move |connection, now| add(connection, &evidence, &found, keep_for, now)).await
         })
     }
 
-    fn evidence(&self, which: Open, limit: u32) -> Pending<'_, Result<Vec<Kept>, StoreError>> {
+    fn open_evidence(
+        &self,
+        which: EvidenceQuery,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>> {
         Box::pin(self.ask("find evidence", move |reply| Ask::Evidence { which, limit, reply }))
     }
 
-    fn dismiss(&self, seqs: Vec<i64>) -> Pending<'_, Result<(), StoreError>> {
+    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.transact("dismiss evidence", move |connection, _| {
             let mut dismiss = connection.prepare_cached(include_str!("sql/evidence_dismiss.sql"))?;
             seqs.iter().try_for_each(|seq| dismiss.execute([seq]).map(drop))
         }))
     }
 
-    fn purge_evidence(&self, limit: u32) -> Pending<'_, Result<u64, StoreError>> {
+    fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(self.transact("purge evidence", move |connection, now| {
             let mut purge = connection.prepare_cached(include_str!("sql/evidence_purge.sql"))?;
             purge.execute(params![now.as_micros(), limit]).map(|gone| gone as u64)
@@ -74,7 +80,7 @@ fn add(
     found: &[u8],
     keep_for: Duration,
     now: Timestamp,
-) -> rusqlite::Result<(Kept, bool)> {
+) -> rusqlite::Result<(StoredEvidence, bool)> {
     let EventName { source, event } = &evidence.name;
     let mut add = connection.prepare_cached(include_str!("sql/evidence_add.sql"))?;
     let added = add.execute(params![
@@ -91,13 +97,17 @@ fn add(
 }
 
 /// Open evidence, for a reader.
-pub(super) fn open(connection: &Connection, which: Open, limit: u32) -> rusqlite::Result<Vec<Kept>> {
+pub(super) fn open(
+    connection: &Connection,
+    which: EvidenceQuery,
+    limit: u32,
+) -> rusqlite::Result<Vec<StoredEvidence>> {
     match which {
-        Open::Of(id) => {
+        EvidenceQuery::Of(id) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
             find.query_map(params![id.as_bytes(), limit], kept)?.collect()
         }
-        Open::After(seq) => {
+        EvidenceQuery::After(seq) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_after.sql"))?;
             find.query_map(params![seq, limit], kept)?.collect()
         }
@@ -110,11 +120,11 @@ pub(super) fn mark_used(connection: &Connection, name: &EventName, now: Timestam
     mark.execute(params![name.source, name.event, now.after(USED_KEPT_FOR).as_micros()]).map(drop)
 }
 
-fn kept(row: &Row<'_>) -> rusqlite::Result<Kept> {
+fn kept(row: &Row<'_>) -> rusqlite::Result<StoredEvidence> {
     let id = RecordId::from_bytes(row.get(3)?);
-    let said = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::said_from_bytes(id, bytes));
+    let said = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::decode_evidence(id, bytes));
     let (about, what) = said.ok_or_else(|| unreadable(7, "not evidence"))?;
-    Ok(Kept {
+    Ok(StoredEvidence {
         seq: row.get(0)?,
         evidence: Evidence {
             name: EventName { source: row.get(1)?, event: row.get(2)? },

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_survives_a_lock_and_a_full_disk_but_no_broken_one() {
+    fn only_a_broken_connection_is_given_up() {
         for harmless in [ffi::SQLITE_BUSY, ffi::SQLITE_FULL, ffi::SQLITE_TOOBIG] {
             assert!(!spoils_connection(&of(harmless)), "{harmless}");
         }

@@ -10,12 +10,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, Stored};
+use ibid_core::change::{Change, Commit, History, StoredRecord};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{Course, Reaped, Ripe};
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Browse, Counts, Filter, Pending, Renewed, SetOutcome, SqlStore, Store, StoreError};
+use ibid_core::store::{
+    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, SqlStore, Store, StoreError,
+};
 use ibid_core::time::Timestamp;
 use tokio::sync::oneshot;
 
@@ -25,7 +27,7 @@ use self::sql_side::OnDisk;
 use self::writer::Job;
 use super::checkup::Checkup;
 use super::clock::Clock;
-use super::rows::{EachRow, RowsError};
+use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 mod batch;
 mod checkup;
@@ -33,16 +35,16 @@ mod evidence;
 mod failure;
 mod open;
 mod queue;
+mod read_only_query;
 mod reader;
 mod reap;
 mod row;
-mod rows;
 mod run;
 mod schema;
 mod sql_side;
 mod writer;
 
-pub use self::open::OpenError;
+pub use self::open::SqliteOpenError;
 /// The driver whose connections [`SqliteStore::run`] hands out.
 pub use rusqlite;
 
@@ -113,7 +115,7 @@ impl Default for SqliteOptions {
 
 impl SqliteStore {
     /// Opens the file, makes or upgrades its tables, and starts the store's threads. It blocks while it does so.
-    pub fn open(path: &Path, options: SqliteOptions) -> Result<SqliteStore, OpenError> {
+    pub fn open(path: &Path, options: SqliteOptions) -> Result<SqliteStore, SqliteOpenError> {
         let place = Place::new(path, options)?;
         let connection = open::prepare(&place)?;
         let mut store = SqliteStore {
@@ -136,7 +138,7 @@ impl SqliteStore {
 
     /// Looks at a file without opening a store on it: what would be refused is described. It makes nothing, and blocks
     /// while it looks.
-    pub fn checkup(path: &Path, options: SqliteOptions) -> Result<Checkup, OpenError> {
+    pub fn checkup(path: &Path, options: SqliteOptions) -> Result<Checkup, SqliteOpenError> {
         checkup::look(&Place::new(path, SqliteOptions { create: false, ..options })?)
     }
 
@@ -146,10 +148,10 @@ impl SqliteStore {
         path: &Path,
         options: SqliteOptions,
         sql: &str,
-        each: EachRow<'_>,
-    ) -> Result<Vec<String>, RowsError<OpenError>> {
+        on_row: RowCallback<'_>,
+    ) -> Result<Vec<String>, ReadOnlyQueryError<SqliteOpenError>> {
         let options = SqliteOptions { create: false, ..options };
-        rows::read(&Place::new(path, options).map_err(RowsError::Open)?, sql, each)
+        read_only_query::read(&Place::new(path, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row)
     }
 
     /// Queues a job for the writer and waits for its reply.
@@ -191,11 +193,11 @@ impl Store for SqliteStore {
         KIND
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> Pending<'_, Result<Vec<Option<Stored>>, StoreError>> {
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
         Box::pin(self.ask("load", |reply| Ask::Load { ids, reply }))
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> Pending<'_, Vec<Result<Commit, StoreError>>> {
+    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
         Box::pin(async move {
             let count = changes.len();
             match self.write("commit", Lane::Usual, |reply| Job::Commit { changes, reply }).await {
@@ -208,32 +210,38 @@ impl Store for SqliteStore {
         })
     }
 
-    fn renew(&self, leases: Vec<(RecordId, Version)>) -> Pending<'_, Result<Vec<Renewed>, StoreError>> {
+    fn renew(
+        &self,
+        leases: Vec<(RecordId, Version)>,
+    ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         // A lease that lapses in a queue costs an `unknown`; everything else there can wait a batch longer.
         Box::pin(
             async move { self.write("renew", Lane::Urgent, |reply| Job::Renew { leases, reply }).await? },
         )
     }
 
-    fn due(&self, state: State, limit: u32) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(self.ask("find due records", move |reply| Ask::Due { state, limit, reply }))
     }
 
-    fn reap(&self, course: Course, from: i64, limit: u32) -> Pending<'_, Result<Reaped, StoreError>> {
+    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(async move {
             self.write("reap", Lane::Usual, |reply| Job::Reap { course, from, limit, reply }).await?
         })
     }
 
-    fn ripe(&self, course: Course) -> Pending<'_, Result<Ripe, StoreError>> {
+    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
         Box::pin(self.ask("count what would go", move |reply| Ask::Ripe { course, reply }))
     }
 
-    fn other_secret(&self, known: Vec<SecretId>) -> Pending<'_, Result<Option<SecretId>, StoreError>> {
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
         Box::pin(self.ask("look for secrets", |reply| Ask::OtherSecret { known, reply }))
     }
 
-    fn bodies(&self, id: RecordId, birth: Nonce) -> Pending<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
         Box::pin(self.ask("read bodies", move |reply| Ask::Bodies { id, birth, reply }))
     }
 
@@ -241,7 +249,7 @@ impl Store for SqliteStore {
         Some(self)
     }
 
-    fn setting(&self, name: &str) -> Pending<'_, Result<Option<Bytes>, StoreError>> {
+    fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
         Box::pin(self.ask("read a setting", |reply| Ask::Setting { name, reply }))
     }
@@ -251,7 +259,7 @@ impl Store for SqliteStore {
         name: &str,
         expected: Option<Bytes>,
         value: Bytes,
-    ) -> Pending<'_, Result<SetOutcome, StoreError>> {
+    ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move {
             let job = |reply| Job::Set { name, expected, value, reply };
@@ -261,15 +269,15 @@ impl Store for SqliteStore {
 }
 
 impl Browse for SqliteStore {
-    fn list(&self, filter: Filter) -> Pending<'_, Result<Vec<Stored>, StoreError>> {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(self.ask("list", |reply| Ask::List { filter, reply }))
     }
 
-    fn history(&self, id: RecordId) -> Pending<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
         Box::pin(self.ask("read the history", move |reply| Ask::History { id, reply }))
     }
 
-    fn count(&self) -> Pending<'_, Result<Counts, StoreError>> {
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         Box::pin(self.ask("count", |reply| Ask::Count { reply }))
     }
 }
@@ -282,7 +290,7 @@ struct Place {
 }
 
 impl Place {
-    fn new(path: &Path, options: SqliteOptions) -> Result<Place, OpenError> {
+    fn new(path: &Path, options: SqliteOptions) -> Result<Place, SqliteOpenError> {
         // An absolute path is always a file: SQLite would take `:memory:` and `file:…` for something else.
         let absolute = std::path::absolute(path).map_err(|error| open::failed(path, error))?;
         Ok(Place { path: absolute, options })

@@ -15,7 +15,7 @@ use super::{Place, schema};
 /// Why a file can't serve as a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum SqliteOpenError {
     /// There is no such file, and it was not to be made.
     #[error("there is no database at `{}`", path.display())]
     Missing {
@@ -71,13 +71,13 @@ pub enum OpenError {
 }
 
 /// Opens the file for writing, and makes our tables in it or brings them up to date.
-pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
+pub(super) fn prepare(place: &Place) -> Result<Connection, SqliteOpenError> {
     let path = &place.path;
     if rusqlite::version_number() < SQLITE_MIN.0 {
-        return Err(OpenError::OldSqlite { found: rusqlite::version(), needed: SQLITE_MIN.1 });
+        return Err(SqliteOpenError::OldSqlite { found: rusqlite::version(), needed: SQLITE_MIN.1 });
     }
     if !place.options.create && matches!(path.try_exists(), Ok(false)) {
-        return Err(OpenError::Missing { path: path.clone() });
+        return Err(SqliteOpenError::Missing { path: path.clone() });
     }
     if place.options.create {
         make_private(path);
@@ -87,7 +87,7 @@ pub(super) fn prepare(place: &Place) -> Result<Connection, OpenError> {
     // Look before touching: a file that is refused must stay as it is, down to its journal mode.
     schema::look(place, &connection)?;
     if connection.is_readonly("main").map_err(failed)? {
-        return Err(OpenError::ReadOnly { path: path.clone() });
+        return Err(SqliteOpenError::ReadOnly { path: path.clone() });
     }
     shrinkable(&connection).map_err(failed)?;
     enter_wal(place, &connection)?;
@@ -127,8 +127,11 @@ pub(super) fn reader(place: &Place) -> rusqlite::Result<Connection> {
 }
 
 /// A failure that has no variant of its own.
-pub(super) fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> OpenError {
-    OpenError::Failed { path: path.to_owned(), source: error.into() }
+pub(super) fn failed(
+    path: &Path,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> SqliteOpenError {
+    SqliteOpenError::Failed { path: path.to_owned(), source: error.into() }
 }
 
 /// Opens the file and sets nothing lasting.
@@ -151,7 +154,7 @@ fn shrinkable(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Two processes that make one file at once refuse each other here without waiting, so we wait ourselves.
-fn enter_wal(place: &Place, connection: &Connection) -> Result<(), OpenError> {
+fn enter_wal(place: &Place, connection: &Connection) -> Result<(), SqliteOpenError> {
     let until = Instant::now() + place.options.busy_timeout;
     loop {
         let mode: rusqlite::Result<String> =
@@ -195,10 +198,10 @@ fn stable_plans(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// A failure of SQLite, by its name if it has one.
-pub(super) fn named(path: &Path, error: rusqlite::Error) -> OpenError {
+pub(super) fn named(path: &Path, error: rusqlite::Error) -> SqliteOpenError {
     match error.sqlite_error_code() {
-        Some(ErrorCode::NotADatabase) => OpenError::NotADatabase { path: path.to_owned() },
-        Some(ErrorCode::ReadOnly) => OpenError::ReadOnly { path: path.to_owned() },
+        Some(ErrorCode::NotADatabase) => SqliteOpenError::NotADatabase { path: path.to_owned() },
+        Some(ErrorCode::ReadOnly) => SqliteOpenError::ReadOnly { path: path.to_owned() },
         _ => failed(path, error),
     }
 }

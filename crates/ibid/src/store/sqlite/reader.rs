@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
-use ibid_core::change::{Happened, History, Stored};
-use ibid_core::evidence::{Kept, Open};
+use ibid_core::change::{History, HistoryKind, StoredRecord};
+use ibid_core::evidence::{EvidenceQuery, StoredEvidence};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::machine::EffectState;
-use ibid_core::reap::{Course, Ripe};
+use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Counts, Filter, Part, PathPattern, StoreError};
+use ibid_core::store::{PathPart, PathPattern, RecordCounts, RecordFilter, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot::Sender;
@@ -23,15 +23,15 @@ use super::{Place, evidence, open, reap};
 
 /// A question, and where to send the answer.
 pub(super) enum Ask {
-    Load { ids: Vec<RecordId>, reply: Reply<Vec<Option<Stored>>> },
-    Due { state: State, limit: u32, reply: Reply<Vec<Stored>> },
-    List { filter: Filter, reply: Reply<Vec<Stored>> },
+    Load { ids: Vec<RecordId>, reply: Reply<Vec<Option<StoredRecord>>> },
+    Due { state: State, limit: u32, reply: Reply<Vec<StoredRecord>> },
+    List { filter: RecordFilter, reply: Reply<Vec<StoredRecord>> },
     History { id: RecordId, reply: Reply<Vec<(Timestamp, History)>> },
     OtherSecret { known: Vec<SecretId>, reply: Reply<Option<SecretId>> },
     Bodies { id: RecordId, birth: Nonce, reply: Reply<Vec<(u32, Bytes)>> },
-    Count { reply: Reply<Counts> },
-    Evidence { which: Open, limit: u32, reply: Reply<Vec<Kept>> },
-    Ripe { course: Course, reply: Reply<Ripe> },
+    Count { reply: Reply<RecordCounts> },
+    Evidence { which: EvidenceQuery, limit: u32, reply: Reply<Vec<StoredEvidence>> },
+    Ripe { course: ReapTarget, reply: Reply<ReapCount> },
     Setting { name: String, reply: Reply<Option<Bytes>> },
 }
 
@@ -83,7 +83,7 @@ impl Reader {
                 drop(reply.send(self.read("read the history", |view| view.history(id))));
             }
             Ask::OtherSecret { known, reply } => {
-                drop(reply.send(self.read("look for secrets", |view| view.other_secret(&known))));
+                drop(reply.send(self.read("look for secrets", |view| view.find_unknown_secret(&known))));
             }
             Ask::Bodies { id, birth, reply } => {
                 drop(reply.send(self.read("read bodies", |view| view.bodies(id, birth))));
@@ -137,7 +137,7 @@ struct View<'c> {
 }
 
 impl View<'_> {
-    fn load(&mut self, ids: &[RecordId]) -> rusqlite::Result<Vec<Option<Stored>>> {
+    fn load(&mut self, ids: &[RecordId]) -> rusqlite::Result<Vec<Option<StoredRecord>>> {
         let View { connection, policies, now } = self;
         let mut load = connection.prepare_cached(include_str!("sql/load.sql"))?;
         let mut one = |id: &RecordId| {
@@ -147,12 +147,12 @@ impl View<'_> {
         ids.iter().map(&mut one).collect()
     }
 
-    fn due(&mut self, state: State, limit: u32) -> rusqlite::Result<Vec<Stored>> {
+    fn due(&mut self, state: State, limit: u32) -> rusqlite::Result<Vec<StoredRecord>> {
         let now = self.now.as_micros();
         self.many(include_str!("sql/due.sql"), params![state.code(), now, most(limit)], limit)
     }
 
-    fn list(&mut self, filter: &Filter) -> rusqlite::Result<Vec<Stored>> {
+    fn list(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<StoredRecord>> {
         let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
         let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
         // Nothing sorts before the empty string of bytes.
@@ -182,7 +182,7 @@ impl View<'_> {
         sql: &str,
         params: impl rusqlite::Params,
         limit: u32,
-    ) -> rusqlite::Result<Vec<Stored>> {
+    ) -> rusqlite::Result<Vec<StoredRecord>> {
         let View { connection, policies, now } = self;
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
@@ -205,13 +205,14 @@ impl View<'_> {
     fn history(&mut self, id: RecordId) -> rusqlite::Result<Vec<(Timestamp, History)>> {
         let mut history = self.connection.prepare_cached(include_str!("sql/history.sql"))?;
         let lines = history.query_map([id.as_bytes()], |row| {
-            let what = Happened::from_code(row.get(1)?).ok_or_else(|| unreadable(1, "an unknown event"))?;
+            let what =
+                HistoryKind::from_code(row.get(1)?).ok_or_else(|| unreadable(1, "an unknown event"))?;
             Ok((Timestamp::from_micros(row.get(0)?), History { what, detail: row.get(2)? }))
         })?;
         lines.collect()
     }
 
-    fn other_secret(&mut self, known: &[SecretId]) -> rusqlite::Result<Option<SecretId>> {
+    fn find_unknown_secret(&mut self, known: &[SecretId]) -> rusqlite::Result<Option<SecretId>> {
         // Hex digits need no escapes.
         let known: Vec<String> = known.iter().map(|id| format!("\"{id}\"")).collect();
         let mut other = self.connection.prepare_cached(include_str!("sql/other_secret.sql"))?;
@@ -228,10 +229,10 @@ impl View<'_> {
         rows.collect()
     }
 
-    fn count(&mut self) -> rusqlite::Result<Counts> {
+    fn count(&mut self) -> rusqlite::Result<RecordCounts> {
         let mut count = self.connection.prepare_cached(include_str!("sql/count.sql"))?;
         let mut rows = count.query([Flags::DEAD_LETTER])?;
-        let mut counts = Counts::default();
+        let mut counts = RecordCounts::default();
         while let Some(row) = rows.next()? {
             let state = State::from_code(row.get(0)?).ok_or_else(|| unreadable(0, "an unknown state"))?;
             // Every state is among all states.
@@ -258,8 +259,8 @@ fn glob(pattern: &PathPattern) -> String {
     let mut glob = String::new();
     for part in pattern.parts() {
         match part {
-            Part::Some => glob.push_str("?*"),
-            Part::Text(text) => text.chars().for_each(|char| match char {
+            PathPart::Some => glob.push_str("?*"),
+            PathPart::Text(text) => text.chars().for_each(|char| match char {
                 '*' | '?' | '[' => glob.extend(['[', char, ']']),
                 char => glob.push(char),
             }),

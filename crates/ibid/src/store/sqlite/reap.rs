@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ibid_core::reap::{Course, Reaped, Ripe};
-use ibid_core::record::{Flags, Note};
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
+use ibid_core::record::{Flags, RecordDetails};
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, params, params_from_iter};
@@ -13,46 +13,52 @@ use super::writer::Writer;
 
 impl Writer {
     /// One step on a course.
-    pub(super) fn reap(&mut self, course: Course, from: i64, limit: u32) -> Result<Reaped, StoreError> {
+    pub(super) fn reap(&mut self, course: ReapTarget, from: i64, limit: u32) -> Result<ReapStep, StoreError> {
         if limit == 0 {
-            return Ok(Reaped::default());
+            return Ok(ReapStep::default());
         }
         let limit = limit.min(STEP_MAX);
         let started = Instant::now();
         let reaped = self.transact(|connection, _, now| {
             Ok(match course {
-                Course::Records => records(connection, from, limit, now)?,
-                Course::Effects { keep } => {
+                ReapTarget::Records => records(connection, from, limit, now)?,
+                ReapTarget::Effects { keep } => {
                     let look = include_str!("sql/reap_effects_look.sql");
                     places(connection, look, include_str!("sql/reap_effects.sql"), from, limit, now, keep)?
                 }
-                Course::History { keep } => {
+                ReapTarget::History { keep } => {
                     let look = include_str!("sql/reap_history_look.sql");
                     places(connection, look, include_str!("sql/reap_history.sql"), from, limit, now, keep)?
                 }
-                Course::Room => give_back(connection, limit)?,
+                ReapTarget::Room => give_back(connection, limit)?,
             })
         });
         let reaped = reaped.map_err(|stumble| store_error(OP, stumble.error))?;
-        Ok(Reaped { took: started.elapsed(), ..reaped })
+        Ok(ReapStep { took: started.elapsed(), ..reaped })
     }
 }
 
 /// What would go now.
-pub(super) fn ripe(connection: &Connection, course: Course, now: Timestamp) -> rusqlite::Result<Ripe> {
+pub(super) fn ripe(
+    connection: &Connection,
+    course: ReapTarget,
+    now: Timestamp,
+) -> rusqlite::Result<ReapCount> {
     let (sql, by) = match course {
-        Course::Records => (include_str!("sql/ripe_records.sql"), vec![now.as_micros(), DEAD_LETTER.into()]),
-        Course::Effects { keep } => (include_str!("sql/ripe_effects.sql"), vec![before(now, keep)]),
-        Course::History { keep } => (include_str!("sql/ripe_history.sql"), vec![before(now, keep)]),
-        Course::Room => return Ok(Ripe::default()),
+        ReapTarget::Records => {
+            (include_str!("sql/ripe_records.sql"), vec![now.as_micros(), DEAD_LETTER.into()])
+        }
+        ReapTarget::Effects { keep } => (include_str!("sql/ripe_effects.sql"), vec![before(now, keep)]),
+        ReapTarget::History { keep } => (include_str!("sql/ripe_history.sql"), vec![before(now, keep)]),
+        ReapTarget::Room => return Ok(ReapCount::default()),
     };
     connection.prepare_cached(sql)?.query_row(params_from_iter(by), |row| {
         let count = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-        Ok(Ripe { strip: count(0)?, remove: count(1)? })
+        Ok(ReapCount { strip: count(0)?, remove: count(1)? })
     })
 }
 
-fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> rusqlite::Result<Reaped> {
+fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> rusqlite::Result<ReapStep> {
     let mut look = limit;
     loop {
         let (reaped, stuck) = records_among(connection, from, look, limit, now)?;
@@ -71,7 +77,7 @@ fn records_among(
     look: u32,
     limit: u32,
     now: Timestamp,
-) -> rusqlite::Result<(Reaped, bool)> {
+) -> rusqlite::Result<(ReapStep, bool)> {
     let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
     let picked = pick.query_map(params![now.as_micros(), from, look, DEAD_LETTER], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
@@ -80,9 +86,9 @@ fn records_among(
     let mut remove = connection.prepare_cached(include_str!("sql/reap_row.sql"))?;
     let mut strip = connection.prepare_cached(include_str!("sql/reap_strip.sql"))?;
     let mut bodies = connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?;
-    let note = Note::default().to_bytes();
+    let note = RecordDetails::default().to_bytes();
     // Of the held ones, those at `at`.
-    let (mut reaped, mut at, mut held_here) = (Reaped::default(), from, 0);
+    let (mut reaped, mut at, mut held_here) = (ReapStep::default(), from, 0);
     let mut more = rows.len() == look as usize;
     for (its, row, goes) in &rows {
         if reaped.removed + reaped.stripped == u64::from(limit) {
@@ -129,36 +135,36 @@ fn places(
     limit: u32,
     now: Timestamp,
     keep: Duration,
-) -> rusqlite::Result<Reaped> {
+) -> rusqlite::Result<ReapStep> {
     let mut look = connection.prepare_cached(look)?;
     let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
         look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(Reaped::default()) };
+    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
     let by = before(now, keep);
     let removed = connection.prepare_cached(remove)?.execute(params![from, last, by])? as u64;
     let next = (looked == limit && youngest <= by).then_some(last);
-    Ok(Reaped { removed, next, ..Reaped::default() })
+    Ok(ReapStep { removed, next, ..ReapStep::default() })
 }
 
 /// Gives unused pages at the end of the file back to the system, if it was made for that. Some are kept, because what is
 /// written next would only have to ask for them again.
-fn give_back(connection: &Connection, limit: u32) -> rusqlite::Result<Reaped> {
+fn give_back(connection: &Connection, limit: u32) -> rusqlite::Result<ReapStep> {
     let ask = |pragma: &str| connection.query_row(pragma, [], |row| row.get::<_, u32>(0));
     if ask("pragma auto_vacuum")? != INCREMENTAL {
-        return Ok(Reaped::default());
+        return Ok(ReapStep::default());
     }
     let (free, all) = (ask("pragma freelist_count")?, ask("pragma page_count")?);
     let spare = ((all - free) / SPARE_PART).max(SPARE_PAGES_MIN);
     let step = free.saturating_sub(spare).min(limit);
     if step == 0 {
-        return Ok(Reaped::default());
+        return Ok(ReapStep::default());
     }
     // It gives a row per page, and does nothing unless they are asked for.
     let mut vacuum = connection.prepare(&format!("pragma incremental_vacuum({step})"))?;
     let mut pages = vacuum.query([])?;
     while pages.next()?.is_some() {}
     let next = (free - step > spare).then_some(0);
-    Ok(Reaped { removed: step.into(), next, ..Reaped::default() })
+    Ok(ReapStep { removed: step.into(), next, ..ReapStep::default() })
 }
 
 fn before(now: Timestamp, keep: Duration) -> i64 {

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ibid_core::change::Stored;
+use ibid_core::change::StoredRecord;
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::policy::Policy;
-use ibid_core::record::{Flags, Nonce, Note, Record, State, Version};
+use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, RecordId};
 use ibid_core::time::Timestamp;
 use rusqlite::types::{FromSql, Type};
@@ -22,7 +22,7 @@ pub(super) fn stored(
     policies: &mut Policies,
     row: &Row<'_>,
     now: Timestamp,
-) -> rusqlite::Result<Stored> {
+) -> rusqlite::Result<StoredRecord> {
     let mut cells = Cells { row, next: 0 };
     let id = RecordId::from_bytes(cells.get()?);
     let version = Version { count: cells.get()?, nonce: cells.nonce()? };
@@ -44,7 +44,8 @@ pub(super) fn stored(
     };
     let identity = Identity::stored(cells.text()?, cells.text()?, cells.text()?, cells.text()?);
     let identity = identity.ok_or_else(|| cells.unreadable("not a tenant and a key"))?;
-    let note = cells.bytes()?.and_then(Note::from_bytes).ok_or_else(|| cells.unreadable("not a note"))?;
+    let note =
+        cells.bytes()?.and_then(RecordDetails::from_bytes).ok_or_else(|| cells.unreadable("not a note"))?;
     let answer = cells.bytes()?.map(Bytes::copy_from_slice);
     let record = Record {
         id,
@@ -66,7 +67,7 @@ pub(super) fn stored(
         purge_at,
         note,
     };
-    Ok(Stored { record: Arc::new(record), answer, now })
+    Ok(StoredRecord { record: Arc::new(record), answer, now })
 }
 
 /// A nonce with the same bits in the type that SQLite has.

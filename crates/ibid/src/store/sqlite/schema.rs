@@ -6,7 +6,7 @@
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Place;
-use super::open::{OpenError, failed, named};
+use super::open::{SqliteOpenError, failed, named};
 
 /// What of ours is in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,13 +24,13 @@ pub(super) enum Layout {
 ///
 /// These are two statements, and another process may make or upgrade the tables in between. That only ever leads
 /// forward, and [`migrate`] looks again once the write lock is ours.
-pub(super) fn look(place: &Place, connection: &Connection) -> Result<Layout, OpenError> {
+pub(super) fn look(place: &Place, connection: &Connection) -> Result<Layout, SqliteOpenError> {
     let path = || place.path.clone();
     let seen = connection.query_row(include_str!("sql/look.sql"), [], |row| {
         Ok((row.get::<_, bool>(0)?, row.get::<_, i32>(1)?, row.get::<_, i32>(2)?))
     });
     let (ours, application, version) = seen.map_err(|error| named(&place.path, error))?;
-    let future = |found, known| Err(OpenError::FromTheFuture { path: path(), found, known });
+    let future = |found, known| Err(SqliteOpenError::FromTheFuture { path: path(), found, known });
     match (ours, application.cast_unsigned(), version.cast_unsigned()) {
         (true, _, _) => match schema(place, connection)? {
             found if found > KNOWN => future(found, KNOWN),
@@ -39,12 +39,12 @@ pub(super) fn look(place: &Place, connection: &Connection) -> Result<Layout, Ope
         (false, APPLICATION_ID, UNPREFIXED) => Ok(Layout::Unprefixed),
         (false, APPLICATION_ID, found) if found > UNPREFIXED => future(found, KNOWN),
         (false, _, _) if place.options.create => Ok(Layout::Absent),
-        (false, _, _) => Err(OpenError::NoTables { path: path() }),
+        (false, _, _) => Err(SqliteOpenError::NoTables { path: path() }),
     }
 }
 
 /// Runs what is missing, in one transaction; whoever comes second finds it done.
-pub(super) fn migrate(place: &Place, connection: &Connection) -> Result<(), OpenError> {
+pub(super) fn migrate(place: &Place, connection: &Connection) -> Result<(), SqliteOpenError> {
     if look(place, connection)? == Layout::Schema(KNOWN) {
         return Ok(());
     }
@@ -67,7 +67,7 @@ pub(super) fn migrate(place: &Place, connection: &Connection) -> Result<(), Open
 }
 
 /// The schema as our own table has it. It is written with the tables, so without it they are not ours, or spoilt.
-fn schema(place: &Place, connection: &Connection) -> Result<u32, OpenError> {
+fn schema(place: &Place, connection: &Connection) -> Result<u32, SqliteOpenError> {
     let kept =
         connection.query_row(include_str!("sql/setting.sql"), ["schema"], |row| row.get::<_, Vec<u8>>(0));
     let kept = kept.optional().map_err(|error| named(&place.path, error))?;

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use ibid_core::policy::Policy;
-use ibid_core::sql::{Dialect, Fault, SqlError};
-use ibid_core::store::{Pending, SqlStore, StoreError, Work};
+use ibid_core::sql::{Dialect, SqlError, SqlFault};
+use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
@@ -40,7 +40,7 @@ impl SqlStore for SqliteStore {
         Some(self.clock.now())
     }
 
-    fn policy(&self, policy: Arc<Policy>) -> Pending<'_, Result<i64, StoreError>> {
+    fn policy(&self, policy: Arc<Policy>) -> BoxFuture<'_, Result<i64, StoreError>> {
         Box::pin(async move {
             if let Some(number) = self.on_disk.find(&policy) {
                 return Ok(number);
@@ -53,17 +53,20 @@ impl SqlStore for SqliteStore {
         })
     }
 
-    fn work(&self, work: Work) -> Pending<'_, Result<(), StoreError>> {
+    fn work(&self, work: Work) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let done = self.run(move |connection| {
                 // Every statement of this transaction is ready at once, and the work waits for nothing else.
                 let ready = work(&mut Joined(connection)).now_or_never();
-                ready
-                    .unwrap_or_else(|| Err(SqlError::new(Fault::Wrong, "the work waited for something else")))
+                ready.unwrap_or_else(|| {
+                    Err(SqlError::new(SqlFault::Wrong, "the work waited for something else"))
+                })
             });
             done.await?.map_err(|error| match error.fault() {
-                Fault::Wrong => StoreError::lasting(KIND, "work", error),
-                Fault::Again | Fault::LockTimeout | Fault::Lost => StoreError::transient(KIND, "work", error),
+                SqlFault::Wrong => StoreError::lasting(KIND, "work", error),
+                SqlFault::Serialization | SqlFault::LockTimeout | SqlFault::Lost => {
+                    StoreError::transient(KIND, "work", error)
+                }
             })
         })
     }

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit};
-use ibid_core::reap::{Course, Reaped};
+use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Renewed, SetOutcome, StoreError};
+use ibid_core::store::{RenewOutcome, SetOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot::Sender;
@@ -33,13 +33,13 @@ pub(super) enum Job {
     },
     Renew {
         leases: Vec<(RecordId, Version)>,
-        reply: Sender<Result<Vec<Renewed>, StoreError>>,
+        reply: Sender<Result<Vec<RenewOutcome>, StoreError>>,
     },
     Reap {
-        course: Course,
+        course: ReapTarget,
         from: i64,
         limit: u32,
-        reply: Sender<Result<Reaped, StoreError>>,
+        reply: Sender<Result<ReapStep, StoreError>>,
     },
     Set {
         name: String,
@@ -286,13 +286,15 @@ fn renew(
     connection: &Connection,
     leases: &[(RecordId, Version)],
     now: Timestamp,
-) -> rusqlite::Result<Vec<Renewed>> {
+) -> rusqlite::Result<Vec<RenewOutcome>> {
     let mut renew = connection.prepare_cached(include_str!("sql/renew.sql"))?;
     let mut fates = Vec::with_capacity(leases.len());
     for (id, version) in leases {
         let lease = params![id.as_bytes(), version.count, bits(version.nonce), now.as_micros()];
         let until = renew.query_row(lease, |row| row.get(0)).optional()?;
-        fates.push(until.map_or(Renewed::Lost, |until| Renewed::Until(Timestamp::from_micros(until))));
+        fates.push(
+            until.map_or(RenewOutcome::Lost, |until| RenewOutcome::Until(Timestamp::from_micros(until))),
+        );
     }
     Ok(fates)
 }

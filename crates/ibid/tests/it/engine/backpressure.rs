@@ -11,7 +11,7 @@ const ONE_TRY: Duration = Duration::from_millis(5);
 async fn failing() -> World {
     let world =
         world_with(Policy::default(), Settings { begin_timeout: ONE_TRY, ..Settings::default() }).await;
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     for n in 0..5 {
         assert!(!world.ibid.is_breaker_open());
         assert!(world.ibid.begin(world.ask(&format!("down-{n}"))).await.is_err());
@@ -30,7 +30,7 @@ async fn begin_many(world: &World, many: usize) -> (usize, Vec<Duration>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_open_breaker_asks_nothing_but_one_probe_at_a_time_and_says_when_the_next_is() {
+async fn an_open_breaker_sends_one_probe_at_a_time() {
     let world = failing().await;
     let mut longest = Duration::from_secs(1);
     for _ in 0..5 {
@@ -46,7 +46,7 @@ async fn an_open_breaker_asks_nothing_but_one_probe_at_a_time_and_says_when_the_
         assert_eq!((begun, world.ibid.counts().changes), (0, before + 1), "one finds out for all");
         longest = (longest * 2).min(Duration::from_secs(8));
     }
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     tokio::time::advance(longest).await;
     assert!(world.ibid.begin(world.ask("back")).await.is_ok());
     assert!(!world.ibid.is_breaker_open());
@@ -56,7 +56,7 @@ async fn an_open_breaker_asks_nothing_but_one_probe_at_a_time_and_says_when_the_
 #[tokio::test(start_paused = true)]
 async fn a_probe_whose_reply_is_lost_does_not_close_the_breaker() {
     let world = failing().await;
-    world.store.set(Fault::LosesReplies);
+    world.store.set(StoreFault::LosesReplies);
     tokio::time::advance(Duration::from_secs(1)).await;
     let before = world.store.commits();
     let refused = world.ibid.begin(world.ask("ambiguous")).await.expect_err("no reply");
@@ -69,22 +69,22 @@ async fn the_breaker_gates_begins_only() {
     let world =
         world_with(Policy::default(), Settings { begin_timeout: ONE_TRY, ..Settings::default() }).await;
     let (finished, released) = (world.run("finished").await, world.run("released").await);
-    world.store.set(Fault::Down);
+    world.store.set(StoreFault::Down);
     for n in 0..5 {
         assert!(world.ibid.begin(world.ask(&format!("down-{n}"))).await.is_err());
     }
     assert!(world.ibid.is_breaker_open());
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     assert!(matches!(finished.finish(created()).await, Outcome::Completed(_)));
     assert!(matches!(released.release(ErrorCode::NotSent).await, Outcome::Released));
     assert!(world.ibid.is_breaker_open(), "nobody asked in a begin yet");
 }
 
 #[tokio::test(start_paused = true)]
-async fn begins_past_the_queues_bound_are_refused_at_once_and_a_finish_never_is() {
+async fn only_begins_are_refused_past_the_queues_bound() {
     let world = world(Policy::default()).await;
     let attempt = world.run("running").await;
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let mut finish = tokio::spawn(attempt.finish(created()));
     // What the lanes have taken out of the queue is not in it.
     let (queued, more) = (20_000, 1_000);
@@ -99,13 +99,13 @@ async fn begins_past_the_queues_bound_are_refused_at_once_and_a_finish_never_is(
     assert!(at_once > 0 && at_once <= more, "{at_once} at once");
     assert!(begun.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
     assert!((&mut finish).now_or_never().is_none(), "it waits");
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     assert!(matches!(finish.await.expect("no panic"), Outcome::Completed(_)));
     world.ibid.settled().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_few_wait_for_the_many_under_way_and_half_as_many_or_the_patient_do_not() {
+async fn a_small_batch_waits_for_a_large_one_in_flight() {
     let world = world(Policy::default()).await;
     world.store.commit_apart();
     let before = world.store.commits();
@@ -116,7 +116,7 @@ async fn a_few_wait_for_the_many_under_way_and_half_as_many_or_the_patient_do_no
         }
         assert_eq!(world.store.commits() - before, expected);
     };
-    world.store.set(Fault::Hangs);
+    world.store.set(StoreFault::Hangs);
     let mut begins = tokio::task::JoinSet::new();
     let mut begin = |count: usize| {
         for _ in 0..count {
@@ -136,7 +136,7 @@ async fn a_few_wait_for_the_many_under_way_and_half_as_many_or_the_patient_do_no
     sent(2).await;
     tokio::time::sleep(Duration::from_millis(2)).await;
     sent(3).await;
-    world.store.set(Fault::None);
+    world.store.set(StoreFault::None);
     while let Some(begun) = begins.join_next().await {
         begun.expect("no panic").expect("it is begun");
     }

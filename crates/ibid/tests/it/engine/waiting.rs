@@ -8,7 +8,7 @@ use super::*;
 async fn a_wait_is_bounded_while_the_store_hangs() {
     let world = world(Policy::default()).await;
     let _attempt = world.run("k").await;
-    world.store.set(Fault::HangsReads);
+    world.store.set(StoreFault::HangsReads);
     // A wait that is shorter than `begin_timeout` still leaves that long for its last look.
     for (wait, bound) in [(5, 5), (1, 2)].map(|(wait, bound)| (secs(wait), secs(bound))) {
         let started = Instant::now();
@@ -22,11 +22,11 @@ async fn a_wait_is_bounded_while_the_store_hangs() {
 async fn a_wait_outlasts_a_read_that_hangs_for_a_while() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
-    world.store.set(Fault::HangsReads);
+    world.store.set(StoreFault::HangsReads);
     let waiting = world.ibid.wait(world.ask("k"), secs(5));
     let ending = async {
         tokio::time::sleep(secs(1)).await;
-        world.store.set(Fault::None);
+        world.store.set(StoreFault::None);
         attempt.finish(Response::plain(201, "text/plain", "paid".to_owned())).await
     };
     let (waited, _) = tokio::join!(waiting, ending);

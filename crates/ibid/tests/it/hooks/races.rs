@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use axum::Router;
 use ibid::http::{IdempotencyLayer, TenantSource};
-use ibid::operator::{Act, Found, Operator, OperatorError, answer};
+use ibid::operator::{Observation, Operator, OperatorAction, OperatorError, answer};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
-use ibid::upkeep::{self, Doubtful, Find, Finding, Reconciled};
+use ibid::upkeep::{self, LookupResult, OutcomeLookup, ReconcileStats, UnknownRequest};
 use ibid::{Ibid, Settings};
-use ibid_core::change::{Happened, Mark, Stored};
+use ibid_core::change::{HistoryKind, InstantChange, StoredRecord};
 use ibid_core::key::Key;
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::State;
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
-use ibid_core::store::{Browse, Pending, Store};
-use ibid_testkit::client::{Client, Request};
-use ibid_testkit::contract::{LONG, Name, draft, insert, nonce, put};
-use ibid_testkit::faults::{Fault, FaultyStore};
+use ibid_core::store::{BoxFuture, Browse, Store};
+use ibid_testkit::client::{Client, TestRequest};
+use ibid_testkit::contract::{LONG, TestRecord, draft, insert, nonce, put};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use serde_json::Value;
 use standardwebhooks::Webhook;
 use tokio::net::TcpListener;
@@ -32,12 +32,12 @@ use tokio::task::JoinHandle;
 use super::{SECRET, hook, now, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_memory() {
+async fn exactly_one_of_three_settlers_settles_a_record_on_memory() {
     one_wins(Arc::new(MemoryStore::new(Clock::system()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_sqlite() {
+async fn exactly_one_of_three_settlers_settles_a_record_on_sqlite() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SqliteStore::open(&folder.path().join("ibid.db"), SqliteOptions::default());
     one_wins(Arc::new(store.expect("it opens"))).await;
@@ -45,9 +45,9 @@ async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others
 
 #[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_a_webhook_a_poll_and_an_operator_one_settles_a_record_and_the_others_are_told_on_postgres() {
+async fn exactly_one_of_three_settlers_settles_a_record_on_postgres() {
     use ibid::store::postgres::{PostgresOptions, PostgresStore};
-    let server = ibid_testkit::postgres::Postgres::start();
+    let server = ibid_testkit::postgres::Postgres::shared();
     let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.expect("it opens");
     one_wins(Arc::new(store)).await;
 }
@@ -70,7 +70,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         // begin would win otherwise, most of the time.
         let before = store.commits();
         if round % 2 == 1 {
-            store.set(Fault::Hangs);
+            store.set(StoreFault::Hangs);
         }
         let webhooks = [nodes[0].told(&name, &together), nodes[1].told(&name, &together)];
         let poll = polls(store.clone(), together.clone());
@@ -79,7 +79,7 @@ async fn one_wins(store: Arc<dyn Store>) {
             while store.commits() < before + RACERS {
                 tokio::task::yield_now().await;
             }
-            store.set(Fault::None);
+            store.set(StoreFault::None);
         }
 
         let mut won = Vec::new();
@@ -90,7 +90,7 @@ async fn one_wins(store: Arc<dyn Store>) {
             }
         }
         let polled = poll.await.expect("no panic");
-        assert_eq!(polled, Reconciled { asked: 1, settled: polled.settled, dead_letters: 0 });
+        assert_eq!(polled, ReconcileStats { asked: 1, settled: polled.settled, dead_letters: 0 });
         won.extend((0..polled.settled).map(|_| BY_POLL));
         let resolved = operator.await.expect("no panic");
         if resolved.is_ok() {
@@ -104,9 +104,9 @@ async fn one_wins(store: Arc<dyn Store>) {
         let line = lines.next().expect("a line");
         assert!(lines.next().is_none(), "round {round}: {line:?} and more");
         let (what, begins) = match winner {
-            BY_WEBHOOK => (Happened::Settled, "webhook: executed (event `"),
-            BY_POLL => (Happened::Settled, "reconciler: executed"),
-            _ => (Happened::Operator, "resolved as executed (203), unknown to completed, by ann: "),
+            BY_WEBHOOK => (HistoryKind::Settled, "webhook: executed (event `"),
+            BY_POLL => (HistoryKind::Settled, "reconciler: executed"),
+            _ => (HistoryKind::Operator, "resolved as executed (203), unknown to completed, by ann: "),
         };
         assert!(line.what == what && line.detail.starts_with(begins), "round {round}: {line:?}");
         match resolved {
@@ -129,17 +129,17 @@ async fn one_wins(store: Arc<dyn Store>) {
 }
 
 /// A record as a crash left it: it was sent, nobody knows what became of it, and a look at it is due.
-async fn unknown(store: &dyn Store) -> Name {
+async fn unknown(store: &dyn Store) -> TestRecord {
     let identity = Arc::new(Identity {
         tenant: Tenant::new("ann").expect("a good name"),
         // The one that the hook speaks of.
         operation: Operation { method: "POST".into(), path: "/pay".into() },
         key: Key::stored(&format!("key-{:016x}", nonce().0)).expect("a good key"),
     });
-    let name = Name { id: RecordId::of(&identity, ScopeRule::Operation), identity };
+    let name = TestRecord { id: RecordId::of(&identity, ScopeRule::Operation), identity };
     let policy = Policy { reconcile: Some(Reconcile::new(LONG, 10)), ..Policy::default() };
     let mut draft = draft(&name, State::Unknown);
-    (draft.policy, draft.ran, draft.due_in) = (Arc::new(policy), Mark::Now, Some(Duration::ZERO));
+    (draft.policy, draft.ran, draft.due_in) = (Arc::new(policy), InstantChange::Now, Some(Duration::ZERO));
     put(store, &insert(&name, draft)).await;
     name
 }
@@ -164,12 +164,12 @@ impl Node {
     }
 
     /// Sends a webhook that says that it was executed: what it is answered.
-    fn told(&self, name: &Name, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
+    fn told(&self, name: &TestRecord, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
         let (at, together) = (self.at, together.clone());
         let body = said("", "paid", name.identity.key.as_str()).body;
         let (event, signed_at) = (format!("evt-{}-{}", at.port(), name.id.short()), now());
         let signature = Webhook::new(SECRET).expect("a secret").sign(&event, signed_at, body.as_bytes());
-        let request = Request::post("/.ibid/hooks/psp")
+        let request = TestRequest::post("/.ibid/hooks/psp")
             .header("webhook-id", event)
             .header("webhook-timestamp", signed_at.to_string())
             .header("webhook-signature", signature.expect("a signature"))
@@ -184,9 +184,9 @@ impl Node {
     }
 
     /// The status that a retry of the client is answered with, by replay.
-    async fn replayed(&self, name: &Name) -> u16 {
+    async fn replayed(&self, name: &TestRecord) -> u16 {
         let operation = &name.identity.operation;
-        let retry = Request::new(&operation.method, &operation.path).key(name.identity.key.as_str());
+        let retry = TestRequest::new(&operation.method, &operation.path).key(name.identity.key.as_str());
         let answer = Client::connect(self.at).await.call(&retry.body("{}")).await;
         assert_eq!(answer.header("idempotent-replayed").as_deref(), Some("true"), "{}", answer.text());
         answer.status
@@ -200,7 +200,7 @@ impl Drop for Node {
 }
 
 /// One round of the reconciler, whose answer comes when all are there.
-fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<Reconciled> {
+fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<ReconcileStats> {
     let node = Ibid::for_upkeep(store);
     node.reconcile_with(Arc::new(Asked(together)));
     tokio::spawn(async move { upkeep::reconcile_once(&node).await.expect("the store answers") })
@@ -208,12 +208,12 @@ fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<Reconcil
 
 struct Asked(Arc<Barrier>);
 
-impl Find for Asked {
-    fn find(&self, _: Doubtful) -> Pending<'static, Finding> {
+impl OutcomeLookup for Asked {
+    fn find(&self, _: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         let together = self.0.clone();
         Box::pin(async move {
             together.wait().await;
-            Finding::Executed(Response::plain(BY_POLL, "text/plain", "found".to_owned()))
+            LookupResult::Executed(Response::plain(BY_POLL, "text/plain", "found".to_owned()))
         })
     }
 }
@@ -223,10 +223,10 @@ fn resolves(
     store: Arc<FaultyStore>,
     id: RecordId,
     together: Arc<Barrier>,
-) -> JoinHandle<Result<Stored, OperatorError>> {
+) -> JoinHandle<Result<StoredRecord, OperatorError>> {
     tokio::spawn(async move {
-        let act = Act::new("ann", "the bank said so").expect("a name and a reason");
-        let found = Found::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
+        let act = OperatorAction::new("ann", "the bank said so").expect("a name and a reason");
+        let found = Observation::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
         together.wait().await;
         Operator::on_store(store).resolve(id, None, &found, &act).await
     })

@@ -88,7 +88,7 @@ async fn an_answer_is_kept_with_the_routes_response_version() {
     for version in [1, 7] {
         let world = world(Policy { response_version: version, ..Policy::default() }).await;
         world.send(pay("k").does("404")).await;
-        let records = world.store.list(Filter::default()).await.unwrap();
+        let records = world.store.list(RecordFilter::default()).await.unwrap();
         let id = records[0].record.id;
         let stored = world.store.load(vec![id]).await.unwrap().remove(0).expect("a record");
         let kept = Stored::from_bytes(&stored.answer.expect("its answer")).expect("it can be read");

@@ -6,7 +6,7 @@ use super::*;
 
 /// Sends a first request that the handler answers like this, and a retry that it would answer with 201. Gives both
 /// answers.
-async fn retried(world: &World, what: &str) -> (Answer, Answer) {
+async fn retried(world: &World, what: &str) -> (AttemptResponse, AttemptResponse) {
     let key = format!("\"{what}\"");
     let first = world.send(pay(&key).does(what)).await;
     let retry = world.send(pay(&key)).await;

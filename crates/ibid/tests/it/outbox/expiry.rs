@@ -6,12 +6,12 @@ use std::time::Duration;
 use ibid::operator::Operator;
 use ibid::outbox::CallOutcome;
 use ibid::outcome::{Begin, Outcome};
-use ibid::upkeep::{Keep, reap_once};
+use ibid::upkeep::{Retention, reap_once};
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::Policy;
 use ibid_core::record::State;
 
-use super::world::{Provider, World, because};
+use super::harness::{Provider, World, because};
 
 #[tokio::test]
 async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
@@ -27,7 +27,7 @@ async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
     let worker = world.worker(&provider);
     while !worker.run_once().await.unwrap().is_idle() {}
     assert_eq!(world.record("k").await.state, State::Unknown);
-    let settled = async || reap_once(&world.ibid, Keep::default()).await.unwrap().settled;
+    let settled = async || reap_once(&world.ibid, Retention::default()).await.unwrap().settled;
     world.pass(2 * DAY);
     assert_eq!(settled().await, 0, "its effect waits for an operator");
     assert_eq!(world.record("k").await.state, State::Unknown);

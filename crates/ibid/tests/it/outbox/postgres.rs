@@ -6,26 +6,26 @@ use std::time::Duration;
 use ibid::evidence::EvidenceResult;
 use ibid::operator::Operator;
 use ibid::outbox::{
-    BoxError, Builder, Call, CallOutcome, EffectFilter, Handler, NewEffect, Round, Settled, StoredEffect,
-    Verified, Worker,
+    BoxError, CallOutcome, EffectCall, EffectFilter, EffectHandler, NewEffect, SettledEffect, StoredEffect,
+    VerifyOutcome, Worker, WorkerBuilder, WorkerRound,
 };
 use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
 use ibid::transaction::{Database, Isolated, Isolation};
 use ibid::{Ibid, Settings};
-use ibid_core::evidence::EffectAt;
+use ibid_core::evidence::EffectRef;
 use ibid_core::machine::EffectState::{Done, Queued, Unknown};
 use ibid_core::response::Response;
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 
-use crate::lossy::{Lossy, Reply};
+use crate::lossy_database::{Lossy, Reply};
 
-use super::site::{executed, heard};
-use super::world::{Gate, Provider, ask, because, begin, made};
+use super::both_databases::{executed, heard};
+use super::harness::{Gate, Provider, ask, because, begin, made};
 
 /// One node of an application.
 struct Node {
@@ -58,7 +58,7 @@ impl Node {
         assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
     }
 
-    fn building(&self, provider: &Provider) -> Builder<SqlxPostgres> {
+    fn building(&self, provider: &Provider) -> WorkerBuilder<SqlxPostgres> {
         Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", Recording(provider.clone()))
     }
 
@@ -87,7 +87,7 @@ async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
         let idle = match worker.run_once().await {
             Ok(round) => round.is_idle(),
             // At stricter levels a look may fail for as long as others are at work.
-            Err(error) if error.is_again() => false,
+            Err(error) if error.is_retryable() => false,
             Err(error) => panic!("{error}"),
         };
         if idle && node.effects().await.iter().all(|effect| effect.state == Done) {
@@ -99,21 +99,21 @@ async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
 
 struct Recording(Provider);
 
-impl Handler<SqlxPostgresTx<'static>> for Recording {
-    fn call<'a>(&'a self, call: &'a Call) -> Pending<'a, CallOutcome> {
-        Handler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call)
+impl EffectHandler<SqlxPostgresTx<'static>> for Recording {
+    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
+        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call)
     }
 
-    fn verify<'a>(&'a self, call: &'a Call) -> Pending<'a, Verified> {
-        Handler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::verify(&self.0, call)
+    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
+        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::verify(&self.0, call)
     }
 
     fn record<'a>(
         &'a self,
-        call: &'a Call,
-        settled: &'a Settled,
+        call: &'a EffectCall,
+        settled: &'a SettledEffect,
         tx: &'a mut SqlxPostgresTx<'static>,
-    ) -> Pending<'a, Result<(), BoxError>> {
+    ) -> BoxFuture<'a, Result<(), BoxError>> {
         Box::pin(async move {
             sqlx::query("insert into ledger (line, name, payload) values ($1, $2, $3)")
                 .bind(self.0.line(call, settled))
@@ -131,8 +131,8 @@ fn charge(name: &str) -> NewEffect {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_effect_enqueued_with_a_business_row_is_carried_out_once_and_what_is_rolled_back_never() {
-    let server = Postgres::start();
+async fn an_effect_runs_exactly_if_its_business_row_committed() {
+    let server = Postgres::shared();
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
     let mut attempt = begin(&node.ibid, "undone").await;
     let mut inside = attempt.inside(node.database.begin().await.unwrap()).await.unwrap();
@@ -140,7 +140,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once_and_what_is_
     drop(inside);
     node.pay("k", [charge("kept")]).await;
     let worker = node.worker(&provider);
-    assert_eq!(worker.run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
     assert!(worker.run_once().await.unwrap().is_idle());
     let effects = node.effects().await;
     assert_eq!(effects.len(), 1);
@@ -152,7 +152,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once_and_what_is_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_nodes_carry_out_five_hundred_effects_once_each() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     for key in 0..50 {
         one.pay(&format!("k{key}"), (0..10).map(|n| charge(&format!("e{n}")))).await;
@@ -170,7 +170,7 @@ async fn two_nodes_carry_out_five_hundred_effects_once_each() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stricter_isolation_costs_tries_and_changes_nothing() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         let node = Node::new(&server).await;
         node.pay(&format!("{level:?}"), (0..40).map(|n| charge(&format!("e{n}")))).await;
@@ -188,7 +188,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_effect_that_somebody_holds_is_passed_over() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
     node.pay("k", [charge("held"), charge("free")]).await;
     let mut holder = node.database.0.begin().await.unwrap();
@@ -203,7 +203,7 @@ async fn an_effect_that_somebody_holds_is_passed_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let in_order = |n: u32| NewEffect::new("x", "charge", n.to_string()).ordered_by("account 7");
     for n in 0..20 {
@@ -217,8 +217,8 @@ async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
 
 /// Places are given at enqueue and seen at commit: without the wait a later place could be seen, and called, first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_the_order_of_commits() {
-    let server = Postgres::start();
+async fn calls_of_an_aggregate_follow_the_order_of_commits() {
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let of = |aggregate: &str, payload: &str| {
         NewEffect::new("x", "charge", payload.to_owned()).ordered_by(aggregate)
@@ -238,14 +238,18 @@ async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_
             inside.enqueue(effect).await.unwrap();
             inside.finish(answer()).await.unwrap()
         });
-        let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
-        while server.sql("postgres", waits).trim() != "1" {
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event = 'advisory' and datname = current_database()";
+        while server.sql(server.database(), waits).trim() != "1" {
             assert!(!second.is_finished(), "it is behind one that is not committed");
             tokio::task::yield_now().await;
         }
         // Others are in nobody's way.
         two.pay(&format!("other {undone}"), [of("account 8", &format!("other {undone}"))]).await;
-        assert_eq!(one.worker(&ann).run_once().await.unwrap(), Round { done: 1, ..Round::default() });
+        assert_eq!(
+            one.worker(&ann).run_once().await.unwrap(),
+            WorkerRound { done: 1, ..WorkerRound::default() }
+        );
         assert!(two.worker(&bob).run_once().await.unwrap().is_idle());
         if undone {
             drop(first);
@@ -261,7 +265,7 @@ async fn who_enqueues_for_an_aggregate_waits_for_those_before_and_calls_come_in_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     one.pay("k", [charge("charge").repeatable()]).await;
     let gate = Gate::closed("zombie");
@@ -270,20 +274,20 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     gate.reached().await;
 
     let lapse = "update ibid_effect set due_at = 0";
-    server.sql("postgres", lapse);
+    server.sql(server.database(), lapse);
     let bob = Provider::new("bob", |_| made());
     let worker = two.worker(&bob);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
-    server.sql("postgres", lapse);
+    server.sql(server.database(), lapse);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     gate.open();
-    assert_eq!(zombie.await.unwrap(), Round { lost: 1, ..Round::default() });
+    assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
     assert_eq!(one.ledger("line").await, ["bob charge done"]);
     assert_eq!(bob.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_outlasts_a_server_that_crashes_before_it_is_recorded() {
+async fn a_result_survives_a_server_crash_before_it_is_recorded() {
     let mut server = Postgres::start();
     let node = Node::new(&server).await;
     node.pay("k", [charge("charge")]).await;
@@ -294,27 +298,27 @@ async fn a_result_outlasts_a_server_that_crashes_before_it_is_recorded() {
     server.stop_immediate();
     gate.open();
     server.start_again();
-    assert_eq!(running.await.unwrap(), Round { done: 1, ..Round::default() });
+    assert_eq!(running.await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
     assert_eq!(node.effects().await[0].state, Done);
     assert_eq!((gate.provider.calls().len(), node.ledger("line").await.len()), (1, 1));
 }
 
 /// A session that is stopped with an effect locked would keep it from every other worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
+async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
     struct Looking;
 
-    impl Handler<SqlxPostgresTx<'static>> for Looking {
-        fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
+    impl EffectHandler<SqlxPostgresTx<'static>> for Looking {
+        fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
             Box::pin(async { made() })
         }
 
         fn record<'a>(
             &'a self,
-            _: &'a Call,
-            _: &'a Settled,
+            _: &'a EffectCall,
+            _: &'a SettledEffect,
             tx: &'a mut SqlxPostgresTx<'static>,
-        ) -> Pending<'a, Result<(), BoxError>> {
+        ) -> BoxFuture<'a, Result<(), BoxError>> {
             Box::pin(async move {
                 let look = "insert into ledger (line)
                             select current_setting('idle_in_transaction_session_timeout')";
@@ -324,7 +328,7 @@ async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
         }
     }
 
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let node = Node::new(&server).await;
     node.pay("k", [charge("charge")]).await;
     let worker = Worker::builder(node.ibid.clone(), node.database.clone()).on("charge", Looking);
@@ -334,7 +338,7 @@ async fn a_worker_that_falls_silent_is_cut_off_after_the_effects_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owed_answer_reaches_a_client_of_another_node() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let mut attempt = begin(&one.ibid, "k").await;
     let mut inside = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
@@ -352,7 +356,7 @@ async fn an_owed_answer_reaches_a_client_of_another_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operator_retries_and_discards() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let node = Node::new(&server).await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "refused" => CallOutcome::Refused { why: "no".into() },
@@ -400,10 +404,10 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n, \
         lateral (select case n % 3 when 0 then 3 when 1 then 1 else 5 end, n % 3 <> 0, \
           case n % 3 when 1 then 9000000000000000 + n end, 'filled ' || n) s(state, open, due_at, aggregate)";
-    server.sql("postgres", fill);
+    server.sql(server.database(), fill);
     for analyzed in [false, true] {
         if analyzed {
-            server.sql("postgres", "analyze");
+            server.sql(server.database(), "analyze");
         }
         let before = server.log().len();
         node.pay(&format!("after {analyzed}"), [in_order(1)]).await;
@@ -418,7 +422,7 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
+async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
     let server = Postgres::start_with(&[
         ("session_preload_libraries", "auto_explain"),
         ("auto_explain.log_min_duration", "0"),
@@ -432,14 +436,14 @@ async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
         select e.record, n, 'fill', 1, 1, e.kind, 3, false, 0, e.lease_us, 0, 'fill ' || n, 'ch_fill_' || n, e.rules, \
         false, e.tenant, '' from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n";
     let key = node.effects().await[0].downstream_key.clone();
-    server.sql("postgres", fill);
+    server.sql(server.database(), fill);
     for analyzed in [false, true] {
         if analyzed {
-            server.sql("postgres", "analyze");
+            server.sql(server.database(), "analyze");
         }
         let before = server.log().len();
-        let by_id = EffectAt::ProviderId { kind: "charge".into(), id: "ch_1".into() };
-        for at in [EffectAt::DownstreamKey(key.clone()), by_id] {
+        let by_id = EffectRef::ProviderId { kind: "charge".into(), id: "ch_1".into() };
+        for at in [EffectRef::DownstreamKey(key.clone()), by_id] {
             let heard = heard("evt", &at, executed(201, "ch_1"), Duration::ZERO);
             assert_eq!(node.ibid.report_evidence(heard).await.unwrap(), EvidenceResult::Known);
         }
@@ -455,20 +459,25 @@ async fn what_a_webhook_names_is_found_by_its_indexes_on_a_full_outbox() {
 /// Makes every call, and has no rows of its own.
 struct Plain(Arc<Mutex<u32>>);
 
-impl<T: Send> Handler<T> for Plain {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
+impl<T: Send> EffectHandler<T> for Plain {
+    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
         *self.0.lock().unwrap() += 1;
         Box::pin(async { made() })
     }
 
-    fn record<'a>(&'a self, _: &'a Call, _: &'a Settled, _: &'a mut T) -> Pending<'a, Result<(), BoxError>> {
+    fn record<'a>(
+        &'a self,
+        _: &'a EffectCall,
+        _: &'a SettledEffect,
+        _: &'a mut T,
+    ) -> BoxFuture<'a, Result<(), BoxError>> {
         Box::pin(async { Ok(()) })
     }
 }
 
 #[tokio::test]
 async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let node = Node::new(&server).await;
     // Neither repeatable nor verified: a lapsed claim of it would be a person's.
     node.pay("k", [NewEffect::new("charge", "charge", "")]).await;
@@ -478,17 +487,17 @@ async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     let worker =
         Worker::builder(node.ibid.clone(), database).on("charge", Plain(calls.clone())).build().unwrap();
     let round = tokio::spawn(async move { (worker.run_once().await.unwrap(), worker) });
-    let waits =
-        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%ibid_effect%'";
-    while server.sql("postgres", waits).trim() != "1" {
+    let waits = "select count(*) from pg_stat_activity
+         where wait_event_type = 'Lock' and datname = current_database() and query like '%ibid_effect%'";
+    while server.sql(server.database(), waits).trim() != "1" {
         assert!(!round.is_finished(), "it waits for what the claim will come to");
         tokio::task::yield_now().await;
     }
     LATE.add_permits(1);
     let (given_back, worker) = round.await.unwrap();
-    assert_eq!((given_back, *calls.lock().unwrap()), (Round { again: 1, ..Round::default() }, 0));
+    assert_eq!((given_back, *calls.lock().unwrap()), (WorkerRound { again: 1, ..WorkerRound::default() }, 0));
     assert_eq!(node.effects().await[0].state, Queued);
-    server.sql("postgres", "update ibid_effect set due_at = 0");
+    server.sql(server.database(), "update ibid_effect set due_at = 0");
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!(*calls.lock().unwrap(), 1);
 }

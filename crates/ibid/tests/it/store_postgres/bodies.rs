@@ -1,8 +1,8 @@
 //! What is kept beside a record, which has no id of its own: it goes with its generation, and with no other.
 
-use ibid_core::change::Mark;
+use ibid_core::change::InstantChange;
 use ibid_core::policy::Policy;
-use ibid_core::reap::Course;
+use ibid_core::reap::ReapTarget;
 use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
 use ibid_testkit::contract::{SHORT, answering, fresh_under, put, reap_all};
@@ -20,13 +20,13 @@ fn again(record: &Record, clears_bodies: bool) -> Change {
     begin.clears_bodies = clears_bodies;
     let birth = begin.nonce;
     let draft = begin.draft.as_mut().expect("it writes");
-    (draft.birth, draft.created) = (birth, Mark::Now);
+    (draft.birth, draft.created) = (birth, InstantChange::Now);
     begin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_generation_leaves_nothing_of_the_one_before_it() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     // All begun at one instant.
@@ -56,7 +56,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
 /// One that keeps its generation and replaces what is beside it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let begun = put(&*store, &begin()).await.record;
@@ -69,13 +69,13 @@ async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
 
 /// A body of the very same instant belongs to whoever has its birth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_else() {
-    let server = Postgres::start();
+async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let short = Arc::new(Policy { lease: LONG, retention: SHORT, ..Policy::default() });
     let begins: Vec<Change> = (0..20)
-        .map(|place| if place % 2 == 0 { fresh_under(&Name::fresh(), &short) } else { begin() })
+        .map(|place| if place % 2 == 0 { fresh_under(&TestRecord::fresh(), &short) } else { begin() })
         .collect();
     let fates = commit_all(&*store, begins.clone()).await;
     let record = |begin: &Change| match &fates[&begin.id] {
@@ -86,7 +86,7 @@ async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_e
     assert_eq!(server.sql(&database, "select count(distinct created_at) from ibid_record"), "1");
     commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 10);
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 10);
     assert_eq!(kept(&server, &database), "10");
     for record in records.iter().skip(1).step_by(2) {
         assert!(load(&*store, record.id).await.expect("it stays").answer.is_some());
@@ -97,9 +97,9 @@ async fn the_reaper_takes_what_is_beside_the_records_that_it_takes_and_nothing_e
 /// Between the reaper's look at a row and its hold on it, the row is finished and forgotten: what came beside it meanwhile is
 /// unseen by the reaper's statement, so the row has to wait for the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_goes_on_while_the_reaper_looks_is_left_for_the_next_time() {
+async fn a_record_that_changes_under_the_reaper_is_left_alone() {
     for anew in [false, true] {
-        let server = Postgres::start();
+        let server = Postgres::shared();
         let database = server.create_database();
         let store = open(&server, &database).await;
         let (first, change) = super::upkeep::going();
@@ -130,11 +130,11 @@ async fn a_record_that_goes_on_while_the_reaper_looks_is_left_for_the_next_time(
         holder.batch_execute("select pg_advisory_lock(7)").await.expect("a lock");
         let reaper = tokio::spawn({
             let store = store.clone();
-            async move { store.reap(Course::Records, 0, 100).await.expect("it reaps") }
+            async move { store.reap(ReapTarget::Records, 0, 100).await.expect("it reaps") }
         });
-        while server.sql("postgres", "select count(*) from pg_stat_activity where wait_event = 'advisory'")
-            == "0"
-        {
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event = 'advisory' and datname = current_database()";
+        while server.sql(&database, waits) == "0" {
             tokio::task::yield_now().await;
         }
         if anew {
@@ -149,7 +149,7 @@ async fn a_record_that_goes_on_while_the_reaper_looks_is_left_for_the_next_time(
         assert_eq!(reaper.await.expect("it ends").removed, 0, "anew: {anew}");
         assert_eq!(kept(&server, &database), "1");
         server.sql(&database, "drop view ibid_effect; alter table ibid_effect_rows rename to ibid_effect");
-        assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "anew: {anew}");
+        assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "anew: {anew}");
         assert!(load(&*store, second.id).await.is_none());
         assert_eq!(kept(&server, &database), "0", "nothing is left beside it");
     }

@@ -2,7 +2,7 @@
 
 use ibid::store::checkup::{Checkup, OpenCases, Pooler, Role, Schema, Standby};
 use ibid_core::record::Flags;
-use ibid_testkit::postgres::Pair;
+use ibid_testkit::postgres::PostgresPair;
 
 use super::*;
 
@@ -12,12 +12,12 @@ pub(super) async fn checkup(url: &str) -> Checkup {
 
 /// As a user sees it who may.
 fn asynchronous() -> Standby {
-    Standby { name: Some(Pair::STANDBY.to_owned()), is_synchronous: Some(false) }
+    Standby { name: Some(PostgresPair::STANDBY.to_owned()), is_synchronous: Some(false) }
 }
 
 #[tokio::test]
 async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let url = server.url_for(&database);
     let seen = checkup(&url).await;
@@ -29,8 +29,8 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
 
     let store = open(&server, &database).await;
     let known = PostgresStore::newest_schema();
-    store.keep("secret", bytes::Bytes::from_static(b"s")).await.expect("it is kept");
-    let name = Name::fresh();
+    store.put_if_absent("secret", bytes::Bytes::from_static(b"s")).await.expect("it is kept");
+    let name = TestRecord::fresh();
     let flags = Flags { dead_letter: true, ..Flags::default() };
     let unknown = insert(&name, Draft { flags, ..draft(&name, State::Unknown) });
     assert!(matches!(commit_patiently(&store, &Arc::new(unknown)).await, Commit::Done(_)));
@@ -49,7 +49,7 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
 }
 
 #[tokio::test]
-async fn what_a_session_of_ours_is_given_counts_and_not_what_the_server_is_set_to() {
+async fn the_checkup_reads_the_settings_of_our_session() {
     let server = Postgres::start_with(&[("full_page_writes", "off")]);
     let database = server.create_database();
     server.sql("postgres", &format!("alter database {database} set synchronous_commit = off"));
@@ -66,7 +66,7 @@ async fn what_a_session_of_ours_is_given_counts_and_not_what_the_server_is_set_t
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_follows_is_told_as_far_as_this_user_may_see() {
-    let pair = tokio::task::block_in_place(Pair::asynchronous);
+    let pair = tokio::task::block_in_place(PostgresPair::asynchronous);
     pair.primary.sql("postgres", "create role app login");
     let as_app = pair.primary.url().replace("postgres@", "app@");
     let seen = checkup(&pair.primary.url()).await.standbys.expect("it is the primary");

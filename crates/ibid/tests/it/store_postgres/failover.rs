@@ -8,12 +8,12 @@ use ibid::attempt::Attempt;
 use ibid::engine::Unavailable;
 use ibid::outcome::{Begin, Outcome};
 use ibid::{Ibid, Settings};
-use ibid_core::fingerprint::Asked;
+use ibid_core::fingerprint::RequestView;
 use ibid_core::key::Key;
 use ibid_core::policy::Policy;
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
-use ibid_testkit::postgres::Pair;
+use ibid_testkit::postgres::PostgresPair;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 
@@ -21,7 +21,7 @@ use super::*;
 
 struct Body(String);
 
-impl Asked for Body {
+impl RequestView for Body {
     fn method(&self) -> &str {
         "POST"
     }
@@ -116,8 +116,8 @@ impl Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_acknowledged_is_lost_when_a_synchronous_standby_takes_over() {
-    let mut pair = block_in_place(Pair::synchronous);
+async fn a_synchronous_failover_loses_nothing_acknowledged() {
+    let mut pair = block_in_place(PostgresPair::synchronous);
     let ibid = ibid_at(&pair.url_for("postgres")).await;
     let (acknowledged, over) = (Mutex::default(), AtomicBool::new(false));
     let load = Arc::new(Load { ibid, acknowledged, count: watch::Sender::new(0), over });
@@ -143,8 +143,8 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_standby_takes_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_asynchronous_failover_may_run_an_answered_request_again_and_a_finish_survives_it() {
-    let mut pair = block_in_place(Pair::asynchronous);
+async fn a_finish_survives_an_asynchronous_failover() {
+    let mut pair = block_in_place(PostgresPair::asynchronous);
     let ibid = ibid_at(&pair.url_for("postgres")).await;
     assert!(matches!(run(&ibid, "kept").await.finish(answer("kept")).await, Outcome::Completed(_)));
     block_in_place(|| pair.cut_off());

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use ibid_core::change::{Happened, History};
+use ibid_core::change::{History, HistoryKind};
 use ibid_core::sql::Statement;
 use ibid_core::store::{Browse, Work};
 use tokio::task::JoinSet;
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_loses_nothing_that_was_answered_and_the_store_comes_back_by_itself() {
+async fn a_server_crash_loses_no_answered_change() {
     let mut server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
@@ -28,7 +28,7 @@ async fn a_crash_loses_nothing_that_was_answered_and_the_store_comes_back_by_its
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_are_cut_under_load_cost_no_change_and_double_none() {
+async fn connections_cut_under_load_lose_no_change() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
@@ -40,7 +40,7 @@ async fn connections_that_are_cut_under_load_cost_no_change_and_double_none() {
             for n in 0..60 {
                 let mut begun = begin();
                 if n % 2 == 0 {
-                    begun.history.push(History { what: Happened::Operator, detail: "begun".to_owned() });
+                    begun.history.push(History { what: HistoryKind::Operator, detail: "begun".to_owned() });
                 }
                 let begun = Arc::new(begun);
                 assert!(counted(&begun, &commit_patiently(&store, &begun).await), "a fresh name is free");
@@ -143,7 +143,7 @@ async fn a_work_that_no_standby_confirmed_is_a_lost_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_stores_own_work_is_read_committed_whatever_the_database_prefers() {
+async fn the_store_always_works_in_read_committed() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;

@@ -1,15 +1,15 @@
 //! Rows that somebody else holds: nobody waits for long, and only whoever wants that row is told.
 
-use ibid_core::change::{Happened, History};
+use ibid_core::change::{History, HistoryKind};
 use ibid_core::scope::{Identity, Operation};
-use ibid_core::store::Renewed;
+use ibid_core::store::RenewOutcome;
 use ibid_testkit::contract::{SHORT, TICK, put, take_over};
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_goes_through_but_for_the_id_that_a_stranger_is_inserting() {
-    let server = Postgres::start();
+async fn a_batch_commits_except_for_a_contended_insert() {
+    let server = Postgres::shared();
     for is_fresh in [true, false] {
         a_batch_goes_through_but_for_one(&server, is_fresh).await;
     }
@@ -44,8 +44,8 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_a_stranger_holds_is_busy_and_never_taken_for_lost_or_won() {
-    let server = Postgres::start();
+async fn a_foreign_row_lock_is_busy_never_lost_or_won() {
+    let server = Postgres::shared();
     for is_fresh in [true, false] {
         a_held_row_is_busy(&server, is_fresh).await;
     }
@@ -54,11 +54,11 @@ async fn a_row_that_a_stranger_holds_is_busy_and_never_taken_for_lost_or_won() {
 async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
     let database = server.create_database();
     let store = open(server, &database).await;
-    let lapsing = |name: &Name| match is_fresh {
+    let lapsing = |name: &TestRecord| match is_fresh {
         true => fresh(name, SHORT),
         false => insert(name, Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) }),
     };
-    let (name, other) = (Name::fresh(), Name::fresh());
+    let (name, other) = (TestRecord::fresh(), TestRecord::fresh());
     let held = put(&*store, &lapsing(&name)).await.record;
     let free = put(&*store, &lapsing(&other)).await.record;
     tokio::time::sleep(TICK).await;
@@ -68,7 +68,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
     stranger.batch_execute(&lock).await.expect("the row is held");
 
     let renewed = store.renew(vec![(held.id, held.version)]).await.expect("a renewal succeeds");
-    assert_eq!(renewed, [Renewed::Busy], "it may still be ours");
+    assert_eq!(renewed, [RenewOutcome::Busy], "it may still be ours");
     let take = |record: &Record| {
         let next = Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) };
         Arc::new(take_over(record, next))
@@ -93,13 +93,13 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_that_can_not_be_stored_fails_alone() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let mut batch: Vec<Change> = (0..16).map(|_| begin()).collect();
     batch.sort_by_key(|change| change.id);
     // PostgreSQL's text holds no NUL.
-    batch[5].history.push(History { what: Happened::Operator, detail: "\0".to_owned() });
+    batch[5].history.push(History { what: HistoryKind::Operator, detail: "\0".to_owned() });
     let draft = batch[11].draft.as_mut().expect("a begin writes");
     let operation = Operation { path: "\0".into(), ..draft.identity.operation.clone() };
     draft.identity = Arc::new(Identity { operation, ..Identity::clone(&draft.identity) });
@@ -119,7 +119,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     for (code, is_fresh) in [("40001", true), ("40P01", true), ("55P03", true), ("40001", false)] {
         let database = server.create_database();
         let store = open(&server, &database).await;
@@ -141,7 +141,7 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
 
 /// A begin under a name of its own, by one of the two ways.
 fn either_begin(is_fresh: bool) -> Change {
-    if is_fresh { begin() } else { other_begin(&Name::fresh()) }
+    if is_fresh { begin() } else { other_begin(&TestRecord::fresh()) }
 }
 
 fn hex(bytes: &[u8]) -> String {

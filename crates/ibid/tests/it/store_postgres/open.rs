@@ -1,6 +1,6 @@
 //! Opening: the schema, and servers that are turned down.
 
-use ibid::store::postgres::OpenError;
+use ibid::store::postgres::PostgresOpenError;
 use ibid_testkit::contract::put;
 
 use super::*;
@@ -22,8 +22,8 @@ fn catalog(server: &Postgres, database: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes() {
-    let server = Postgres::start();
+async fn the_printed_migration_makes_the_stores_schema() {
+    let server = Postgres::shared();
     let (ours, theirs, both) = (server.create_database(), server.create_database(), server.create_database());
     open(&server, &ours).await;
     server.sql(&theirs, &PostgresStore::migration_sql(0));
@@ -42,7 +42,7 @@ async fn what_is_printed_for_a_person_makes_the_very_schema_that_the_store_makes
 /// Or an application that publishes all its tables, for a replica or for what follows its changes, could not use ibid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_table_can_be_published() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(&database, "create publication everything for all tables");
@@ -57,7 +57,7 @@ async fn every_table_can_be_published() {
 
 #[tokio::test]
 async fn the_tables_are_made_in_the_first_schema_of_the_search_path() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     server.sql(&database, "create schema guard");
     server.sql("postgres", &format!("alter database {database} set search_path = guard, public"));
@@ -66,7 +66,7 @@ async fn the_tables_are_made_in_the_first_schema_of_the_search_path() {
     assert_eq!(server.sql(&database, schemas), "guard");
 }
 
-async fn refusal(url: &str, options: PostgresOptions) -> OpenError {
+async fn refusal(url: &str, options: PostgresOptions) -> PostgresOpenError {
     match PostgresStore::open(url, options).await {
         Err(error) => error,
         Ok(store) => panic!("{} was opened", store.place()),
@@ -75,19 +75,19 @@ async fn refusal(url: &str, options: PostgresOptions) -> OpenError {
 
 #[tokio::test]
 async fn a_schema_that_is_not_ours_to_use_is_refused() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let url = server.url_for(&database);
     let no_migration = || PostgresOptions { migrate: false, ..options() };
     let missing = refusal(&url, no_migration()).await;
-    assert!(matches!(missing, OpenError::NotMigrated { found: 0, .. }), "{missing:?}");
+    assert!(matches!(missing, PostgresOpenError::NotMigrated { found: 0, .. }), "{missing:?}");
     open(&server, &database).await;
     let newest = PostgresStore::newest_schema();
     server.sql(&database, &format!("insert into ibid_migration values ({}, '')", newest + 1));
     for options in [options(), no_migration()] {
         let future = refusal(&url, options).await;
         assert!(
-            matches!(future, OpenError::FromTheFuture { found, .. } if found == newest + 1),
+            matches!(future, PostgresOpenError::FromTheFuture { found, .. } if found == newest + 1),
             "{future:?}"
         );
     }
@@ -96,11 +96,11 @@ async fn a_schema_that_is_not_ours_to_use_is_refused() {
         "delete from ibid_migration where digest = ''; update ibid_migration set digest = '\\x00'",
     );
     let altered = refusal(&url, options()).await;
-    assert!(matches!(altered, OpenError::Altered { number: 1, .. }), "{altered:?}");
+    assert!(matches!(altered, PostgresOpenError::Altered { number: 1, .. }), "{altered:?}");
 }
 
 #[tokio::test]
-async fn a_server_that_may_lose_a_commit_is_refused_unless_that_is_accepted() {
+async fn a_server_that_may_lose_commits_is_refused_by_default() {
     let server = Postgres::start();
     let database = server.create_database();
     let url = server.url_for(&database);
@@ -110,7 +110,10 @@ async fn a_server_that_may_lose_a_commit_is_refused_unless_that_is_accepted() {
     set("off");
     let weak = refusal(&url, options()).await;
     let said = weak.to_string();
-    assert!(matches!(weak, OpenError::WeakDurability { setting: "synchronous_commit", .. }), "{weak:?}");
+    assert!(
+        matches!(weak, PostgresOpenError::WeakDurability { setting: "synchronous_commit", .. }),
+        "{weak:?}"
+    );
     assert!(said.contains("synchronous_commit = off"), "it says what to change: {said}");
     open_with(&server, &database, |options| options.accept_weak_durability = true).await;
     // Without standbys nothing is weaker than the disk.
@@ -128,11 +131,11 @@ async fn a_server_that_may_lose_a_commit_is_refused_unless_that_is_accepted() {
             ),
         );
         let weak = refusal(&url, options()).await;
-        assert!(matches!(weak, OpenError::WeakDurability { .. }), "{weak:?}");
+        assert!(matches!(weak, PostgresOpenError::WeakDurability { .. }), "{weak:?}");
     }
     let unflushed = Postgres::start_with(&[("fsync", "off")]);
     let weak = refusal(&unflushed.url(), options()).await;
-    assert!(matches!(weak, OpenError::WeakDurability { setting: "fsync", .. }), "{weak:?}");
+    assert!(matches!(weak, PostgresOpenError::WeakDurability { setting: "fsync", .. }), "{weak:?}");
 }
 
 #[tokio::test]
@@ -141,7 +144,7 @@ async fn a_replica_is_refused_until_it_is_promoted() {
     open(&primary, "postgres").await;
     let standby = primary.standby("second", &[]);
     let replica = refusal(&standby.url(), options()).await;
-    assert!(matches!(replica, OpenError::ReadOnly { .. }), "{replica:?}");
+    assert!(matches!(replica, PostgresOpenError::ReadOnly { .. }), "{replica:?}");
     primary.stop_immediate();
     standby.promote();
     let store = open(&standby, "postgres").await;
@@ -151,7 +154,7 @@ async fn a_replica_is_refused_until_it_is_promoted() {
 #[tokio::test]
 async fn no_message_holds_the_password() {
     let server = Postgres::start();
-    let told = |error: &OpenError| {
+    let told = |error: &PostgresOpenError| {
         let mut text = format!("{error} {error:?}");
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {
@@ -162,15 +165,15 @@ async fn no_message_holds_the_password() {
     };
     let port = server.port();
     let nobody = refusal(&format!("postgres://nobody:hunter2@127.0.0.1:{port}/postgres"), options()).await;
-    assert!(matches!(nobody, OpenError::Refused { .. }), "{nobody:?}");
+    assert!(matches!(nobody, PostgresOpenError::Refused { .. }), "{nobody:?}");
     told(&nobody);
     let nowhere = refusal("postgres://postgres:hunter2@127.0.0.1:1/postgres", options()).await;
-    assert!(matches!(nowhere, OpenError::Unreachable { .. }), "{nowhere:?}");
+    assert!(matches!(nowhere, PostgresOpenError::Unreachable { .. }), "{nowhere:?}");
     assert!(nowhere.to_string().contains("127.0.0.1:1/postgres"), "{nowhere}");
     told(&nowhere);
     for unreadable in ["postgres://postgres:hunter2@127.0.0.1:x/", "hunter2"] {
         let bad = refusal(unreadable, options()).await;
-        assert!(matches!(bad, OpenError::BadUrl), "{bad:?}");
+        assert!(matches!(bad, PostgresOpenError::BadUrl), "{bad:?}");
         told(&bad);
     }
     let url = format!("postgres://postgres:hunter2@127.0.0.1:{port}/postgres");

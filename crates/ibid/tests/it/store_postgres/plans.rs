@@ -1,14 +1,14 @@
 //! What the server makes of the statements: its plans, and which updates stay within their page.
 
-use ibid_core::reap::{Course, FROM_THE_START};
-use ibid_core::record::Note;
+use ibid_core::reap::{CURSOR_START, ReapTarget};
+use ibid_core::record::RecordDetails;
 use ibid_core::scope::RecordId;
 use ibid_testkit::contract::take_over;
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_asked() {
+async fn no_hot_path_statement_scans_a_table() {
     let server = Postgres::start_with(&[
         // It logs the plan of every statement as it was run.
         ("session_preload_libraries", "auto_explain"),
@@ -80,7 +80,7 @@ async fn no_verb_of_the_hot_path_scans_a_table_however_small_it_was_when_first_a
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flight_in_a_session_without_its_settings_writes_nothing() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     drop(open(&server, &database).await);
     let fly = |set: &str, begins: &str, finishes: &str, ids: &str| {
@@ -123,8 +123,10 @@ async fn use_every_verb(store: &PostgresStore) {
         commit_all(store, records.iter().map(finish).collect()).await;
         // More than are due: then it looks through first leases, too.
         store.due(State::InProgress, 1000).await.expect("due is answered");
-        for course in [Course::Records, Course::Effects { keep: LONG }, Course::History { keep: LONG }] {
-            store.reap(course, FROM_THE_START, 10).await.expect("a reaping succeeds");
+        for course in
+            [ReapTarget::Records, ReapTarget::Effects { keep: LONG }, ReapTarget::History { keep: LONG }]
+        {
+            store.reap(course, CURSOR_START, 10).await.expect("a reaping succeeds");
         }
     }
 }
@@ -144,7 +146,7 @@ async fn a_finish_touches_no_index_and_stays_in_its_page() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_moves_in_an_order_leaves_its_page_and_what_moves_in_none_does_not() {
+async fn only_a_row_that_moves_in_an_index_leaves_its_page() {
     let server = Postgres::start_with(&[("autovacuum", "off")]);
     let database = server.create_database();
     let store = open(&server, &database).await;
@@ -163,7 +165,7 @@ async fn what_moves_in_an_order_leaves_its_page_and_what_moves_in_none_does_not(
 
     let store = open(&server, &database).await;
     let noted = |record: &Record| {
-        let note = Note { provider_id: Some("pi_1".to_owned()), ..record.note.clone() };
+        let note = RecordDetails { provider_id: Some("pi_1".to_owned()), ..record.note.clone() };
         let (expires_in, purge_in) = (Some(2 * LONG), Some(record.policy.retention));
         replace(record, Draft { note, expires_in, purge_in, ..draft(&name_of(record), record.state) })
     };

@@ -25,7 +25,7 @@ async fn the_store_keeps_its_word_behind_a_pooler() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_keeps_its_word_behind_a_pooler_that_refuses_settings() {
+async fn the_store_works_behind_a_pooler_that_refuses_settings() {
     write_behind(Settings::Refused).await;
 }
 

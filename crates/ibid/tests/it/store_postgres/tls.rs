@@ -1,6 +1,6 @@
 //! TLS by URL: the certificate is checked, and so is the name in it.
 
-use ibid::store::postgres::OpenError;
+use ibid::store::postgres::PostgresOpenError;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use super::*;
@@ -20,7 +20,7 @@ fn server_named(name: &str) -> (Postgres, tempfile::TempDir) {
     (Postgres::start_with_files(&[("ssl", "on")], &files), folder)
 }
 
-async fn opened(server: &Postgres, parameters: &str) -> Result<PostgresStore, OpenError> {
+async fn opened(server: &Postgres, parameters: &str) -> Result<PostgresStore, PostgresOpenError> {
     PostgresStore::open(&format!("{}?{parameters}", server.url()), options()).await
 }
 
@@ -32,18 +32,24 @@ async fn a_trusted_certificate_for_this_host_is_taken_and_no_other() {
         let store = opened(&server, &format!("sslmode={mode}&{roots}")).await.expect("the store opens");
         let encrypted = "select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid)
                          where application_name = 'ibid'";
-        assert!(store.load(vec![Name::fresh().id]).await.is_ok());
+        assert!(store.load(vec![TestRecord::fresh().id]).await.is_ok());
         assert_eq!(server.sql("postgres", encrypted), "t", "{mode}");
     }
     let unknown = opened(&server, "sslmode=require").await;
-    assert!(matches!(unknown, Err(OpenError::Unreachable { .. } | OpenError::Tls { .. })), "{unknown:?}");
+    assert!(
+        matches!(unknown, Err(PostgresOpenError::Unreachable { .. } | PostgresOpenError::Tls { .. })),
+        "{unknown:?}"
+    );
     let missing = opened(&server, "sslmode=verify-full&sslrootcert=/nowhere.pem").await;
-    assert!(matches!(missing, Err(OpenError::Tls { .. })), "{missing:?}");
+    assert!(matches!(missing, Err(PostgresOpenError::Tls { .. })), "{missing:?}");
     let (elsewhere, folder) = server_named("db.example");
     let roots = format!("sslrootcert={}", folder.path().join("ca.pem").display());
     let other = opened(&elsewhere, &format!("sslmode=require&{roots}")).await;
-    assert!(matches!(other, Err(OpenError::Unreachable { .. })), "another name: {other:?}");
+    assert!(matches!(other, Err(PostgresOpenError::Unreachable { .. })), "another name: {other:?}");
     let plain = Postgres::start();
     let refused = opened(&plain, &format!("sslmode=require&{roots}")).await;
-    assert!(matches!(refused, Err(OpenError::Unreachable { .. })), "a server without TLS: {refused:?}");
+    assert!(
+        matches!(refused, Err(PostgresOpenError::Unreachable { .. })),
+        "a server without TLS: {refused:?}"
+    );
 }

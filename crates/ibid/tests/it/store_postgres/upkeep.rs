@@ -1,17 +1,17 @@
 //! What the reaper leaves alone, and what it leaves behind.
 
 use ibid::outcome::{Begin, Outcome};
-use ibid::upkeep::{Keep, reap_once, reap_store};
+use ibid::upkeep::{Retention, reap_once, reap_store};
 use ibid::{Ibid, Settings};
-use ibid_core::change::Happened;
+use ibid_core::change::HistoryKind;
 use ibid_core::policy::Policy;
-use ibid_core::reap::{Course, FROM_THE_START};
-use ibid_core::record::{ErrorCode, Note};
-use ibid_core::store::Renewed;
+use ibid_core::reap::{CURSOR_START, ReapTarget};
+use ibid_core::record::{ErrorCode, RecordDetails};
+use ibid_core::store::RenewOutcome;
 use ibid_testkit::contract::{answering, put, reap_all, telling};
 
 use super::*;
-use crate::asking::ask;
+use crate::request_fixture::ask;
 
 /// The worst that a reaper can do to others: its step stops with every row in its hands.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,8 +25,9 @@ async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
     let reaper = stranger(&server, &database).await;
     reaper.batch_execute("begin").await.expect("a transaction");
     let step = include_str!("../../../src/store/postgres/sql/reap_records.sql");
-    let (limit, note, flags, held) = (1000_i64, Note::default().to_bytes(), 0_i64, Vec::<Vec<u8>>::new());
-    let step = reaper.query_one(step, &[&FROM_THE_START, &limit, &note, &flags, &held]).await;
+    let (limit, note, flags, held) =
+        (1000_i64, RecordDetails::default().to_bytes(), 0_i64, Vec::<Vec<u8>>::new());
+    let step = reaper.query_one(step, &[&CURSOR_START, &limit, &note, &flags, &held]).await;
     assert_eq!(step.expect("a step").get::<_, i64>(1), 200, "it removes them, and does not commit");
 
     // New keys, renewals, answers and looks, and a reaper of another node.
@@ -36,13 +37,13 @@ async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
     let records: Vec<Arc<Record>> = loaded.into_iter().flatten().map(|stored| stored.record).collect();
     let leases = records.iter().take(50).map(|record| (record.id, record.version)).collect();
     let renewed = store.renew(leases).await.expect("a renewal succeeds");
-    assert!(renewed.iter().all(|renewed| matches!(renewed, Renewed::Until(_))), "{renewed:?}");
+    assert!(renewed.iter().all(|renewed| matches!(renewed, RenewOutcome::Until(_))), "{renewed:?}");
     let ended = commit_all(&*store, records.iter().skip(50).map(|record| finish(record)).collect()).await;
     assert!(ended.len() == 50 && ended.values().all(|fate| matches!(fate, Commit::Done(_))), "{ended:?}");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 0, "what one has the other passes over");
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 0, "what one has the other passes over");
 
     reaper.batch_execute("rollback").await.expect("it is undone");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 200);
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,10 +58,10 @@ async fn an_unknown_outcome_goes_after_unknown_retention() {
     let Begin::Run(lost) = begin().await else { panic!("it is new") };
     drop(lost.unknown(ErrorCode::Broken).await);
     pass(&server, &database, 47 * HOUR);
-    assert_eq!(reap_once(&ibid, Keep::default()).await.expect("a round").settled, 0);
+    assert_eq!(reap_once(&ibid, Retention::default()).await.expect("a round").settled, 0);
     assert!(matches!(begin().await, Begin::Skip(Outcome::Unknown { settled_in: None })));
     pass(&server, &database, 2 * HOUR);
-    let harvest = reap_once(&ibid, Keep::default()).await.expect("a round");
+    let harvest = reap_once(&ibid, Retention::default()).await.expect("a round");
     assert_eq!((harvest.settled, harvest.removed), (1, 1), "{harvest:?}");
     let told = "select count(*) from ibid_event where detail like '%unknown_retention%'";
     assert_eq!(server.sql(&database, told), "1", "never silently");
@@ -69,15 +70,15 @@ async fn an_unknown_outcome_goes_after_unknown_retention() {
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-pub(super) fn going() -> (Name, Change) {
-    let name = Name::fresh();
+pub(super) fn going() -> (TestRecord, Change) {
+    let name = TestRecord::fresh();
     let change = insert(&name, Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) });
     (name, change)
 }
 
 #[tokio::test]
 async fn a_business_row_outlives_the_record_that_it_points_to() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(
@@ -89,24 +90,25 @@ async fn a_business_row_outlives_the_record_that_it_points_to() {
     let stranger = stranger(&server, &database).await;
     let sql = "insert into payment values (7, $1)";
     stranger.execute(sql, &[&&name.id.as_bytes()[..]]).await.expect("a payment");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1);
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1);
     assert_eq!(server.sql(&database, "select amount, record is null from payment"), "7|t");
 }
 
 #[tokio::test]
-async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
-    let server = Postgres::start();
+async fn a_record_held_by_a_business_row_blocks_no_other() {
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(&database, "create table payment (record bytea references ibid_record (id))");
     let stranger = stranger(&server, &database).await;
-    let ids = |names: &[Name]| names.iter().map(|name| name.id.as_bytes().to_vec()).collect::<Vec<_>>();
-    let names: Vec<Name> = (0..300).map(|_| Name::fresh()).collect();
-    let draft = |name: &Name| Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) };
-    let change = |name: &Name| telling(answering(insert(name, draft(name)), b"paid"), Happened::Settled, "");
+    let ids = |names: &[TestRecord]| names.iter().map(|name| name.id.as_bytes().to_vec()).collect::<Vec<_>>();
+    let names: Vec<TestRecord> = (0..300).map(|_| TestRecord::fresh()).collect();
+    let draft = |name: &TestRecord| Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) };
+    let change =
+        |name: &TestRecord| telling(answering(insert(name, draft(name)), b"paid"), HistoryKind::Settled, "");
     commit_all(&*store, names.iter().map(change).collect()).await;
     // First and last, in a row, more than one step passes over, and many at one instant.
-    let held: Vec<Name> =
+    let held: Vec<TestRecord> =
         [0, 1, 2, 150, 299].into_iter().chain(200..250).map(|place| names[place].clone()).collect();
     let sql = "insert into payment select unnest($1::bytea[])";
     stranger.execute(sql, &[&ids(&held)]).await.expect("payments");
@@ -120,7 +122,7 @@ async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
     stranger.execute(sql, &[&&names[151].id.as_bytes()[..]]).await.expect("an effect");
     let rest = "select count(*), count(p.record), (select count(*) from ibid_body) from ibid_record r
                 left join payment p on p.record = r.id";
-    let keep = Keep { history: Duration::ZERO, ..Keep::default() };
+    let keep = Retention { history: Duration::ZERO, ..Retention::default() };
     let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
     assert_eq!((harvest.removed, harvest.held, harvest.effects, harvest.history), (245, 55, 1, 245));
     assert_eq!(server.sql(&database, rest), "55|55|55", "those that are held stay whole");
@@ -130,17 +132,18 @@ async fn a_record_that_a_business_row_refuses_to_let_go_keeps_no_other() {
     assert_eq!((harvest.removed, harvest.held), (1, 55), "again, past all that are held");
     assert_eq!(load(&*store, late.id).await, None);
     server.sql(&database, "delete from payment");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 55, "once they are let go they go");
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 55, "once they are let go they go");
 }
 
 #[tokio::test]
-async fn however_many_records_are_held_a_run_ends_counts_each_once_and_takes_what_is_behind_them() {
-    let server = Postgres::start();
+async fn a_reap_run_gets_past_any_number_of_held_records() {
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let names: Vec<Name> = (0..250).map(|_| Name::fresh()).collect();
-    let change =
-        |name: &Name| insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) });
+    let names: Vec<TestRecord> = (0..250).map(|_| TestRecord::fresh()).collect();
+    let change = |name: &TestRecord| {
+        insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) })
+    };
     commit_all(&*store, names.iter().map(change).collect()).await;
     // Each at an instant of its own; more are held than many steps pass over, and what may go comes last.
     server.sql(
@@ -152,15 +155,15 @@ async fn however_many_records_are_held_a_run_ends_counts_each_once_and_takes_wha
          insert into payment select id from ibid_record where purge_at <= 7 + 240",
     );
     let mut told = 0;
-    let run = reap_store(&*store, Keep::default(), |harvest| told = told.max(harvest.held)).await;
+    let run = reap_store(&*store, Retention::default(), |harvest| told = told.max(harvest.held)).await;
     let harvest = run.expect("nothing failed");
     assert_eq!((harvest.removed, harvest.held, told), (10, 240, 240));
     assert!(!harvest.unfinished);
 }
 
 #[tokio::test]
-async fn a_constraint_that_is_checked_at_the_end_holds_its_record_alone() {
-    let server = Postgres::start();
+async fn a_deferred_constraint_holds_only_its_own_record() {
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let deferred = "references ibid_record (id) deferrable initially deferred";
@@ -171,13 +174,13 @@ async fn a_constraint_that_is_checked_at_the_end_holds_its_record_alone() {
     let stranger = stranger(&server, &database).await;
     let sql = "insert into payment values ($1)";
     stranger.execute(sql, &[&&name.id.as_bytes()[..]]).await.expect("a payment");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1);
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1);
     assert!(load(&*store, name.id).await.is_some());
 }
 
 #[tokio::test]
 async fn a_record_with_a_call_still_to_be_made_stays() {
-    let server = Postgres::start();
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let (name, change) = going();
@@ -189,20 +192,24 @@ async fn a_record_with_a_call_still_to_be_made_stays() {
                                         name, kind, downstream_key, rules, tenant, payload)
                values (1, 1, 0, 0, 1, 0, 1, true, false, $1, 'mail', 'http', 'd', '', 'shop', '')";
     stranger.execute(sql, &[&&name.id.as_bytes()[..]]).await.expect("an effect");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "only the other goes");
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "only the other goes");
     assert!(load(&*store, other.id).await.is_none() && load(&*store, name.id).await.is_some());
     server.sql(&database, "update ibid_effect set open = false");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1, "once it is made the record goes too");
+    assert_eq!(
+        reap_all(&*store, ReapTarget::Records).await.removed,
+        1,
+        "once it is made the record goes too"
+    );
     assert_eq!(server.sql(&database, "select count(*) from ibid_effect"), "1", "and the effect stays");
 }
 
 #[tokio::test]
-async fn a_tombstone_holds_id_fingerprint_and_instants_and_goes_in_its_turn() {
-    let server = Postgres::start();
+async fn a_tombstone_keeps_only_id_fingerprint_and_instants() {
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let name = Name::fresh();
-    let note = Note { provider_id: Some("ch_1".to_owned()), ..Note::default() };
+    let name = TestRecord::fresh();
+    let note = RecordDetails { provider_id: Some("ch_1".to_owned()), ..RecordDetails::default() };
     let expired = Draft {
         expires_in: Some(Duration::ZERO),
         purge_in: Some(LONG),
@@ -210,20 +217,20 @@ async fn a_tombstone_holds_id_fingerprint_and_instants_and_goes_in_its_turn() {
         ..draft(&name, State::Completed)
     };
     put(&*store, &answering(insert(&name, expired), b"secret")).await;
-    let step = reap_all(&*store, Course::Records).await;
+    let step = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((step.stripped, step.removed), (1, 0));
     let columns = "select tenant || method || path || key, length(note) < 10, bare, expires_at is not null
                    from ibid_record";
     assert_eq!(server.sql(&database, columns), "|t|t|t");
     assert_eq!(server.sql(&database, "select count(*) from ibid_body"), "0");
     server.sql(&database, "update ibid_record set purge_at = 1, reap_at = 1");
-    let step = reap_all(&*store, Course::Records).await;
+    let step = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((step.stripped, step.removed), (0, 1));
 }
 
 #[tokio::test]
-async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_an_open_one_never() {
-    let server = Postgres::start();
+async fn an_ended_effect_is_reaped_but_an_open_one_never() {
+    let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     let (name, change) = going();
@@ -232,15 +239,15 @@ async fn an_effect_that_ended_goes_after_its_time_and_its_record_and_an_open_one
     let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
                                         record, name, kind, downstream_key, rules, tenant, payload)
                values ($2, 1, 0, 0, 0, 1, 0, 1, $3, false, $1, $4, 'http', 'd', '', 'shop', '')";
-    let other = Name::fresh();
+    let other = TestRecord::fresh();
     let (mine, others) = (&name.id.as_bytes()[..], &other.id.as_bytes()[..]);
     for (id, open, effect) in [(mine, false, "done"), (others, false, "done"), (others, true, "dead")] {
         stranger.execute(sql, &[&id, &birth, &open, &effect]).await.expect("an effect");
     }
-    let course = Course::Effects { keep: LONG };
-    let ripe = async || store.ripe(course).await.expect("it is counted").remove;
+    let course = ReapTarget::Effects { keep: LONG };
+    let ripe = async || store.count_reapable(course).await.expect("it is counted").remove;
     assert_eq!((ripe().await, reap_all(&*store, course).await.removed), (1, 1), "the record of one is there");
-    assert_eq!(reap_all(&*store, Course::Records).await.removed, 1);
+    assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1);
     assert_eq!((ripe().await, reap_all(&*store, course).await.removed), (1, 1));
     assert_eq!((ripe().await, reap_all(&*store, course).await.removed), (0, 0));
     assert_eq!(server.sql(&database, "select name from ibid_effect"), "dead");

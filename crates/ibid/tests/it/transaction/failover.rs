@@ -8,11 +8,11 @@ use std::time::Duration;
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::tokio_postgres::TokioPostgres;
 use ibid::transaction::{Database, TxError};
-use ibid_testkit::postgres::Pair;
+use ibid_testkit::postgres::PostgresPair;
 use tokio::task::{JoinSet, block_in_place};
 
-use super::world::{World, answer, pay, until};
-use crate::adapters::place::{Place, TokioPostgresPools};
+use super::harness::{World, answer, pay, until};
+use crate::adapters::databases::{Place, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 struct Load {
@@ -24,8 +24,8 @@ struct Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_that_a_caller_committed_is_lost_when_a_synchronous_standby_takes_over() {
-    let mut pair = block_in_place(Pair::synchronous);
+async fn a_synchronous_failover_loses_no_caller_commit() {
+    let mut pair = block_in_place(PostgresPair::synchronous);
     let at = format!("{}?target_session_attrs=read-write", pair.url_for("postgres"));
     let world = World::new(Place::at(at.clone())).await;
     let careless = Place::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));

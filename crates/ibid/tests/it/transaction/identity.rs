@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::identity::change::{self, Waiting};
+use ibid::identity::change::{self, RetireWait};
 use ibid::identity::{IdentityPhase, StoreIdentity};
 use ibid::outcome::Begin;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
@@ -11,13 +11,14 @@ use ibid::transaction::TxError;
 use ibid::{Ibid, Settings};
 use tokio::sync::mpsc;
 
-use super::world::{World, answer, is_stored, pay};
+use super::harness::{World, answer, is_stored, pay};
 use crate::adapters::PATIENT;
-use crate::adapters::place::{Place, TokioPostgresPools};
+use crate::adapters::databases::{Place, TokioPostgresPools};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_never_commits_under_the_old_identity() {
-    let place = Place::postgres();
+    // The change waits for every transaction of the server.
+    let place = Place::own_postgres();
     // The first one's word on how long a read is good for counts for all.
     node(&place, StoreIdentity::default()).await;
     let world = World::<TokioPostgresPools>::new(place).await;
@@ -30,7 +31,7 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
             async move { change::retire(&*store, true, |waiting| told.send(waiting).unwrap()).await },
         );
     // By now no process may act on the old identity, and the change waits for this transaction alone.
-    while heard.recv().await.expect("it waits for the transaction") != Waiting::ForTransactions {}
+    while heard.recv().await.expect("it waits for the transaction") != RetireWait::ForTransactions {}
     let refused = held.finish(answer(201)).await;
     assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
     let retired = changing.await.expect("no panic").expect("it is retired");
@@ -45,7 +46,7 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
 }
 
 type Held = Box<
-    ibid::transaction::Inside<
+    ibid::transaction::AttemptTx<
         'static,
         <<TokioPostgresPools as crate::adapters::Adapter>::Db as ibid::transaction::Database>::Tx,
     >,

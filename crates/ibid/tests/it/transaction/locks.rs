@@ -2,13 +2,13 @@
 //! without end, and who falls silent with it in hand is cut off.
 
 use ibid::outcome::{Begin, Outcome};
-use ibid::transaction::{Database, Fault, OwnedTx, TxError};
+use ibid::transaction::{Database, OwnedTx, SqlFault, TxError};
 use ibid::upkeep;
 use ibid_core::record::State;
-use ibid_core::store::Renewed;
+use ibid_core::store::RenewOutcome;
 
-use super::world::{World, answer, is_stored, pay_and_charge};
-use crate::adapters::place::{Place, SqlxPostgresPools};
+use super::harness::{World, answer, is_stored, pay_and_charge};
+use crate::adapters::databases::{Place, SqlxPostgresPools};
 
 type Sqlx = World<SqlxPostgresPools>;
 
@@ -35,7 +35,7 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
         ));
         assert_eq!(upkeep::sweep_once(ibid).await.unwrap(), 0);
         let renewed = ibid.store().renew(vec![(record.id, record.version)]).await.unwrap();
-        assert_eq!(renewed, [Renewed::Busy]);
+        assert_eq!(renewed, [RenewOutcome::Busy]);
     }
     assert_eq!(world.record("held").await.unwrap(), record, "nobody has touched it");
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
@@ -59,7 +59,8 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     pay_and_charge(&mut inside, "cut off", "zombie").await.unwrap();
     // As the server does by itself once it has waited for a lease.
     let silent = "with silent as materialized (select pid from pg_stat_activity
-                    where state = 'idle in transaction' and pid <> pg_backend_pid())
+                    where state = 'idle in transaction' and datname = current_database()
+                      and pid <> pg_backend_pid())
                   select count(*) from silent where pg_terminate_backend(pid, 30000)";
     assert_eq!(world.number(silent).await, 1);
     world.lapse("cut off").await;
@@ -70,7 +71,7 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     assert!(is_stored(&bobs.finish(answer(201)).await.unwrap(), 201));
 
     match inside.finish(answer(200)).await {
-        Err(TxError::Sql(error)) => assert_eq!(error.fault(), Fault::Lost),
+        Err(TxError::Sql(error)) => assert_eq!(error.fault(), SqlFault::Lost),
         other => panic!("a zombie's transaction is committed: {other:?}"),
     }
     assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));

@@ -4,17 +4,17 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::outbox::{Call, CallOutcome, Handler, Made, Verified as Asked, Worker};
+use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, VerifyOutcome as Asked, Worker};
 use ibid::outcome::{Begin, Outcome};
-use ibid::phase::{Care, NotDone, PhaseError, Verified};
+use ibid::phase::{CallVerification, Care, OutsideCallError, PhaseError};
 use ibid::transaction::SqlTx;
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::{OnLapse, Policy};
-use ibid_core::store::Pending;
+use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 
-use super::world::{Tries, World, answer, is_stored, pay};
-use crate::adapters::place::{Place, SqlxPostgresPools};
+use super::harness::{Tries, World, answer, is_stored, pay};
+use crate::adapters::databases::{Place, SqlxPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 type Sqlx = World<SqlxPostgresPools>;
@@ -42,8 +42,9 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     for care in [Care::Repeatable, Care::Once] {
         let mut attempt = world.begin(&format!("{care:?}")).await;
-        let open: Result<i64, PhaseError<&str>> =
-            attempt.outside("charge", care, async |_| Ok::<_, NotDone<&str>>(world.number(OPEN).await)).await;
+        let open: Result<i64, PhaseError<&str>> = attempt
+            .outside("charge", care, async |_| Ok::<_, OutsideCallError<&str>>(world.number(OPEN).await))
+            .await;
         assert_eq!(open.unwrap(), 0, "{care:?}");
         assert!(is_stored(&attempt.finish(answer(201)).await, 201));
     }
@@ -52,8 +53,8 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
         .outside_verified(
             "charge",
             Duration::ZERO,
-            async |_| Verified::Unsure,
-            async |_| Err(NotDone::Uncertain("lost")),
+            async |_| CallVerification::Unsure,
+            async |_| Err(OutsideCallError::Uncertain("lost")),
         )
         .await;
     assert!(matches!(uncertain, Err(PhaseError::Uncertain("lost"))));
@@ -61,7 +62,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
         .outside_verified(
             "charge",
             Duration::ZERO,
-            async |_| Verified::Made(world.number(OPEN).await),
+            async |_| CallVerification::Made(world.number(OPEN).await),
             async |_| unreachable!("it was made"),
         )
         .await;
@@ -85,8 +86,8 @@ struct Watching {
     open: Arc<Mutex<Vec<i64>>>,
 }
 
-impl<T: SqlTx> Handler<T> for Watching {
-    fn call<'a>(&'a self, _: &'a Call) -> Pending<'a, CallOutcome> {
+impl<T: SqlTx> EffectHandler<T> for Watching {
+    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
         Box::pin(async move {
             let open = self.world.number(OPEN).await;
             self.open.lock().unwrap().push(open);
@@ -94,11 +95,11 @@ impl<T: SqlTx> Handler<T> for Watching {
         })
     }
 
-    fn verify<'a>(&'a self, _: &'a Call) -> Pending<'a, Asked> {
+    fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, Asked> {
         Box::pin(async move {
             let open = self.world.number(OPEN).await;
             self.open.lock().unwrap().push(open);
-            Asked::Made(Made::default())
+            Asked::Made(CallResult::default())
         })
     }
 }

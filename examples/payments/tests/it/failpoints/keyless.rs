@@ -11,7 +11,7 @@ use super::{LEASE, all_on_postgres, all_on_sqlite};
 use crate::armed::Armed;
 use crate::clients::{TOKEN, Told, carried_out, wishes};
 use crate::harness::Program;
-use crate::world::{Node, Place, World, eventually};
+use crate::world::{Node, Place, World, eventually, keyless_processor};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_processor_without_keys_is_asked_for_each_charge_once_on_sqlite() {
@@ -57,7 +57,7 @@ fn cases() -> Vec<Keyless> {
 
 /// One case. How many payments were made.
 async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
-    let world = World { place, provider: Program::provider(&["--ignore-keys"]) };
+    let world = World { place, provider: keyless_processor("") };
     let serve = || {
         let mut command = world.serve(LEASE, "100ms", "100ms");
         match care {
@@ -74,6 +74,7 @@ async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
             return None;
         }
         armed.dies().await;
+        world.lapse().await;
         let next = Node(Program::of(serve()));
         turn_to.send_replace(next.0.address);
         Some(next)
@@ -123,7 +124,7 @@ async fn is_asked_once(world: &World, case: Case, mut ids: Vec<String>, pending:
     }
     ids.sort();
     assert_eq!(world.charged().await, ids, "charges and answers");
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     assert_eq!(list["requests"], ids.len(), "nothing was asked for twice");
 }
 

@@ -7,7 +7,7 @@ use super::{LEASE, all_on_postgres, all_on_sqlite};
 use crate::armed::Armed;
 use crate::clients::TOKEN;
 use crate::harness::Program;
-use crate::world::{Node, Place, World, eventually, json, ride};
+use crate::world::{Node, Place, World, eventually, json, keyless_processor, ride};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_processor_without_keys_is_asked_for_each_ride_once_on_sqlite() {
@@ -39,7 +39,7 @@ enum Ends {
 
 /// One case. How many rides were asked for.
 async fn run(hit: Hit, place: Place) -> usize {
-    let world = World { place, provider: Program::provider(&["--ignore-keys"]) };
+    let world = World { place, provider: keyless_processor("") };
     let serve = || {
         let mut command = world.serve(LEASE, "100ms", "100ms");
         command.args(hit.flags);
@@ -50,6 +50,7 @@ async fn run(hit: Hit, place: Place) -> usize {
     let asking = crate::world::try_post_to(address, "/rides", TOKEN, "k", &body);
     let (answer, ()) = join(asking, armed.dies()).await;
     assert!(answer.is_none(), "it died with the request in its hands");
+    world.lapse().await;
     let node = Node(Program::of(serve()));
     let ended = eventually("the ride ends", async || {
         let answer = node.try_post("/rides", TOKEN, "k", &body).await?;
@@ -80,7 +81,7 @@ async fn run(hit: Hit, place: Place) -> usize {
             assert_eq!(world.texts("select key from ibid_record where state = 5").await, ["k"]);
         }
     }
-    let (_, list) = world.provider.look("/charges").await;
+    let (_, list) = world.provider.get("/charges").await;
     assert_eq!((&list["requests"], &list["count"]), (&(hit.calls + 1).into(), &(hit.calls + 1).into()));
     2
 }

@@ -155,7 +155,7 @@ fn every_place_that_the_library_has_is_tested() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("sqlite:{}", folder.path().join("payments.db").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-    command.args(["serve", "--store", &store, "--provider", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]);
+    command.args(["--store", &store, "--provider", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]);
     let refused = command.env("IBID_FAILPOINTS", "nowhere=off").output().expect("the program starts");
     let said = String::from_utf8_lossy(&refused.stderr);
     let listed = said.lines().find_map(|line| line.split_once("unknown failpoint `nowhere`; known: "));

@@ -1,0 +1,117 @@
+//! `ibid sweep` and `ibid reconcile`: one chore over the store, once or again and again, without a gateway.
+//!
+//! Any number of them may run beside gateways: each acts by compare-and-set on what it saw.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid::Ibid;
+use ibid::upkeep::{reconcile_with_progress, sweep_with_progress};
+use ibid_core::store::{Store, StoreError};
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+
+use crate::config::StoreUrl;
+use crate::config::units::show_duration;
+use crate::gateway::forward::Forwarder;
+use crate::gateway::reconcile::UpstreamLookup;
+use crate::output::{Failure, print_json, print_line};
+use crate::progress;
+
+/// How a chore is run and told of.
+pub(crate) struct Rounds {
+    /// Again after so long; none: once.
+    pub(crate) every: Option<Duration>,
+    /// One JSON object a round instead of a sentence.
+    pub(crate) json: bool,
+}
+
+/// Settles lapsed leases, each by the rule that its record was begun with.
+pub(crate) async fn sweep(
+    url: &StoreUrl,
+    store: Arc<dyn Store>,
+    rounds: &Rounds,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let ibid = Ibid::for_upkeep(store);
+    rounds.announce(format_args!("settles lapsed leases in {url}"));
+    rounds
+        .run(url, out, async || {
+            let bar = rounds.bar("lapsed leases settled:");
+            let swept = sweep_with_progress(&ibid, |swept| bar.set_position(swept)).await;
+            bar.finish_and_clear();
+            let swept = swept?;
+            Ok((json!({ "swept": swept }), format!("{swept} lapsed leases settled")))
+        })
+        .await
+}
+
+/// Asks the upstream about unknown records, each by the question that it carries.
+pub(crate) async fn reconcile(
+    url: &StoreUrl,
+    store: Arc<dyn Store>,
+    upstream: Forwarder,
+    rounds: &Rounds,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let ibid = Ibid::for_upkeep(store);
+    ibid.reconcile_with(Arc::new(UpstreamLookup(upstream)));
+    rounds.announce(format_args!("asks about unknown records in {url}"));
+    rounds
+        .run(url, out, async || {
+            let bar = rounds.bar("questions asked:");
+            let came = reconcile_with_progress(&ibid, |came| bar.set_position(came.asked)).await;
+            bar.finish_and_clear();
+            let came = came?;
+            let (asked, settled, dead) = (came.asked, came.settled, came.dead_letters);
+            let json = json!({ "asked": asked, "settled": settled, "dead_letters": dead });
+            Ok((
+                json,
+                format!("{asked} questions asked, {settled} outcomes known now, {dead} left to a person"),
+            ))
+        })
+        .await
+}
+
+impl Rounds {
+    fn bar(&self, what: &'static str) -> ProgressBar {
+        let bar = progress::bar(None, self.json);
+        bar.set_message(what);
+        bar
+    }
+
+    /// Says on stderr what goes on, for it may take a while.
+    fn announce(&self, what: std::fmt::Arguments<'_>) {
+        let often =
+            self.every.map_or_else(|| "once".to_owned(), |every| format!("every {}", show_duration(every)));
+        eprintln!("ibid: {what}, {often}");
+    }
+
+    async fn run(
+        &self,
+        url: &StoreUrl,
+        out: &mut dyn Write,
+        chore: impl AsyncFn() -> Result<(Value, String), StoreError>,
+    ) -> Result<(), Failure> {
+        loop {
+            let came = chore().await;
+            let failed = |error| {
+                Failure::world(format!("cannot use the store at `{url}`"))
+                    .because_of(&error)
+                    .hint("run `ibid doctor` to see what is not as it should be")
+            };
+            match (came, self.every) {
+                (Ok((value, _)), None) if self.json => return print_json(out, &value),
+                (Ok((_, sentence)), None) => return print_line(out, sentence),
+                // One line a round, so that a program can read them as they come.
+                (Ok((value, _)), Some(_)) if self.json => print_line(out, value)?,
+                (Ok((_, sentence)), Some(_)) => print_line(out, sentence)?,
+                (Err(error), None) => return Err(failed(error)),
+                // A store that is away comes back; whoever runs this for ever wants it to go on.
+                (Err(error), Some(_)) => eprint!("{}", failed(error)),
+            }
+            tokio::time::sleep(self.every.unwrap_or_default()).await;
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The variables that have no flag, and names that were probably meant to be one.
+
+use super::units::near_miss;
+use crate::output::Failure;
+
+/// Variables that have no flag.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EnvVars {
+    /// `IBID_SECRETS`.
+    pub(crate) secrets: Option<String>,
+    /// `IBID_ADMIN_TOKEN`.
+    pub(crate) admin_token: Option<String>,
+    /// Names that begin with `IBID_`.
+    pub(crate) names: Vec<String>,
+}
+
+/// What is logged, and how: `IBID_LOG` and `IBID_LOG_FORMAT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogSettings {
+    /// In the words of `tracing_subscriber::EnvFilter`.
+    pub(crate) filter: String,
+    /// One JSON object a line, for machines.
+    pub(crate) json: bool,
+}
+
+impl LogSettings {
+    /// As the process's variables say.
+    pub(crate) fn of_process() -> Result<LogSettings, Failure> {
+        let of = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        LogSettings::parse(of("IBID_LOG"), of("IBID_LOG_FORMAT"))
+    }
+
+    fn parse(filter: Option<String>, format: Option<String>) -> Result<LogSettings, Failure> {
+        let json = match format.as_deref() {
+            None | Some("text") => false,
+            Some("json") => true,
+            Some(other) => {
+                let failure = Failure::usage(format!("`IBID_LOG_FORMAT` is `{other}`"));
+                return Err(failure.hint("use `text` or `json`"));
+            }
+        };
+        let filter = filter.unwrap_or_else(|| "info".to_owned());
+        match tracing_subscriber::EnvFilter::try_new(&filter) {
+            Ok(_) => Ok(LogSettings { filter, json }),
+            Err(error) => Err(Failure::usage(format!("`IBID_LOG` is `{filter}`, which is no filter"))
+                .because(error)
+                .hint("write for example `info` or `ibid=debug,warn`")),
+        }
+    }
+}
+
+impl EnvVars {
+    /// As the process has them.
+    pub(crate) fn of_process() -> Result<EnvVars, Failure> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let secrets = match std::env::var("IBID_SECRETS") {
+            Ok(secrets) => Some(secrets),
+            Err(std::env::VarError::NotPresent) => None,
+            // Going on without them would key fingerprints with another secret, silently.
+            Err(std::env::VarError::NotUnicode(_)) => {
+                let failure = Failure::usage("`IBID_SECRETS` is not UTF-8");
+                return Err(failure.hint("write secrets in hex or base64"));
+            }
+        };
+        // What is not UTF-8 is no good token either, and refused as such.
+        let admin_token =
+            std::env::var_os("IBID_ADMIN_TOKEN").map(|token| token.to_string_lossy().into_owned());
+        Ok(EnvVars { secrets, admin_token, names: names.filter(|name| name.starts_with("IBID_")).collect() })
+    }
+}
+
+/// Only near misses: an orchestrator may well set `IBID_SERVICE_HOST` and the like for reasons of its own.
+pub(super) fn misspelt(names: &[String]) -> Vec<String> {
+    let unknown = names.iter().filter(|name| !KNOWN.contains(&name.as_str()));
+    let misspelt = unknown.filter_map(|name| {
+        let near = near_miss(name, KNOWN)?;
+        Some(format!("`{name}` is no variable of ibid: did you mean `{near}`?"))
+    });
+    misspelt.collect()
+}
+
+const KNOWN: [&str; 12] = [
+    "IBID_UPSTREAM",
+    "IBID_KEY",
+    "IBID_TENANT",
+    "IBID_LISTEN",
+    "IBID_ADMIN_LISTEN",
+    "IBID_STORE",
+    "IBID_CONFIG",
+    "IBID_UPSTREAM_HTTP2",
+    "IBID_SECRETS",
+    "IBID_ADMIN_TOKEN",
+    "IBID_LOG",
+    "IBID_LOG_FORMAT",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_variable_is_a_warning_and_a_foreign_one_is_not() {
+        let names = ["IBID_UPSTRAEM", "IBID_SERVICE_HOST", "IBID_PORT", "IBID_LOG"].map(str::to_owned);
+        assert_eq!(
+            misspelt(&names),
+            ["`IBID_UPSTRAEM` is no variable of ibid: did you mean `IBID_UPSTREAM`?"]
+        );
+    }
+
+    #[test]
+    fn logs_are_text_at_info_until_told_otherwise() {
+        let parse = |filter: &str, format: &str| {
+            let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            LogSettings::parse(some(filter), some(format))
+        };
+        assert_eq!(parse("", ""), Ok(LogSettings { filter: "info".into(), json: false }));
+        assert_eq!(
+            parse("ibid=debug,warn", "json"),
+            Ok(LogSettings { filter: "ibid=debug,warn".into(), json: true })
+        );
+        assert_eq!(parse("", "xml").unwrap_err().hint.unwrap(), "use `text` or `json`");
+        assert!(parse("ibid=loud", "").is_err());
+    }
+}

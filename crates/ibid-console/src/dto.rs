@@ -1,0 +1,409 @@
+//! The words of requests: filters, names and reasons, given answers. Each is checked here, and what comes out is the
+//! engine's own type.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use ibid::operator::{BulkAction, Observation, OperatorAction, PathPattern, RecordFilter, answer};
+use ibid_core::machine::{AttemptResponse, EffectState};
+use ibid_core::record::{Nonce, State, Version};
+use ibid_core::response::Response;
+use ibid_core::scope::{IdPrefix, RecordId};
+use ibid_core::time::Timestamp;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
+
+use crate::problem::Problem;
+
+/// Defines the JSON form of a state of `ibid_core`, which has the only list of its words.
+macro_rules! state_word {
+    ($word:ident, $state:ident, $description:literal) => {
+        #[doc = $description]
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $word(pub(crate) $state);
+
+        impl Serialize for $word {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.0.name())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $word {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let word = String::deserialize(deserializer)?;
+                $state::from_name(&word)
+                    .map($word)
+                    .ok_or_else(|| de::Error::unknown_variant(&word, &$state::NAMES))
+            }
+        }
+
+        impl PartialSchema for $word {
+            fn schema() -> RefOr<Schema> {
+                let object = ObjectBuilder::new().schema_type(Type::String).description(Some($description));
+                object.enum_values(Some($state::NAMES)).into()
+            }
+        }
+
+        impl ToSchema for $word {
+            fn name() -> Cow<'static, str> {
+                stringify!($state).into()
+            }
+        }
+    };
+}
+
+state_word!(StateWord, State, "The state of a record.");
+state_word!(EffectWord, EffectState, "The state of an effect.");
+
+/// Which records. All that is given must fit.
+#[derive(Debug, Default, Deserialize, IntoParams, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+#[schema(as = Filter)]
+pub(crate) struct RecordQuery {
+    /// Only in this state.
+    #[param(nullable = false, inline)]
+    state: Option<StateWord>,
+    /// Only this tenant's.
+    #[param(nullable = false, min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
+    tenant: Option<String>,
+    /// Only under this key, written without quotes.
+    #[param(nullable = false, min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
+    #[schema(min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
+    key: Option<String>,
+    /// Only of this HTTP method, upper case.
+    #[param(nullable = false, pattern = "^[A-Z]{1,16}$")]
+    #[schema(pattern = "^[A-Z]{1,16}$")]
+    method: Option<String>,
+    /// Only of this very path.
+    #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
+    #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
+    path: Option<String>,
+    /// Only of paths that this pattern matches, such as `/payments/{id}`; with a trailing slash: `/payments/{id}/`.
+    #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
+    #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
+    route: Option<String>,
+    /// Only those that a person must look at.
+    #[param(nullable = false)]
+    dead_letter: Option<bool>,
+    /// Only those whose first request came at this instant or later.
+    #[param(nullable = false, format = DateTime)]
+    #[schema(format = DateTime)]
+    created_from: Option<String>,
+    /// Only those whose first request came before this instant.
+    #[param(nullable = false, format = DateTime)]
+    #[schema(format = DateTime)]
+    created_before: Option<String>,
+    /// Only those whose first request came longer ago, by the store's clock: `90s`, `15m`, `24h`, `7d`.
+    #[param(nullable = false, pattern = "^[0-9]{1,6}[smhd]$")]
+    #[schema(pattern = "^[0-9]{1,6}[smhd]$")]
+    older_than: Option<String>,
+    /// Only ids after this one: `next` of the page before.
+    #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
+    #[schema(pattern = "^[0-9a-f]{64}$")]
+    after: Option<String>,
+    /// How many at most; 100 unless said.
+    #[param(nullable = false, minimum = 1, maximum = 1000)]
+    #[schema(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+impl RecordQuery {
+    pub(crate) fn filter(self) -> Result<RecordFilter, Problem> {
+        let path = match (self.path, self.route) {
+            (Some(path), Some(route)) => {
+                let (path, route) = (in_path("path", path)?, in_path("route", route)?);
+                // Both must fit; if they exclude one another nothing does, and no record has an empty path.
+                let both = PathPattern::of_route(&route).fits(&path);
+                Some(PathPattern::exactly(if both { &path } else { "" }))
+            }
+            (Some(path), None) => Some(PathPattern::exactly(&in_path("path", path)?)),
+            (None, Some(route)) => Some(PathPattern::of_route(&in_path("route", route)?)),
+            (None, None) => None,
+        };
+        let text = |name, text: Option<String>| match text {
+            Some(text)
+                if text.is_empty() || text.chars().count() > 255 || text.chars().any(char::is_control) =>
+            {
+                Err(Problem::invalid(format!("`{name}` has 1 to 255 characters and no control characters")))
+            }
+            text => Ok(text),
+        };
+        if self.key.as_ref().is_some_and(|key| !key.bytes().all(|byte| (b' '..=b'~').contains(&byte))) {
+            return Err(Problem::invalid("`key` has printable ASCII only"));
+        }
+        let is_method =
+            |text: &String| (1..=16).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_uppercase());
+        if self.method.as_ref().is_some_and(|method| !is_method(method)) {
+            return Err(Problem::invalid("`method` is an HTTP method in upper case"));
+        }
+        Ok(RecordFilter {
+            state: self.state.map(|word| word.0),
+            tenant: text("tenant", self.tenant)?,
+            key: text("key", self.key)?,
+            method: self.method,
+            path,
+            dead_letter: self.dead_letter.unwrap_or(false),
+            created_from: self.created_from.map(|text| instant("created_from", &text)).transpose()?,
+            created_before: self.created_before.map(|text| instant("created_before", &text)).transpose()?,
+            older_than: self.older_than.map(|text| age(&text)).transpose()?,
+            prefix: None,
+            after: self.after.map(|text| cursor(&text)).transpose()?,
+            limit: limit(self.limit)?,
+        })
+    }
+}
+
+/// How the document describes who acts.
+pub(crate) fn who_schema() -> Object {
+    line("Who acts: kept in the history.", 100)
+}
+
+/// How the document describes why.
+pub(crate) fn reason_schema() -> Object {
+    line("Why: kept in the history.", 500)
+}
+
+/// Text without control characters that does not begin with space, as [`OperatorAction::new`] takes it.
+fn line(description: &str, length_max: usize) -> Object {
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .description(Some(description))
+        .min_length(Some(1))
+        .max_length(Some(length_max))
+        .pattern(Some("^[^\\s\\x00-\\x1f\\x7f-\\x9f][^\\x00-\\x1f\\x7f-\\x9f]*$"))
+        .build()
+}
+
+/// Who acts and why. Both are kept in the record's history.
+pub(crate) fn checked(who: &str, reason: &str) -> Result<OperatorAction, Problem> {
+    OperatorAction::new(who, reason).map_err(|error| Problem::invalid(error.to_string()))
+}
+
+/// An act without more.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Act)]
+pub(crate) struct ActBody {
+    /// Who acts: kept in the history.
+    #[schema(schema_with = who_schema)]
+    who: String,
+    /// Why: kept in the history.
+    #[schema(schema_with = reason_schema)]
+    reason: String,
+    /// The `version` that was looked at: if the record has changed since, nothing is done.
+    #[serde(default)]
+    #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
+    version: Option<String>,
+}
+
+impl ActBody {
+    pub(crate) fn read(&self) -> Result<(OperatorAction, Option<Version>), Problem> {
+        Ok((checked(&self.who, &self.reason)?, self.version.as_deref().map(version).transpose()?))
+    }
+}
+
+/// How an unknown record is settled.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Resolve)]
+pub(crate) struct ResolveBody {
+    /// Who acts: kept in the history.
+    #[schema(schema_with = who_schema)]
+    who: String,
+    /// Why: kept in the history.
+    #[schema(schema_with = reason_schema)]
+    reason: String,
+    /// The `version` that was looked at: if the record has changed since, nothing is done.
+    #[serde(default)]
+    #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
+    version: Option<String>,
+    /// What was found out.
+    found: FoundBody,
+}
+
+impl ResolveBody {
+    /// Who and why, at which Version, and what was found; none: it has only been seen to.
+    pub(crate) fn read(self) -> Result<(OperatorAction, Option<Version>, Option<Observation>), Problem> {
+        let act = checked(&self.who, &self.reason)?;
+        let found = match self.found {
+            FoundBody::Completed(answer) => Some(Observation::Executed(answer.read()?)),
+            FoundBody::NotExecuted => Some(Observation::NotExecuted),
+            FoundBody::Seen => None,
+        };
+        Ok((act, self.version.as_deref().map(version).transpose()?, found))
+    }
+}
+
+/// What a person found out.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = Found)]
+pub(crate) enum FoundBody {
+    /// It was executed, and every retry gets this answer (a decline is an answer, too).
+    Completed(GivenAnswer),
+    /// It was not executed: the next retry runs.
+    NotExecuted,
+    /// It is a dead letter whose outcome is known, and has been seen to: it is one no longer, and stays as it is.
+    Seen,
+}
+
+/// What is done to each of many records.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = Deed)]
+pub(crate) enum DeedBody {
+    /// Resolved as executed, each with this answer.
+    Completed(GivenAnswer),
+    /// Resolved as not executed.
+    NotExecuted,
+    /// A dead letter no longer; it stays as it is.
+    Seen,
+    /// Its answer is forgotten.
+    Forgotten,
+}
+
+impl DeedBody {
+    pub(crate) fn read(self) -> Result<BulkAction, Problem> {
+        Ok(match self {
+            DeedBody::Completed(answer) => BulkAction::Resolve(Observation::Executed(answer.read()?)),
+            DeedBody::NotExecuted => BulkAction::Resolve(Observation::NotExecuted),
+            DeedBody::Seen => BulkAction::Acknowledge,
+            DeedBody::Forgotten => BulkAction::Forget,
+        })
+    }
+}
+
+/// An answer as a person gives it.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GivenAnswer {
+    /// Its HTTP status. With 204, 205 and 304 there is no body.
+    #[schema(minimum = 200, maximum = 599)]
+    status: u16,
+    /// The type of its body; JSON unless said.
+    #[serde(default = "json")]
+    #[schema(max_length = 200, pattern = "^[!-~]([ -~]*[!-~])?$")]
+    content_type: String,
+    /// Its body; empty unless said.
+    #[serde(default)]
+    #[schema(max_length = 1000000)]
+    body: String,
+}
+
+impl GivenAnswer {
+    fn read(self) -> Result<AttemptResponse, Problem> {
+        if !(200..=599).contains(&self.status) {
+            return Err(Problem::invalid("`status` is from 200 to 599"));
+        }
+        let kind = self.content_type.as_bytes();
+        let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_graphic);
+        let inner = kind.iter().all(|byte| (b' '..=b'~').contains(byte));
+        if kind.len() > 200 || !ends(kind.first()) || !ends(kind.last()) || !inner {
+            return Err(Problem::invalid("`content_type` is a media type such as `application/json`"));
+        }
+        if self.body.chars().count() > ANSWER_CHARS_MAX {
+            return Err(Problem::invalid(format!("`body` has at most {ANSWER_CHARS_MAX} characters")));
+        }
+        Ok(answer(self.status, &self.content_type, self.body))
+    }
+}
+
+/// Whether HTTP can carry the answer.
+pub(crate) fn possible(found: &Observation) -> Result<(), Problem> {
+    let Observation::Executed(AttemptResponse {
+        status: status @ (204 | 205 | 304), kept: Some(kept), ..
+    }) = found
+    else {
+        return Ok(());
+    };
+    match Response::from_bytes(kept) {
+        Ok(response) if response.body.is_empty() => Ok(()),
+        _ => Err(Problem::unacceptable(format!("an answer {status} has no body"))),
+    }
+}
+
+fn json() -> String {
+    "application/json".to_owned()
+}
+
+fn in_path(name: &str, text: String) -> Result<String, Problem> {
+    let fits =
+        text.starts_with('/') && text.len() <= 2000 && text.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits {
+        Ok(text)
+    } else {
+        Err(Problem::invalid(format!("`{name}` begins with `/` and has visible ASCII only")))
+    }
+}
+
+fn instant(name: &str, text: &str) -> Result<Timestamp, Problem> {
+    let parsed: Result<jiff::Timestamp, _> = text.parse();
+    match parsed {
+        Ok(instant) => Ok(Timestamp::from_micros(instant.as_microsecond())),
+        Err(_) => Err(Problem::invalid(format!("`{name}` is an instant such as `2026-11-16T09:30:00Z`"))),
+    }
+}
+
+fn age(text: &str) -> Result<Duration, Problem> {
+    let wrong = || Problem::invalid("`older_than` is a number and `s`, `m`, `h` or `d`, such as `15m`");
+    let seconds = match text.as_bytes().last() {
+        Some(b's') => 1,
+        Some(b'm') => 60,
+        Some(b'h') => 3600,
+        Some(b'd') => 86_400,
+        _ => return Err(wrong()),
+    };
+    let digits = &text[..text.len() - 1];
+    if digits.is_empty() || digits.len() > 6 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    Ok(Duration::from_secs(number * seconds))
+}
+
+/// A cursor is an id in full, as `next` gave it.
+pub(crate) fn cursor(text: &str) -> Result<RecordId, Problem> {
+    let wrong = || Problem::invalid("`after` is `next` of the page before: 64 hex digits");
+    if text.len() != 2 * RecordId::LEN || text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Err(wrong());
+    }
+    let prefix: IdPrefix = text.parse().map_err(|_| wrong())?;
+    Ok(prefix.bounds().0)
+}
+
+pub(crate) fn prefix(text: &str) -> Result<IdPrefix, Problem> {
+    text.parse().map_err(|error| Problem::invalid(format!("the path: {error}")))
+}
+
+pub(crate) fn limit(limit: Option<u32>) -> Result<u32, Problem> {
+    match limit.unwrap_or(LIMIT) {
+        limit @ 1..=LIMIT_MAX => Ok(limit),
+        _ => Err(Problem::invalid(format!("`limit` is from 1 to {LIMIT_MAX}"))),
+    }
+}
+
+/// As records show it: how many writes, and who wrote last.
+pub(crate) fn version(text: &str) -> Result<Version, Problem> {
+    let wrong = || Problem::invalid("`version` is as the record shows it, such as `3:00000000000000ff`");
+    let (count, nonce) = text.split_once(':').ok_or_else(wrong)?;
+    let digits = count.len() <= 10 && count.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits || nonce.len() != 16 || !nonce.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(wrong());
+    }
+    let count = count.parse().map_err(|_| wrong())?;
+    let nonce = u64::from_str_radix(nonce, 16).map_err(|_| wrong())?;
+    Ok(Version { count, nonce: Nonce(nonce) })
+}
+
+/// A screenful or two; the cursor gets the rest.
+const LIMIT: u32 = 100;
+
+/// A page that is still answered at once.
+const LIMIT_MAX: u32 = 1000;
+
+/// What a route keeps by default is a mebibyte; a person writes far less.
+const ANSWER_CHARS_MAX: usize = 1_000_000;

@@ -1,0 +1,80 @@
+//! Who acts on a record by hand, and why: kept in its history.
+
+use std::fmt;
+
+/// A person's act: who, and for what reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorAction {
+    who: Box<str>,
+    reason: Box<str>,
+}
+
+impl OperatorAction {
+    /// Longest name, in characters: of a person, a team or a job with its number.
+    pub const WHO_MAX: usize = 100;
+
+    /// Longest reason, in characters: a sentence and the number of a ticket. It stays in the history for ever.
+    pub const REASON_MAX: usize = 500;
+
+    /// An act of `who`, because of `reason`. Both begin with a visible character and have no control characters: they
+    /// are printed in one line.
+    pub fn new(who: &str, reason: &str) -> Result<OperatorAction, OperatorActionError> {
+        if !is_words(who, OperatorAction::WHO_MAX) {
+            return Err(OperatorActionError::Who);
+        }
+        if !is_words(reason, OperatorAction::REASON_MAX) {
+            return Err(OperatorActionError::Reason);
+        }
+        Ok(OperatorAction { who: who.into(), reason: reason.into() })
+    }
+
+    /// Who.
+    pub fn who(&self) -> &str {
+        &self.who
+    }
+
+    /// Why.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+/// As it ends a line of history.
+impl fmt::Display for OperatorAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "by {}: {}", self.who, self.reason)
+    }
+}
+
+/// An act without a name or a reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OperatorActionError {
+    /// Nobody.
+    #[error("who acts is said in 1 to 100 characters, without control characters or a leading blank")]
+    Who,
+    /// No reason.
+    #[error("a reason has 1 to 500 characters, without control characters or a leading blank")]
+    Reason,
+}
+
+fn is_words(text: &str, longest: usize) -> bool {
+    let visible = text.chars().next().is_some_and(|first| !first.is_whitespace());
+    visible && text.chars().count() <= longest && !text.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_act_needs_a_name_and_a_reason_that_fit_one_line() {
+        assert!(OperatorAction::new("ann", "the bank has it").is_ok());
+        assert!(OperatorAction::new("änn ✓", &"x".repeat(500)).is_ok());
+        for who in ["", " ann", "a\nb", &"x".repeat(101)] {
+            assert_eq!(OperatorAction::new(who, "why"), Err(OperatorActionError::Who), "{who:?}");
+        }
+        for reason in ["", "  ", "a\u{7}", &"x".repeat(501)] {
+            assert_eq!(OperatorAction::new("ann", reason), Err(OperatorActionError::Reason), "{reason:?}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! `ibid-ledger` on real stores.
+
+mod dead_letters;

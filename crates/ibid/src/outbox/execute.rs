@@ -1,0 +1,155 @@
+//! Executes one claimed effect: makes its call or verifies an earlier one, and records the result.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ibid_core::effect::StoredEffect;
+use ibid_core::machine::{ClaimReason, EffectEvent, EffectState};
+use ibid_core::sql::Database;
+use metrics::counter;
+use tokio::time::Instant;
+
+use super::handler::{CallOutcome, EffectCall, EffectHandler, VerifyOutcome};
+use super::record_result::{EffectResult, Ended, ResultWriter};
+use super::unrecorded::decode_unrecorded;
+use crate::evidence::effect::apply_earlier_evidence;
+use crate::failpoint::{self, Hit};
+use crate::ibid::Ibid;
+use crate::telemetry;
+
+/// One claimed effect, and what is needed to execute it.
+pub(super) struct ClaimedEffect<D: Database> {
+    pub(super) ibid: Ibid,
+    pub(super) database: Arc<D>,
+    pub(super) handler: Arc<dyn EffectHandler<D::Tx>>,
+    pub(super) timeout: Duration,
+    pub(super) effect: StoredEffect,
+    pub(super) reason: ClaimReason,
+    /// Whether the commit of the claim was acknowledged. If not, nothing is begun, and the effect is given back.
+    pub(super) is_confirmed: bool,
+    /// From before it was claimed.
+    pub(super) at: Instant,
+}
+
+impl<D: Database> ClaimedEffect<D> {
+    /// Makes the call, or asks about an earlier one, and writes the result.
+    pub(super) async fn execute(self) -> Ended {
+        // The store started the lease after `at`, never before, so this end is never too late.
+        let until = self.at + self.effect.rules.lease();
+        let call = EffectCall::new(&self.effect, (Instant::now() + self.timeout).min(until));
+        let happened = match self.reason {
+            _ if !self.is_confirmed => not_made("the claim got no reply", None),
+            ClaimReason::Call => self.call(&call, until).await,
+            ClaimReason::Verify => self.verify(&call, until).await,
+            ClaimReason::Lapsed => self.lapsed(),
+        };
+        let ending = ResultWriter {
+            ibid: &self.ibid,
+            database: &*self.database,
+            handler: &*self.handler,
+            call: &call,
+            effect: &self.effect,
+            timeout: self.timeout,
+            until,
+        };
+        let provider_id = happened.provider_id.clone();
+        let ended = ending.write(happened).await;
+        self.count(ended);
+        if matches!(ended, Ended::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
+            apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
+        }
+        ended
+    }
+
+    async fn call(&self, call: &EffectCall, until: Instant) -> EffectResult {
+        if Instant::now() >= until {
+            return not_made("the lease was over before the call began", None);
+        }
+        if self.effect.may_be_second() {
+            let why = "the provider may have forgotten the key of the first call";
+            return EffectResult::because(EffectEvent::Uncertain, why);
+        }
+        let outcome = AssertUnwindSafe(async { self.handler.call(call).await }).catch_unwind();
+        let called = tokio::time::timeout_at(call.deadline, outcome).await;
+        if failpoint::at("call.after").await != Hit::Go {
+            return EffectResult::because(EffectEvent::Uncertain, "a failpoint");
+        }
+        match called {
+            Ok(Ok(CallOutcome::Made(made))) => EffectResult::made(EffectEvent::Made, made),
+            Ok(Ok(CallOutcome::NotMade { why, after })) => not_made(why, after),
+            Ok(Ok(CallOutcome::Refused { why })) => EffectResult::because(EffectEvent::Refused, why),
+            Ok(Ok(CallOutcome::Uncertain { why })) => EffectResult::because(EffectEvent::Uncertain, why),
+            Ok(Ok(CallOutcome::Accepted { provider_id })) => EffectResult {
+                provider_id: Some(provider_id),
+                ..EffectResult::because(EffectEvent::Uncertain, "the provider has accepted it, no more")
+            },
+            Ok(Err(_)) => EffectResult::because(EffectEvent::Uncertain, "the handler panicked"),
+            Err(_) => EffectResult::because(EffectEvent::Uncertain, "the call took too long"),
+        }
+    }
+
+    async fn verify(&self, call: &EffectCall, until: Instant) -> EffectResult {
+        let unsure = |why| EffectResult::because(EffectEvent::Verified(None), why);
+        if let Some(made) = decode_unrecorded(&self.effect) {
+            return EffectResult::made(EffectEvent::Verified(Some(true)), made);
+        }
+        if Instant::now() >= until {
+            return unsure("the lease was over before the provider was asked");
+        }
+        let verified = AssertUnwindSafe(async { self.handler.verify(call).await }).catch_unwind();
+        match tokio::time::timeout_at(call.deadline, verified).await {
+            Ok(Ok(VerifyOutcome::Made(made))) => EffectResult::made(EffectEvent::Verified(Some(true)), made),
+            Ok(Ok(VerifyOutcome::NotMade)) => {
+                EffectResult::because(EffectEvent::Verified(Some(false)), "the provider was asked: not made")
+            }
+            Ok(Ok(VerifyOutcome::Unsure)) => unsure("the provider was asked, and could not tell"),
+            Ok(Err(_)) => unsure("the handler panicked while it asked the provider"),
+            Err(_) => unsure("asking the provider took too long"),
+        }
+    }
+
+    fn lapsed(&self) -> EffectResult {
+        match decode_unrecorded(&self.effect) {
+            // The call was made, and its result could not be recorded.
+            Some(made) => EffectResult::made(EffectEvent::Made, made),
+            None => EffectResult::because(EffectEvent::Lapsed, "the worker that held it went silent"),
+        }
+    }
+
+    fn count(&self, ended: Ended) {
+        let (seq, kind) = (self.effect.seq, &*self.effect.kind);
+        match ended {
+            Ended::Moved { to, due } => count_move(&self.effect, to, due),
+            // Nothing was begun, so nothing is lost.
+            Ended::Lost if !self.is_confirmed => {}
+            Ended::Lost => {
+                tracing::warn!(
+                    effect = seq,
+                    kind,
+                    "claim lost: effect was changed by another process; result not recorded"
+                );
+                counter!(telemetry::EFFECTS_LOST).increment(1);
+            }
+            Ended::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
+        }
+    }
+}
+
+/// Counts the new state of an effect, and logs a dead letter.
+pub(crate) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
+    if to.is_dead_letter(due) {
+        let (seq, kind) = (effect.seq, &*effect.kind);
+        tracing::error!(effect = seq, kind, state = to.name(), "effect needs manual attention");
+        counter!(telemetry::EFFECTS_DEAD).increment(1);
+    } else if to.is_final() {
+        counter!(telemetry::EFFECTS_DONE).increment(1);
+    } else {
+        counter!(telemetry::EFFECTS_RETRIED).increment(1);
+    }
+}
+
+fn not_made(why: impl Into<String>, after: Option<Duration>) -> EffectResult {
+    EffectResult::because(EffectEvent::NotMade { after }, why)
+}

@@ -1,0 +1,96 @@
+//! What is kept of a call that was made while its end could not be written: the result and, where the Effect owes it, the
+//! Record's answer. Both stand in the place of the result until the end is written.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use ibid_core::effect::StoredEffect;
+use ibid_core::response::Response;
+
+use super::handler::CallResult;
+
+/// What takes the place of the result.
+pub(super) fn encode_unrecorded(effect: &StoredEffect, made: &CallResult) -> Bytes {
+    if !effect.owes {
+        return made.result.clone();
+    }
+    let answer = made.answer.as_ref().map(Response::to_bytes).unwrap_or_default();
+    let mut bytes = BytesMut::with_capacity(MARK.len() + LEN + made.result.len() + answer.len());
+    bytes.put_slice(MARK);
+    bytes.put_u64(made.result.len() as u64);
+    bytes.put_slice(&made.result);
+    bytes.put_slice(&answer);
+    bytes.freeze()
+}
+
+/// What an Effect that nobody has ended was found to have made; none if that is not known, or can't be read.
+pub(super) fn decode_unrecorded(effect: &StoredEffect) -> Option<CallResult> {
+    let (stored, provider_id) = (effect.result.as_ref()?, effect.provider_id.clone());
+    if !effect.owes {
+        return Some(CallResult { result: stored.clone(), provider_id, answer: None });
+    }
+    let rest = stored.slice_ref(stored.strip_prefix(MARK)?);
+    let (len, _) = rest.split_first_chunk::<LEN>()?;
+    let result_to = usize::try_from(u64::from_be_bytes(*len)).ok()?.checked_add(LEN)?;
+    let answer = match rest.get(result_to..)? {
+        [] => None,
+        bytes => Some(Response::from_bytes(bytes).ok()?),
+    };
+    Some(CallResult { result: rest.slice(LEN..result_to), provider_id, answer })
+}
+
+/// Begins what is kept with an answer. Results kept without one, by an earlier version, do not begin so: their answer is
+/// to be asked for again.
+const MARK: &[u8] = b"ibid:kept:1\n";
+
+/// Of the result's length.
+const LEN: usize = size_of::<u64>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outbox::record_result::tests::claimed;
+
+    fn again(owes: bool, made: &CallResult) -> Option<CallResult> {
+        let mut effect = StoredEffect { owes, ..claimed(Default::default()) };
+        effect.result = Some(encode_unrecorded(&effect, made));
+        effect.provider_id = made.provider_id.clone();
+        decode_unrecorded(&effect)
+    }
+
+    #[test]
+    fn what_was_made_is_read_as_it_was_kept() {
+        let answer = Response::plain(201, "text/plain", "paid".to_owned());
+        for result in ["", "receipt", "ibid:kept:1\n"] {
+            for answer in [None, Some(answer.clone())] {
+                let made = CallResult { result: result.into(), provider_id: Some("ch_1".into()), answer };
+                let read = again(true, &made).expect("it can be read");
+                assert_eq!(
+                    (read.result, read.provider_id, read.answer),
+                    (made.result, made.provider_id, made.answer)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_result_is_kept_as_it_is_where_no_answer_is_owed() {
+        let effect = claimed(Default::default());
+        let made = CallResult { result: "receipt".into(), ..CallResult::default() };
+        assert_eq!(encode_unrecorded(&effect, &made), made.result);
+        assert_eq!(again(false, &made).unwrap().result, made.result);
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_not_known_to_be_made() {
+        let made = CallResult {
+            answer: Some(Response::plain(201, "text/plain", "paid".to_owned())),
+            ..CallResult::default()
+        };
+        let mut effect = StoredEffect { owes: true, ..claimed(Default::default()) };
+        let whole = encode_unrecorded(&effect, &made);
+        assert!(decode_unrecorded(&effect).is_none());
+        for bytes in [&b"receipt"[..], MARK, &whole[..MARK.len() + LEN - 1], &whole[..whole.len() - 1]] {
+            effect.result = Some(Bytes::copy_from_slice(bytes));
+            assert!(decode_unrecorded(&effect).is_none(), "{bytes:?}");
+        }
+    }
+}

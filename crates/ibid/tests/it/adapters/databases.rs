@@ -1,0 +1,199 @@
+//! The databases that the suite runs on, and each driver's way to open a pool there.
+
+use std::time::Duration;
+
+use ibid::transaction::TxError;
+use ibid_testkit::postgres::Postgres;
+use tempfile::TempDir;
+
+use super::Adapter;
+
+pub(crate) use diesel::DieselPools;
+pub(crate) use sea_orm::SeaOrmPools;
+pub(crate) use sqlx_postgres::SqlxPostgresPools;
+pub(crate) use sqlx_sqlite::SqlxSqlitePools;
+pub(crate) use tokio_postgres::TokioPostgresPools;
+
+/// A database of the test's own.
+pub(crate) struct Place {
+    /// A URL of PostgreSQL, or the path of a file.
+    pub(crate) at: String,
+    server: Option<Postgres>,
+    _directory: Option<TempDir>,
+}
+
+impl Place {
+    pub(crate) fn postgres() -> Place {
+        Place::on(Postgres::shared())
+    }
+
+    /// On a server that the test may stop or make roles on.
+    pub(crate) fn own_postgres() -> Place {
+        Place::on(Postgres::start())
+    }
+
+    fn on(server: Postgres) -> Place {
+        // A deadlock is looked for after a second otherwise.
+        let soon = format!("alter database {} set deadlock_timeout = '20ms'", server.database());
+        server.sql(server.database(), &soon);
+        Place { at: server.url(), server: Some(server), _directory: None }
+    }
+
+    /// A database of somebody else's server.
+    pub(crate) fn at(url: String) -> Place {
+        Place { at: url, server: None, _directory: None }
+    }
+
+    pub(crate) fn sqlite() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().join("app.db").to_str().unwrap().to_owned();
+        Place { at, server: None, _directory: Some(directory) }
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.server.take().expect("a server").stop_immediate();
+    }
+}
+
+pub(crate) struct RusqliteConnections;
+
+impl Adapter for RusqliteConnections {
+    type Db = ibid::transaction::rusqlite::Rusqlite;
+
+    async fn open(place: &Place, _: usize, patience: Duration) -> Self::Db {
+        let connection = rusqlite::Connection::open(&place.at).unwrap();
+        connection.busy_timeout(patience).unwrap();
+        ibid::transaction::rusqlite::Rusqlite::new(connection)
+    }
+
+    async fn by_caller(
+        tx: &mut ibid::transaction::rusqlite::RusqliteTx<'static>,
+        sql: &'static str,
+    ) -> Result<(), TxError> {
+        Ok(tx.execute_batch(sql)?)
+    }
+}
+
+mod sqlx_sqlite {
+    use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
+    use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+
+    use super::*;
+
+    pub(crate) struct SqlxSqlitePools;
+
+    impl Adapter for SqlxSqlitePools {
+        type Db = SqlxSqlite;
+
+        async fn open(place: &Place, connections: usize, patience: Duration) -> SqlxSqlite {
+            let file = SqliteConnectOptions::new().filename(&place.at).create_if_missing(true);
+            let pool = SqlitePoolOptions::new().max_connections(connections as u32);
+            SqlxSqlite(pool.connect_with(file.busy_timeout(patience)).await.unwrap())
+        }
+
+        async fn by_caller(tx: &mut SqlxSqliteTx<'static>, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(&mut **tx).await?;
+            Ok(())
+        }
+    }
+}
+
+mod sqlx_postgres {
+    use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
+    use sqlx::postgres::PgPoolOptions;
+
+    use super::*;
+
+    pub(crate) struct SqlxPostgresPools;
+
+    impl Adapter for SqlxPostgresPools {
+        type Db = SqlxPostgres;
+
+        async fn open(place: &Place, connections: usize, patience: Duration) -> SqlxPostgres {
+            let pool = PgPoolOptions::new().max_connections(connections as u32).acquire_timeout(patience);
+            SqlxPostgres(pool.connect(&place.at).await.unwrap())
+        }
+
+        async fn by_caller(tx: &mut SqlxPostgresTx<'static>, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(&mut **tx).await?;
+            Ok(())
+        }
+    }
+}
+
+mod tokio_postgres {
+    use ::tokio_postgres::NoTls;
+    use deadpool_postgres::{Manager, Pool, Runtime};
+    use ibid::transaction::tokio_postgres::{PooledTx, TokioPostgres};
+
+    use super::*;
+
+    pub(crate) struct TokioPostgresPools;
+
+    impl Adapter for TokioPostgresPools {
+        type Db = TokioPostgres;
+
+        async fn open(place: &Place, connections: usize, patience: Duration) -> TokioPostgres {
+            let pool = Pool::builder(Manager::new(place.at.parse().unwrap(), NoTls)).max_size(connections);
+            TokioPostgres(pool.wait_timeout(Some(patience)).runtime(Runtime::Tokio1).build().unwrap())
+        }
+
+        async fn by_caller(tx: &mut PooledTx, sql: &'static str) -> Result<(), TxError> {
+            tx.execute(sql, &[]).await?;
+            Ok(())
+        }
+    }
+}
+
+mod diesel {
+    use diesel_async::pooled_connection::AsyncDieselConnectionManager;
+    use diesel_async::pooled_connection::deadpool::Pool;
+    use diesel_async::{AsyncPgConnection, RunQueryDsl};
+    use ibid::transaction::diesel::{Diesel, DieselTx};
+
+    use super::*;
+
+    pub(crate) struct DieselPools;
+
+    impl Adapter for DieselPools {
+        type Db = Diesel;
+
+        async fn open(place: &Place, connections: usize, patience: Duration) -> Diesel {
+            let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(&place.at);
+            let pool = Pool::builder(manager).max_size(connections).wait_timeout(Some(patience));
+            Diesel(pool.runtime(deadpool_postgres::Runtime::Tokio1).build().unwrap())
+        }
+
+        async fn by_caller(tx: &mut DieselTx, sql: &'static str) -> Result<(), TxError> {
+            ::diesel::sql_query(sql).execute(tx).await?;
+            Ok(())
+        }
+    }
+}
+
+mod sea_orm {
+    use ::sea_orm::{ConnectOptions, ConnectionTrait, Database};
+    use ibid::transaction::sea_orm::{SeaOrm, SeaOrmTx};
+
+    use super::*;
+
+    pub(crate) struct SeaOrmPools;
+
+    impl Adapter for SeaOrmPools {
+        type Db = SeaOrm;
+
+        async fn open(place: &Place, connections: usize, patience: Duration) -> SeaOrm {
+            let is_file = !place.at.starts_with("postgres:");
+            let url = if is_file { format!("sqlite://{}?mode=rwc", place.at) } else { place.at.clone() };
+            let mut options = ConnectOptions::new(url);
+            options.max_connections(connections as u32).acquire_timeout(patience);
+            options.map_sqlx_sqlite_opts(move |options| options.busy_timeout(patience));
+            SeaOrm(Database::connect(options).await.unwrap())
+        }
+
+        async fn by_caller(tx: &mut SeaOrmTx, sql: &'static str) -> Result<(), TxError> {
+            tx.execute_unprepared(sql).await?;
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What a failure means, as the real database reports it.
+
+use std::time::Duration;
+
+use ibid::transaction::{Database, Isolated, Isolation, OwnedTx, SqlFault, SqlTx, TxError};
+use ibid_core::sql::{Dialect, Param};
+
+use super::{Adapter, execute, fault_of, number, with_table};
+use crate::adapters::databases::Place;
+
+/// Long enough to connect on a busy machine, short enough to wait for.
+const IMPATIENT: Duration = Duration::from_secs(2);
+
+const TOUCH: &str = "update thing set n = n + 1 where id = $1";
+
+pub(super) async fn a_unique_violation_is_wrong<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let mut tx = pool.begin().await.unwrap();
+    let twice = execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await;
+    assert_eq!(fault_of(twice), Some(SqlFault::Wrong));
+}
+
+pub(super) async fn a_callers_own_error_keeps_its_meaning<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let mut tx = pool.begin().await.unwrap();
+    let twice = A::by_caller(&mut tx, "insert into thing (id, n) values (1, 0)").await.unwrap_err();
+    assert!(!twice.is_retryable(), "{twice:?}");
+    let TxError::Sql(error) = twice else { panic!("{twice:?}") };
+    assert_eq!(fault_of::<()>(Err(error)), Some(SqlFault::Wrong));
+}
+
+pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(place: Place) {
+    drop(with_table::<A>(&place, 1).await);
+    let pool = A::open(&place, 1, IMPATIENT).await;
+    let held = pool.begin().await.unwrap();
+    match held.dialect() {
+        // One who waits for a connection in vain sent nothing, but can't be told from one who lost it.
+        Dialect::Postgres => assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost)),
+        // SQLite has one writer.
+        Dialect::Sqlite => {
+            let other = A::open(&place, 1, IMPATIENT).await;
+            assert_eq!(fault_of(other.begin().await), Some(SqlFault::Serialization));
+        }
+    }
+    held.rollback().await.unwrap();
+    pool.begin().await.unwrap().rollback().await.unwrap();
+}
+
+pub(super) async fn a_row_that_moved_means_again<A: Adapter>(place: Place) {
+    let pool = Isolated::new(with_table::<A>(&place, 2).await, Isolation::RepeatableRead);
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    for tx in [&mut ann, &mut bob] {
+        assert_eq!(number(tx, "select n from thing where id = 1").await, 0);
+    }
+    execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
+    ann.commit().await.unwrap();
+    assert_eq!(fault_of(execute(&mut bob, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::Serialization));
+    bob.rollback().await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "select n from thing where id = 1").await, 1);
+}
+
+/// Each reads what the other writes. The second to commit is refused, in its last statement or its commit.
+pub(super) async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(place: Place) {
+    let pool = Isolated::new(with_table::<A>(&place, 2).await, Isolation::Serializable);
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    for (tx, id) in [(&mut ann, 1), (&mut bob, 2)] {
+        assert_eq!(number(tx, "select count(*) from thing where n = 0").await, 2);
+        execute(tx, TOUCH, &[Param::I64(id)]).await.unwrap();
+    }
+    ann.commit().await.unwrap();
+    assert_eq!(fault_of(bob.commit().await), Some(SqlFault::Serialization));
+    // Both connections are fit for the next ones.
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    assert_eq!(number(&mut ann, "select n from thing where id = 2").await, 0);
+    execute(&mut bob, TOUCH, &[Param::I64(2)]).await.unwrap();
+    bob.commit().await.unwrap();
+}
+
+pub(super) async fn a_deadlock_means_again<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 2).await;
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
+    execute(&mut bob, TOUCH, &[Param::I64(2)]).await.unwrap();
+    // Each ends its own as soon as it knows, for the other waits for that.
+    let cross = async |mut tx: <A::Db as Database>::Tx, id| {
+        let crossed = fault_of(execute(&mut tx, TOUCH, &[Param::I64(id)]).await);
+        tx.rollback().await.unwrap();
+        crossed
+    };
+    let (ann, bob) = tokio::join!(cross(ann, 2), cross(bob, 1));
+    assert!(
+        matches!((ann, bob), (Some(SqlFault::Serialization), None) | (None, Some(SqlFault::Serialization))),
+        "one is the victim: {ann:?}, {bob:?}"
+    );
+}
+
+pub(super) async fn a_deadlock_of_the_callers_own_statements_means_again<A: Adapter>(place: Place) {
+    const FIRST: &str = "update thing set n = n + 1 where id = 1";
+    const SECOND: &str = "update thing set n = n + 1 where id = 2";
+    let pool = with_table::<A>(&place, 2).await;
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    A::by_caller(&mut ann, FIRST).await.unwrap();
+    A::by_caller(&mut bob, SECOND).await.unwrap();
+    let cross = async |mut tx: <A::Db as Database>::Tx, sql| {
+        let crossed = A::by_caller(&mut tx, sql).await.map_err(|error| error.is_retryable());
+        tx.rollback().await.unwrap();
+        crossed
+    };
+    let crossed = tokio::join!(cross(ann, SECOND), cross(bob, FIRST));
+    assert!(matches!(crossed, (Err(true), Ok(())) | (Ok(()), Err(true))), "one is the victim: {crossed:?}");
+}
+
+pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 2).await;
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
+    execute(&mut bob, "set local lock_timeout = '50ms'", &[]).await.unwrap();
+    assert_eq!(fault_of(execute(&mut bob, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::LockTimeout));
+    bob.rollback().await.unwrap();
+    let mut bob = pool.begin().await.unwrap();
+    let nowait = "select id from thing where id = 1 for update nowait";
+    assert_eq!(fault_of(super::query(&mut bob, nowait, &[], &[]).await), Some(SqlFault::LockTimeout));
+}
+
+pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let operator = A::open(&place, 1, super::PATIENT).await;
+    for at_commit in [false, true] {
+        let mut tx = pool.begin().await.unwrap();
+        let backend = number(&mut tx, "select pg_backend_pid()::int8").await;
+        execute(&mut tx, TOUCH, &[Param::I64(1)]).await.unwrap();
+        let mut admin = operator.begin().await.unwrap();
+        // It waits until the process has ended.
+        let end = "select pg_terminate_backend($1::int4, 60000)::int4::int8";
+        let ended = super::query(&mut admin, end, &[ibid_core::sql::Type::I64], &[Param::I64(backend)]).await;
+        assert_eq!(ended.unwrap()[0].i64().unwrap(), 1);
+        admin.rollback().await.unwrap();
+        let lost = match at_commit {
+            true => fault_of(tx.commit().await),
+            false => {
+                let touched = fault_of(execute(&mut tx, TOUCH, &[Param::I64(1)]).await);
+                drop(tx);
+                touched
+            }
+        };
+        assert_eq!(lost, Some(SqlFault::Lost));
+        let mut tx = pool.begin().await.unwrap();
+        assert_eq!(number(&mut tx, "select n from thing where id = 1").await, 0);
+        tx.rollback().await.unwrap();
+    }
+}
+
+pub(super) async fn a_server_that_is_gone_is_lost<A: Adapter>(mut place: Place) {
+    drop(with_table::<A>(&place, 1).await);
+    let pool = A::open(&place, 1, IMPATIENT).await;
+    let mut tx = pool.begin().await.unwrap();
+    place.stop();
+    assert_eq!(fault_of(execute(&mut tx, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::Lost));
+    assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Lost));
+    assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost));
+}

@@ -1,0 +1,137 @@
+//! Only a commit is kept, and however a transaction ends, its connection is fit for the next one.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use ibid::transaction::{Database, OwnedTx, SqlFault};
+use ibid_core::sql::Param;
+
+use super::{Adapter, PATIENT, execute, fault_of, number, with_table};
+use crate::adapters::databases::Place;
+
+const COUNT: &str = "select count(*) from thing";
+
+pub(super) async fn a_commit_shows_elsewhere<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, "insert into thing (id, n) values ($1, 0)", &[Param::I64(3)]).await.unwrap();
+    tx.commit().await.unwrap();
+    let elsewhere = A::open(&place, 1, PATIENT).await;
+    assert_eq!(number(&mut elsewhere.begin().await.unwrap(), COUNT).await, 3);
+}
+
+pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let elsewhere = A::open(&place, 1, PATIENT).await;
+    for drops in [false, true] {
+        let mut tx = pool.begin().await.unwrap();
+        execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
+        match drops {
+            true => drop(tx),
+            false => tx.rollback().await.unwrap(),
+        }
+        // The row's lock is gone too: this would wait for whoever had inserted the same id, and fail if that stayed.
+        let mut tx = elsewhere.begin().await.unwrap();
+        execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
+        assert_eq!(number(&mut tx, COUNT).await, 3);
+        tx.rollback().await.unwrap();
+    }
+}
+
+pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    for _ in 0..3 {
+        let mut tx = pool.begin().await.unwrap();
+        execute(&mut tx, "update thing set n = n + 1", &[]).await.unwrap();
+    }
+    let mut tx = pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "select max(n) from thing").await, 0);
+    // So does one that failed: a unique violation aborts it on PostgreSQL.
+    assert!(execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await.is_err());
+    drop(tx);
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, "update thing set n = n + 1", &[]).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "select max(n) from thing").await, 1);
+    tx.rollback().await.unwrap();
+}
+
+pub(super) async fn a_begin_that_was_given_up_leaves_the_pool_usable<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    give_up_begins(&pool).await;
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
+    tx.commit().await.unwrap();
+    let elsewhere = A::open(&place, 1, PATIENT).await;
+    assert_eq!(number(&mut elsewhere.begin().await.unwrap(), COUNT).await, 3);
+}
+
+/// A connection that went back with one open would hold locks and swallow what others take for committed.
+pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adapter>(place: Place) {
+    let pool = A::open(&place, 4, PATIENT).await;
+    drop((pool.begin().await.unwrap(), pool.begin().await.unwrap(), pool.begin().await.unwrap()));
+    give_up_begins(&pool).await;
+    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let mut tx = elsewhere.begin().await.unwrap();
+    // Connections are closed or rolled back a moment later; one left open would stay so, and the test would not end.
+    let open = "select count(*) from pg_stat_activity \
+                where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null";
+    while number(&mut tx, open).await > 0 {
+        // The statistics are a snapshot of the transaction.
+        super::query(&mut tx, "select pg_stat_clear_snapshot()", &[], &[]).await.unwrap();
+    }
+}
+
+/// Drops `begin` after many looks, when it is through, and then ever earlier: one that is through would end what an
+/// earlier one left open on the same connection.
+async fn give_up_begins<D: Database>(pool: &D) {
+    for looks in (1..LOOKS_MAX).rev() {
+        let mut begin = pin!(pool.begin());
+        for _ in 0..looks {
+            if poll_fn(|context| Poll::Ready(begin.as_mut().poll(context))).await.is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Each look lets the runtime go round once, which also asks the system for what arrived: enough for a BEGIN on the
+/// loopback interface to be caught at every stage.
+const LOOKS_MAX: u32 = 60;
+
+pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let mut tx = pool.begin().await.unwrap();
+    A::by_caller(&mut tx, "insert into thing (id, n) values (3, 0)").await.unwrap();
+    assert_eq!(number(&mut tx, COUNT).await, 3);
+    tx.rollback().await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, COUNT).await, 2);
+    execute(&mut tx, "insert into thing (id, n) values (4, 0)", &[]).await.unwrap();
+    A::by_caller(&mut tx, "insert into thing (id, n) values (5, 0)").await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(number(&mut pool.begin().await.unwrap(), COUNT).await, 4);
+}
+
+/// PostgreSQL answers COMMIT with success then, and rolls back.
+pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(place: Place) {
+    let pool = with_table::<A>(&place, 1).await;
+    let insert = "insert into thing (id, n) values (3, 0)";
+
+    // A caller who overlooks an error of their own.
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, insert, &[]).await.unwrap();
+    assert!(A::by_caller(&mut tx, "select 1 / (n * 0) from thing").await.is_err());
+    assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Wrong));
+
+    // Ours that failed.
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, insert, &[]).await.unwrap();
+    assert!(execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await.is_err());
+    assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Wrong));
+
+    assert_eq!(number(&mut pool.begin().await.unwrap(), COUNT).await, 2);
+}

@@ -1,0 +1,359 @@
+//! An application on either database: a store, the application's own tables beside it, and a provider whose calls end as
+//! the test wants.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ibid::evidence::{EvidenceReport, EvidenceResult};
+use ibid::operator::Operator;
+use ibid::outbox::{
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, NewEffect, SettledEffect, VerifyOutcome,
+    Worker,
+};
+use ibid::outcome::Outcome;
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::transaction::Database;
+use ibid::transaction::rusqlite::Rusqlite;
+use ibid::{Ibid, Settings};
+use ibid_core::change::HistoryKind;
+use ibid_core::effect::{EffectFilter, EffectRules, StoredEffect};
+use ibid_core::evidence::{EffectRef, EventName, EvidenceSubject};
+use ibid_core::machine::{AttemptResponse, EffectState, Observation};
+use ibid_core::record::Record;
+use ibid_core::response::Response;
+use ibid_core::sql::{OwnedTx as _, Param, SqlTx, Statement, Type};
+use ibid_core::store::BoxFuture;
+use tokio::sync::Semaphore;
+
+use super::harness::{ask, begin};
+
+/// One node of an application.
+pub(super) struct Site<D> {
+    pub(super) ibid: Ibid,
+    pub(super) database: D,
+    /// What goes with the test.
+    pub(super) _place: Box<dyn std::any::Any + Send>,
+}
+
+pub(super) async fn sqlite() -> Site<Rusqlite> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("app.db");
+    let busy_timeout = Duration::from_secs(30);
+    let options = SqliteOptions { busy_timeout, ..SqliteOptions::default() };
+    let store = SqliteStore::open(&file, options).unwrap();
+    let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+    let connection = rusqlite::Connection::open(&file).unwrap();
+    connection.busy_timeout(busy_timeout).unwrap();
+    connection.execute_batch("create table line (id integer primary key, text text)").unwrap();
+    Site { ibid, database: Rusqlite::new(connection), _place: Box::new(folder) }
+}
+
+#[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
+pub(super) async fn postgres() -> Site<ibid::transaction::sqlx_postgres::SqlxPostgres> {
+    use ibid::store::postgres::{PostgresOptions, PostgresStore};
+    let server = ibid_testkit::postgres::Postgres::shared();
+    let wait = Duration::from_secs(30);
+    let options = PostgresOptions { connection_wait: wait, ..PostgresOptions::default() };
+    let store = PostgresStore::open(&server.url(), options).await.unwrap();
+    let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(8).acquire_timeout(wait);
+    let database = ibid::transaction::sqlx_postgres::SqlxPostgres(pool.connect(&server.url()).await.unwrap());
+    sqlx::raw_sql("create table line (id bigserial primary key, text text)")
+        .execute(&database.0)
+        .await
+        .unwrap();
+    Site { ibid, database, _place: Box::new(server) }
+}
+
+/// Tells each story on both databases.
+macro_rules! on_both_databases {
+    ($($story:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                super::$story(super::super::both_databases::sqlite().await).await;
+            })*
+        }
+        #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                super::$story(super::super::both_databases::postgres().await).await;
+            })*
+        }
+    };
+}
+
+pub(super) use on_both_databases;
+
+impl<D: Database + Clone + 'static> Site<D> {
+    /// Another process on the same database: it has heard nothing of what this one knows.
+    pub(super) async fn another_process(&self) -> Site<D> {
+        let ibid = Ibid::start(self.ibid.store().clone(), Settings::default()).await.unwrap();
+        Site { ibid, database: self.database.clone(), _place: Box::new(()) }
+    }
+
+    pub(super) async fn pay(&self, key: &str, effect: NewEffect) {
+        let mut attempt = begin(&self.ibid, key).await;
+        let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
+        inside.enqueue(effect).await.unwrap();
+        let answer = Response::plain(201, "text/plain", "accepted".to_owned());
+        assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
+    }
+
+    /// The same, with the answer owed by the effect.
+    pub(super) async fn owe(&self, key: &str, effect: NewEffect) {
+        let mut attempt = begin(&self.ibid, key).await;
+        let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
+        inside.enqueue(effect.owing()).await.unwrap();
+        assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
+    }
+
+    pub(super) fn worker(&self, psp: &Psp) -> Worker<D>
+    where
+        D::Tx: 'static,
+    {
+        Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", psp.clone()).build().unwrap()
+    }
+
+    /// The only effect of a key's record.
+    pub(super) async fn effect(&self, key: &str) -> StoredEffect {
+        let of = EffectFilter { record: Some(ask(&self.ibid, key).id), ..EffectFilter::default() };
+        let mut effects = Operator::new(&self.ibid).effects(of).await.unwrap().0;
+        assert_eq!(effects.len(), 1);
+        effects.remove(0)
+    }
+
+    /// Lets claims lapse and pauses end.
+    pub(super) async fn lapse(&self) {
+        let mut tx = self.database.begin().await.unwrap();
+        tx.execute(&LAPSE, &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// The only effect.
+    pub(super) async fn only(&self) -> StoredEffect {
+        let mut effects = Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0;
+        assert_eq!(effects.len(), 1);
+        effects.remove(0)
+    }
+
+    /// By the key that the only effect is called under.
+    pub(super) async fn by_key(&self) -> EffectRef {
+        EffectRef::DownstreamKey(self.only().await.downstream_key)
+    }
+
+    pub(super) async fn hear(&self, event: &str, at: &EffectRef, what: Observation) -> EvidenceResult {
+        self.ibid.report_evidence(heard(event, at, what, Duration::ZERO)).await.unwrap()
+    }
+
+    pub(super) async fn record(&self, key: &str) -> Arc<Record> {
+        self.ibid.store().load(vec![ask(&self.ibid, key).id]).await.unwrap().remove(0).unwrap().record
+    }
+
+    /// The lines of this kind in the history of a key's record.
+    pub(super) async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
+        let lines = self.ibid.store().history(ask(&self.ibid, key).id).await.unwrap();
+        lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
+    }
+
+    /// What handlers wrote, in order.
+    pub(super) async fn lines(&self) -> Vec<String> {
+        let mut tx = self.database.begin().await.unwrap();
+        let rows = tx.query(&LINES, &[]).await.unwrap();
+        tx.rollback().await.unwrap();
+        rows.into_iter().map(|mut row| row.text().unwrap()).collect()
+    }
+
+    /// Waits until the only effect is there.
+    pub(super) async fn until(&self, state: EffectState) {
+        let there = async {
+            while self.only().await.state != state {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, there).await.expect("it comes to that state");
+    }
+}
+
+static LAPSE: Statement =
+    Statement { text: "update ibid_effect set due_at = 0 where due_at is not null", columns: &[] };
+static LINES: Statement = Statement { text: "select text from line order by id", columns: &[Type::Text] };
+static LINE_ON_POSTGRES: Statement = Statement { text: "insert into line (text) values ($1)", columns: &[] };
+static LINE_ON_SQLITE: Statement = Statement { text: "insert into line (text) values (?1)", columns: &[] };
+
+/// A provider that says what the test wants, one word per call; after the last, it charges.
+#[derive(Clone)]
+pub(super) struct Psp(Arc<Inner>);
+
+struct Inner {
+    says: Mutex<VecDeque<CallOutcome>>,
+    /// The keys of its calls.
+    calls: Mutex<Vec<String>>,
+    verifies: bool,
+    /// Calls wait for a permit before they are answered.
+    gate: Option<Semaphore>,
+    reached: Semaphore,
+    /// How often its rows can't be written.
+    fails: Mutex<u32>,
+    /// It never gets done with them.
+    sticks: bool,
+}
+
+impl Psp {
+    pub(super) fn new(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
+        Psp::with(says, false, None)
+    }
+
+    /// Asked later, it says that it charged.
+    pub(super) fn that_can_be_asked(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
+        Psp::with(says, true, None)
+    }
+
+    /// It does not answer before the gate is opened.
+    pub(super) fn behind_a_gate(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
+        Psp::with(says, false, Some(Semaphore::new(0)))
+    }
+
+    /// It charges, and never gets done with its rows.
+    pub(super) fn that_sticks() -> Psp {
+        Psp(Arc::new(Inner { sticks: true, ..Psp::inner([], false, None) }))
+    }
+
+    fn with(says: impl IntoIterator<Item = CallOutcome>, verifies: bool, gate: Option<Semaphore>) -> Psp {
+        Psp(Arc::new(Psp::inner(says, verifies, gate)))
+    }
+
+    fn inner(says: impl IntoIterator<Item = CallOutcome>, verifies: bool, gate: Option<Semaphore>) -> Inner {
+        Inner {
+            says: Mutex::new(says.into_iter().collect()),
+            calls: Mutex::default(),
+            verifies,
+            gate,
+            reached: Semaphore::new(0),
+            fails: Mutex::default(),
+            sticks: false,
+        }
+    }
+
+    pub(super) fn calls(&self) -> u32 {
+        self.keys().len() as u32
+    }
+
+    /// The keys that it was called under.
+    pub(super) fn keys(&self) -> Vec<String> {
+        self.0.calls.lock().unwrap().clone()
+    }
+
+    pub(super) async fn reached(&self) {
+        self.0.reached.acquire().await.unwrap().forget();
+    }
+
+    pub(super) fn open(&self) {
+        self.0.gate.as_ref().unwrap().add_permits(1);
+    }
+
+    /// From now on so many tries to write its rows fail.
+    pub(super) fn fails(&self, times: u32) {
+        *self.0.fails.lock().unwrap() = times;
+    }
+
+    fn must_fail(&self) -> bool {
+        let mut fails = self.0.fails.lock().unwrap();
+        let fail = *fails > 0;
+        *fails = fails.saturating_sub(1);
+        fail
+    }
+}
+
+impl<T: SqlTx> EffectHandler<T> for Psp {
+    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
+        Box::pin(async move {
+            self.0.calls.lock().unwrap().push(call.downstream_key.clone());
+            self.0.reached.add_permits(1);
+            if let Some(gate) = &self.0.gate {
+                gate.acquire().await.unwrap().forget();
+            }
+            let said = self.0.says.lock().unwrap().pop_front();
+            said.unwrap_or_else(|| CallOutcome::Made(charged()))
+        })
+    }
+
+    fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
+        Box::pin(async {
+            if self.0.verifies { VerifyOutcome::Made(charged()) } else { VerifyOutcome::Unsure }
+        })
+    }
+
+    fn record<'a>(
+        &'a self,
+        _: &'a EffectCall,
+        settled: &'a SettledEffect,
+        tx: &'a mut T,
+    ) -> BoxFuture<'a, Result<(), BoxError>> {
+        Box::pin(async move {
+            let line = match settled {
+                SettledEffect::Done(made) => format!("done: {}", String::from_utf8_lossy(&made.result)),
+                SettledEffect::Dead { why } => format!("dead: {why}"),
+                SettledEffect::Unknown { why } => format!("unknown: {why}"),
+            };
+            let statement = match tx.dialect() {
+                ibid_core::sql::Dialect::Postgres => &LINE_ON_POSTGRES,
+                ibid_core::sql::Dialect::Sqlite => &LINE_ON_SQLITE,
+            };
+            tx.execute(statement, &[Param::Text(&line)]).await?;
+            if self.0.sticks {
+                self.0.reached.add_permits(1);
+                std::future::pending::<()>().await;
+            }
+            // After the row, so that it must be undone.
+            if self.must_fail() { Err("the table is full".into()) } else { Ok(()) }
+        })
+    }
+}
+
+/// What the provider's own answer makes of a call.
+fn charged() -> CallResult {
+    let answer = Some(Response::plain(201, "text/plain", "paid".to_owned()));
+    CallResult { result: "answer".into(), provider_id: Some("ch_1".into()), answer }
+}
+
+pub(super) fn lost() -> CallOutcome {
+    CallOutcome::Uncertain { why: "reset".into() }
+}
+
+/// A charge that is never made twice blindly.
+pub(super) fn charge() -> NewEffect {
+    NewEffect::new("charge", "charge", "")
+}
+
+/// A charge whose provider has settled at once what it was sent.
+pub(super) fn settled_at_once() -> NewEffect {
+    let rules = EffectRules { settle_ms: 0, ..EffectRules::default() };
+    charge().rules(rules)
+}
+
+/// What a webhook says was done.
+pub(super) fn executed(status: u16, id: &str) -> Observation {
+    let response = Response::plain(status, "application/json", format!("{{\"charge\":\"{id}\"}}"));
+    let kept = Some(response.to_bytes());
+    Observation::Executed(AttemptResponse {
+        status,
+        retry_after: false,
+        kept,
+        provider_id: Some(id.to_owned()),
+        proof: None,
+    })
+}
+
+pub(super) fn name(event: &str) -> EventName {
+    EventName { source: "psp".to_owned(), event: event.to_owned() }
+}
+
+pub(super) fn heard(event: &str, at: &EffectRef, what: Observation, age: Duration) -> EvidenceReport {
+    EvidenceReport { name: name(event), about: EvidenceSubject::Effect(at.clone()), what, age }
+}
+
+/// When to give up on something that must happen.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,265 @@
+//! Effects that owe the Record's answer, and what befalls a worker between the call and its end, on both databases: the
+//! answer comes, or the record is `unknown`; what may not be called twice is not.
+
+use ibid::operator::Operator;
+use ibid::outbox::{Worker, WorkerRound};
+use ibid::outcome::{Begin, Outcome};
+use ibid::transaction::Database;
+use ibid_core::effect::{EffectRules, NewEffect, Safety};
+use ibid_core::machine::EffectState::{Claimed, Done, Queued, Unknown};
+use ibid_core::record::State;
+
+use super::both_databases::{Psp, Site, charge, on_both_databases};
+use super::harness::{ask, because};
+use crate::lossy_database::{Lossy, Reply};
+
+on_both_databases!(
+    an_owed_answer_outlives_a_worker_that_is_killed_during_the_call,
+    an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_it,
+    an_owed_answer_is_not_given_by_a_worker_that_comes_back_late,
+    an_owed_answer_whose_commit_got_no_reply_is_given_once,
+    an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call,
+    an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again,
+    what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one,
+);
+
+async fn an_owed_answer_outlives_a_worker_that_is_killed_during_the_call<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    for safety in SAFETIES {
+        let psp = Psp::behind_a_gate([]);
+        killed(&site, declared(safety), &psp, 1).await;
+        recovers(&site, safety, &psp).await;
+    }
+}
+
+async fn an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_it<
+    D: Database + Clone + 'static,
+>(
+    site: Site<D>,
+) {
+    for safety in SAFETIES {
+        let psp = Psp::that_sticks();
+        // At the call, and at its rows.
+        killed(&site, declared(safety), &psp, 2).await;
+        recovers(&site, safety, &psp).await;
+    }
+}
+
+async fn an_owed_answer_is_not_given_by_a_worker_that_comes_back_late<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    for safety in SAFETIES {
+        let psp = Psp::behind_a_gate([]);
+        site.owe(&key(safety), declared(safety)).await;
+        let worker = site.worker(&psp);
+        let zombie = tokio::spawn(async move { worker.run_once().await.unwrap() });
+        psp.reached().await;
+        recovers(&site, safety, &psp).await;
+        let (effect, record) = (site.effect(&key(safety)).await, site.record(&key(safety)).await);
+        let lines = site.lines().await;
+        psp.open();
+        assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() }, "{safety:?}");
+        assert_eq!(site.effect(&key(safety)).await.version, effect.version, "{safety:?}");
+        assert_eq!(site.record(&key(safety)).await.version, record.version, "{safety:?}");
+        assert_eq!(site.lines().await, lines, "{safety:?}");
+    }
+}
+
+async fn an_owed_answer_whose_commit_got_no_reply_is_given_once<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    for safety in SAFETIES {
+        for reply in [Reply::Lost, Reply::NeverSent] {
+            let (psp, key) = (Psp::new([]), format!("{safety:?} {reply:?}"));
+            site.owe(&key, declared(safety)).await;
+            let before = site.lines().await.len();
+            let database = Lossy::new(site.database.clone(), &[Reply::Comes, reply]);
+            let worker = Worker::builder(site.ibid.clone(), database).on("charge", psp.clone());
+            let round = worker.build().unwrap().run_once().await.unwrap();
+            assert_eq!(round, WorkerRound { done: 1, ..WorkerRound::default() }, "{key}");
+            assert_eq!(site.effect(&key).await.state, Done, "{key}");
+            assert_eq!(answer(&site, &key).await, Ok("paid".to_owned()), "{key}");
+            assert_eq!((psp.calls(), site.lines().await.len()), (1, before + 1), "{key}");
+        }
+    }
+}
+
+async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call<
+    D: Database + Clone + 'static,
+>(
+    site: Site<D>,
+) {
+    let psp = Psp::new([]);
+    psp.fails(u32::MAX);
+    for safety in SAFETIES {
+        site.owe(&key(safety), briefly(declared(safety))).await;
+    }
+    assert_eq!(
+        site.worker(&psp).run_once().await.unwrap(),
+        WorkerRound { lost: 3, ..WorkerRound::default() }
+    );
+    for safety in SAFETIES {
+        let effect = site.effect(&key(safety)).await;
+        assert_eq!((effect.state, effect.provider_id.as_deref()), (Claimed, Some("ch_1")), "{safety:?}");
+        assert_eq!(site.record(&key(safety)).await.state, State::Pending, "{safety:?}");
+    }
+    // By another process: nothing of it is in this one.
+    psp.fails(0);
+    site.lapse().await;
+    let other = site.another_process().await;
+    assert_eq!(
+        other.worker(&psp).run_once().await.unwrap(),
+        WorkerRound { done: 3, ..WorkerRound::default() }
+    );
+    for safety in SAFETIES {
+        let effect = site.effect(&key(safety)).await;
+        assert_eq!((effect.state, effect.result.as_deref()), (Done, Some(&b"answer"[..])), "{safety:?}");
+        assert_eq!(answer(&site, &key(safety)).await, Ok("paid".to_owned()), "{safety:?}");
+    }
+    assert_eq!((psp.calls(), site.lines().await), (3, vec!["done: answer".to_owned(); 3]));
+}
+
+async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again<
+    D: Database + Clone + 'static,
+>(
+    site: Site<D>,
+) {
+    found_and_not_recorded(&site).await;
+    let key = key(Safety::Verified);
+    site.lapse().await;
+    // Nobody could say it again.
+    let psp = Psp::new([]);
+    assert_eq!(
+        site.worker(&psp).run_once().await.unwrap(),
+        WorkerRound { done: 1, ..WorkerRound::default() }
+    );
+    assert_eq!(answer(&site, &key).await, Ok("paid".to_owned()));
+    assert_eq!(psp.calls(), 0);
+}
+
+async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Database + Clone + 'static>(
+    site: Site<D>,
+) {
+    found_and_not_recorded(&site).await;
+    let key = key(Safety::Verified);
+    Operator::new(&site.ibid)
+        .retry(site.effect(&key).await.seq, &because("it was taken back"))
+        .await
+        .unwrap();
+    let effect = site.effect(&key).await;
+    assert_eq!((effect.state, effect.result, effect.provider_id), (Queued, None, None));
+    // Of the next call nobody knows anything.
+    site.lapse().await;
+    let psp = Psp::behind_a_gate([]);
+    let worker = site.worker(&psp);
+    let running = tokio::spawn(async move { worker.run_once().await });
+    psp.reached().await;
+    running.abort();
+    site.lapse().await;
+    assert_eq!(
+        site.worker(&psp).run_once().await.unwrap(),
+        WorkerRound { again: 1, ..WorkerRound::default() }
+    );
+    assert_eq!((site.effect(&key).await.state, site.record(&key).await.state), (Unknown, State::Pending));
+}
+
+/// A worker is killed during its call, another finds that it was made, and can't record it.
+async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
+    killed(site, briefly(declared(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
+    site.lapse().await;
+    let psp = Psp::that_can_be_asked([]);
+    let (worker, key) = (site.worker(&psp), key(Safety::Verified));
+    assert_eq!(worker.run_once().await.unwrap().again, 1);
+    site.lapse().await;
+    psp.fails(u32::MAX);
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
+    let effect = site.effect(&key).await;
+    assert_eq!((effect.state, effect.provider_id.as_deref()), (Unknown, Some("ch_1")));
+    assert_eq!(site.record(&key).await.state, State::Pending);
+}
+
+/// Has a worker call for a new record and kills it once it has come to so many places.
+async fn killed<D: Database + Clone + 'static>(site: &Site<D>, effect: NewEffect, psp: &Psp, places: u32) {
+    site.owe(&key(effect.rules.safety), effect).await;
+    let worker = site.worker(psp);
+    let running = tokio::spawn(async move { worker.run_once().await });
+    for _ in 0..places {
+        psp.reached().await;
+    }
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+}
+
+/// Its claim lapses, and another worker does what was declared.
+async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety, before: &Psp) {
+    let key = key(safety);
+    assert_eq!(site.effect(&key).await.state, Claimed, "{safety:?}");
+    assert_eq!(site.record(&key).await.state, State::Pending, "{safety:?}");
+    let other = site.another_process().await;
+    let psp = Psp::that_can_be_asked([]);
+    let worker = other.worker(&psp);
+    let next = async || {
+        site.lapse().await;
+        worker.run_once().await.unwrap()
+    };
+    match safety {
+        Safety::Once => {
+            assert_eq!(next().await, WorkerRound { dead: 1, ..WorkerRound::default() });
+            assert!(next().await.is_idle(), "only a person can tell");
+            let effect = site.effect(&key).await;
+            assert_eq!((effect.state, effect.due_at), (Unknown, None));
+            assert_eq!(answer(site, &key).await, Err(State::Unknown));
+            assert_eq!((before.calls(), psp.calls()), (1, 0));
+            return;
+        }
+        Safety::Repeatable => {
+            assert_eq!(next().await, WorkerRound { again: 1, ..WorkerRound::default() });
+            assert_eq!(site.effect(&key).await.state, Queued);
+            assert_eq!(site.record(&key).await.state, State::Pending);
+            assert_eq!(next().await, WorkerRound { done: 1, ..WorkerRound::default() });
+            assert_eq!(psp.keys(), before.keys(), "called again under the same key, once");
+        }
+        _ => {
+            assert_eq!(next().await, WorkerRound { again: 1, ..WorkerRound::default() });
+            assert_eq!(site.effect(&key).await.state, Unknown);
+            assert_eq!(site.record(&key).await.state, State::Pending);
+            assert_eq!(next().await, WorkerRound { done: 1, ..WorkerRound::default() });
+            assert_eq!((before.calls(), psp.calls()), (1, 0), "asked about, and not called again");
+        }
+    }
+    assert_eq!(site.effect(&key).await.state, Done, "{safety:?}");
+    assert_eq!(answer(site, &key).await, Ok("paid".to_owned()), "{safety:?}");
+}
+
+/// What a client that comes again is given, or where its record stands.
+async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Result<String, State> {
+    let state = site.record(key).await.state;
+    match site.ibid.begin(ask(&site.ibid, key)).await.unwrap() {
+        Begin::Skip(Outcome::Completed(kept)) => {
+            assert_eq!((state, kept.response.status), (State::Completed, 201));
+            Ok(String::from_utf8(kept.response.body.to_vec()).unwrap())
+        }
+        Begin::Skip(Outcome::Unknown { .. }) => {
+            assert_eq!(state, State::Unknown);
+            Err(state)
+        }
+        other => panic!("neither answered nor unknown: {other:?}"),
+    }
+}
+
+fn declared(safety: Safety) -> NewEffect {
+    charge().rules(EffectRules { safety, ..EffectRules::default() })
+}
+
+/// Under a lease that a test can wait for, and a busy machine still makes a call in.
+fn briefly(effect: NewEffect) -> NewEffect {
+    let rules = EffectRules { lease_ms: 3000, ..effect.rules };
+    effect.rules(rules)
+}
+
+fn key(safety: Safety) -> String {
+    format!("{safety:?}")
+}
+
+const SAFETIES: [Safety; 3] = [Safety::Once, Safety::Repeatable, Safety::Verified];

@@ -1,0 +1,250 @@
+//! The reaper under the engine, on the stores whose clock a test can move: what goes when, and what a client then meets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid::outcome::{Begin, Outcome};
+use ibid::store::clock::{Clock, Hands};
+use ibid::store::memory::MemoryStore;
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::upkeep::{ReapPreview, ReapStats, Retention, reap_once, reap_preview};
+use ibid::{Ibid, Settings};
+use ibid_core::change::{Draft, HistoryKind};
+use ibid_core::machine::BeginRequest;
+use ibid_core::policy::{AfterExpiry, AnswerRule, Policy};
+use ibid_core::reap::{ReapCount, ReapTarget};
+use ibid_core::record::{ErrorCode, State};
+use ibid_core::response::Response;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{RecordFilter, Store};
+use ibid_core::time::Timestamp;
+use ibid_testkit::contract::{TestRecord, draft, insert, put, telling};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+use crate::request_fixture::ask;
+
+#[tokio::test]
+async fn a_tombstone_refuses_its_key_until_it_is_purged() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy {
+            retention: HOUR,
+            tombstone: 24 * HOUR,
+            after_expiry: AfterExpiry::Refuse,
+            ..Policy::default()
+        };
+        world.pay("k", &policy).await;
+        world.hands.advance(HOUR);
+        assert!(
+            matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Expired)),
+            "whether or not the reaper came"
+        );
+        let ripe = ReapCount { strip: 1, remove: 0 };
+        assert_eq!(world.outlook().await, ReapPreview { records: ripe, ..ReapPreview::default() });
+        assert_eq!(world.reap().await, ReapStats { stripped: 1, ..ReapStats::default() });
+        let tomb = world.only().await;
+        assert!(tomb.identity.is_forgotten() && tomb.fingerprint.is_some(), "{tomb:?}");
+        assert!(
+            matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Expired)),
+            "the id is enough to refuse by"
+        );
+        assert_eq!(world.reap().await, ReapStats::default(), "once");
+        world.hands.advance(24 * HOUR);
+        assert_eq!(world.reap().await, ReapStats { removed: 1, ..ReapStats::default() });
+        assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_key_may_run_again_over_its_tombstone() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy { retention: HOUR, tombstone: 24 * HOUR, ..Policy::default() };
+        world.pay("k", &policy).await;
+        world.hands.advance(HOUR);
+        assert_eq!(world.reap().await.stripped, 1);
+        world.pay("k", &policy).await;
+        assert_eq!(world.only().await.identity.key.as_str(), "k");
+        assert!(matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Completed(_))));
+        assert_eq!(world.reap().await, ReapStats::default(), "its time counts anew");
+        world.hands.advance(HOUR);
+        assert_eq!(world.reap().await.stripped, 1, "and comes again");
+    }
+}
+
+#[tokio::test]
+async fn without_a_tombstone_a_record_is_removed_at_once() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy::default();
+        world.pay("done", &policy).await;
+        let Begin::Run(running) = world.begin("running", &policy).await else { panic!("it is new") };
+        let Begin::Run(lost) = world.begin("unknown", &policy).await else { panic!("it is new") };
+        let (_, _late) = lost.unknown(ErrorCode::Broken).await;
+        world.hands.advance(24 * HOUR);
+        assert_eq!(world.reap().await, ReapStats { removed: 1, ..ReapStats::default() });
+        world.hands.advance(10_000 * 24 * HOUR);
+        assert_eq!(world.reap().await, ReapStats::default());
+        assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), 2);
+        drop(running);
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_record_expires_with_a_warning() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy { unknown_retention: Some(48 * HOUR), tombstone: HOUR, ..Policy::default() };
+        let Begin::Run(lost) = world.begin("k", &policy).await else { panic!("it is new") };
+        drop(lost.unknown(ErrorCode::Broken).await);
+        world.hands.advance(47 * HOUR);
+        assert_eq!(world.reap().await, ReapStats::default());
+        assert!(matches!(
+            world.begin("k", &policy).await,
+            Begin::Skip(Outcome::Unknown { settled_in: None })
+        ));
+        world.hands.advance(HOUR);
+        let id = world.only().await.id;
+        assert_eq!(world.reap().await, ReapStats { settled: 1, stripped: 1, ..ReapStats::default() });
+        let history = world.store.history(id).await.unwrap();
+        assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
+        assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
+    }
+}
+
+#[tokio::test]
+async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let policy = Policy { answer: AnswerRule::Async, ..Policy::default() };
+        let mut ask = world.ask("k", &policy);
+        ask.later = Some(Bytes::from_static(b"the request"));
+        assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
+        world.hands.advance(policy.pending_deadline);
+        assert_eq!(world.reap().await, ReapStats { settled: 1, ..ReapStats::default() });
+        let record = world.only().await;
+        assert_eq!((record.state, record.note.status), (State::Completed, Some(408)));
+        assert_eq!(world.reap().await, ReapStats::default());
+    }
+}
+
+#[tokio::test]
+async fn a_round_skips_a_bounded_number_of_rows() {
+    let world = World::on_sqlite().await;
+    let live = TestRecord::fresh();
+    let mut told = insert(&live, draft(&live, State::Unknown));
+    for _ in 0..15_000 {
+        told = telling(told, HistoryKind::ReconcileTry, "");
+    }
+    put(&*world.store, &told).await;
+    world.going().await;
+    let keep = Retention { history: HOUR, ..Retention::default() };
+    world.hands.advance(HOUR);
+    assert_eq!(reap_preview(&*world.store, keep).await.unwrap().history, 0, "its record is there");
+    let reap = async || {
+        let harvest = reap_once(&world.ibid, keep).await.unwrap();
+        (harvest.removed, harvest.history, harvest.unfinished)
+    };
+    assert_eq!(reap().await, (1, 0, false), "it did not come to the line behind the many");
+    assert_eq!(reap().await, (0, 1, false));
+    assert_eq!(reap().await, (0, 0, false), "from the start again");
+    assert_eq!(world.store.history(live.id).await.unwrap().len(), 15_000);
+}
+
+#[tokio::test]
+async fn a_failing_reap_target_does_not_stop_the_others() {
+    let keep = Retention { history: HOUR, ..Retention::default() };
+    for fails in [ReapTarget::Records, ReapTarget::Effects { keep: keep.effects }] {
+        let (clock, hands) = Clock::manual(START);
+        let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+        let world = World::new(faulty.clone(), hands, None).await;
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let said = recorder.handle();
+        let _counts = metrics::set_default_local_recorder(&recorder);
+        let gone = world.going().await;
+        assert_eq!(world.reap().await.removed, 1);
+        world.hands.advance(HOUR);
+        let late = world.going().await;
+        faulty.set(StoreFault::FailsOn(fails));
+        let error = reap_once(&world.ibid, keep).await.expect_err("a course failed");
+        assert!(!error.is_transient(), "it is told: {error:?}");
+        assert!(world.store.history(gone).await.unwrap().is_empty(), "history was seen to after {fails:?}");
+        let left = usize::from(fails == ReapTarget::Records);
+        assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), left);
+        let gauge = format!("ibid_records{{state=\"completed\"}} {left}\n");
+        assert!(said.render().contains(&gauge), "{}", said.render());
+        faulty.set(StoreFault::None);
+        assert_eq!(reap_once(&world.ibid, keep).await.unwrap().removed, left as u64);
+        assert_eq!(world.store.history(late).await.unwrap().len(), 1);
+        assert!(
+            said.render().contains("ibid_retention_pruned_total 2\n"),
+            "both are counted: {}",
+            said.render()
+        );
+    }
+}
+
+struct World {
+    ibid: Ibid,
+    store: Arc<dyn Store>,
+    hands: Hands,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl World {
+    async fn in_memory() -> World {
+        let (clock, hands) = Clock::manual(START);
+        World::new(Arc::new(MemoryStore::new(clock)), hands, None).await
+    }
+
+    async fn on_sqlite() -> World {
+        let (clock, hands) = Clock::manual(START);
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = SqliteOptions { clock, ..SqliteOptions::default() };
+        let store = SqliteStore::open(&directory.path().join("ibid.db"), options).expect("it opens");
+        World::new(Arc::new(store), hands, Some(directory)).await
+    }
+
+    async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
+        // What a node keeps in memory goes by the time that really passes.
+        let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
+        let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
+        World { ibid, store, hands, _directory: directory }
+    }
+
+    fn ask(&self, key: &str, policy: &Policy) -> BeginRequest {
+        ask(&self.ibid, "shop", key, policy.clone())
+    }
+
+    async fn begin(&self, key: &str, policy: &Policy) -> Begin {
+        self.ibid.begin(self.ask(key, policy)).await.expect("the store answers")
+    }
+
+    async fn pay(&self, key: &str, policy: &Policy) {
+        let Begin::Run(attempt) = self.begin(key, policy).await else { panic!("`{key}` is not new") };
+        let answer = Response::plain(201, "text/plain", "paid".to_owned());
+        assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
+    }
+
+    /// A record whose time is over, with a line of history.
+    async fn going(&self) -> RecordId {
+        let name = TestRecord::fresh();
+        let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+        put(&*self.store, &telling(insert(&name, going), HistoryKind::Settled, "")).await;
+        name.id
+    }
+
+    async fn reap(&self) -> ReapStats {
+        reap_once(&self.ibid, Retention::default()).await.expect("the store answers")
+    }
+
+    async fn outlook(&self) -> ReapPreview {
+        reap_preview(&*self.store, Retention::default()).await.expect("the store answers")
+    }
+
+    async fn only(&self) -> Arc<ibid_core::record::Record> {
+        let mut all = self.store.list(RecordFilter::default()).await.expect("a list");
+        assert_eq!(all.len(), 1);
+        all.remove(0).record
+    }
+}
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+const HOUR: Duration = Duration::from_secs(3600);

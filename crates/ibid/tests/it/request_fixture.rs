@@ -1,0 +1,39 @@
+//! What tests of the engine ask for where nothing depends on what it is: a payment.
+
+use std::sync::Arc;
+
+use ibid::Ibid;
+use ibid_core::fingerprint::RequestView;
+use ibid_core::key::Key;
+use ibid_core::machine::BeginRequest;
+use ibid_core::policy::Policy;
+use ibid_core::scope::{Identity, Operation, Tenant};
+
+/// A payment of this tenant's under this key.
+pub(crate) fn ask(ibid: &Ibid, tenant: &str, key: &str, policy: Policy) -> BeginRequest {
+    let identity = Identity {
+        tenant: Tenant::new(tenant).expect("a good name"),
+        operation: Operation { method: "POST".into(), path: "/pay".into() },
+        key: Key::stored(key).expect("a good key"),
+    };
+    ibid.ask(identity, Arc::new(policy), Arc::new(Payment("{}")))
+}
+
+/// A payment by its body.
+pub(crate) struct Payment(pub(crate) &'static str);
+
+impl RequestView for Payment {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}

@@ -1,0 +1,86 @@
+//! Two processes that begin the same keys at the same moment. A begin that meets no rival is a plain insert, which fails for
+//! all that were sent with it; so nobody may be told of that failure.
+
+use std::collections::HashMap;
+
+use ibid_core::scope::RecordId;
+use tokio::sync::Barrier;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_processes_racing_on_a_key_have_one_winner() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let stores = [open(&server, &database).await, open(&server, &database).await];
+    // The server writes a line for each flight that failed.
+    let rivals = || server.log().matches("duplicate key value violates unique constraint").count();
+    let mut rounds = 0;
+    while rounds < ROUNDS_MIN || rivals() == 0 {
+        rounds += 1;
+        assert!(rounds <= ROUNDS_MAX, "they never met");
+        one_round(&stores).await;
+    }
+    // Who met a rival does without flights for sixteen batches. A round is ten of begins and one of finishes.
+    let batches = rounds * (KEYS / BATCH + 1);
+    assert!(rivals() <= 2 * batches.div_ceil(17), "{} flights of {batches} batches failed", rivals());
+    let counts = "select count(*), count(*) filter (where state = 3) from ibid_record";
+    let all = rounds * KEYS;
+    assert_eq!(server.sql(&database, counts), format!("{all}|{all}"), "each was begun and finished once");
+    assert_eq!(server.sql(&database, "select count(*) from ibid_body"), all.to_string());
+}
+
+/// Both begin the same names, and each finishes what it won.
+async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
+    let names: Arc<Vec<TestRecord>> = Arc::new((0..KEYS).map(|_| TestRecord::fresh()).collect());
+    let line = Arc::new(Barrier::new(2));
+    let racers = stores.clone().map(|store| {
+        let (names, line) = (names.clone(), line.clone());
+        tokio::spawn(async move {
+            let mut fates = HashMap::new();
+            for few in names.chunks(BATCH) {
+                let begins: Vec<Change> = few.iter().map(|name| fresh(name, LONG)).collect();
+                line.wait().await;
+                let mut told = commit_all(&*store, begins.clone()).await;
+                for begin in begins {
+                    let fate = told.remove(&begin.id).expect("every change has a fate");
+                    fates.insert(begin.id, (begin, fate));
+                }
+            }
+            let won = fates.values().filter_map(|(begin, fate)| match fate {
+                Commit::Done(stamp) => begin.applied(*stamp, None),
+                Commit::Conflict(_) => None,
+            });
+            for (_, fate) in commit_all(&*store, won.map(|record| finish(&record)).collect()).await {
+                assert!(matches!(fate, Commit::Done(_)), "whoever won finishes: {fate:?}");
+            }
+            fates
+        })
+    });
+    let [left, right] = racers;
+    let left: HashMap<RecordId, (Change, Commit)> = left.await.expect("a racer ends");
+    let right: HashMap<RecordId, (Change, Commit)> = right.await.expect("a racer ends");
+    for name in names.iter() {
+        let (winner, loser) = match (&left[&name.id], &right[&name.id]) {
+            ((winner, Commit::Done(_)), (_, loser)) | ((_, loser), (winner, Commit::Done(_))) => {
+                (winner, loser)
+            }
+            fates => panic!("nobody won: {fates:?}"),
+        };
+        match loser {
+            Commit::Conflict(Some(stands)) => {
+                assert_eq!(stands.record.birth, winner.nonce, "it is told who won")
+            }
+            other => panic!("both won, or it was told of nobody: {other:?}"),
+        }
+    }
+}
+
+const KEYS: usize = 500;
+const BATCH: usize = 50;
+
+/// They fly again in the third.
+const ROUNDS_MIN: usize = 3;
+
+/// Ten batches start together in each: not to meet in all of these is as good as impossible.
+const ROUNDS_MAX: usize = 100;

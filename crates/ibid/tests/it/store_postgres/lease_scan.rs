@@ -1,0 +1,283 @@
+//! Records whose first lease is over: none is missed, whoever holds it, however many there are, whatever the clock did.
+
+use std::collections::HashSet;
+
+use ibid_core::policy::Policy;
+use ibid_core::reap::ReapTarget;
+use ibid_core::scope::RecordId;
+use ibid_testkit::contract::{SHORT, fresh_under, reap_all};
+use tokio::task::JoinSet;
+
+use super::*;
+
+/// What is due, in the order in which the store gives it.
+async fn due(store: &PostgresStore) -> Vec<RecordId> {
+    let found = store.due(State::InProgress, 100_000).await.expect("due is answered");
+    found.into_iter().map(|stored| stored.record.id).collect()
+}
+
+/// Begins records whose lease is over when this returns, one after the other.
+async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count: usize) -> Vec<RecordId> {
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        let begin = fresh(&TestRecord::fresh(), SHORT);
+        assert!(matches!(commit_patiently(store, &Arc::new(begin.clone())).await, Commit::Done(_)));
+        ids.push(begin.id);
+    }
+    pass(server, database, SECOND);
+    ids
+}
+
+fn sorted(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
+    let mut ids: Vec<RecordId> = ids.into_iter().collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_lapsed_record_is_found_once_unlocked() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&server, &database, &store, 10).await;
+    let hold = async |id: &RecordId| {
+        let stranger = stranger(&server, &database).await;
+        stranger.batch_execute("begin").await.expect("a transaction");
+        let lock = "select from ibid_record where id = $1 for update";
+        stranger.execute(lock, &[&&id.as_bytes()[..]]).await.expect("the row is held");
+        stranger
+    };
+    let [leaves, finishes] = [hold(&ids[0]).await, hold(&ids[1]).await];
+    let late = || server.sql(&database, "select count(*) from ibid_late");
+    // Both transactions are open all the while, so an answer at all means that nobody waited for their end.
+    for _ in 0..2 {
+        assert_eq!(due(&store).await, ids[2..], "the others are found");
+        assert_eq!(late(), "2", "those two are remembered");
+    }
+    let finish = "update ibid_record set state = 3, count = 2, due_at = null where id = $1";
+    finishes.execute(finish, &[&&ids[1].as_bytes()[..]]).await.expect("it is the holder's");
+    finishes.batch_execute("commit").await.expect("the holder has finished");
+    assert_eq!(due(&store).await, ids[2..], "what is finished is not due");
+    leaves.batch_execute("rollback").await.expect("the stranger leaves");
+    let found = due(&store).await;
+    assert_eq!((found[0], &found[1..]), (ids[0], &ids[2..]), "what is let go is, in its place");
+    assert_eq!(late(), "0");
+}
+
+/// Two processes look at different policies, and share the list of what was held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_who_looks_waits_for_another_who_does() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&server, &database, &store, 3).await;
+    let [holder, looker] = [stranger(&server, &database).await, stranger(&server, &database).await];
+    for one in [&holder, &looker] {
+        one.batch_execute("begin").await.expect("a transaction");
+    }
+    let held = &ids[0].as_bytes()[..];
+    holder.execute("select from ibid_record where id = $1 for update", &[&held]).await.expect("it is held");
+    assert_eq!(due(&store).await, ids[1..]);
+    let deleted = looker.execute("delete from ibid_late where id = $1", &[&held]).await;
+    assert_eq!(deleted.expect("as one who has found it free"), 1);
+    // The other's transaction is open all the while.
+    assert_eq!(due(&store).await, ids[1..]);
+    for one in [looker, holder] {
+        one.batch_execute("rollback").await.expect("it was for nothing");
+    }
+    assert_eq!(due(&store).await, ids);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn several_who_look_at_once_miss_nothing() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let begins = open(&server, &database).await;
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(open(&server, &database).await);
+    }
+    let begun = tokio::spawn(async move {
+        let mut ids = HashSet::new();
+        for _ in 0..40 {
+            let few: Vec<Change> = (0..10).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect();
+            ids.extend(few.iter().map(|begin| begin.id));
+            commit_all(&*begins, few).await;
+        }
+        ids
+    });
+    // Each looks until it has seen all of them.
+    let (told, all) = tokio::sync::watch::channel(None);
+    let mut lookers = JoinSet::new();
+    for store in stores {
+        let all = all.clone();
+        lookers.spawn(async move {
+            let mut seen = HashSet::new();
+            loop {
+                seen.extend(due(&store).await);
+                if all.borrow().as_ref() == Some(&seen) {
+                    return;
+                }
+            }
+        });
+    }
+    told.send_replace(Some(begun.await.expect("the writer ends")));
+    let ended = tokio::time::timeout(PATIENCE, lookers.join_all()).await;
+    assert!(ended.is_ok(), "one of them is never found");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_lapsed_records_than_one_step_takes_are_all_found() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let first = lapsed(&server, &database, &store, 1).await[0];
+    // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
+    let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
+                  update copy set id = sha256(n::text::bytea);
+                  update copy set due_at = due_at - 1000 + n, reap_at = reap_at - 1000 + n where n <= 500;
+                  update copy set due_at = due_at + n - 6500, reap_at = reap_at + n - 6500 where n > 6500;
+                  alter table copy drop column n;
+                  insert into ibid_record select * from copy";
+    server.sql(&database, copies);
+    pass(&server, &database, SECOND);
+    let found = due(&store).await;
+    assert_eq!(found.len(), 7001);
+    assert!(found.contains(&first));
+    assert_eq!(found.iter().collect::<HashSet<_>>().len(), 7001, "each once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_begin_committed_behind_the_cursor_is_still_found() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let stranger = stranger(&server, &database).await;
+    // A machine that stands still for ten seconds may go past one for good; not past three.
+    for _ in 0..3 {
+        let template = lapsed(&server, &database, &store, 1).await[0];
+        stranger.batch_execute("begin").await.expect("a transaction");
+        let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
+                                             created_at, ran_at, due_at, reap_at, tenant, method, path, key, note)
+                    select sha256(id), count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
+                           created_at, ran_at, due_at, reap_at, tenant, method, path, key, note
+                    from ibid_record where id = $1 returning id, due_at";
+        let row = stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("nobody sees it yet");
+        let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
+        let late = RecordId::from_bytes(id.try_into().expect("an id"));
+        let after = lapsed(&server, &database, &store, 1).await[0];
+        let found = due(&store).await;
+        assert!(found.contains(&after) && !found.contains(&late), "its instant was passed");
+        stranger.batch_execute("commit").await.expect("it is committed");
+        let found = due(&store).await;
+        if found.contains(&late) {
+            return;
+        }
+        let place: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
+        assert!(place >= ended, "a begin that was committed late is never found");
+    }
+    panic!("begins that were committed late were passed for good");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_was_set_back_hides_nothing() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let before = lapsed(&server, &database, &store, 2).await;
+    assert_eq!(due(&store).await, before);
+    // As it is when an hour comes again.
+    server.sql(&database, "update ibid_walk set at = at + 3600000000");
+    let after = lapsed(&server, &database, &store, 2).await;
+    assert_eq!(due(&store).await, [before, after].concat());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_renewed_in_time_is_never_reported_as_lapsed() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let begins: Vec<Change> = (0..20).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect();
+    let fates = commit_all(&*store, begins.clone()).await;
+    let record = |begin: &Change| match &fates[&begin.id] {
+        Commit::Done(stamp) => begin.applied(*stamp, None).expect("it writes"),
+        other => panic!("a fresh name is free: {other:?}"),
+    };
+    let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
+    commit_all(&*store, records[..10].iter().map(|record| finish(record)).collect()).await;
+    pass(&server, &database, SECOND);
+    assert_eq!(sorted(due(&store).await), sorted(records[10..].iter().map(|record| record.id)));
+    let watched =
+        "select count(*), count(*) filter (where state = 3) from ibid_record where watch_at is not null";
+    assert_eq!(server.sql(&database, watched), "10|0");
+    assert_eq!(server.sql(&database, "select count(*) from ibid_late"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lapsed_record_is_found_under_any_retention() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let day = Duration::from_secs(24 * 3600);
+    let lapses = [day, 30 * day, Duration::ZERO, Duration::MAX].map(|retention| {
+        let policy = Policy { lease: SHORT, retention, ..Policy::default() };
+        fresh_under(&TestRecord::fresh(), &Arc::new(policy))
+    });
+    // Its lease goes on while the reaper's time has come.
+    let policy = Policy { lease: LONG, retention: SHORT, ..Policy::default() };
+    let runs = fresh_under(&TestRecord::fresh(), &Arc::new(policy));
+    commit_all(&*store, lapses.iter().chain([&runs]).cloned().collect()).await;
+    pass(&server, &database, SECOND);
+    assert_eq!(sorted(due(&store).await), sorted(lapses.iter().map(|begin| begin.id)));
+    reap_all(&*store, ReapTarget::Records).await;
+    pass(&server, &database, 2 * LONG);
+    let all = sorted(lapses.iter().chain([&runs]).map(|begin| begin.id));
+    assert_eq!(sorted(due(&store).await), all, "also what the reaper put off in its first lease");
+}
+
+/// Another policy's records have the same instants in the reaper's order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_with_equal_instants_are_scanned_separately() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let under = |lease, retention| Arc::new(Policy { lease, retention, ..Policy::default() });
+    let policies = [under(SHORT, LONG), under(LONG, LONG), under(SHORT, 2 * LONG), under(LONG, 2 * LONG)];
+    let begins: Vec<Change> =
+        (0..40).map(|place| fresh_under(&TestRecord::fresh(), &policies[place % policies.len()])).collect();
+    commit_all(&*store, begins.clone()).await;
+    pass(&server, &database, SECOND);
+    let short = begins.iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, begin)| begin.id);
+    assert_eq!(sorted(due(&store).await), sorted(short));
+    pass(&server, &database, LONG);
+    assert_eq!(sorted(due(&store).await), sorted(begins.iter().map(|begin| begin.id)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn known_due_records_are_found_even_if_the_scan_fails() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let ids = lapsed(&server, &database, &store, 2).await;
+    assert_eq!(due(&store).await, ids);
+    server.sql(&database, "alter table ibid_late rename to ibid_late_away");
+    assert_eq!(due(&store).await, ids);
+    server.sql(&database, "delete from ibid_record");
+    store.due(State::InProgress, 10).await.expect_err("that nothing is due can't be said");
+}
+
+/// As after the restore of a part of the tables.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_cursor_the_scan_starts_at_the_first_record() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let before = lapsed(&server, &database, &store, 2).await;
+    pass(&server, &database, LONG);
+    server.sql(&database, "delete from ibid_walk");
+    let after = lapsed(&server, &database, &store, 2).await;
+    assert_eq!(due(&store).await, [before, after].concat());
+}
+
+/// Far above what a loaded two-core machine needs: only a record that is missed meets it.
+const PATIENCE: Duration = Duration::from_secs(60);

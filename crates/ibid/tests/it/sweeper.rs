@@ -1,0 +1,96 @@
+//! The sweeper where it runs lapsed requests again: what it has in hand is what it runs.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid::attempt::Attempt;
+use ibid::store::clock::Clock;
+use ibid::store::memory::MemoryStore;
+use ibid::upkeep::{self, Resume};
+use ibid::{Ibid, Settings};
+use ibid_core::change::{BodyKind, Change, Draft, HistoryKind, StoredBody};
+use ibid_core::machine::BeginRequest;
+use ibid_core::policy::{OnLapse, Policy};
+use ibid_core::record::{Record, State};
+use ibid_core::store::{BoxFuture, Browse};
+use ibid_testkit::contract::{TestRecord, draft, insert, load, put, replace};
+use ibid_testkit::faults::{FaultyStore, StoreFault};
+
+use crate::request_fixture::ask;
+
+#[tokio::test]
+async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new(Clock::system())));
+    let node = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
+    let name = TestRecord::fresh();
+    let first = put(&*store, &keeping(insert(&name, lapsed(&name)), "five")).await.record;
+
+    store.set(StoreFault::HoldsBodies);
+    let sweep = tokio::spawn({
+        let node = node.clone();
+        async move { upkeep::sweep_once(&node).await.expect("the store answers") }
+    });
+    while store.bodies_read() == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The sweeper has `five` in hand. By now its owner has come back, its answer has expired, and the key has come with
+    // another request, whose owner is silent too.
+    let mut next = keeping(replace(&first, lapsed(&name)), "six");
+    let draft = next.draft.as_mut().expect("a draft");
+    (draft.birth, draft.owner) = (next.nonce, next.nonce);
+    let second = put(&*store, &next).await.record;
+    assert_ne!(second.birth, first.birth, "another generation");
+    store.set(StoreFault::None);
+    assert_eq!(sweep.await.expect("no panic"), 1);
+
+    assert!(runs.lock().unwrap().is_empty(), "nothing is run under the key of another");
+    let left = load(&*store, name.id).await.expect("it is there").record;
+    assert_eq!((left.birth, left.state), (second.birth, State::Retryable), "its next request runs it");
+    let told = store.history(name.id).await.expect("a history");
+    assert!(told.iter().any(|(_, line)| line.what == HistoryKind::Takeover), "it was taken over: {told:?}");
+}
+
+#[tokio::test]
+async fn a_sweeper_runs_a_lapsed_request_with_what_its_record_kept() {
+    let store = Arc::new(MemoryStore::new(Clock::system()));
+    let node = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
+    let name = TestRecord::fresh();
+    put(&*store, &keeping(insert(&name, lapsed(&name)), "five")).await;
+    assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
+    assert_eq!(*runs.lock().unwrap(), ["five"]);
+}
+
+/// A record whose owner went silent, and that is to go on.
+fn lapsed(name: &TestRecord) -> Draft {
+    let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::default() };
+    let due_in = Some(Duration::ZERO);
+    Draft { policy: Arc::new(policy), due_in, ..draft(name, State::InProgress) }
+}
+
+fn keeping(mut change: Change, request: &'static str) -> Change {
+    change.bodies.push(StoredBody { kind: BodyKind::Request, data: Bytes::from_static(request.as_bytes()) });
+    change
+}
+
+/// Keeps what it is given to run.
+struct Runs {
+    node: Ibid,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Resume for Runs {
+    fn ask(&self, record: &Record, _: &Bytes) -> Option<BeginRequest> {
+        let policy = Policy::clone(&record.policy);
+        Some(ask(&self.node, record.identity.tenant.as_str(), record.identity.key.as_str(), policy))
+    }
+
+    fn run(&self, _: Attempt, _: Arc<BeginRequest>, request: Bytes) -> BoxFuture<'static, ()> {
+        self.requests.lock().unwrap().push(String::from_utf8_lossy(&request).into_owned());
+        Box::pin(async {})
+    }
+}

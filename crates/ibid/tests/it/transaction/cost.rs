@@ -1,0 +1,179 @@
+//! What each mode costs on PostgreSQL: the numbers of the documentation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use ibid::outcome::Begin;
+use ibid::phase::PhaseError;
+use ibid::transaction::{Database, OwnedTx, SqlError, SqlTx, TxError};
+use ibid_core::sql::{Dialect, Param, SqlRow, Statement};
+use ibid_core::store::BoxFuture;
+use ibid_testkit::postgres::Postgres;
+
+use super::harness::{World, answer, is_stored, pay, until};
+use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::{Adapter, PATIENT};
+
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    /// Business row alone, without a key: what the application pays anyway.
+    Bare,
+    /// The same, with a key around it: what the layer and the gateway do.
+    Around,
+    ReserveThenFinish,
+    AllInside,
+    /// The business row in one Phase.
+    Phase,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_mode_costs_what_the_documentation_says() {
+    // Nobody else commits.
+    let server = Postgres::start_with(&[("autovacuum", "off")]);
+    let bare = cost(&server, Mode::Bare).await;
+    assert_eq!(bare, Cost { commits: 1, round_trips: 3 }, "begin, insert, commit");
+    let around = cost(&server, Mode::Around).await;
+    assert_eq!(around, Cost { commits: 1 + 2, round_trips: bare.round_trips });
+    // The reservation, one commit and one round trip, is the store's and not counted among the caller's: lock, update
+    // and answer are added.
+    let first = cost(&server, Mode::ReserveThenFinish).await;
+    assert_eq!(first, Cost { commits: 2, round_trips: bare.round_trips + 3 });
+    // The wait for locks, the reservation, the wait as before, a savepoint, update and answer.
+    let second = cost(&server, Mode::AllInside).await;
+    assert_eq!(second, Cost { commits: 1, round_trips: bare.round_trips + 6 });
+    // Around it as everywhere; lock, recovery point and result are added.
+    let phase = cost(&server, Mode::Phase).await;
+    assert_eq!(phase, Cost { commits: 2 + 1, round_trips: bare.round_trips + 3 });
+}
+
+/// Of one request.
+#[derive(Debug, PartialEq, Eq)]
+struct Cost {
+    /// By everybody.
+    commits: i64,
+    /// On the caller's connection.
+    round_trips: i64,
+}
+
+/// What more requests cost more: whatever is paid once drops out.
+async fn cost(server: &Postgres, mode: Mode) -> Cost {
+    let (few, many) = (total(server, mode, 3).await, total(server, mode, 13).await);
+    let per_request = |more: i64| {
+        assert_eq!(more % 10, 0, "{mode:?}: the same for each: {more}");
+        more / 10
+    };
+    Cost {
+        commits: per_request(many.commits - few.commits),
+        round_trips: per_request(many.round_trips - few.round_trips),
+    }
+}
+
+async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
+    let database = server.create_database();
+    let world = World::<TokioPostgresPools>::new(Place::at(server.url_for(&database))).await;
+    let sent = Arc::new(AtomicI64::new(0));
+    let pool = TokioPostgresPools::open(&world.place, 1, PATIENT).await;
+    let db = Counted { inner: pool, sent: sent.clone() };
+    for n in 0..requests {
+        let key = format!("k{n}");
+        match mode {
+            Mode::Bare => {
+                let mut tx = db.begin().await.unwrap();
+                pay(&mut tx, &key, "x").await.unwrap();
+                tx.commit().await.unwrap();
+            }
+            Mode::Around => {
+                let attempt = world.begin(&key).await;
+                let mut tx = db.begin().await.unwrap();
+                pay(&mut tx, &key, "x").await.unwrap();
+                tx.commit().await.unwrap();
+                assert!(is_stored(&attempt.finish(answer(201)).await, 201));
+            }
+            Mode::ReserveThenFinish => {
+                let mut attempt = world.begin(&key).await;
+                let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+                pay(&mut *inside, &key, "x").await.unwrap();
+                assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+            }
+            Mode::AllInside => {
+                let begun = world.ibid.begin_inside(world.ask(&key), &db, PATIENT).await.unwrap();
+                let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+                pay(&mut **inside, &key, "x").await.unwrap();
+                assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+            }
+            Mode::Phase => {
+                let (mut attempt, key) = (world.begin(&key).await, key.as_str());
+                let paid: Result<(), PhaseError<TxError>> = attempt
+                    .phase("paid", &db, |inside| {
+                        Box::pin(async move { Ok(pay(&mut **inside, key, "x").await?) })
+                    })
+                    .await;
+                paid.unwrap();
+                assert!(is_stored(&attempt.finish(answer(201)).await, 201));
+            }
+        }
+    }
+    world.ibid.settled().await;
+    drop((world, db));
+    // A session tells what it did when it ends.
+    let gone = format!("select count(*) from pg_stat_activity where datname = '{database}'");
+    until(async || server.sql("postgres", &gone) == "0").await;
+    let commits = format!("select xact_commit from pg_stat_database where datname = '{database}'");
+    let commits = server.sql("postgres", &commits).parse().unwrap();
+    Cost { commits, round_trips: sent.load(Ordering::SeqCst) }
+}
+
+/// Counts what is sent and waited for.
+struct Counted<D> {
+    inner: D,
+    sent: Arc<AtomicI64>,
+}
+
+struct CountedTx<T> {
+    inner: T,
+    sent: Arc<AtomicI64>,
+}
+
+impl<D: Database> Database for Counted<D> {
+    type Tx = CountedTx<D::Tx>;
+
+    async fn begin(&self) -> Result<CountedTx<D::Tx>, SqlError> {
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        Ok(CountedTx { inner: self.inner.begin().await?, sent: self.sent.clone() })
+    }
+}
+
+impl<T: SqlTx> SqlTx for CountedTx<T> {
+    fn dialect(&self) -> Dialect {
+        self.inner.dialect()
+    }
+
+    fn execute<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        self.inner.execute(statement, params)
+    }
+
+    fn query<'a>(
+        &'a mut self,
+        statement: &'static Statement,
+        params: &'a [Param<'a>],
+    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        self.inner.query(statement, params)
+    }
+}
+
+impl<T: OwnedTx> OwnedTx for CountedTx<T> {
+    async fn commit(self) -> Result<(), SqlError> {
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        self.inner.commit().await
+    }
+
+    async fn rollback(self) -> Result<(), SqlError> {
+        self.inner.rollback().await
+    }
+}

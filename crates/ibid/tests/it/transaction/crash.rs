@@ -1,0 +1,109 @@
+//! All inside, in a process that is killed on its way: what its one commit has not reached was never there.
+//!
+//! The process is this test's own binary with a failpoint armed.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Output};
+
+use ibid::transaction::TxError;
+
+use super::harness::{World, answer, is_stored, pay_and_charge};
+use crate::adapters::Adapter;
+use crate::adapters::databases::{Place, SqlxPostgresPools, SqlxSqlitePools};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_leaves_all_or_nothing_in_a_file() {
+    all_or_nothing(World::<SqlxSqlitePools>::new(Place::sqlite()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_leaves_all_or_nothing_on_a_server() {
+    all_or_nothing(World::<SqlxPostgresPools>::new(Place::postgres()).await).await;
+}
+
+/// What is left of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// It is dead, and nothing was ever seen.
+    Nothing,
+    /// It is dead, and has committed.
+    All,
+    /// It lives and has made good what went wrong.
+    Told,
+}
+
+const HITS: [(&str, Left); 8] = [
+    ("reserve.after=1*return(kill)", Left::Nothing),
+    ("enqueue.after=1*return(kill)", Left::Nothing),
+    ("finish.before=1*return(kill)", Left::Nothing),
+    ("finish.after=1*return(kill)", Left::All),
+    ("reserve.after=1*return(error)", Left::Told),
+    ("enqueue.after=1*return(error)", Left::Told),
+    ("finish.before=1*return(error)", Left::Told),
+    ("finish.after=1*return(lost)", Left::Told),
+];
+
+async fn all_or_nothing<A: Adapter>(world: World<A>) {
+    for (hit, left) in HITS {
+        let ended = tokio::task::block_in_place(|| process(&world.place, hit));
+        if left == Left::Told {
+            assert!(ended.status.success(), "{hit}: {ended:?}");
+        } else {
+            assert_eq!(ended.status.signal(), Some(9), "{hit}: {ended:?}");
+        }
+        if left == Left::Nothing {
+            world.nothing_of(hit).await;
+            assert!(world.record(hit).await.is_none(), "{hit}");
+            // Nobody has to wait for a lease to lapse.
+            let mut inside = world.begin_inside(hit).await;
+            assert_eq!(inside.number(), 1, "{hit}");
+            pay_and_charge(&mut inside, hit, "the next").await.unwrap();
+            assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201), "{hit}");
+        }
+        assert_eq!((world.payments(hit).await, world.effects(hit).await.len()), (1, 1), "{hit}");
+        assert_eq!(world.paid_by(hit, "the next").await, left == Left::Nothing, "{hit}");
+        assert_eq!(world.replayed(hit).await, answer(201), "{hit}");
+    }
+}
+
+fn process(place: &Place, hit: &str) -> Output {
+    let mut process = Command::new(std::env::current_exe().expect("this test's binary"));
+    process.args(["--ignored", "--exact", "--nocapture", "transaction::killed::one_request"]);
+    process.env(AT, &place.at).env("IBID_FAILPOINTS", hit);
+    process.output().expect("it starts")
+}
+
+/// Not a test by itself: what the tests above run in a process of its own. The key is the name of what happens to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it is killed by other tests"]
+async fn one_request() {
+    let at = std::env::var(AT).expect("a database");
+    if at.starts_with("postgres:") {
+        carried_out(World::<SqlxPostgresPools>::beside(Place::at(at)).await).await;
+    } else {
+        carried_out(World::<SqlxSqlitePools>::beside(Place::at(at)).await).await;
+    }
+}
+
+async fn carried_out<A: Adapter>(world: World<A>) {
+    let key = std::env::var("IBID_FAILPOINTS").expect("something happens");
+    for _ in 0..TRIES_MAX {
+        match once(&world, &key).await {
+            Err(error) if error.is_retryable() => {}
+            ended => return ended.expect("it is stored"),
+        }
+    }
+    panic!("others are always in the way");
+}
+
+async fn once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
+    let mut inside = world.begin_inside(key).await;
+    pay_and_charge(&mut inside, key, "the first").await?;
+    assert!(is_stored(&inside.finish(answer(201)).await?, 201));
+    Ok(())
+}
+
+const AT: &str = "IBID_TEST_AT";
+
+/// One is hit, and nobody else is there.
+const TRIES_MAX: usize = 2;

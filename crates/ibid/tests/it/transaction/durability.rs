@@ -1,0 +1,144 @@
+//! The commit that counts is that of the caller's session: it lasts, whatever that session is set to. What is in force is
+//! seen by triggers that PostgreSQL runs as part of the commit.
+
+use std::sync::Arc;
+
+use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, Worker};
+use ibid::outcome::Begin;
+use ibid::phase::PhaseError;
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::transaction::{Database, OwnedTx, TxError};
+use ibid::{Ibid, Settings};
+use ibid_core::effect::NewEffect;
+use ibid_core::record::ErrorCode;
+use ibid_core::store::BoxFuture;
+
+use super::harness::{World, answer, is_stored, pay, pay_and_charge};
+use crate::adapters::databases::Place;
+use crate::adapters::{Adapter, PATIENT, execute};
+
+pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+    watch_commits(world).await;
+    for weak in ["off", "local", "remote_write"] {
+        every_mode_commits_with(world, &world.ibid, weak, "on").await;
+    }
+    for strong in ["on", "remote_apply"] {
+        every_mode_commits_with(world, &world.ibid, strong, strong).await;
+    }
+    a_caller_who_lowers_it_half_way_is_not_heard(world).await;
+    let accepting = PostgresOptions { accept_weak_durability: true, ..PostgresOptions::default() };
+    let store = PostgresStore::open(&world.place.at, accepting).await.unwrap();
+    let accepts = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+    every_mode_commits_with(world, &accepts, "off", "off").await;
+}
+
+/// An application whose role commits so, and what is in force when it does.
+async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role: &str, commits: &str) {
+    world.sql(&format!("alter role app set synchronous_commit = '{role}'")).await;
+    let of =
+        |what: &[&str]| what.iter().map(|what| format!("{what} {commits}")).collect::<Vec<_>>().join(", ");
+    let all = of(&["ibid_effect", "ibid_record", "payment"]);
+    let db = app::<A>(world).await;
+    let key = |mode: &str| format!("{mode}: {role} to {commits}");
+
+    reserved_first(world, ibid, &db, &key("reserved first")).await;
+    assert_eq!(seen(world).await, all, "{}", key("reserved first"));
+
+    let all_inside = key("all inside");
+    let begun = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+    pay_and_charge(&mut inside, &all_inside, "app").await.unwrap();
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    assert_eq!(seen(world).await, all, "{all_inside}");
+
+    one_phase(world, ibid, &db, &key("phase")).await;
+    assert_eq!(seen(world).await, all, "{}", key("phase"));
+
+    let mut attempt = world.begin_on(ibid, &key("owed")).await;
+    let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+    inside.enqueue(NewEffect::new("owed", "owed", "42").owing()).await.unwrap();
+    inside.owe().await.unwrap();
+    assert_eq!(seen(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
+    let worker = Worker::builder(ibid.clone(), db).on("owed", Charges).build().unwrap();
+    assert_eq!(worker.run_once().await.unwrap().done, 1);
+    assert_eq!(seen(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("settled"));
+}
+
+async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
+    let mut attempt = world.begin_on(ibid, key).await;
+    let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+    pay_and_charge(&mut inside, key, "app").await.unwrap();
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+}
+
+async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
+    let mut attempt = world.begin_on(ibid, key).await;
+    let paid: Result<(), PhaseError<TxError>> = attempt
+        .phase("paid", db, |inside| {
+            Box::pin(async move {
+                pay(&mut **inside, key, "app").await?;
+                inside.enqueue(NewEffect::new("charge", "charge", "42")).await
+            })
+        })
+        .await;
+    paid.unwrap();
+    attempt.release(ErrorCode::NotSent).await;
+}
+
+async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<A>) {
+    let db = app::<A>(world).await;
+    let mut attempt = world.begin("lowered").await;
+    let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+    execute(&mut *inside, "set local synchronous_commit = off", &[]).await.unwrap();
+    pay(&mut *inside, "lowered", "app").await.unwrap();
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    assert_eq!(seen(world).await, "ibid_record on, payment on");
+    // Its session is as it was.
+    let mut tx = db.begin().await.unwrap();
+    assert_eq!(World::<A>::text(&mut tx, "show synchronous_commit").await, "remote_apply");
+    tx.rollback().await.unwrap();
+}
+
+/// From here on every commit of the application leaves a line per row, with what is in force by then.
+async fn watch_commits<A: Adapter>(world: &World<A>) {
+    world.sql("create role app superuser login").await;
+    world.sql("create table seen (what text not null, by_whom text not null, setting text not null)").await;
+    let see = "create function see() returns trigger language plpgsql as $$ begin
+                 insert into seen values (tg_table_name, current_user, current_setting('synchronous_commit'));
+                 return null;
+               end $$";
+    world.sql(see).await;
+    for table in ["payment", "ibid_record", "ibid_effect"] {
+        let at_commit = "deferrable initially deferred for each row execute function see()";
+        let sql = format!("create constraint trigger see after insert or update on {table} {at_commit}");
+        world.sql(&sql).await;
+    }
+}
+
+/// What the application has written since the last look, and with which setting it was committed.
+async fn seen<A: Adapter>(world: &World<A>) -> String {
+    let mut tx = world.tx().await;
+    let all = "with lines as (delete from seen returning *)
+               select coalesce(string_agg(distinct what || ' ' || setting, ', '), '')
+               from lines where by_whom = 'app'";
+    let seen = World::<A>::text(&mut tx, all).await;
+    tx.commit().await.unwrap();
+    seen
+}
+
+/// The application's pool under a role of its own, as that is set now.
+async fn app<A: Adapter>(world: &World<A>) -> A::Db {
+    let at = world.place.at.replace("postgres://postgres@", "postgres://app@");
+    A::open(&Place::at(at), 2, PATIENT).await
+}
+
+/// A provider that takes whatever it is asked for.
+struct Charges;
+
+impl<T: Send> EffectHandler<T> for Charges {
+    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
+        Box::pin(async {
+            CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
+        })
+    }
+}

@@ -1,0 +1,281 @@
+//! A real database that holds both the store's tables and an application's, by any driver.
+
+use ibid::operator::Operator;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use ibid::attempt::Attempt;
+use ibid::outcome::{Begin, Outcome};
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::transaction::{AttemptTx, Database, OwnedTx, SqlError, SqlTx, TxError};
+use ibid::{Ibid, Settings};
+use ibid_core::effect::{EffectFilter, NewEffect, StoredEffect};
+use ibid_core::fingerprint::RequestView;
+use ibid_core::key::Key;
+use ibid_core::machine::BeginRequest;
+use ibid_core::policy::Policy;
+use ibid_core::record::Record;
+use ibid_core::response::Response;
+use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::sql::{Dialect, Param, Type};
+use ibid_core::store::Store;
+
+use crate::adapters::databases::Place;
+use crate::adapters::{Adapter, PATIENT, execute, number, query};
+
+pub(crate) struct World<A: Adapter> {
+    pub(crate) ibid: Ibid,
+    /// The application's pool.
+    pub(crate) db: A::Db,
+    /// Somebody beside the application. On SQLite never while a transaction is open: there is one writer.
+    beside: A::Db,
+    policy: Arc<Policy>,
+    pub(crate) place: Place,
+}
+
+impl<A: Adapter> World<A> {
+    pub(crate) async fn new(place: Place) -> World<A> {
+        World::under(Policy::one_transaction(), place).await
+    }
+
+    pub(crate) async fn under(policy: Policy, place: Place) -> World<A> {
+        let world = World::open(policy, place).await;
+        world.sql("create table payment (key text not null, by_whom text not null)").await;
+        world
+    }
+
+    /// Another process's part of a world that is there.
+    #[cfg(feature = "failpoints")]
+    pub(crate) async fn beside(place: Place) -> World<A> {
+        World::open(Policy::one_transaction(), place).await
+    }
+
+    async fn open(policy: Policy, place: Place) -> World<A> {
+        let ibid = node(&place).await;
+        let (db, beside) = (A::open(&place, 4, PATIENT).await, A::open(&place, 1, PATIENT).await);
+        World { ibid, db, beside, policy: Arc::new(policy), place }
+    }
+
+    /// Another process's engine on the same database.
+    pub(crate) async fn other_node(&self) -> Ibid {
+        node(&self.place).await
+    }
+
+    pub(crate) fn ask(&self, key: &str) -> BeginRequest {
+        self.ask_for(key, b"{}")
+    }
+
+    /// What is asked for with another body, under the same key.
+    pub(crate) fn ask_for(&self, key: &str, body: &'static [u8]) -> BeginRequest {
+        let identity = Identity {
+            tenant: Tenant::only(),
+            operation: Operation { method: "POST".into(), path: "/pay".into() },
+            key: Key::stored(key).unwrap(),
+        };
+        self.ibid.ask(identity, self.policy.clone(), Arc::new(Body(body)))
+    }
+
+    pub(crate) async fn begin(&self, key: &str) -> Attempt {
+        self.begin_on(&self.ibid, key).await
+    }
+
+    pub(crate) async fn begin_on(&self, ibid: &Ibid, key: &str) -> Attempt {
+        match ibid.begin(self.ask(key)).await.unwrap() {
+            Begin::Run(attempt) => *attempt,
+            other => panic!("`{key}` is not to be run: {other:?}"),
+        }
+    }
+
+    /// Begins inside a transaction; it must be this request's to run.
+    pub(crate) async fn begin_inside(&self, key: &str) -> Box<AttemptTx<'static, <A::Db as Database>::Tx>> {
+        match self.ibid.begin_inside(self.ask(key), &self.db, PATIENT).await.unwrap() {
+            Begin::Run(inside) => inside,
+            Begin::Skip(begun) => panic!("`{key}` is not to be run: {begun:?}"),
+        }
+    }
+
+    pub(crate) async fn tx(&self) -> <A::Db as Database>::Tx {
+        self.db.begin().await.unwrap()
+    }
+
+    /// A statement of somebody else's.
+    pub(crate) async fn sql(&self, sql: &str) {
+        let mut tx = self.beside.begin().await.unwrap();
+        execute(&mut tx, sql, &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// What somebody else sees.
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        let mut tx = self.beside.begin().await.unwrap();
+        let number = number(&mut tx, sql).await;
+        tx.rollback().await.unwrap();
+        number
+    }
+
+    /// What is said within a transaction.
+    pub(crate) async fn text<T: SqlTx>(tx: &mut T, sql: &str) -> String {
+        query(tx, sql, &[Type::Text], &[]).await.unwrap().remove(0).text().unwrap()
+    }
+
+    pub(crate) async fn payments(&self, key: &str) -> i64 {
+        self.number(&format!("select count(*) from payment where key = '{key}'")).await
+    }
+
+    /// Who paid.
+    pub(crate) async fn paid_by(&self, key: &str, whom: &str) -> bool {
+        let sql = format!("select count(*) from payment where key = '{key}' and by_whom = '{whom}'");
+        self.number(&sql).await == 1
+    }
+
+    pub(crate) async fn effects(&self, key: &str) -> Vec<StoredEffect> {
+        let filter = EffectFilter { record: Some(self.ask(key).id), ..EffectFilter::default() };
+        Operator::new(&self.ibid).effects(filter).await.unwrap().0
+    }
+
+    pub(crate) async fn record(&self, key: &str) -> Option<Arc<Record>> {
+        let id = self.ask(key).id;
+        self.ibid.store().load(vec![id]).await.unwrap().remove(0).map(|stored| stored.record)
+    }
+
+    /// The lease of whoever runs it is over. The clock is not moved: engines would notice and take nothing over.
+    pub(crate) async fn lapse(&self, key: &str) {
+        self.set("due_at = 1", "watch_state = state, watch_at = 1", &format!("key = '{key}'")).await;
+    }
+
+    /// The time of some records is over, that of their tombstones too.
+    pub(crate) async fn age(&self, which: &str) {
+        self.set("expires_at = 1, purge_at = 1", "reap_at = 1", which).await;
+    }
+
+    /// The first request came so much earlier. On PostgreSQL what is kept beside a record is found by that instant.
+    pub(crate) async fn grow_older(&self, key: &str, hours: i64) {
+        let mut tx = self.beside.begin().await.unwrap();
+        let (micros, which) = (hours * 3_600_000_000, format!("r.key = '{key}'"));
+        if tx.dialect() == Dialect::Postgres {
+            let bodies = format!(
+                "update ibid_body b set born_at = b.born_at - {micros} from ibid_record r
+                 where {which} and b.born_at = r.created_at and b.birth = r.birth"
+            );
+            execute(&mut tx, &bodies, &[]).await.unwrap();
+        }
+        let record = format!("update ibid_record as r set created_at = created_at - {micros} where {which}");
+        execute(&mut tx, &record, &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// Writes to records; on PostgreSQL also their places in the orders of upkeep.
+    async fn set(&self, columns: &str, places: &str, which: &str) {
+        let mut tx = self.beside.begin().await.unwrap();
+        let columns = match tx.dialect() {
+            Dialect::Postgres => format!("{columns}, {places}"),
+            Dialect::Sqlite => columns.to_owned(),
+        };
+        execute(&mut tx, &format!("update ibid_record set {columns} where {which}"), &[]).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// Nothing at all is left of a transaction.
+    pub(crate) async fn nothing_of(&self, key: &str) {
+        assert_eq!(self.payments(key).await, 0, "no payment of `{key}`");
+        assert!(self.effects(key).await.is_empty(), "no effect of `{key}`");
+    }
+
+    /// What a retry gets.
+    pub(crate) async fn replayed(&self, key: &str) -> Response {
+        // A node that has nothing in its memory.
+        match self.other_node().await.begin(self.ask(key)).await.unwrap() {
+            Begin::Skip(Outcome::Completed(kept)) => (*kept.response).clone(),
+            other => panic!("`{key}` is not replayed: {other:?}"),
+        }
+    }
+}
+
+async fn node(place: &Place) -> Ibid {
+    let store: Arc<dyn Store> = if place.at.starts_with("postgres:") {
+        let options = PostgresOptions { connection_wait: PATIENT, ..PostgresOptions::default() };
+        Arc::new(PostgresStore::open(&place.at, options).await.unwrap())
+    } else {
+        let options = SqliteOptions { busy_timeout: PATIENT, ..SqliteOptions::default() };
+        Arc::new(SqliteStore::open(place.at.as_ref(), options).unwrap())
+    };
+    let patient = Settings { begin_timeout: PATIENT, finish_wait: PATIENT, ..Settings::default() };
+    Ibid::start(store, patient).await.unwrap()
+}
+
+/// A business row, in the caller's own transaction.
+pub(crate) async fn pay<T: SqlTx>(tx: &mut T, key: &str, whom: &str) -> Result<(), SqlError> {
+    let sql = "insert into payment (key, by_whom) values ($1, $2)";
+    execute(tx, sql, &[Param::Text(key), Param::Text(whom)]).await.map(drop)
+}
+
+/// A business row and an effect.
+pub(crate) async fn pay_and_charge<T: OwnedTx>(
+    inside: &mut AttemptTx<'_, T>,
+    key: &str,
+    whom: &str,
+) -> Result<(), TxError> {
+    pay(&mut **inside, key, whom).await?;
+    inside.enqueue(NewEffect::new("charge", "charge", "42")).await
+}
+
+pub(crate) fn answer(status: u16) -> Response {
+    Response::plain(status, "text/plain", format!("answer {status}"))
+}
+
+pub(crate) fn is_stored(finished: &Outcome, status: u16) -> bool {
+    matches!(finished, Outcome::Completed(kept) if kept.response.status == status)
+}
+
+/// Comes back once `true`; a test that waits in vain is ended by its runner.
+pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
+    while !is_so().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A database that counts how often a transaction is opened.
+pub(crate) struct Tries<D> {
+    inner: D,
+    begun: AtomicU32,
+}
+
+impl<D> Tries<D> {
+    pub(crate) fn at(inner: D) -> Tries<D> {
+        Tries { inner, begun: AtomicU32::new(0) }
+    }
+
+    /// Comes back once it was tried so often.
+    pub(crate) async fn reach(&self, tries: u32) {
+        until(async || self.begun.load(Ordering::SeqCst) >= tries).await;
+    }
+}
+
+impl<D: Database> Database for Tries<D> {
+    type Tx = D::Tx;
+
+    async fn begin(&self) -> Result<D::Tx, SqlError> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.inner.begin().await
+    }
+}
+
+struct Body(&'static [u8]);
+
+impl RequestView for Body {
+    fn method(&self) -> &str {
+        "POST"
+    }
+    fn path(&self) -> &str {
+        "/pay"
+    }
+    fn query(&self) -> Option<&str> {
+        None
+    }
+    fn header_lines(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    fn body(&self) -> &[u8] {
+        self.0
+    }
+}

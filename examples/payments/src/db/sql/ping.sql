@@ -1,2 +1,0 @@
--- ping.sql: does the database answer?
-select 1

@@ -1,0 +1,137 @@
+//! `POST /payments`: the payment, the effect that charges it and the response commit in one transaction. The worker
+//! charges afterwards.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use bytes::Bytes;
+use ibid::axum::{Guarded, HeldAttempt};
+use ibid::core::response::Response as StoredResponse;
+use ibid::outcome::Outcome;
+use ibid::transaction::TxError;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::account::Account;
+use crate::api::App;
+use crate::db::{Backend, Db, SqlValue, Statements as _, on_pool};
+use crate::input::{NewPayment, Valid};
+use crate::problem::Problem;
+use crate::processor::ChargeRequest;
+use crate::worker::ChargePayment;
+
+/// Creates a payment. ibid has reserved the key; every retry gets the response that is committed here.
+pub(crate) async fn create<D: Backend>(
+    State(app): State<App<D>>,
+    guarded: Guarded,
+    mut held: HeldAttempt,
+    Valid(payment): Valid<NewPayment>,
+) -> Result<Outcome, Problem> {
+    let mut tries = 1;
+    loop {
+        match write(&app, &mut held, guarded.tenant.as_str(), &payment).await {
+            // Another transaction was in the way (40001, 40P01, busy).
+            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
+                tokio::time::sleep(RETRY_AFTER * tries).await;
+                tries += 1;
+            }
+            // An error is a 503 and leaves the key free, so the client sends the same request again.
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Commits everything or nothing: if it is dropped before `finish` has committed, the transaction is rolled back.
+async fn write<D: Backend>(
+    app: &App<D>,
+    held: &mut HeldAttempt,
+    account: &str,
+    payment: &NewPayment,
+) -> Result<Outcome, TxError> {
+    let payment_id = format!("pay_{}", Uuid::now_v7().simple());
+    let mut tx = held.inside(app.database.begin().await?).await?;
+    let record_id = tx.record_id();
+    tx.run(
+        "insert into payment (id, account, customer_id, amount_cents, currency, record_id)
+         values ($1, $2, $3, $4, $5, $6)",
+        &[
+            payment_id.as_str().into(),
+            account.into(),
+            payment.customer_id.as_str().into(),
+            SqlValue::Integer(payment.amount_cents),
+            payment.currency.as_str().into(),
+            SqlValue::Bytes(record_id.as_bytes()),
+        ],
+    )
+    .await?;
+    let request = ChargeRequest::new(payment, &payment_id);
+    let charge = ChargePayment { payment_id: payment_id.clone(), request };
+    tx.enqueue(charge.effect(app.lease, app.in_doubt)).await?;
+    let body = json!({ "paymentId": payment_id, "status": "pending" });
+    let mut response = StoredResponse::plain(201, "application/json", body.to_string());
+    response.headers.push(("location".to_owned(), Bytes::from(format!("/payments/{payment_id}"))));
+    tx.finish(response).await
+}
+
+/// `GET /payments/{id}`, for the account that made it.
+pub(crate) async fn show(
+    State(db): State<Db>,
+    account: Account,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Problem> {
+    // PostgreSQL refuses a NUL.
+    let id = Some(id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
+    let row: Option<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
+        "select id, customer_id, amount_cents, currency, status, charge_id, created_at
+           from payment where id = $1 and account = $2",
+    ).bind(id).bind(account.0).fetch_optional(pool).await)?;
+    row.map(|row| Json(payment_json(row))).ok_or_else(Problem::not_found)
+}
+
+/// Parameters of [`list`].
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ListQuery {
+    customer_id: String,
+}
+
+/// `GET /payments?customerId=…`: the customer's latest payments, newest first.
+pub(crate) async fn list(
+    State(db): State<Db>,
+    account: Account,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<Value>, Problem> {
+    let customer = Some(query.customer_id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
+    // Ids are time-ordered.
+    let rows: Vec<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
+        "select id, customer_id, amount_cents, currency, status, charge_id, created_at
+           from payment where account = $1 and customer_id = $2 order by id desc limit $3",
+    ).bind(account.0).bind(customer).bind(LIST_MAX).fetch_all(pool).await)?;
+    Ok(Json(json!({ "payments": rows.into_iter().map(payment_json).collect::<Vec<_>>() })))
+}
+
+type PaymentRow = (String, String, i64, String, String, Option<String>, i64);
+
+fn payment_json((id, customer, amount, currency, status, charge, created_at): PaymentRow) -> Value {
+    json!({
+        "paymentId": id, "customerId": customer, "amountCents": amount, "currency": currency, "status": status,
+        "chargeId": charge, "createdAt": rfc3339(created_at),
+    })
+}
+
+/// Formats milliseconds since 1970.
+pub(crate) fn rfc3339(ms: i64) -> Option<String> {
+    jiff::Timestamp::from_millisecond(ms).ok().map(|instant| instant.to_string())
+}
+
+/// Each conflict means that another transaction has committed. After eight there is a crowd, and the client's own retry
+/// is the better pause.
+const TRIES_MAX: u32 = 8;
+
+/// About one commit, and longer each time, so that the same transactions do not conflict again.
+const RETRY_AFTER: Duration = Duration::from_millis(5);
+
+/// A few screens.
+const LIST_MAX: i64 = 200;

@@ -141,7 +141,7 @@ impl<D: Database + 'static> WorkerBuilder<D> {
     }
 
     /// Sets how long a call, a verification or a handler's rows may take, for all kinds without
-    /// [separate time limits](Builder::on_within).
+    /// [separate time limits](WorkerBuilder::on_with_limits).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.within.timeout = timeout;
         self

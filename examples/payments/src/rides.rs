@@ -9,6 +9,7 @@ use axum::{Extension, Json};
 use http::StatusCode;
 use http::header::LOCATION;
 use ibid::axum::{Guarded, HeldAttempt};
+use ibid::core::scope::RecordId;
 use ibid::http::TraceContext;
 use ibid::phase::{CallVerification, Care, DownstreamKey, OutsideCallError, PhaseError};
 use ibid::transaction::TxError;
@@ -17,7 +18,7 @@ use uuid::Uuid;
 
 use crate::account::Account;
 use crate::api::App;
-use crate::db::{Backend, Db, SqlValue, Statements as _, on_pool};
+use crate::db::{Backend, Db, SqlValue, Statements, on_pool};
 use crate::input::{NewRide, Valid};
 use crate::payments::rfc3339;
 use crate::problem::Problem;
@@ -37,26 +38,7 @@ pub(crate) async fn create<D: Backend>(
     // 1. The ride, in one transaction. Its id is the result of the phase: later attempts get the same id.
     let ride_id: String = held
         .phase("ride_created", &app.database, |tx| {
-            Box::pin(async move {
-                let ride_id = format!("ride_{}", Uuid::now_v7().simple());
-                tx.run(
-                    "insert into ride
-                       (id, account, customer_id, amount_cents, currency, origin, destination, record_id)
-                     values ($1, $2, $3, $4, $5, $6, $7, $8)",
-                    &[
-                        ride_id.as_str().into(),
-                        account.into(),
-                        ride.payment.customer_id.as_str().into(),
-                        SqlValue::Integer(ride.payment.amount_cents),
-                        ride.payment.currency.as_str().into(),
-                        ride.origin.as_str().into(),
-                        ride.destination.as_str().into(),
-                        SqlValue::Bytes(record_id.as_bytes()),
-                    ],
-                )
-                .await?;
-                Ok::<_, TxError>(ride_id)
-            })
+            Box::pin(insert_ride(&mut ***tx, account, ride, record_id))
         })
         .await
         .map_err(|error| stopped(&error))?;
@@ -111,6 +93,37 @@ pub(crate) async fn create<D: Backend>(
         .map_err(|error| stopped(&error))?;
 
     // ibid stores the response, then sends it. If that fails, the next attempt gets here without doing anything twice.
+    Ok(response(&ride_id, receipt_id))
+}
+
+/// Writes a new ride and returns its id.
+async fn insert_ride<T: Statements + ?Sized>(
+    tx: &mut T,
+    account: &str,
+    ride: &NewRide,
+    record_id: RecordId,
+) -> Result<String, TxError> {
+    let ride_id = format!("ride_{}", Uuid::now_v7().simple());
+    tx.run(
+        "insert into ride (id, account, customer_id, amount_cents, currency, origin, destination, record_id)
+         values ($1, $2, $3, $4, $5, $6, $7, $8)",
+        &[
+            ride_id.as_str().into(),
+            account.into(),
+            ride.payment.customer_id.as_str().into(),
+            SqlValue::Integer(ride.payment.amount_cents),
+            ride.payment.currency.as_str().into(),
+            ride.origin.as_str().into(),
+            ride.destination.as_str().into(),
+            SqlValue::Bytes(record_id.as_bytes()),
+        ],
+    )
+    .await?;
+    Ok(ride_id)
+}
+
+/// The response to a ride that was paid, or whose card was declined.
+fn response(ride_id: &str, receipt_id: Option<String>) -> Response {
     let (status, body) = match receipt_id {
         Some(receipt_id) => (
             StatusCode::CREATED,
@@ -121,7 +134,7 @@ pub(crate) async fn create<D: Backend>(
             json!({ "rideId": ride_id, "status": "failed", "detail": "the card was declined" }),
         ),
     };
-    Ok((status, [(LOCATION, format!("/rides/{ride_id}"))], Json(body)).into_response())
+    (status, [(LOCATION, format!("/rides/{ride_id}"))], Json(body)).into_response()
 }
 
 /// Answers 503, which leaves the key free: the client's retry continues after the last committed phase.

@@ -129,7 +129,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
         assert!(record.len() == 8 && event["fields"]["route"] == "*" && event["level"] == "WARN", "{event}");
     }
     let outage = |line: &Value| {
-        line["fields"]["message"].as_str().is_some_and(|text| text.starts_with("the store does not answer"))
+        line["fields"]["message"].as_str().is_some_and(|text| text.starts_with("circuit breaker opened"))
     };
     assert!(lines.iter().any(outage), "the outage is in it");
     assert!(

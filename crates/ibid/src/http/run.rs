@@ -81,7 +81,7 @@ impl Run {
 
     async fn execute<S, Q, A>(
         &self,
-        mut attempt: Attempt,
+        attempt: Attempt,
         mut inner: S,
         asked: &HttpRequestView,
         client: Client<A>,
@@ -92,21 +92,7 @@ impl Run {
         A: Body<Data = Bytes> + Unpin + Send + 'static,
     {
         let (route, policy) = (&self.route, &*self.route.policy);
-        let met = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
-        route.counters.count(met);
-        if client.has_left() {
-            attempt.release(ErrorCode::ClientGone).await;
-            return;
-        }
-        if attempt.ready().await.is_err() {
-            let outcome = attempt.release(ErrorCode::NotSent).await;
-            return client.send(outcome, Candidate::Refusal(render::store_unavailable()));
-        }
-        // Asked again: `ready` may have waited for the store. From here to the handler's first byte there is no await.
-        if client.has_left() {
-            attempt.release(ErrorCode::ClientGone).await;
-            return;
-        }
+        let Some((attempt, client)) = self.ensure_wanted(attempt, client).await else { return };
         let renewal = attempt.keep_alive();
         let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
         let rules = attempt.begun().policy.clone();
@@ -156,6 +142,33 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// Makes sure that the lease is good and the client still there. Otherwise releases the key and returns `None`.
+    ///
+    /// Invariant: between this and the handler's first byte there is no await.
+    async fn ensure_wanted<A>(
+        &self,
+        mut attempt: Attempt,
+        client: Client<A>,
+    ) -> Option<(Attempt, Client<A>)> {
+        let met = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
+        self.route.counters.count(met);
+        if client.has_left() {
+            attempt.release(ErrorCode::ClientGone).await;
+            return None;
+        }
+        if attempt.ready().await.is_err() {
+            let outcome = attempt.release(ErrorCode::NotSent).await;
+            client.send(outcome, Candidate::Refusal(render::store_unavailable()));
+            return None;
+        }
+        // Asked again, because `ready` may have waited for the store.
+        if client.has_left() {
+            attempt.release(ErrorCode::ClientGone).await;
+            return None;
+        }
+        Some((attempt, client))
     }
 
     /// The request as the handler sees it, and the slot from which the run takes its attempt back.

@@ -151,7 +151,11 @@ impl Plan {
     }
 
     fn progress_bar(&self, message: &'static str) -> ProgressBar {
-        progress::bar(None, self.args.json).with_message(message).with_finish(ProgressFinish::AndClear)
+        let bar =
+            progress::bar(None, self.args.json).with_message(message).with_finish(ProgressFinish::AndClear);
+        // Drawn at once: a short file is read before the first tick.
+        bar.tick();
+        bar
     }
 
     fn on_progress(&self, bar: &ProgressBar, lines: u64) -> ControlFlow<()> {

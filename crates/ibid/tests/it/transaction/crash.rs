@@ -68,7 +68,7 @@ async fn all_or_nothing<A: Adapter>(world: World<A>) {
 
 fn process(place: &Place, hit: &str) -> Output {
     let mut process = Command::new(std::env::current_exe().expect("this test's binary"));
-    process.args(["--ignored", "--exact", "--nocapture", "transaction::killed::one_request"]);
+    process.args(["--ignored", "--exact", "--nocapture", "transaction::crash::one_request"]);
     process.env(AT, &place.at).env("IBID_FAILPOINTS", hit);
     process.output().expect("it starts")
 }

@@ -20,7 +20,8 @@ use crate::adapters::{Adapter, PATIENT};
 type Sqlx = World<SqlxPostgresPools>;
 
 /// A transaction that waits for its client: where a call were made inside one, it would be in this state meanwhile.
-const OPEN: &str = "select count(*) from pg_stat_activity where state like 'idle in transaction%'";
+const OPEN: &str = "select count(*) from pg_stat_activity
+                    where datname = current_database() and state like 'idle in transaction%'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_transaction_is_open_while_the_outside_is_called() {

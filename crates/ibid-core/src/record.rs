@@ -34,7 +34,7 @@ pub enum State {
     InProgress = 2,
     /// The response is final and stored.
     Completed = 3,
-    /// The same request may run again. Either it was proven not executed, or an in-doubt call can be repeated under the
+    /// A retry of the request may run. Either it was proven not executed, or an in-doubt call can be repeated under the
     /// same key (`RecordDetails::doubt`).
     Retryable = 4,
     /// It is not known whether the request was executed.
@@ -191,7 +191,7 @@ pub enum ErrorCode {
     /// The response proves nothing (5xx).
     #[n(3)]
     ServerError,
-    /// The handler panicked.
+    /// The handler panicked during the attempt.
     #[n(4)]
     Panicked,
     /// Nothing was sent to the upstream.

@@ -1,8 +1,8 @@
-//! Where a request carries its key: header fields and places in the body, tried in order.
+//! Finds the key in a request: in header fields and members of the body, tried in order.
 //!
-//! The first source that is present decides. A source that is present and unreadable is an error, never a reason to
-//! try the next one: the client meant to send a key, and running the request without it, or under another key, would
-//! make its retry a second execution.
+//! The first source that is present decides. A source that is present and unreadable is an error, never a reason to try
+//! the next one. The client meant to send a key; if the request ran without it, or under another key, a retry would be
+//! a second execution.
 //!
 //! ```
 //! use ibid_core::key_source::KeyFrom;

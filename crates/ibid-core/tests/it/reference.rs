@@ -1,4 +1,4 @@
-//! The reference page of refusals is made from the code; `IBID_BLESS=1` writes it anew.
+//! Generates the reference page of refusals from the code; `IBID_BLESS=1` writes it again.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -1244,7 +1244,7 @@ fn a_webhook_not_executed_counts_only_after_the_attempts_end() {
         +89s
         webhook  hears not executed               -> ignored
         bob      begins                           -> unknown
-        +60s                                         (the event was long under way)
+        +60s                                         (the event took a minute to arrive)
         webhook  hears not executed as of 60s ago -> ignored
         record   is unknown, dead letter
         webhook  hears not executed as of 59s ago -> settled
@@ -1259,7 +1259,7 @@ fn not_executed_during_a_delivery_lets_no_retry_run() {
     story(
         "
         ann      begins                           -> run
-        +2s                                          (the provider drops a first intent, ann's call goes on)
+        +2s                                          (the provider drops a first intent, ann's call continues)
         ann      times out                        -> unsettled
         webhook  hears not executed as of 1s ago  -> ignored
         bob      begins                           -> unknown

@@ -1,7 +1,7 @@
-//! Every rule of the state machine as a story. The language is described in `ibid_testkit::story`.
+//! Tells every rule of the state machine as a story. `ibid_testkit::story` describes the language.
 //!
-//! In the order of the contract's section 3 (table, then what is always true) and of the protocol's sections. Longer
-//! than most files because it is a list: each story stands alone.
+//! The stories are in the order of the contract's section 3 (table, then invariants) and of the protocol's sections.
+//! Longer than most files, because it is a list of independent stories.
 
 use ibid_testkit::story::story;
 
@@ -153,7 +153,7 @@ fn what_ran_once_is_no_longer_never_claimed() {
     );
 }
 
-// The table: what an Attempt says in time.
+// The table: reports of an attempt, in time.
 
 #[test]
 fn a_client_error_is_an_answer_like_any_other() {
@@ -249,7 +249,7 @@ fn a_first_attempts_401_or_403_leaves_a_row_for_minutes() {
             ",
         ));
     }
-    // Never longer than the retention.
+    // The row never stays longer than the retention.
     story(
         "
         policy  retention=5m
@@ -258,7 +258,8 @@ fn a_first_attempts_401_or_403_leaves_a_row_for_minutes() {
         record  expires in 5m
         ",
     );
-    // A refusal that frees the key for the same request alone, and a later run's, stay for the retention.
+    // After a refusal that releases the key only for the same request, and after one of a later run, the row stays for
+    // the retention.
     for first in ["finishes 429", "proves nothing was sent"] {
         story(&format!(
             "
@@ -694,7 +695,7 @@ fn a_response_that_is_not_retained_still_completes() {
     );
 }
 
-// The table: answers that an Effect owes.
+// The table: responses that an effect owes.
 
 #[test]
 fn an_owed_response_waits_without_a_lease_for_its_effect() {
@@ -1199,7 +1200,7 @@ fn a_finish_without_a_record_loses_to_a_newer_begin() {
     );
 }
 
-// The table: what is unknown becomes known.
+// The table: an unknown outcome is settled.
 
 #[test]
 fn whoever_finds_it_executed_completes_an_unknown_record() {
@@ -1692,7 +1693,7 @@ fn a_purged_key_begins_anew_and_old_versions_fit_nothing() {
     );
 }
 
-// Always true: 1, one live lease, and late writes are refused.
+// Invariant 1: one live lease, and late writes are refused.
 
 #[test]
 fn a_renewed_lease_refuses_a_takeover() {
@@ -1775,7 +1776,7 @@ fn of_two_takeovers_one_wins() {
     );
 }
 
-// Always true: 3, the fingerprint.
+// Invariant 3: the fingerprint.
 
 #[test]
 fn another_request_under_the_key_is_a_mismatch_in_every_state() {
@@ -1819,7 +1820,7 @@ fn a_row_of_another_tenant_is_never_this_clients() {
     );
 }
 
-// Always true: 4, and the protocol on forgetting.
+// Invariant 4, and the protocol on forgetting.
 
 #[test]
 fn only_what_is_completed_or_expired_can_be_forgotten() {
@@ -1861,7 +1862,7 @@ fn only_what_is_completed_or_expired_can_be_forgotten() {
     );
 }
 
-// Always true: 11, rules travel with the record.
+// Invariant 11: a record keeps its policy.
 
 #[test]
 fn a_later_configuration_governs_later_records_only() {

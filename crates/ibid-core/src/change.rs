@@ -157,7 +157,7 @@ pub enum HistoryKind {
     Unknown = 3,
     /// A reconciler looked up the outcome.
     ReconcileTry = 4,
-    /// An attempt or a webhook reported a result after the record had changed.
+    /// An attempt or a webhook reported a result late.
     LateAnswer = 5,
     /// The outcome became known.
     Settled = 6,

@@ -50,7 +50,7 @@ pub enum Refusal {
     UpstreamUnavailable,
     /// The request was sent, and its response was lost.
     UpstreamUncertain {
-        /// `true` if no response came in time, `false` if it broke off.
+        /// `true` if no response came in time, `false` if the connection or the response broke.
         timed_out: bool,
         /// `true` if a late response, a lookup or evidence may still settle it; otherwise only an operator can.
         may_settle: bool,

@@ -25,7 +25,7 @@ pub(super) fn apply_response(
     now: Timestamp,
 ) -> Verdict {
     let mut class = classify(begun, answer);
-    // The handler's response proves nothing about an earlier call whose outcome is open.
+    // The handler's response proves nothing about its external call, whose outcome is still open.
     if class != ResponseClass::Stored && is_call_open(record, begun) {
         class = ResponseClass::Ambiguous;
     }
@@ -174,7 +174,8 @@ fn is_call_open(record: Option<&Record>, begun: &Record) -> bool {
     }
 }
 
-/// Returns an unchanged draft of `record` with the in-doubt call that its attempt reports, if any.
+/// Returns an unchanged draft of `record` with the in-doubt call that its attempt began with or came into, unless the
+/// result of that call was recorded.
 fn draft_with_doubt(record: &Record, begun: &Record) -> Draft {
     let mut draft = draft_of(record);
     // A call whose result has been recorded since is not in doubt any more.

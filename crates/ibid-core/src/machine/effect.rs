@@ -88,7 +88,7 @@ impl EffectState {
 /// Reason for which a worker claims an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimReason {
-    /// The previous worker stopped before it reported a result.
+    /// The lease of the previous claim has lapsed.
     Lapsed,
     /// The provider has to be asked whether the call was made.
     Verify,
@@ -130,7 +130,7 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// Returns whether it is only a notice to an operator: it may not be tried even once.
+    /// Returns whether it is only a letter, a notice to an operator: it may not be tried even once.
     pub fn is_letter(&self) -> bool {
         self.tries_max == 0
     }
@@ -201,7 +201,7 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
         (Claimed | Unknown, Verified(Some(false))) => Some(requeue(effect, None)),
         (Claimed | Unknown, Verified(None)) if effect.tries >= effect.tries_max => Some((Unknown, None)),
         (Claimed | Unknown, Verified(None)) => Some((Unknown, Some(backoff(effect.tries)))),
-        // A notice was never enqueued, so there is no call to make.
+        // A letter was never enqueued, so there is no call to make.
         (_, Retry) if effect.is_letter() => None,
         // The operator vouches for making the call (again).
         (Dead | Unknown, Retry) => Some((Queued, Some(Duration::ZERO))),

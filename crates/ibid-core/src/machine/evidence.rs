@@ -84,8 +84,8 @@ pub fn judge_effect(effect: Option<&StoredEffect>, stored: &StoredEvidence) -> E
     }
 }
 
-/// Judges evidence while the outcome is open. "Not executed" never counts here, however long the call has run: one that
-/// was not seen yet may be about to be made.
+/// Judges evidence while the outcome is open. "Not executed" never counts here, however long the attempt has run: a
+/// call that was not seen yet may be about to be made.
 fn judge_open(frees: bool) -> EvidenceVerdict {
     if frees { EvidenceVerdict::Premature } else { EvidenceVerdict::Early }
 }

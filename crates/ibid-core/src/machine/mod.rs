@@ -89,9 +89,10 @@ pub enum Event<'a> {
         /// Nonce of this write, drawn by the caller.
         nonce: Nonce,
     },
-    /// A request found that the record no longer holds its key, because the store's identity has changed.
+    /// A request found that the record no longer holds its key.
     ///
-    /// It is about to reserve the key under another id, so writes that were decided before must lose.
+    /// Because the store's identity has changed, it is about to reserve the key under another id, so writes that were
+    /// decided before must lose.
     Seal {
         /// Nonce of this write, drawn by the caller.
         nonce: Nonce,
@@ -259,7 +260,7 @@ pub enum Intent {
     MayRun,
     /// May start an attempt, but not run a lapsed record again: the store's clock has just jumped.
     MayRunNoTakeover,
-    /// Waited for another attempt's response and never starts one itself: forty waiters on a `retryable` record would
+    /// Waited for another attempt's response and never starts an attempt: forty waiters on a `retryable` record would
     /// run it forty times in turn.
     ReadOnly,
 }
@@ -452,7 +453,7 @@ pub enum Decision {
         /// More is left of the lease than its whole length: the clock stepped back, and a renewal sets it right.
         overlong: bool,
     },
-    /// The client may retry, but this request, which only waits, must not run.
+    /// The client may retry, but this request does not run.
     Free,
     /// The outcome is unknown.
     Unknown {
@@ -476,9 +477,9 @@ pub enum Decision {
     Advanced,
     /// The attempt came too late: the stored record counts.
     Superseded,
-    /// The event settled the record.
+    /// The event ended the record's run or settled its outcome.
     Settled,
-    /// The outcome is still open; the next lookup is due later.
+    /// The outcome is still open. The next lookup may settle it, or this evidence once the outcome is unknown.
     Later,
     /// The stored response is gone.
     Forgotten,

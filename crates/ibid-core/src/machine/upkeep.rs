@@ -40,7 +40,7 @@ pub(super) fn claim(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Ve
     }
 }
 
-/// Returns whether the request was accepted and no worker has claimed it before the deadline.
+/// Returns whether the request was accepted and its deadline has passed before any worker claimed it.
 fn is_overdue(record: &Record, now: Timestamp) -> bool {
     record.state == State::Pending
         && !record.flags.owed
@@ -162,14 +162,15 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Arc<Change> {
 
 /// Returns whether a lapsed request may run again.
 ///
-/// Its `on_lapse` rule must allow it, and no external call may be in flight that must not be repeated blindly.
+/// Its `on_lapse` rule must allow it, no external call may be in flight that must not be repeated blindly, and this
+/// lapse must not use up `max_attempts`.
 pub(super) fn may_run_again(record: &Record) -> bool {
     matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume)
         && record.note.calling.is_none()
         && !is_poison(record)
 }
 
-/// Returns whether one more lapse uses up `max_attempts`.
+/// Returns whether this lapse uses up `max_attempts`.
 fn is_poison(record: &Record) -> bool {
     record.note.lapses.saturating_add(1) >= record.policy.max_attempts
 }

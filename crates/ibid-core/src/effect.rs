@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_ours_is_told_from_others() {
+    fn a_downstream_key_is_recognised() {
         let ours = downstream_key(&RecordId::from_bytes([7; 32]), Nonce(1), "charge");
         assert!(is_downstream_key(&ours), "{ours}");
         for other in ["", "ibid-", &ours[..36], &format!("{ours}0"), &ours.to_uppercase(), &ours[5..]] {

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_is_read_as_it_was_written() {
+    fn evidence_survives_its_encoding() {
         let answer = |kept| AttemptResponse {
             status: 402,
             retry_after: true,

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_with_a_quote_is_never_bare() {
+    fn a_value_with_a_leading_quote_is_never_bare() {
         for line in ["\"abc", "\"abc\"d", "\"a\"b\"", "\"", "\"a\\n\"", " \"abc"] {
             assert_eq!(read(line), Err(KeyError::Syntax), "{line}");
         }

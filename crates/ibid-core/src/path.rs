@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_paths_are_told_from_plain_ones() {
+    fn ambiguous_paths_are_distinguished_from_plain_ones() {
         for path in AMBIGUOUS {
             assert!(is_ambiguous(path), "{path} is ambiguous");
             assert!(!is_harmless(path), "{path} is not harmless");

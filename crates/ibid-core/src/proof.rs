@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_upstreams_word_goes_before_a_rule() {
+    fn the_upstreams_statement_overrides_a_rule() {
         let fields = [(OUTCOME_FIELD, "executed"), (HOP_FIELD, "[-]")];
         assert_eq!(proof(&behind(Hop::Nginx), 502, &fields), Some(Proof::Executed));
         let fields = [(OUTCOME_FIELD, "perhaps"), (HOP_FIELD, "[-]")];

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_accepted_is_never_called_rejected() {
+    fn an_accepted_request_is_never_reported_as_rejected() {
         for refusal in crate::refusal::ALL {
             let may_have_run = matches!(
                 refusal.code(),

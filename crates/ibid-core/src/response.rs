@@ -237,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_answer_comes_back_from_its_bytes_as_it_was(
+        fn every_response_survives_its_encoding(
             status in 100u16..600,
             headers in prop::collection::vec(("[a-z-]{1,12}", prop::collection::vec(any::<u8>(), 0..24)), 0..6),
             body in prop::collection::vec(any::<u8>(), 0..256),

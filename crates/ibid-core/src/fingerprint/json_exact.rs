@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_taken_without_what_is_excluded_from_it() {
+    fn an_included_value_lacks_its_excluded_parts() {
         let pointers = |texts: &[&str]| -> Vec<Pointer> {
             texts.iter().map(|text| Pointer::parse(text).unwrap()).collect()
         };

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_found_as_it_stands() {
+    fn a_part_is_returned_unchanged() {
         let json = br#" {"a": [ {"b" : 1.10}, "x\u0041", [], null ], "a/b": {"" : -0 }, "a": 2, "big": 12345678901234567890123 } "#;
         let find = |text: &str| {
             let part = Pointer::parse(text).unwrap().find(json);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pointer_is_refused() {
+    fn an_invalid_pointer_is_refused() {
         assert_eq!(Pointer::parse("a"), Err(PointerError::NoSlash("a".into())));
         assert_eq!(Pointer::parse("#/a"), Err(PointerError::NoSlash("#/a".into())));
         for text in ["/~", "/~2", "/a/~b", "/~/0"] {

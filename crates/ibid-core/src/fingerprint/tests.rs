@@ -214,14 +214,14 @@ fn profile_stripe_counts_the_account_a_request_acts_for() {
 }
 
 #[test]
-fn integers_beyond_a_double_are_told_apart() {
+fn integers_beyond_a_double_are_distinguished() {
     differ_json("9007199254740992", "9007199254740993");
     differ_json("[9223372036854775807]", "[9223372036854775808]");
     differ_json("[10000000000000000999]", "[10000000000000001000]");
 }
 
 #[test]
-fn long_decimals_are_told_apart() {
+fn long_decimals_are_distinguished() {
     differ_json("[1.000000000000000005]", "[1]");
     differ_json("[0.1]", "[0.1000000000000000055511151231257827]");
 }
@@ -328,7 +328,7 @@ fn deep_bodies_count_raw_and_cost_no_stack() {
 }
 
 #[test]
-fn what_is_not_json_counts_raw() {
+fn a_body_that_is_not_json_counts_raw() {
     for body in [
         "",
         " ",
@@ -408,7 +408,7 @@ fn a_body_with_nothing_included_counts_whole() {
 }
 
 #[test]
-fn exclusion_is_applied_to_what_is_included() {
+fn exclusion_applies_to_included_values() {
     let recipe = Recipe::default().with_include(pointer("/order")).with_exclude(pointer("/order/at"));
     let body = |at: u8, n: u8, note: u8| post(format!(r#"{{"order":{{"at":{at},"n":{n}}},"note":{note}}}"#));
     same_under(&recipe, &body(1, 1, 1), &body(2, 1, 2));

@@ -114,7 +114,7 @@ fn an_unreadable_source_is_never_passed_over() {
 }
 
 #[test]
-fn the_head_decides_as_far_as_it_can() {
+fn the_head_alone_decides_where_it_can() {
     let head = |texts: &[&str], lines: &[(&str, &str)]| {
         key_from(texts).find_in_head(&HeaderAndBody(lines, b"not looked at"), KeyForm::QuotedOrBare)
     };

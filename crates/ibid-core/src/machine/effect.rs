@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verification_that_never_tells_ends_with_a_person() {
+    fn a_verification_that_never_tells_ends_in_a_dead_letter() {
         let verify = Doubt::Verify { settle: SETTLE };
         assert_eq!(decide_effect(&effect(Unknown, verify, 5), Verified(None)), Some((Unknown, None)));
         assert!(decide_effect(&effect(Unknown, verify, 4), Verified(None)).unwrap().1.is_some());

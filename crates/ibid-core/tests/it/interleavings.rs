@@ -27,7 +27,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_interleaving_breaks_what_is_always_true(
+    fn no_interleaving_breaks_an_invariant(
         start in 0..POLICIES,
         jumpy: bool,
         steps in prop::collection::vec(any::<(u8, u8, u8)>(), 0..160),

@@ -36,7 +36,7 @@ fn other_types_are_no_keys_in_strict_form() {
 }
 
 #[test]
-fn what_must_fail_as_a_string_is_never_a_key_by_another_reading() {
+fn a_broken_string_is_never_read_as_a_bare_key() {
     for case in cases("string").into_iter().chain(cases("string-generated")) {
         if case["must_fail"] == true && lines(&case)[0].trim_start_matches(' ').starts_with('"') {
             let read = Key::from_lines(lines(&case).iter().map(|l| l.as_bytes()), KeyForm::QuotedOrBare);

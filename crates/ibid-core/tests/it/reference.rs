@@ -7,7 +7,7 @@ use ibid_core::policy::Profile;
 use ibid_core::refusal::{ALL, Advice, Refusal};
 
 #[test]
-fn the_page_of_refusals_says_what_the_code_says() {
+fn the_page_of_refusals_matches_the_code() {
     let mut page = String::from(
         "# Refusals\n\n\
          Why a client is turned away. In profile `ietf` a refusal is `application/problem+json` (RFC 9457): `type` is \

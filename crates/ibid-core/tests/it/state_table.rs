@@ -21,7 +21,7 @@ use ibid_core::time::Timestamp;
 use ibid_testkit::story::{StoryStore, act, answer, ask};
 
 #[test]
-fn the_reference_of_states_is_what_the_machine_does() {
+fn the_page_of_states_matches_the_machine() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/states.md");
     let page = page();
     if std::env::var_os("IBID_BLESS").is_some() {

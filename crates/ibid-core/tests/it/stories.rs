@@ -8,7 +8,7 @@ use ibid_testkit::story::story;
 // The table: a first request.
 
 #[test]
-fn the_first_request_runs_and_its_retry_gets_the_same_answer() {
+fn a_retry_gets_the_response_of_the_first_run() {
     story(
         "
         ann     begins        -> run
@@ -139,7 +139,7 @@ fn a_worker_and_the_reaper_do_not_both_take_a_pending_record() {
 }
 
 #[test]
-fn what_ran_once_is_no_longer_never_claimed() {
+fn a_record_that_ran_once_is_no_longer_never_claimed() {
     story(
         "
         policy  answer=async pending_deadline=1h
@@ -156,7 +156,7 @@ fn what_ran_once_is_no_longer_never_claimed() {
 // The table: reports of an attempt, in time.
 
 #[test]
-fn a_client_error_is_an_answer_like_any_other() {
+fn a_client_error_is_stored_like_any_response() {
     story(
         "
         ann  begins        -> run
@@ -167,7 +167,7 @@ fn a_client_error_is_an_answer_like_any_other() {
 }
 
 #[test]
-fn what_was_proven_not_executed_may_be_run_again_by_one_request() {
+fn a_record_proven_not_executed_is_run_again_by_one_request() {
     story(
         "
         ann     begins                   -> run
@@ -186,7 +186,7 @@ fn what_was_proven_not_executed_may_be_run_again_by_one_request() {
 }
 
 #[test]
-fn an_answer_of_the_free_list_leaves_the_key_free() {
+fn a_status_of_the_free_list_releases_the_key() {
     for status in ["425", "429", "501", "409 with retry-after", "423 with retry-after"] {
         story(&format!(
             "
@@ -381,7 +381,7 @@ fn an_async_request_ends_as_a_dead_letter_after_its_tries() {
 }
 
 #[test]
-fn what_is_given_back_after_a_phase_goes_on_after_it() {
+fn a_record_released_after_a_phase_resumes_after_it() {
     story(
         "
         policy  answer=async max_attempts=1
@@ -397,7 +397,7 @@ fn what_is_given_back_after_a_phase_goes_on_after_it() {
 }
 
 #[test]
-fn what_was_run_at_once_and_freed_may_be_asked_for_later() {
+fn a_released_sync_record_may_be_retried_async() {
     story(
         "
         ann     begins         -> run
@@ -440,7 +440,7 @@ fn an_acceptance_the_client_never_heard_of_is_undone() {
 }
 
 #[test]
-fn a_request_kept_to_be_resumed_goes_with_its_answer() {
+fn a_completed_record_deletes_its_stored_request() {
     story(
         "
         policy    answer=async on_lapse=resume
@@ -456,7 +456,7 @@ fn a_request_kept_to_be_resumed_goes_with_its_answer() {
 }
 
 #[test]
-fn an_uncertain_result_is_unknown_and_nobody_runs_it_again() {
+fn an_uncertain_result_is_unknown_and_not_run_again() {
     for how in ["times out", "breaks off", "panics", "finishes 500", "finishes 502", "finishes 504"] {
         story(&format!(
             "
@@ -478,7 +478,7 @@ fn an_uncertain_result_is_unknown_and_nobody_runs_it_again() {
 }
 
 #[test]
-fn without_a_way_to_ask_an_unknown_outcome_is_a_persons_at_once() {
+fn an_unknown_outcome_without_lookups_is_a_dead_letter() {
     story(
         "
         ann     begins                  -> run
@@ -551,7 +551,7 @@ fn a_late_503_or_408_does_not_free_an_unknown_record() {
 }
 
 #[test]
-fn no_dead_letter_while_a_late_answer_may_come() {
+fn no_dead_letter_while_a_late_response_may_come() {
     story(
         "
         policy  upstream_timeout=30s linger=30s
@@ -639,7 +639,7 @@ fn an_unknown_outcome_expires_where_the_route_says_so() {
 }
 
 #[test]
-fn proof_goes_before_the_status() {
+fn proof_takes_precedence_over_the_status() {
     story(
         "
         ann  begins                    -> run
@@ -661,7 +661,7 @@ fn proof_goes_before_the_status() {
 }
 
 #[test]
-fn proof_on_an_answer_that_was_not_read_to_its_end_is_none() {
+fn proof_on_an_unfinished_response_does_not_count() {
     story(
         "
         ann  begins                                     -> run
@@ -812,7 +812,7 @@ fn a_lapse_under_retry_may_run_again() {
 }
 
 #[test]
-fn a_lapse_under_resume_goes_on_after_the_recovery_point() {
+fn a_lapse_under_resume_continues_after_the_recovery_point() {
     story(
         "
         policy   on_lapse=resume
@@ -928,7 +928,7 @@ fn runs_that_did_not_lapse_are_no_poison() {
 // The table: late finishes.
 
 #[test]
-fn a_late_answer_completes_an_unknown_record() {
+fn a_late_response_completes_an_unknown_record() {
     story(
         "
         ann      begins        -> run
@@ -999,7 +999,7 @@ fn a_late_not_executed_leaves_a_retryable_record_alone() {
 }
 
 #[test]
-fn a_late_ambiguous_answer_leaves_what_is_unknown_unknown() {
+fn a_late_ambiguous_response_leaves_the_outcome_unknown() {
     story(
         "
         ann      begins        -> run
@@ -1065,7 +1065,7 @@ fn a_late_success_after_its_stored_failure_is_a_dead_letter() {
 }
 
 #[test]
-fn a_late_answer_that_agrees_with_what_was_found_is_no_news() {
+fn a_late_response_that_agrees_changes_nothing() {
     story(
         "
         policy      settle=60s
@@ -1128,7 +1128,7 @@ fn a_late_worker_that_finds_another_at_its_record_is_superseded() {
 }
 
 #[test]
-fn a_late_answer_revives_nothing_that_is_forgotten_or_expired() {
+fn a_late_response_revives_no_forgotten_or_expired_record() {
     story(
         "
         policy    on_lapse=retry
@@ -1203,7 +1203,7 @@ fn a_finish_without_a_record_loses_to_a_newer_begin() {
 // The table: an unknown outcome is settled.
 
 #[test]
-fn whoever_finds_it_executed_completes_an_unknown_record() {
+fn any_observer_that_finds_it_executed_completes_it() {
     for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
         story(&format!(
             "
@@ -1385,7 +1385,7 @@ fn no_word_at_all_makes_the_first_look_count_for_nothing() {
 }
 
 #[test]
-fn after_the_last_try_a_person_must_look() {
+fn after_the_last_lookup_it_is_a_dead_letter() {
     story(
         "
         policy      settle=60s tries=2
@@ -1465,7 +1465,7 @@ fn an_async_record_found_not_executed_waits_for_its_next_run() {
 }
 
 #[test]
-fn the_next_attempt_is_looked_for_anew() {
+fn the_next_attempt_starts_its_lookups_from_zero() {
     story(
         "
         policy      settle=60s
@@ -1504,7 +1504,7 @@ fn evidence_from_before_the_attempt_never_settles_it() {
 }
 
 #[test]
-fn evidence_settles_only_what_is_unknown() {
+fn evidence_settles_only_unknown_records() {
     for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
         story(&format!(
             "
@@ -1526,7 +1526,7 @@ fn evidence_settles_only_what_is_unknown() {
 }
 
 #[test]
-fn of_a_late_answer_and_a_reconciler_only_one_settles() {
+fn a_late_response_and_a_reconciler_settle_once() {
     story(
         "
         policy      settle=60s
@@ -1628,7 +1628,7 @@ fn a_tombstone_refuses_an_expired_key() {
 }
 
 #[test]
-fn of_two_requests_on_an_expired_record_one_begins_anew() {
+fn one_of_two_requests_reuses_an_expired_key() {
     story(
         "
         policy  retention=1h
@@ -1645,7 +1645,7 @@ fn of_two_requests_on_an_expired_record_one_begins_anew() {
 }
 
 #[test]
-fn what_is_unknown_in_progress_or_pending_never_expires() {
+fn open_records_never_expire() {
     story(
         "
         policy  retention=1h
@@ -1673,7 +1673,7 @@ fn what_is_unknown_in_progress_or_pending_never_expires() {
 }
 
 #[test]
-fn a_purged_key_begins_anew_and_old_versions_fit_nothing() {
+fn old_versions_fit_nothing_after_a_purge() {
     story(
         "
         policy  retention=1h on_lapse=retry
@@ -1823,7 +1823,7 @@ fn a_row_of_another_tenant_is_never_this_clients() {
 // Invariant 4, and the protocol on forgetting.
 
 #[test]
-fn only_what_is_completed_or_expired_can_be_forgotten() {
+fn only_completed_or_expired_records_can_be_forgotten() {
     story(
         "
         operator  forgets       -> ignored
@@ -2044,7 +2044,7 @@ fn a_truncated_server_error_is_always_unknown() {
 }
 
 #[test]
-fn giving_up_touches_nobody_elses_record() {
+fn giving_up_leaves_records_of_other_requests_alone() {
     story(
         "
         ann      decides: begins  -> run
@@ -2218,7 +2218,7 @@ fn a_phase_of_a_lost_lease_is_refused() {
 }
 
 #[test]
-fn a_request_that_is_freed_goes_on_after_what_it_committed() {
+fn a_released_request_continues_after_its_phases() {
     story(
         "
         ann     begins              -> run
@@ -2232,7 +2232,7 @@ fn a_request_that_is_freed_goes_on_after_what_it_committed() {
 // Protocol 6: time.
 
 #[test]
-fn after_the_clock_jumped_nobody_takes_over_to_run() {
+fn no_lapsed_record_runs_again_after_a_clock_jump() {
     for rule in ["retry", "resume"] {
         story(&format!(
             "
@@ -2288,7 +2288,7 @@ fn a_waiter_releases_no_lapse_to_run_again() {
 }
 
 #[test]
-fn a_careful_request_runs_what_is_absent_or_retryable() {
+fn a_careful_request_runs_absent_and_retryable_records() {
     story(
         "
         ann     begins carefully  -> run
@@ -2324,7 +2324,7 @@ fn a_story_whose_outcome_is_another_fails() {
 
 #[test]
 #[should_panic(expected = "nobody knows how to `dances`")]
-fn a_story_with_a_word_that_nobody_knows_fails() {
+fn a_story_with_an_unknown_word_fails() {
     story("ann  dances  -> run");
 }
 
@@ -2390,7 +2390,7 @@ fn a_handler_failure_during_a_call_is_unknown() {
 }
 
 #[test]
-fn a_sweeper_that_can_run_the_handler_resumes_what_lapsed() {
+fn a_sweeper_with_the_handler_resumes_lapsed_records() {
     story(
         "
         policy   on_lapse=resume max_attempts=2
@@ -2411,7 +2411,7 @@ fn a_sweeper_that_can_run_the_handler_resumes_what_lapsed() {
 }
 
 #[test]
-fn only_what_was_begun_to_be_resumed_is() {
+fn only_records_begun_under_resume_are_resumed() {
     for policy in ["on_lapse=unknown", "on_lapse=retry", "on_lapse=fail"] {
         story(&format!(
             "
@@ -2425,7 +2425,7 @@ fn only_what_was_begun_to_be_resumed_is() {
 }
 
 #[test]
-fn a_dead_effect_that_is_made_after_all_answers_the_record() {
+fn a_retried_dead_effect_settles_the_record() {
     story(
         "
         ann      begins           -> run
@@ -2540,7 +2540,7 @@ fn a_call_in_doubt_is_unknown_once_its_key_may_be_forgotten() {
 }
 
 #[test]
-fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
+fn attempts_that_skip_the_call_leave_it_in_doubt() {
     story(
         "
         policy   on_lapse=resume on_server_error=retry retention=1h
@@ -2586,7 +2586,7 @@ fn a_doubt_whose_record_is_lost_is_unknown() {
 }
 
 #[test]
-fn an_answer_ends_every_doubt() {
+fn a_stored_response_clears_the_in_doubt_call() {
     story(
         "
         policy   on_lapse=resume retention=1h

@@ -96,7 +96,7 @@ fn an_unclaimed_request_gets_408_after_its_deadline() {
 }
 
 #[test]
-fn a_worker_that_comes_after_the_deadline_begins_nothing() {
+fn a_worker_begins_nothing_after_the_deadline() {
     story(
         "
         policy  answer=async pending_deadline=1h
@@ -212,7 +212,7 @@ fn a_conflict_without_retry_after_is_stored() {
 }
 
 #[test]
-fn after_401_and_403_the_key_stands_for_nobodys_request() {
+fn after_401_and_403_no_request_holds_the_key() {
     for status in [401, 403] {
         story(&format!(
             "
@@ -295,7 +295,7 @@ fn a_request_with_a_next_run_keeps_its_fingerprint_after_401() {
 }
 
 #[test]
-fn what_committed_a_phase_keeps_its_fingerprint_after_401() {
+fn a_record_with_a_phase_keeps_its_fingerprint_after_401() {
     story(
         "
         ann     begins with body A        -> run
@@ -308,7 +308,7 @@ fn what_committed_a_phase_keeps_its_fingerprint_after_401() {
 }
 
 #[test]
-fn another_request_under_a_freed_key_is_another_generation() {
+fn another_request_under_a_released_key_is_a_new_generation() {
     story(
         "
         ann     begins with body A        -> run
@@ -415,7 +415,7 @@ fn a_released_sync_record_may_be_retried_async() {
 }
 
 #[test]
-fn an_acceptance_the_client_never_heard_of_is_undone() {
+fn an_acceptance_without_a_reply_is_undone() {
     story(
         "
         ann     loses the reply: begins async
@@ -1110,7 +1110,7 @@ fn a_late_response_completes_a_record_waiting_for_its_next_run() {
 }
 
 #[test]
-fn a_late_worker_that_finds_another_at_its_record_is_superseded() {
+fn a_late_worker_is_superseded_by_the_next_one() {
     story(
         "
         policy   answer=async on_lapse=retry
@@ -1157,7 +1157,7 @@ fn a_late_response_revives_no_forgotten_or_expired_record() {
 }
 
 #[test]
-fn a_finish_that_finds_no_record_writes_it_down_all_the_same() {
+fn a_finish_without_a_record_is_still_stored() {
     story(
         "
         ann     begins         -> run
@@ -1311,7 +1311,7 @@ fn not_executed_is_ignored_until_the_attempts_linger_ends() {
 }
 
 #[test]
-fn not_there_at_first_and_executed_after_all_is_completed() {
+fn executed_after_a_first_not_there_completes_the_record() {
     story(
         "
         policy      settle=60s
@@ -1327,7 +1327,7 @@ fn not_there_at_first_and_executed_after_all_is_completed() {
 }
 
 #[test]
-fn of_several_reconcilers_that_ask_at_once_one_uses_up_a_try() {
+fn concurrent_reconcilers_use_up_one_try() {
     story(
         "
         policy  settle=60s tries=2
@@ -1349,7 +1349,7 @@ fn of_several_reconcilers_that_ask_at_once_one_uses_up_a_try() {
 }
 
 #[test]
-fn two_looks_count_as_two_only_if_they_were_made_settle_apart() {
+fn two_lookups_count_only_if_made_settle_apart() {
     story(
         "
         policy  settle=60s
@@ -1366,7 +1366,7 @@ fn two_looks_count_as_two_only_if_they_were_made_settle_apart() {
 }
 
 #[test]
-fn no_word_at_all_makes_the_first_look_count_for_nothing() {
+fn a_lookup_without_a_result_discards_the_first_not_there() {
     story(
         "
         policy      settle=60s
@@ -1544,7 +1544,7 @@ fn a_late_response_and_a_reconciler_settle_once() {
 // The table: expiry.
 
 #[test]
-fn an_expired_record_is_as_absent_before_anything_is_compared() {
+fn expiry_comes_before_every_comparison() {
     story(
         "
         policy  retention=1h
@@ -1914,7 +1914,7 @@ fn a_write_whose_reply_was_lost_is_recognised_when_sent_again() {
 }
 
 #[test]
-fn a_write_sent_again_after_somebody_elses_is_a_lost_race() {
+fn a_resent_write_after_another_write_is_a_lost_race() {
     story(
         "
         policy   on_lapse=retry
@@ -1943,7 +1943,7 @@ fn a_begin_that_was_given_up_loses_even_if_it_comes_late() {
 }
 
 #[test]
-fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
+fn giving_up_a_begin_keeps_a_tombstone() {
     story(
         "
         policy  retention=1h tombstone=1h after_expiry=refuse
@@ -1960,7 +1960,7 @@ fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
 }
 
 #[test]
-fn a_begin_that_was_given_up_but_had_come_is_released() {
+fn a_committed_begin_that_was_given_up_is_released() {
     story(
         "
         ann      loses the reply: begins  -> lost
@@ -1973,7 +1973,7 @@ fn a_begin_that_was_given_up_but_had_come_is_released() {
 }
 
 #[test]
-fn a_release_that_is_beaten_by_the_late_begin_releases_that() {
+fn a_release_that_loses_to_the_late_begin_releases_it() {
     story(
         "
         ann      decides: begins          -> run
@@ -2108,7 +2108,7 @@ fn an_abandoned_begin_on_an_expired_record_loses() {
 }
 
 #[test]
-fn the_stand_in_for_an_abandoned_begin_is_a_new_generation() {
+fn the_placeholder_of_a_given_up_begin_is_a_new_generation() {
     story(
         "
         policy   retention=1h
@@ -2318,7 +2318,7 @@ fn a_lease_longer_than_its_length_is_seen_and_reset() {
 
 #[test]
 #[should_panic(expected = "expected: wait")]
-fn a_story_whose_outcome_is_another_fails() {
+fn a_story_with_a_wrong_outcome_fails() {
     story("ann  begins  -> wait");
 }
 
@@ -2340,7 +2340,7 @@ fn a_story_that_is_wrong_about_the_record_fails() {
 }
 
 #[test]
-fn a_call_that_nothing_can_tell_about_is_unknown_after_a_lapse() {
+fn an_unverifiable_call_is_unknown_after_a_lapse() {
     for policy in ["on_lapse=resume", "on_lapse=retry"] {
         story(&format!(
             "
@@ -2453,7 +2453,7 @@ fn a_call_proven_not_made_lets_its_phase_run_again() {
 }
 
 #[test]
-fn proof_about_the_work_at_hand_is_none_about_an_open_call() {
+fn proof_about_the_work_proves_nothing_about_an_open_call() {
     story(
         "
         policy   on_lapse=resume on_server_error=retry
@@ -2570,7 +2570,7 @@ fn attempts_that_skip_the_call_leave_it_in_doubt() {
 }
 
 #[test]
-fn a_doubt_whose_record_is_lost_is_unknown() {
+fn an_in_doubt_call_of_a_lost_record_is_unknown() {
     for end in ["finishes 429", "proves nothing was sent"] {
         story(&format!(
             "

@@ -1,5 +1,5 @@
-//! Prints how long a fingerprint of an order document of 2 KB takes, beside an RFC 8785 canonicaliser that
-//! reads numbers as doubles, in the same run. Figures to look at, not to assert on: machines differ.
+//! Prints how long a fingerprint of a 2 KB order document takes, and for comparison an RFC 8785 canonicaliser that
+//! reads numbers as doubles, in the same run. The figures are for reading, not for assertions: machines differ.
 //!
 //! ```console
 //! cargo run --release -p ibid-core --example fingerprint_speed
@@ -37,7 +37,7 @@ fn main() {
     );
 }
 
-/// Microseconds per call in the fastest round: the one least disturbed by everything else on the machine.
+/// Returns microseconds per call in the fastest round, the one least disturbed by everything else on the machine.
 fn best<T>(call: impl Fn() -> T) -> f64 {
     let round = |_| {
         let start = Instant::now();
@@ -47,7 +47,7 @@ fn best<T>(call: impl Fn() -> T) -> f64 {
     (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
 }
 
-/// Members in the order people write them, which is not sorted.
+/// Returns an order document whose members are in the order in which people write them, which is not sorted.
 fn order(len_min: usize) -> Vec<u8> {
     let mut lines = Vec::new();
     let mut text = String::new();
@@ -89,8 +89,8 @@ impl RequestView for Order {
     }
 }
 
-/// Rounds to take the best of.
+/// Number of rounds of which the best counts.
 const ROUNDS: u32 = 50;
 
-/// Calls in a round: enough that the clock's own cost vanishes.
+/// Number of calls in a round: enough that the clock's own cost vanishes.
 const CALLS: u32 = 1000;

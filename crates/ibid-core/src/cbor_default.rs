@@ -1,6 +1,7 @@
-//! Fields of a Policy that take no bytes while they have their default, and read as it where they are absent.
+//! Encodings for fields of a policy that take no bytes while they have their default. An absent field decodes as its
+//! default.
 
-/// A bool that is true unless said otherwise.
+/// Encodes a bool whose default is `true`.
 pub(crate) mod true_by_default {
     use minicbor::encode::Write;
     use minicbor::{Decoder, Encoder};
@@ -26,7 +27,7 @@ pub(crate) mod true_by_default {
     }
 }
 
-/// A duration in microseconds that may be absent.
+/// Encodes an optional duration in microseconds.
 pub(crate) mod optional_micros {
     use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is written together, and what came of it. Intervals only: the store adds them to its own clock.
+//! Changes to records and their outcome. A change carries intervals only; the store adds them to its own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,90 +12,90 @@ use crate::record::{Flags, Nonce, Record, RecordDetails, RecoveryPoint, State, V
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
 
-/// What is written together for one Record: all of it or nothing.
+/// A set of writes to one record that commit together or not at all.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Which Record.
+    /// Id of the record.
     pub id: RecordId,
-    /// What must be stored now for the Change to count.
+    /// Precondition on the stored row.
     pub expect: Expect,
-    /// Becomes the nonce of the new Version; drawn before the first send and kept over every repetition.
+    /// Nonce of the new version; drawn before the first send and the same in every resend.
     pub nonce: Nonce,
-    /// The new row; none leaves the Record alone and only adds to its history.
+    /// The new row; `None` leaves the record alone and only adds to its history.
     pub draft: Option<Draft>,
-    /// Drop what is kept beside the record until now.
+    /// Delete the bodies that are stored with the record.
     pub clears_bodies: bool,
-    /// What is kept apart from the row.
+    /// Bodies to store apart from the row.
     pub bodies: Vec<StoredBody>,
-    /// What a person will ask about.
+    /// Lines to add to the record's history.
     pub history: Vec<History>,
-    /// The evidence that led to it, which is used up with it.
+    /// The evidence that led to this change; its commit marks the evidence as used.
     pub uses: Option<EventName>,
 }
 
-/// What must be stored for a Change to count.
+/// Precondition on the stored row for a change to commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// No row.
+    /// No row is stored.
     Absent,
-    /// A row at this Version.
+    /// A row at this version.
     Version(Version),
-    /// A row at this Version whose due instant has passed, judged inside the writing statement: every takeover.
+    /// A row at this version whose due instant has passed, tested inside the writing statement. Every takeover uses it.
     Due(Version),
-    /// Anything: for a Change without a draft.
+    /// Anything, for a change without a draft.
     Anything,
 }
 
-/// A row to be, without instants.
+/// The next content of a row, with intervals in place of instants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
     /// Tenant, operation and key; they never change within one id.
     pub identity: Arc<Identity>,
-    /// One generation.
+    /// Nonce of the insert; it identifies the generation.
     pub birth: Nonce,
-    /// The Attempt that runs or ran last.
+    /// Nonce of the attempt that runs or ran last.
     pub owner: Nonce,
-    /// How many there were.
+    /// Number of attempts so far.
     pub attempt: u32,
-    /// Where it will stand.
+    /// State of the record.
     pub state: State,
-    /// What it carries besides.
+    /// Flags besides the state.
     pub flags: Flags,
-    /// What was asked.
+    /// Fingerprint of the request, if one holds the key.
     pub fingerprint: Option<Fingerprint>,
-    /// The rules it was begun with.
+    /// Policy that the record was begun with.
     pub policy: Arc<Policy>,
-    /// The last Phase committed.
+    /// Number of the last committed phase.
     pub point: RecoveryPoint,
-    /// When the first request came.
+    /// Change to the instant of the first request.
     pub created: InstantChange,
-    /// When the last Attempt began.
+    /// Change to the instant at which the last attempt began.
     pub ran: InstantChange,
-    /// When the answer became final.
+    /// Change to the instant at which the response became final.
     pub completed: InstantChange,
-    /// From now to the lease's end, the next reconciliation or the next try of a worker.
+    /// Time until the lease ends, the next lookup, or the next run by a worker.
     pub due_in: Option<Duration>,
-    /// From now to the end of replay.
+    /// Time until replay ends.
     pub expires_in: Option<Duration>,
-    /// From now to the row's removal.
+    /// Time until the row may be deleted.
     pub purge_in: Option<Duration>,
-    /// The rest.
+    /// Small fields that no query filters by.
     pub note: RecordDetails,
 }
 
-/// What happens to an instant that the store's clock sets.
+/// Change to an instant that the store's clock sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstantChange {
-    /// It stays as it is (absent on an insert).
+    /// The instant stays as it is (absent on an insert).
     Keep,
-    /// It becomes the store's now.
+    /// The instant becomes the store's present time.
     Now,
-    /// It goes.
+    /// The instant is cleared.
     Clear,
 }
 
 impl InstantChange {
-    /// How every statement of every store names it.
+    /// Returns the code that the statements of every store use.
     pub fn code(self) -> i16 {
         match self {
             InstantChange::Keep => 0,
@@ -105,28 +105,28 @@ impl InstantChange {
     }
 }
 
-/// Something kept apart from the row.
+/// Bytes that are stored apart from the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBody {
-    /// What it is.
+    /// Kind of the body.
     pub kind: BodyKind,
-    /// Its bytes.
+    /// Bytes of the body.
     pub data: Bytes,
 }
 
-/// What is kept apart from the row.
+/// Kind of a body that is stored apart from the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
-    /// The Response.
+    /// The response to replay.
     Answer,
     /// The request, while an async or resumable route needs it.
     Request,
-    /// The result of the Phase that led to this recovery point.
+    /// The result of the phase that led to this recovery point.
     Phase(RecoveryPoint),
 }
 
 impl BodyKind {
-    /// The code that stores keep.
+    /// Returns the code that stores keep.
     pub fn code(self) -> u32 {
         match self {
             BodyKind::Answer => 1,
@@ -136,39 +136,39 @@ impl BodyKind {
     }
 }
 
-/// One line of a Record's history.
+/// One line of a record's history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// What happened.
+    /// Kind of the event.
     pub what: HistoryKind,
-    /// In which words; never a key, a credential or a body.
+    /// Text for an operator; never contains a key, a credential or a body.
     pub detail: String,
 }
 
-/// What a person will ask about.
+/// Kind of a history line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HistoryKind {
-    /// The lease ran out.
+    /// The lease of an attempt lapsed.
     Lapse = 1,
-    /// Another Attempt took over.
+    /// Another attempt took over.
     Takeover = 2,
     /// The outcome became unknown.
     Unknown = 3,
-    /// A reconciler asked.
+    /// A reconciler looked up the outcome.
     ReconcileTry = 4,
-    /// An Attempt came back after its record had gone on.
+    /// An attempt or a webhook reported a result late.
     LateAnswer = 5,
     /// The outcome became known.
     Settled = 6,
-    /// A person acted.
+    /// An operator acted on the record.
     Operator = 7,
-    /// Another Attempt goes on with a call in doubt.
+    /// Another attempt resumed a record with an in-doubt call.
     Resumed = 8,
 }
 
 impl HistoryKind {
-    /// Every kind, in the order of its codes.
+    /// All kinds, in the order of their codes.
     pub const ALL: [HistoryKind; 8] = [
         HistoryKind::Lapse,
         HistoryKind::Takeover,
@@ -180,17 +180,17 @@ impl HistoryKind {
         HistoryKind::Resumed,
     ];
 
-    /// The code that stores keep.
+    /// Returns the code that stores keep.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The kind with this code.
+    /// Returns the kind with this code.
     pub fn from_code(code: u8) -> Option<HistoryKind> {
         HistoryKind::ALL.into_iter().find(|kind| kind.code() == code)
     }
 
-    /// The word for it in `ibid keys show`.
+    /// Returns the name that `ibid keys show` prints.
     pub fn name(self) -> &'static str {
         match self {
             HistoryKind::Lapse => "lapse",
@@ -205,60 +205,60 @@ impl HistoryKind {
     }
 }
 
-/// What came of a Change.
+/// Outcome of committing a change.
 #[derive(Clone, Debug)]
 pub enum Commit {
-    /// It is durable.
+    /// The change is durable.
     Done(Stamp),
-    /// Something else was stored: a value, not an error. None: no row.
+    /// The stored row does not meet the precondition. This is a value, not an error. `None`: there is no row.
     Conflict(Option<Box<StoredRecord>>),
 }
 
-/// What the store added to a Change that it took.
+/// Values that the store adds to a change that it commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The store's clock at the write: every interval counts from it.
+    /// The store's clock at the write; every interval counts from it.
     pub now: Timestamp,
 }
 
-/// A Record as a store holds it.
+/// A record as a store returns it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredRecord {
-    /// The row. Shared: whoever holds an Attempt, an answer or a place in a queue has it too.
+    /// The row. Shared, because attempts, responses and queued writes refer to it, too.
     pub record: Arc<Record>,
-    /// The bytes of its Response, if one is kept.
+    /// Bytes of the response, if one is stored.
     pub answer: Option<Bytes>,
-    /// The store's clock when it was read.
+    /// The store's clock at the read.
     pub now: Timestamp,
 }
 
 impl Change {
-    /// The Version that the Record has once this Change is in.
+    /// Returns the version that the record has after this change.
     pub fn version(&self) -> Version {
         let count = match self.expect {
             Expect::Absent | Expect::Anything => 0,
             Expect::Version(version) | Expect::Due(version) => version.count,
         };
-        // A row that was written four thousand million times stays comparable by its nonce.
+        // After 2³² writes the counter wraps; the nonce still tells versions apart.
         Version { count: count.wrapping_add(1), nonce: self.nonce }
     }
 
-    /// Whether what is stored is this very Change: a commit of ours whose reply was lost.
+    /// Returns whether `stored` was written by this very change: its commit succeeded, and the reply was lost.
     pub fn is_stored_as(&self, stored: &StoredRecord) -> bool {
         stored.record.version == self.version()
     }
 
-    /// Bytes that the Change carries besides the row, by which batches are bounded.
+    /// Returns the size of the bodies in bytes, by which batches are bounded.
     pub fn body_bytes(&self) -> usize {
         self.bodies.iter().map(|body| body.data.len()).sum()
     }
 
-    /// The Record as it stands once the store took this Change at `stamp`. `before` is what was stored until then.
+    /// Returns the record after the store committed this change at `stamp`; `None` for a change without a draft.
     ///
-    /// None for a Change without a draft.
+    /// `before` is the record that was stored until then.
     pub fn applied(&self, stamp: Stamp, before: Option<&Record>) -> Option<Arc<Record>> {
         let draft = self.draft.as_ref()?;
-        let marked = |mark: InstantChange, was: Option<Timestamp>| match mark {
+        let instant = |mark: InstantChange, was: Option<Timestamp>| match mark {
             InstantChange::Keep => was,
             InstantChange::Now => Some(stamp.now),
             InstantChange::Clear => None,
@@ -276,9 +276,9 @@ impl Change {
             fingerprint: draft.fingerprint,
             policy: draft.policy.clone(),
             point: draft.point,
-            created_at: marked(draft.created, before.map(|r| r.created_at)).unwrap_or(stamp.now),
-            ran_at: marked(draft.ran, before.and_then(|r| r.ran_at)),
-            completed_at: marked(draft.completed, before.and_then(|r| r.completed_at)),
+            created_at: instant(draft.created, before.map(|r| r.created_at)).unwrap_or(stamp.now),
+            ran_at: instant(draft.ran, before.and_then(|r| r.ran_at)),
+            completed_at: instant(draft.completed, before.and_then(|r| r.completed_at)),
             due_at: at(draft.due_in),
             expires_at: at(draft.expires_in),
             purge_at: at(draft.purge_in),

@@ -1,4 +1,4 @@
-//! Effects: outbox rows, each a call to the outside still to be made. What becomes of one is decided in `machine`.
+//! Effects: outbox rows, each an external call that has to be made. `machine` decides their states.
 
 use std::time::Duration;
 
@@ -15,26 +15,26 @@ use crate::time::Timestamp;
 /// A call to be made once the transaction that asks for it has committed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEffect {
-    /// Its name within the Record: a second one of that name in the same generation is refused.
+    /// Name within the record. A second effect of that name in the same generation is refused.
     pub name: String,
-    /// Which handler carries it out.
+    /// Kind of the effect, which selects its handler.
     pub kind: String,
-    /// What the handler is given.
+    /// Input of the handler.
     pub payload: Bytes,
-    /// Effects of one aggregate are carried out one after another, in the order of their enqueuing.
+    /// Aggregate whose effects run one after another, in the order in which they were enqueued.
     pub aggregate: Option<String>,
-    /// How it is carried out; travels with it.
+    /// Rules for running it, stored with the effect.
     pub rules: EffectRules,
-    /// Whether the Record's final answer is owed by it.
+    /// `true` if this effect owes the record's final response.
     pub owes: bool,
-    /// From now to the first try.
+    /// Time until the first try.
     pub delay: Duration,
-    /// The W3C `traceparent` of the request that caused it.
+    /// W3C `traceparent` of the request that caused it.
     pub trace: Option<String>,
 }
 
 impl NewEffect {
-    /// An Effect of one kind under its usual rules: not repeatable until somebody says that it is.
+    /// Creates an effect under the default rules: its call is not repeatable unless the caller declares it so.
     pub fn new(name: impl Into<String>, kind: impl Into<String>, payload: impl Into<Bytes>) -> NewEffect {
         NewEffect {
             name: name.into(),
@@ -48,53 +48,54 @@ impl NewEffect {
         }
     }
 
-    /// The provider deduplicates by our key, so an uncertain call is made again within the key window.
+    /// Declares that the provider deduplicates by our key, so an uncertain call is repeated within the key window.
     pub fn repeatable(mut self) -> NewEffect {
         self.rules.safety = Safety::Repeatable;
         self
     }
 
-    /// The handler can ask whether a call was made; an uncertain one is asked about after the `settle` pause.
+    /// Declares that the handler can ask whether a call was made. An uncertain call is verified after the `settle`
+    /// pause.
     pub fn verified(mut self) -> NewEffect {
         self.rules.safety = Safety::Verified;
         self
     }
 
-    /// Kept in order with the others of this aggregate.
+    /// Runs the effect in order with the others of this aggregate.
     pub fn ordered_by(mut self, aggregate: impl Into<String>) -> NewEffect {
         self.aggregate = Some(aggregate.into());
         self
     }
 
-    /// The Record's final answer is what comes of it.
+    /// Makes the result of this effect the record's final response.
     pub fn owing(mut self) -> NewEffect {
         self.owes = true;
         self
     }
 
-    /// Under other rules.
+    /// Replaces the rules for running it.
     pub fn rules(mut self, rules: EffectRules) -> NewEffect {
         self.rules = rules;
         self
     }
 }
 
-/// How an Effect is carried out.
+/// Rules for running an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct EffectRules {
-    /// What makes an uncertain call safe.
+    /// The way in which an uncertain call is made safe.
     #[n(0)]
     pub safety: Safety,
-    /// Claims before a person is asked.
+    /// Number of claims before the effect becomes a dead letter.
     #[n(1)]
     pub tries_max: u32,
-    /// How long a worker holds it, in ms; renewed by nobody, so it must exceed the handler's time-out.
+    /// Lease of a claim, in ms. It is not renewed, so it must exceed the handler's timeout.
     #[n(2)]
     pub lease_ms: u64,
-    /// So long a call may still be under way after its worker was lost, in ms: `verify` asks no sooner.
+    /// Time in ms for which a call may still be in flight after its worker was lost: `verify` asks no sooner.
     #[n(3)]
     pub settle_ms: u64,
-    /// How long the provider remembers our key, in ms from the first call.
+    /// Time for which the provider remembers our key, in ms from the first call.
     #[n(4)]
     pub key_window_ms: u64,
 }
@@ -103,22 +104,22 @@ impl Default for EffectRules {
     fn default() -> Self {
         EffectRules {
             safety: Safety::Once,
-            // With doubling pauses up to five minutes: most of an hour of outage.
+            // With doubling pauses up to five minutes, this covers most of an hour of outage.
             tries_max: 16,
-            // Twice the worker's default time-out.
+            // Twice the worker's default timeout.
             lease_ms: 60_000,
-            // Twice the worker's default time-out: a call that was sent late may take all of it.
+            // Twice the worker's default timeout: a call that was sent late may take all of it.
             settle_ms: 60_000,
             key_window_ms: KEY_WINDOW_MS,
         }
     }
 }
 
-/// What makes an uncertain call safe.
+/// The way in which an uncertain call is made safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Safety {
-    /// Nothing: then it is `unknown`, and a person's.
+    /// Nothing makes it safe: the effect becomes `unknown`, a dead letter.
     #[n(0)]
     Once,
     /// The provider deduplicates by our key.
@@ -127,84 +128,84 @@ pub enum Safety {
     /// The handler can ask whether it was made.
     #[n(2)]
     Verified,
-    /// Both: repeated within the key window, asked about after it.
+    /// Both: the call is repeated within the key window and verified after it.
     #[n(3)]
     RepeatableAndVerified,
 }
 
 impl EffectRules {
-    /// The bytes that a store keeps.
+    /// Encodes the rules as stores keep them.
     pub fn to_bytes(&self) -> Vec<u8> {
-        // Writing into a Vec has no way to fail.
+        // Writing into a `Vec` cannot fail.
         minicbor::to_vec(self).expect("a Vec takes every byte")
     }
 
-    /// The rules in these bytes.
+    /// Decodes stored rules; `None` if the bytes are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<EffectRules> {
         minicbor::decode(bytes).ok()
     }
 
-    /// How long a worker holds it.
+    /// Returns the lease of a claim.
     pub fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms)
     }
 }
 
-/// An Effect as a store holds it.
+/// An effect as a store returns it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredEffect {
-    /// Its place in the outbox.
+    /// Sequence number in the outbox.
     pub seq: i64,
-    /// The Record that asked for it, which may be gone.
+    /// Record that caused it, which may be gone.
     pub record: RecordId,
-    /// That Record's generation.
+    /// Generation of that record.
     pub birth: Nonce,
-    /// Whose it is.
+    /// Tenant of that record.
     pub tenant: String,
-    /// Its name within the Record.
+    /// Name within the record.
     pub name: String,
-    /// Which handler carries it out.
+    /// Kind of the effect, which selects its handler.
     pub kind: String,
-    /// The last write: the fence.
+    /// Version of the last write; it fences later writers.
     pub version: Version,
-    /// Where it stands.
+    /// State of the effect.
     pub state: EffectState,
-    /// How often it was claimed or asked about since it was enqueued, or since an operator wanted it made.
+    /// Number of claims and verifications since it was enqueued, or since an operator retried it.
     pub tries: u32,
-    /// Not before, lease end, or next verification, by state.
+    /// Earliest time of the next try, end of the lease or next verification, depending on the state.
     pub due_at: Option<Timestamp>,
-    /// When it was enqueued.
+    /// Instant at which it was enqueued.
     pub created_at: Timestamp,
-    /// When the first call was about to be made.
+    /// Instant just before the first call.
     pub called_at: Option<Timestamp>,
-    /// When its last call was over, or its worker given up, without anybody knowing the outcome; none if it is known.
+    /// Instant at which its last call ended or its worker was given up, while the outcome is unknown; otherwise `None`.
     pub ended_at: Option<Timestamp>,
-    /// When it was done or discarded.
+    /// Instant at which it was done or discarded.
     pub done_at: Option<Timestamp>,
-    /// What it is kept in order with.
+    /// Aggregate within which effects run in order.
     pub aggregate: Option<String>,
-    /// The key that the provider is given; the same over every try.
+    /// Key that is sent to the provider, the same for every try.
     pub downstream_key: String,
-    /// How it is carried out.
+    /// Rules for running it.
     pub rules: EffectRules,
-    /// Whether it owes the Record's answer.
+    /// `true` if it owes the record's response.
     pub owes: bool,
-    /// The trace of the request that caused it.
+    /// W3C `traceparent` of the request that caused it.
     pub trace: Option<String>,
-    /// What the handler is given.
+    /// Input of the handler.
     pub payload: Bytes,
-    /// What came of it. While its end could not be written, with the answer that it owes.
+    /// Result of the call. While its end could not be written, also the response that it owes.
     pub result: Option<Bytes>,
-    /// The provider's own id of what was done.
+    /// The provider's own id of the result.
     pub provider_id: Option<String>,
-    /// Why the last try did not do it.
+    /// Reason why the last try failed.
     pub last_error: Option<String>,
-    /// The store's clock when it was read.
+    /// The store's clock at the read.
     pub now: Timestamp,
 }
 
 impl StoredEffect {
-    /// What the machine must know of it.
+    /// Returns the part of the effect that the machine decides on.
     pub fn to_decide(&self) -> Effect {
         Effect {
             state: self.state,
@@ -222,49 +223,52 @@ impl StoredEffect {
         }
     }
 
-    /// Whether the provider may have forgotten our key: then a call under it may be a second one.
+    /// Returns whether the provider may have forgotten our key. Then a call under it may be executed a second time.
     pub fn is_past_key_window(&self) -> bool {
         let window = Duration::from_millis(self.rules.key_window_ms);
         self.called_at.is_some_and(|at| at.after(window) <= self.now)
     }
 
-    /// Whether calling now may do it a second time. Only what is repeated on the strength of the provider's memory is
-    /// in that danger: anything else is queued again only once it is certain that no call was made.
+    /// Returns whether a call now may be executed a second time.
+    ///
+    /// Only an effect that is repeated because the provider deduplicates is in that danger. Any other is queued again
+    /// only once it is certain that no call was made.
     pub fn may_be_second(&self) -> bool {
         let repeats = matches!(self.rules.safety, Safety::Repeatable | Safety::RepeatableAndVerified);
         repeats && self.is_past_key_window()
     }
 }
 
-/// A write to one Effect, at the Version that was read.
+/// A write to one effect, at the version that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EffectChange {
-    /// Which.
+    /// Sequence number of the effect.
     pub seq: i64,
-    /// What must be stored now for it to count.
+    /// Version that must be stored now for the write to commit.
     pub expect: Version,
-    /// Becomes the nonce of the new Version.
+    /// Nonce of the new version.
     pub nonce: Nonce,
-    /// Where it will stand.
+    /// State after the write.
     pub state: EffectState,
-    /// How often it was claimed.
+    /// Number of claims after the write.
     pub tries: u32,
-    /// From now to when it is due there.
+    /// Time until it is due in that state.
     pub due_in: Option<Duration>,
-    /// What happens to the instant of the first call: it goes when no call was made, so that the next is the first.
+    /// Change to the instant of the first call. It is cleared if no call was made, so that the next call is the first.
     pub called: InstantChange,
-    /// What happens to the instant at which its last call was over with nobody knowing the outcome.
+    /// Change to the instant at which its last call ended with an unknown outcome.
     pub ended: InstantChange,
-    /// What came of it; none leaves what is kept.
+    /// Result of the call; `None` keeps the stored one.
     pub result: Option<Bytes>,
-    /// The provider's own id; none leaves what is kept.
+    /// The provider's own id; `None` keeps the stored one.
     pub provider_id: Option<String>,
-    /// Why it was not done; none leaves what is kept.
+    /// Reason of the failure; `None` keeps the stored one.
     pub last_error: Option<String>,
 }
 
 impl EffectChange {
-    /// A write that changes only the version of `effect`: state and tries stay, and what is left until it is due.
+    /// Returns a write that changes only the version of `effect`: the state, the tries and the time left until it is
+    /// due stay.
     pub fn touch(effect: &StoredEffect, nonce: Nonce) -> EffectChange {
         EffectChange {
             seq: effect.seq,
@@ -282,61 +286,64 @@ impl EffectChange {
     }
 }
 
-/// The due effects that a worker claims, each for the lease in its rules.
+/// A claim of due effects by a worker, each for the lease in its rules.
 #[derive(Clone, Debug)]
 pub struct EffectClaim {
-    /// Only of these kinds.
+    /// Kinds of effects to claim.
     pub kinds: Vec<String>,
-    /// What they are claimed for. The first claim that counts as a try sets the instant of the first call: it is
-    /// durable before the first outside byte.
+    /// Reason of the claim. The first claim that counts as a try sets the instant of the first call, which is durable
+    /// before the first byte is sent.
     pub reason: ClaimReason,
     /// Nonce of this write, for each of them.
     pub nonce: Nonce,
-    /// How many at most.
+    /// Largest number of effects.
     pub limit: u32,
 }
 
-/// Which Effects to list.
+/// Filter for a list of effects.
 #[derive(Clone, Debug)]
 pub struct EffectFilter {
-    /// Only in this state.
+    /// Only effects in this state.
     pub state: Option<EffectState>,
-    /// Only this Record's.
+    /// Only effects of this record.
     pub record: Option<RecordId>,
-    /// Only those that a person must look at: dead, or unknown and never due. It stands instead of the state.
+    /// Only dead letters: dead, or unknown and never due. It replaces the filter on the state.
     pub dead_letter: bool,
-    /// Only after this place: the cursor.
+    /// Cursor: only effects after this sequence number.
     pub after: i64,
-    /// How many at most.
+    /// Largest number of effects.
     pub limit: u32,
 }
 
 impl Default for EffectFilter {
     fn default() -> Self {
-        // A screenful or two; the cursor gets the rest.
+        // A screenful or two; the cursor fetches the rest.
         EffectFilter { state: None, record: None, dead_letter: false, after: 0, limit: 100 }
     }
 }
 
-/// The key that a provider is given for one Phase or Effect: the same over every retry and recovery of one generation,
-/// another for the next, and independent of secrets that rotate.
+/// Returns the key that is sent to a provider for one phase or effect.
+///
+/// It is the same for every retry and recovery of one generation, differs in the next one, and does not depend on
+/// secrets that rotate.
 pub fn downstream_key(record: &RecordId, birth: Nonce, name: &str) -> String {
     let mut digest = Sha256::new();
     digest.update(b"ibid downstream key 1\0");
     digest.update(record.as_bytes());
     digest.update(birth.0.to_be_bytes());
     digest.update(name.as_bytes());
-    // 128 bits tell apart more calls than will ever be made; hex passes every provider's rules for keys.
+    // 128 bits distinguish more calls than will ever be made; hex satisfies every provider's rules for keys.
     digest.finalize()[..16].iter().fold(String::from("ibid-"), |key, byte| key + &format!("{byte:02x}"))
 }
 
-/// Whether a text may be a key that [`downstream_key`] made: a provider tells of calls that others make, too.
+/// Returns whether a text may be a key made by [`downstream_key`]: a provider also reports calls that others make.
 pub fn is_downstream_key(text: &str) -> bool {
     let is_hex = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
     text.strip_prefix("ibid-").is_some_and(|hex| hex.len() == 32 && hex.bytes().all(is_hex))
 }
 
-/// How long a provider is taken to remember our key, unless somebody says otherwise: what payment providers promise.
+/// Time for which a provider is assumed to remember our key, unless configured otherwise: what payment providers
+/// promise.
 pub const KEY_WINDOW: Duration = Duration::from_millis(KEY_WINDOW_MS);
 
 const KEY_WINDOW_MS: u64 = 24 * 3_600_000;
@@ -346,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_ours_is_told_from_others() {
+    fn a_downstream_key_is_recognised() {
         let ours = downstream_key(&RecordId::from_bytes([7; 32]), Nonce(1), "charge");
         assert!(is_downstream_key(&ours), "{ours}");
         for other in ["", "ibid-", &ours[..36], &format!("{ours}0"), &ours.to_uppercase(), &ours[5..]] {

@@ -1,5 +1,7 @@
-//! What somebody outside was heard to say about a Record or an Effect, kept until it can be used: a webhook may come
-//! before what it speaks of is `unknown`, and its event must count once however often it is delivered.
+//! Evidence from outside about a record or an effect, stored until it can be used.
+//!
+//! A webhook may arrive before its record or effect is `unknown`, and its event must count once however often it is
+//! delivered.
 
 use std::time::Duration;
 
@@ -13,46 +15,46 @@ use crate::scope::RecordId;
 use crate::store::{BoxFuture, StoreError};
 use crate::time::Timestamp;
 
-/// One event that says what became of a Record or an Effect.
+/// One event that reports the outcome of a record or an effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// Which event it is.
+    /// Name of the event.
     pub name: EventName,
-    /// What it speaks of.
+    /// Record or effect that the event is about.
     pub about: EvidenceSubject,
-    /// The Attempt that ran or had run last when it arrived; none if there was no record yet, or it is an Effect's.
+    /// Attempt that ran or had run last when the event arrived; `None` if there was no record yet, or for an effect.
     pub owner: Option<Nonce>,
-    /// What it says; never [`Observation::Nothing`].
+    /// Reported outcome; never [`Observation::Nothing`].
     pub what: Observation,
-    /// How long ago the event was when it arrived: an interval, for the store adds it to its own clock.
+    /// Age of the event at its arrival. An interval, because the store adds it to its own clock.
     pub age: Duration,
 }
 
-/// What evidence speaks of.
+/// Record or effect that evidence is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EvidenceSubject {
-    /// A Record.
+    /// A record, by its id.
     Record(RecordId),
-    /// An Effect, by a name that the provider knows.
+    /// An effect, by a name that the provider knows.
     Effect(EffectRef),
 }
 
-/// A name by which an Effect is found from outside. It need not be there yet.
+/// A name by which an effect is found from outside. The effect need not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EffectRef {
-    /// The key that the provider was called under: nobody else's, so it names Effect and tenant.
+    /// Key that the provider was called under. It is unique, so it determines effect and tenant.
     DownstreamKey(String),
-    /// The provider's own id.
+    /// The provider's own id of the result.
     ProviderId {
-        /// Which Effects have ids of this provider: two providers may well use one id.
+        /// Kind of effects that have ids of this provider: two providers may use the same id.
         kind: String,
-        /// The id.
+        /// Id that the provider gave.
         id: String,
     },
 }
 
 impl EvidenceSubject {
-    /// What open evidence on it is found by ([`EvidenceQuery::Of`]).
+    /// Returns the id by which open evidence about it is found ([`EvidenceQuery::Of`]).
     pub fn id(&self) -> RecordId {
         match self {
             EvidenceSubject::Record(id) => *id,
@@ -62,87 +64,89 @@ impl EvidenceSubject {
 }
 
 impl EffectRef {
-    /// What open evidence on it is found by: of the shape of a Record's id, and never one.
+    /// Returns the id by which open evidence about it is found. It has the shape of a record's id, and is never one.
     pub fn id(&self) -> RecordId {
         let mut digest = Sha256::new();
-        let mut framed = |part: &str| {
+        let mut add_part = |part: &str| {
             digest.update((part.len() as u64).to_be_bytes());
             digest.update(part);
         };
         match self {
-            EffectRef::DownstreamKey(key) => ["ibid evidence 1 key", key].map(&mut framed),
+            EffectRef::DownstreamKey(key) => ["ibid evidence 1 key", key].map(&mut add_part),
             EffectRef::ProviderId { kind, id } => {
-                framed("ibid evidence 1 id");
-                [kind, id].map(|part| framed(part))
+                add_part("ibid evidence 1 id");
+                [kind, id].map(|part| add_part(part))
             }
         };
         RecordId::from_bytes(digest.finalize().into())
     }
 }
 
-/// Names one event for ever: whoever delivers it again names it so again.
+/// The permanent name of one event: every redelivery carries the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventName {
-    /// Who says it.
+    /// Source of the event.
     pub source: String,
-    /// The source's own id of the event.
+    /// Id that the source gave the event.
     pub event: String,
 }
 
-/// Evidence as a store holds it.
+/// Evidence as a store returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredEvidence {
-    /// Its number in the store, in the order of arrival.
+    /// Sequence number in the store, in the order of arrival.
     pub seq: i64,
-    /// The event. Its age is zero: it is in [`StoredEvidence::as_of`].
+    /// The event. Its age is zero, because [`StoredEvidence::as_of`] includes it.
     pub evidence: Evidence,
-    /// The instant that it speaks of, by the store's clock: its arrival less its age.
+    /// Instant that the event is about, by the store's clock: its arrival less its age.
     pub as_of: Timestamp,
-    /// Neither used nor dismissed.
+    /// `true` if it was neither used nor dismissed.
     pub open: bool,
 }
 
-/// Which open evidence to give.
+/// Filter for open evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvidenceQuery {
-    /// Of what has this id ([`EvidenceSubject::id`]).
+    /// Evidence about the record or effect with this id ([`EvidenceSubject::id`]).
     Of(RecordId),
-    /// Of any, after this number: the cursor.
+    /// Cursor: all evidence after this sequence number.
     After(i64),
 }
 
-/// Where evidence is kept. The store holds no opinion on what it proves.
+/// A store for evidence. It does not interpret what the evidence proves.
 ///
-/// That it was used is written by the Change that it led to ([`crate::change::Change::uses`]), in the same commit.
+/// The change that evidence leads to marks it as used ([`crate::change::Change::uses`]), in the same commit.
 pub trait EvidenceStore: Send + Sync {
-    /// Keeps the evidence for `keep_for` unless its event is known; gives what is kept, and whether it is new. When it
-    /// returns, it is on disk.
+    /// Stores the evidence for `keep_for` unless its event is known. Returns the stored evidence, and whether it is
+    /// new.
+    ///
+    /// It is on disk when this returns.
     fn insert_evidence(
         &self,
         evidence: Evidence,
         keep_for: Duration,
     ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>>;
 
-    /// Open evidence, oldest first.
+    /// Returns open evidence, oldest first.
     fn open_evidence(
         &self,
         which: EvidenceQuery,
         limit: u32,
     ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>>;
 
-    /// These can't be used any more. Their events stay known until their time.
+    /// Marks evidence that cannot be used any more. The store still remembers its events until their time is over.
     fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Removes up to `limit` whose time is over. How many went.
+    /// Deletes up to `limit` pieces of evidence whose time is over. Returns how many.
     fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
 }
 
-/// How long an event that was used stays known, from its use. Providers deliver again for three days at most; a week
-/// leaves room for a person who has an old one sent again.
+/// Time for which a used event is remembered, from its use. Providers redeliver for three days at most; a week leaves
+/// room for an operator who has an old event sent again.
 pub const USED_KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What was found and of what, as a store keeps it beside [`EvidenceSubject::id`]. None for [`Observation::Nothing`], which proves
-/// nothing.
+/// Encodes subject and outcome as a store keeps them with [`EvidenceSubject::id`]. Returns `None` for
+/// [`Observation::Nothing`], which proves nothing.
 pub fn encode_evidence(evidence: &Evidence) -> Option<Vec<u8>> {
     let (downstream_key, provider) = match &evidence.about {
         EvidenceSubject::Record(_) => (None, None),
@@ -166,11 +170,11 @@ pub fn encode_evidence(evidence: &Evidence) -> Option<Vec<u8>> {
         Observation::NotExecuted => about,
         Observation::Nothing => return None,
     };
-    // Writing into a Vec has no way to fail.
+    // Writing into a `Vec` cannot fail.
     Some(minicbor::to_vec(&stored).expect("a Vec takes every byte"))
 }
 
-/// What was found and of what, out of a store's bytes and the id beside them.
+/// Decodes subject and outcome from a store's bytes and the id stored with them.
 pub fn decode_evidence(id: RecordId, bytes: &[u8]) -> Option<(EvidenceSubject, Observation)> {
     let stored: EncodedEvidence = minicbor::decode(bytes).ok()?;
     let about = match (stored.downstream_key, stored.effect_kind, stored.effect_provider_id) {
@@ -217,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_is_read_as_it_was_written() {
+    fn evidence_survives_its_encoding() {
         let answer = |kept| AttemptResponse {
             status: 402,
             retry_after: true,
@@ -225,20 +229,20 @@ mod tests {
             provider_id: Some("ch_1".into()),
             proof: None,
         };
-        let found = [
+        let observations = [
             Observation::Executed(answer(Some(Bytes::from_static(b"\x01body")))),
             Observation::Executed(answer(None)),
             Observation::NotExecuted,
         ];
         for about in subjects() {
-            for what in &found {
-                let evidence = said(about.clone(), what.clone());
+            for what in &observations {
+                let evidence = evidence_about(about.clone(), what.clone());
                 let bytes = encode_evidence(&evidence).expect("it says something");
                 assert_eq!(decode_evidence(about.id(), &bytes), Some((about.clone(), what.clone())));
             }
         }
         assert_eq!(
-            encode_evidence(&said(
+            encode_evidence(&evidence_about(
                 EvidenceSubject::Record(RecordId::from_bytes([7; 32])),
                 Observation::Nothing
             )),
@@ -264,7 +268,7 @@ mod tests {
         ]
     }
 
-    fn said(about: EvidenceSubject, what: Observation) -> Evidence {
+    fn evidence_about(about: EvidenceSubject, what: Observation) -> Evidence {
         let name = EventName { source: "psp".into(), event: "evt".into() };
         Evidence { name, about, owner: None, what, age: Duration::ZERO }
     }

@@ -1,4 +1,4 @@
-//! How a gateway passes the key on to the upstream.
+//! The rule by which a gateway passes the key on to the upstream.
 
 use std::fmt;
 
@@ -6,34 +6,34 @@ use minicbor::{Decode, Encode};
 
 use crate::key_source::{KeySource, KeySourceError};
 
-/// How a gateway passes the key of a guarded request on to the upstream.
+/// The rule by which a gateway passes the key of a guarded request on to the upstream.
 ///
-/// Go's HTTP client, and so Caddy, Traefik and every `httputil.ReverseProxy`, takes `Idempotency-Key` or
-/// `X-Idempotency-Key` on a request without a body as leave to send it a second time by itself.
+/// Go's HTTP client, and so Caddy, Traefik and every `httputil.ReverseProxy`, treats `Idempotency-Key` or
+/// `X-Idempotency-Key` on a request without a body as permission to resend the request by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub enum ForwardKey {
-    /// As sent if the request has a body. Without a body the fields that give such leave are renamed to
+    /// As sent if the request has a body. Without a body, the fields that permit a resend are renamed to
     /// [`FORWARDED_KEY`].
     #[default]
     #[n(0)]
     Auto,
-    /// As the client sent it: the operator's word that no hop sends a request again.
+    /// As the client sent it: the operator vouches that no hop resends a request.
     #[n(1)]
     AsSent,
-    /// Not at all in a header field.
+    /// In no header field at all.
     #[n(2)]
     Off,
-    /// In this field alone, by its name in lower case.
+    /// Only in this field, by its name in lower case.
     #[n(3)]
     Header(#[n(0)] String),
 }
 
 impl ForwardKey {
-    /// Reads a rule as a configuration writes it.
+    /// Parses a rule as a configuration writes it.
     ///
     /// # Errors
     ///
-    /// If it is none of `auto`, `as-sent`, `off` and `header:NAME`, or if NAME can't carry a key.
+    /// Fails if the text is none of `auto`, `as-sent`, `off` and `header:NAME`, or if NAME cannot carry a key.
     pub fn parse(text: &str) -> Result<ForwardKey, KeySourceError> {
         match text {
             "auto" => Ok(ForwardKey::Auto),
@@ -47,7 +47,7 @@ impl ForwardKey {
         }
     }
 
-    /// The field that it names, if it names one.
+    /// Returns the header field that the rule names, if any.
     pub fn header(&self) -> Option<&str> {
         match self {
             ForwardKey::Header(name) => Some(name),
@@ -67,8 +67,8 @@ impl fmt::Display for ForwardKey {
     }
 }
 
-/// The field that carries the key of a request without a body, unless the operator names another.
+/// Field that carries the key of a request without a body, unless the operator names another.
 pub const FORWARDED_KEY: &str = "ibid-key";
 
-/// Fields that Go's HTTP client takes as leave to send a request without a body again.
+/// Fields that Go's HTTP client treats as permission to resend a request without a body.
 pub const LEAVE_TO_RESEND: [&str; 2] = ["idempotency-key", "x-idempotency-key"];

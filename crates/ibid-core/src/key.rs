@@ -1,7 +1,7 @@
-//! The idempotency key as a client names it in a header field.
+//! The idempotency key as a client sends it in a header field.
 //!
-//! It knows field lines and RFC 9651 strings, not which field they came from, nor tenants, nor scopes. A [`Key`]
-//! exists only if it was read here, so nobody inside checks its length or its characters again.
+//! This module knows field lines and RFC 9651 strings, not the field's name, tenants or scopes. A [`Key`] exists only
+//! if it was parsed here, so no other code checks its length or its characters again.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -10,53 +10,54 @@ use std::fmt;
 use sfv::visitor::{Ignored, ItemVisitor, ParameterVisitor};
 use sfv::{BareItemFromInput, Parser};
 
-/// A key, decoded: 1 to [`Key::LEN_MAX`] characters of printable ASCII, compared byte for byte.
+/// A decoded key: 1 to [`Key::LEN_MAX`] characters of printable ASCII, compared byte for byte.
 ///
-/// `Debug` does not show it. Who knows a key can ask for the stored answer, so keys stay out of logs.
+/// `Debug` does not show it. A caller who knows a key can ask for the stored response, so keys stay out of logs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Box<str>);
 
-/// How a key may be written in its field.
+/// Accepted spellings of a key in its field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KeyForm {
     /// `"abc"` and `abc` name the same key: the draft wants the first, most clients send the second.
     #[default]
     QuotedOrBare,
-    /// Only an RFC 9651 String.
+    /// Only an RFC 9651 String is accepted.
     QuotedOnly,
 }
 
-/// Why a field names no key. No variant carries the value, so that no message can show it.
+/// Reason why a field names no key. No variant carries the value, so that no message can show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum KeyError {
-    /// More than one field line.
+    /// There is more than one field line.
     #[error("the key is given more than once")]
     Repeated,
-    /// A well-formed key of no characters.
+    /// The key is well-formed but empty.
     #[error("the key is empty")]
     Empty,
-    /// More than [`Key::LEN_MAX`] characters.
+    /// The key has more than [`Key::LEN_MAX`] characters.
     #[error("the key is longer than {max} characters", max = Key::LEN_MAX)]
     TooLong,
-    /// Neither a String of RFC 9651 nor, where that is allowed, a bare key.
+    /// The value is neither an RFC 9651 String nor, where that is allowed, a bare key.
     #[error("the key is malformed")]
     Syntax,
-    /// The body should carry the key and is not a string there.
+    /// The member of the body that should carry the key is not a string.
     #[error("the key in the body is not a string")]
     NotText,
-    /// The body may carry the key and can't be searched: a content coding, malformed, or of another media type.
+    /// The body may carry the key and cannot be searched: it has a content coding, is malformed, or is of another media
+    /// type.
     #[error("the body that may carry the key can't be searched")]
     Unsearchable,
 }
 
 impl Key {
-    /// Longest key we accept. Clients send UUIDs (36); 255 leaves room and still fits every index.
+    /// Longest accepted key. Clients send UUIDs (36); 255 leaves room and still fits every index.
     pub const LEN_MAX: usize = 255;
 
-    /// The key that all field lines of the header section name together; `None` when there is no line.
+    /// Returns the key in the field lines of a header section; `None` if there is no line.
     ///
-    /// RFC 9651 joins lines with commas, and an Item has no comma outside its quotes. A string torn in two by a
-    /// line break could still come out whole, so two lines are refused before they are joined, identical or not.
+    /// RFC 9651 joins lines with commas, and an Item has no comma outside its quotes. A string that a line break splits
+    /// in two could still parse after joining, so two lines are refused before they are joined, identical or not.
     pub fn from_lines<'a>(
         lines: impl IntoIterator<Item = &'a [u8]>,
         form: KeyForm,
@@ -69,21 +70,21 @@ impl Key {
         Key::parse(line, form).map(Some)
     }
 
-    /// The key that one field line names.
+    /// Parses the key in one field line.
     pub fn parse(line: &[u8], form: KeyForm) -> Result<Key, KeyError> {
         // RFC 9651 strips spaces, not tabs: a tab is part of the value and an error there.
         let value = strip_spaces(line);
         match value.first() {
             None => Err(KeyError::Empty),
-            // What begins with a quote is never read as bare: `"abc` is a broken String, not a key of four
-            // characters, or one missing byte on the way would silently make a second key.
-            Some(b'"') => quoted(value),
-            Some(_) if form == KeyForm::QuotedOrBare => bare(value),
+            // A value that begins with a quote is never read as bare: `"abc` is a broken String, not a key of four
+            // characters. Otherwise one byte lost on the way would silently make a second key.
+            Some(b'"') => parse_quoted(value),
+            Some(_) if form == KeyForm::QuotedOrBare => parse_bare(value),
             Some(_) => Err(KeyError::Syntax),
         }
     }
 
-    /// The key a store kept, from its decoded text ([`Key::as_str`]).
+    /// Reads a stored key from its decoded text ([`Key::as_str`]).
     pub fn stored(text: &str) -> Result<Key, KeyError> {
         if !text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Err(KeyError::Syntax);
@@ -95,7 +96,7 @@ impl Key {
         }
     }
 
-    /// The same key for every spelling of a UUID, whose hex digits have no case. Other keys stay as they are.
+    /// Returns one key for all spellings of a UUID, whose hex digits have no case. Other keys stay as they are.
     pub fn with_uuid_case_folded(self) -> Key {
         let is_uuid = self.0.len() == 36
             && self.0.bytes().enumerate().all(|(at, byte)| match at {
@@ -105,12 +106,12 @@ impl Key {
         if is_uuid { Key(self.0.to_ascii_lowercase().into()) } else { self }
     }
 
-    /// What stands for a key that is no longer kept. Nothing that a client sends is parsed to it.
+    /// Returns the placeholder for a key that is no longer stored. Nothing that a client sends parses to it.
     pub(crate) fn forgotten() -> Key {
         Key("".into())
     }
 
-    /// The decoded text: no quotes, no escapes, no parameters.
+    /// Returns the decoded text: no quotes, no escapes, no parameters.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -129,26 +130,28 @@ fn strip_spaces(mut value: &[u8]) -> &[u8] {
     value
 }
 
-/// An RFC 9651 Item that is a String. Its parameters are legal and say nothing about which key it is.
-fn quoted(value: &[u8]) -> Result<Key, KeyError> {
+/// Parses an RFC 9651 Item that is a String. Its parameters are legal and do not affect the key.
+fn parse_quoted(value: &[u8]) -> Result<Key, KeyError> {
     let mut text = None;
     Parser::new(value).parse_item_with_visitor(StringItem(&mut text)).map_err(|_syntax| KeyError::Syntax)?;
-    // RFC 9651 wants 1024 characters and more to be readable, so length is judged after the syntax.
+    // RFC 9651 requires that at least 1024 characters can be parsed, so the length is checked after the syntax.
     Key::stored(&text.ok_or(KeyError::Syntax)?)
 }
 
-/// An opaque key as most payment APIs document it. A comma or semicolon could be the seam of a list or of
-/// parameters, and a quote or backslash a String gone wrong; UUIDs and prefixed tokens need none of them.
-fn bare(value: &[u8]) -> Result<Key, KeyError> {
-    let opaque = |byte: &u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'\\' | b',' | b';');
-    if !value.iter().all(opaque) {
+/// Parses an opaque key as most payment APIs document it.
+///
+/// A comma or semicolon could separate list members or parameters, and a quote or backslash could belong to a broken
+/// String; UUIDs and prefixed tokens need none of them.
+fn parse_bare(value: &[u8]) -> Result<Key, KeyError> {
+    let is_opaque = |byte: &u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'\\' | b',' | b';');
+    if !value.iter().all(is_opaque) {
         return Err(KeyError::Syntax);
     }
-    // All visible ASCII by now, so UTF-8.
+    // The value is all visible ASCII here, so it is UTF-8.
     Key::stored(std::str::from_utf8(value).map_err(|_utf8| KeyError::Syntax)?)
 }
 
-/// Takes the bare item of an Item if it is a String and lets the rest pass.
+/// Visitor that takes the bare item of an Item if it is a String, and ignores the rest.
 struct StringItem<'t, 'de>(&'t mut Option<Cow<'de, str>>);
 
 impl<'de> ItemVisitor<'de> for StringItem<'_, 'de> {
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_with_a_quote_is_never_bare() {
+    fn a_value_with_a_leading_quote_is_never_bare() {
         for line in ["\"abc", "\"abc\"d", "\"a\"b\"", "\"", "\"a\\n\"", " \"abc"] {
             assert_eq!(read(line), Err(KeyError::Syntax), "{line}");
         }

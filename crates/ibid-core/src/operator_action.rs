@@ -1,8 +1,8 @@
-//! Who acts on a record by hand, and why: kept in its history.
+//! An operator's action on a record: the name and the reason, kept in the record's history.
 
 use std::fmt;
 
-/// A person's act: who, and for what reason.
+/// An operator's action: who acts, and for what reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorAction {
     who: Box<str>,
@@ -10,14 +10,15 @@ pub struct OperatorAction {
 }
 
 impl OperatorAction {
-    /// Longest name, in characters: of a person, a team or a job with its number.
+    /// Longest name, in characters: room for an operator, a team, or a job with its number.
     pub const WHO_MAX: usize = 100;
 
-    /// Longest reason, in characters: a sentence and the number of a ticket. It stays in the history for ever.
+    /// Longest reason, in characters: room for a sentence and a ticket number. The history keeps it.
     pub const REASON_MAX: usize = 500;
 
-    /// An act of `who`, because of `reason`. Both begin with a visible character and have no control characters: they
-    /// are printed in one line.
+    /// Creates an action of `who`, because of `reason`.
+    ///
+    /// Both begin with a visible character and have no control characters, because they are printed in one line.
     pub fn new(who: &str, reason: &str) -> Result<OperatorAction, OperatorActionError> {
         if !is_words(who, OperatorAction::WHO_MAX) {
             return Err(OperatorActionError::Who);
@@ -28,38 +29,38 @@ impl OperatorAction {
         Ok(OperatorAction { who: who.into(), reason: reason.into() })
     }
 
-    /// Who.
+    /// Returns the name of the operator.
     pub fn who(&self) -> &str {
         &self.who
     }
 
-    /// Why.
+    /// Returns the reason for the action.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// As it ends a line of history.
+/// Formats the action as it ends a line of history.
 impl fmt::Display for OperatorAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "by {}: {}", self.who, self.reason)
     }
 }
 
-/// An act without a name or a reason.
+/// An action without a valid name or reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorActionError {
-    /// Nobody.
-    #[error("who acts is said in 1 to 100 characters, without control characters or a leading blank")]
+    /// The name is empty, too long or malformed.
+    #[error("a name has 1 to 100 characters, without control characters or a leading blank")]
     Who,
-    /// No reason.
+    /// The reason is empty, too long or malformed.
     #[error("a reason has 1 to 500 characters, without control characters or a leading blank")]
     Reason,
 }
 
-fn is_words(text: &str, longest: usize) -> bool {
-    let visible = text.chars().next().is_some_and(|first| !first.is_whitespace());
-    visible && text.chars().count() <= longest && !text.chars().any(char::is_control)
+fn is_words(text: &str, len_max: usize) -> bool {
+    let starts_visibly = text.chars().next().is_some_and(|first| !first.is_whitespace());
+    starts_visibly && text.chars().count() <= len_max && !text.chars().any(char::is_control)
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
-//! How a request's path is read: the spelling that names its scope, and whether all servers read it alike.
+//! Reads a request's path: the spelling that names its scope, and whether all servers read it alike.
 //!
-//! Every function takes the path as it was sent, without its query, and is pure. A path that two servers read
-//! differently would let a client leave its route, or run one key once per spelling.
+//! Every function takes the path as it was sent, without its query, and is pure. If two servers read a path
+//! differently, a client could leave its route, or run one key once per spelling.
 
 use std::borrow::Cow;
 
-/// Returns the spelling under which a path is matched and scoped: percent-encoded unreserved characters are decoded
-/// (RFC 3986, 6.2.2.2), and the hex digits of the escapes that stay are in upper case (6.2.2.1).
+/// Returns the spelling under which a path is matched and scoped.
+///
+/// Percent-encoded unreserved characters are decoded (RFC 3986, 6.2.2.2), and the hex digits of the remaining escapes
+/// are in upper case (6.2.2.1).
 pub fn normalized(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
         return Cow::Borrowed(path);
@@ -22,7 +24,7 @@ pub fn normalized(path: &str) -> Cow<'_, str> {
                 out.push('%');
                 out.push_str(&after[..2].to_ascii_uppercase());
             }
-            // Malformed, so it stays as it is: strict routes refuse it, and the others take it as sent.
+            // A malformed escape stays as it is: strict routes refuse it, and the others take the path as sent.
             None => {
                 out.push('%');
                 continue;
@@ -35,7 +37,7 @@ pub fn normalized(path: &str) -> Cow<'_, str> {
 }
 
 /// Returns a route's pattern as normalized paths are matched against it: characters outside ASCII are percent-encoded,
-/// but for those in the names.
+/// except in the names.
 pub fn normalized_pattern(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let mut in_name = false;
@@ -51,7 +53,8 @@ pub fn normalized_pattern(pattern: &str) -> String {
     normalized(&out).into_owned()
 }
 
-/// Whether some path that a strict route takes can match this pattern; an exempt route takes harmless paths only.
+/// Returns whether some path that a strict route accepts can match this pattern. An exempt route accepts harmless paths
+/// only.
 pub fn is_reachable(pattern: &str, is_exempt: bool) -> bool {
     let pattern = normalized_pattern(pattern);
     let mut parts = pattern.split('{');
@@ -62,9 +65,9 @@ pub fn is_reachable(pattern: &str, is_exempt: bool) -> bool {
 }
 
 /// Returns a normalized path without the parameters of its segments (`;x=1`), which servlet containers drop before they
-/// choose a handler. None if it has none.
+/// choose a handler. `None` if it has none.
 pub fn without_parameters(path: &str) -> Option<String> {
-    // Nearly every path.
+    // Nearly every path has neither.
     if !path.bytes().any(|byte| matches!(byte, b';' | b'%')) {
         return None;
     }
@@ -76,9 +79,11 @@ pub fn without_parameters(path: &str) -> Option<String> {
     (stripped.len() < path.len()).then_some(stripped)
 }
 
-/// Whether servers read this path differently: empty segments before the last one, dot segments in any encoding or
-/// with parameters, control characters, escapes that are malformed or no UTF-8, raw bytes outside ASCII, and escapes
-/// nested deeper than [`DECODE_ROUNDS_MAX`].
+/// Returns whether servers read this path differently.
+///
+/// Ambiguous are: empty segments before the last one; dot segments in any encoding or with parameters; control
+/// characters; escapes that are malformed or not UTF-8; raw bytes outside ASCII; and escapes nested deeper than
+/// [`DECODE_ROUNDS_MAX`].
 pub fn is_ambiguous(path: &str) -> bool {
     if path.bytes().any(|byte| !(0x20..0x7f).contains(&byte)) {
         return true;
@@ -93,8 +98,8 @@ pub fn is_ambiguous(path: &str) -> bool {
     false
 }
 
-/// Whether a segment holds a slash or backslash that some servers take for a separator: `%2F`, `%5C` or `\`, however
-/// often encoded.
+/// Returns whether a segment holds a slash or backslash that some servers take for a separator: `%2F`, `%5C` or `\`,
+/// however often encoded.
 pub fn hides_separator(path: &str) -> bool {
     let mut is_sent = true;
     for_each_decoding(path, |text| {
@@ -106,11 +111,12 @@ pub fn hides_separator(path: &str) -> bool {
     })
 }
 
-/// Whether every server reads this path as it is written, so that an exempt route may let it pass.
+/// Returns whether every server reads this path as it is written, so that an exempt route may let it pass.
 ///
-/// An allow-list: a list of known tricks would have to know every server. A segment is made of unreserved characters
-/// and sub-delimiters without `;`. An escape must decode, once, to one of these, to a letter or digit of any script,
-/// or to a space inside the segment. No segment is `.` or begins with `..`, and none but the last is empty.
+/// This is an allow-list, because a list of known tricks would have to know every server. A segment consists of
+/// unreserved characters and sub-delimiters without `;`. An escape must decode, once, to one of these, to a letter or
+/// digit of any script, or to a space inside the segment. No segment is `.` or begins with `..`, and none but the last
+/// is empty.
 pub fn is_harmless(path: &str) -> bool {
     let Some(path) = path.strip_prefix('/') else { return false };
     let mut segments = path.split('/').peekable();
@@ -123,8 +129,8 @@ pub fn is_harmless(path: &str) -> bool {
     true
 }
 
-/// Returns the same path or pattern with its trailing slash taken off, or with one added. None for `/`, and for a
-/// pattern that ends with `{*rest}`, which covers both already.
+/// Returns a path or pattern with its trailing slash removed, or with one added. `None` for `/`, and for a pattern that
+/// ends with `{*rest}`, which covers both already.
 pub fn other_trailing_slash(path: &str) -> Option<String> {
     match path.strip_suffix('/') {
         Some("") => None,
@@ -138,21 +144,21 @@ fn is_ambiguous_segment(segment: &str, is_last: bool) -> bool {
     if !segment.contains(['%', '.', ';']) {
         return false;
     }
-    let Some(once) = decoded_strictly(segment) else { return true };
+    let Some(once) = decode_strictly(segment) else { return true };
     let Ok(text) = std::str::from_utf8(&once) else { return true };
     if text.chars().any(char::is_control) {
         return true;
     }
     for_each_decoding(segment, |text| {
         let text = String::from_utf8_lossy(text);
-        // Without its parameters `;x` is empty, and empty segments are merged.
+        // Without its parameters `;x` is empty, and servers merge empty segments.
         let is_empty = text.starts_with(';') && !is_last;
         is_empty || text.split(['/', '\\']).any(|part| matches!(cut_parameters(part).trim(), "." | ".."))
     })
 }
 
 fn is_harmless_segment(segment: &str) -> bool {
-    let Some(once) = decoded_strictly(segment) else { return false };
+    let Some(once) = decode_strictly(segment) else { return false };
     let Ok(text) = std::str::from_utf8(&once) else { return false };
     let is_plain = |c: char| c.is_ascii() && (is_unreserved(c as u8) || "!$&'()*+,=:@".contains(c));
     segment.chars().all(|c| is_plain(c) || c == '%')
@@ -162,15 +168,17 @@ fn is_harmless_segment(segment: &str) -> bool {
         && !text.starts_with("..")
 }
 
-/// Calls `check` with the text as sent and after each round of percent-decoding, until it says yes or nothing is left
-/// to decode. Also yes if something is left after [`DECODE_ROUNDS_MAX`] rounds.
+/// Calls `check` with the text as sent and after each round of percent-decoding.
+///
+/// Returns `true` if `check` does, or if there is more to decode after [`DECODE_ROUNDS_MAX`] rounds; `false` once
+/// nothing is left to decode.
 fn for_each_decoding(text: &str, mut check: impl FnMut(&[u8]) -> bool) -> bool {
     let mut text = Cow::Borrowed(text.as_bytes());
     for _ in 0..=DECODE_ROUNDS_MAX {
         if check(&text) {
             return true;
         }
-        match decoded_leniently(&text) {
+        match decode_leniently(&text) {
             Some(next) => text = Cow::Owned(next),
             None => return false,
         }
@@ -178,8 +186,8 @@ fn for_each_decoding(text: &str, mut check: impl FnMut(&[u8]) -> bool) -> bool {
     true
 }
 
-/// Every escape decoded; none if one is malformed.
-fn decoded_strictly(text: &str) -> Option<Cow<'_, [u8]>> {
+/// Decodes every escape; `None` if one is malformed.
+fn decode_strictly(text: &str) -> Option<Cow<'_, [u8]>> {
     let bytes = text.as_bytes();
     if !bytes.contains(&b'%') {
         return Some(Cow::Borrowed(bytes));
@@ -198,8 +206,8 @@ fn decoded_strictly(text: &str) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(out))
 }
 
-/// Every well-formed escape decoded and the others left; none if there is no well-formed one.
-fn decoded_leniently(bytes: &[u8]) -> Option<Vec<u8>> {
+/// Decodes every well-formed escape and leaves the others; `None` if there is no well-formed one.
+fn decode_leniently(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {
@@ -217,7 +225,7 @@ fn decoded_leniently(bytes: &[u8]) -> Option<Vec<u8>> {
     (out.len() < bytes.len()).then_some(out)
 }
 
-/// The byte that two hex digits name.
+/// Returns the byte that two hex digits name.
 fn escape(digits: &[u8]) -> Option<u8> {
     let digit = |at: usize| char::from(*digits.get(at)?).to_digit(16);
     u8::try_from(digit(0)? * 16 + digit(1)?).ok()
@@ -231,12 +239,12 @@ fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// Longest path of a guarded request. The path is stored with every record, and common servers end at 8 KiB for the
-/// whole request line; the paths of APIs stay below a few hundred bytes.
+/// Longest path of a guarded request, in bytes. Every record stores the path. Common servers limit the whole request
+/// line to 8 KiB, and the paths of APIs stay below a few hundred bytes.
 pub const PATH_BYTES_MAX: usize = 2048;
 
-/// How often a path is percent-decoded in search of dot segments. Servers decode once, and two that stand behind each
-/// other twice; without a bound `%252525…` would cost time by the square of its length.
+/// Number of times that a path is percent-decoded in search of dot segments. One server decodes once, two in a chain
+/// decode twice. Without a bound, `%252525…` would cost time quadratic in its length.
 pub const DECODE_ROUNDS_MAX: usize = 4;
 
 #[cfg(test)]
@@ -252,7 +260,7 @@ mod tests {
             ("/a%2fb", "/a%2Fb"),
             ("/caf%c3%A9", "/caf%C3%A9"),
             ("/a%20b%3B%25", "/a%20b%3B%25"),
-            // Decoded once: what comes out is not decoded again.
+            // Decoded once: the result is not decoded again.
             ("/%2541", "/%2541"),
             ("/100%", "/100%"),
             ("/%zz%6", "/%zz%6"),
@@ -299,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_paths_are_told_from_plain_ones() {
+    fn ambiguous_paths_are_distinguished_from_plain_ones() {
         for path in AMBIGUOUS {
             assert!(is_ambiguous(path), "{path} is ambiguous");
             assert!(!is_harmless(path), "{path} is not harmless");
@@ -349,11 +357,12 @@ mod tests {
         }
     }
 
-    /// The readings of servers that stand in for all others: whether escapes are decoded once or twice, before or after
-    /// parameters are cut off, and whether a backslash is a slash. Each then merges slashes and resolves dot segments.
+    /// Returns the readings of servers that represent all others: whether escapes are decoded once or twice, before or
+    /// after parameters are cut off, and whether a backslash is a slash. The test then merges slashes and resolves dot
+    /// segments.
     fn readings(path: &str) -> Vec<String> {
         let decoded = |path: &str| {
-            let bytes = decoded_leniently(path.as_bytes());
+            let bytes = decode_leniently(path.as_bytes());
             bytes.map_or(path.to_owned(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
         };
         let cut = |path: &str| path.split('/').map(cut_parameters).collect::<Vec<_>>().join("/");
@@ -386,8 +395,8 @@ mod tests {
         format!("/{}{slash}", out.join("/"))
     }
 
-    /// Every path of up to four of these pieces: one that passes keeps its segments in every reading, and in one that is
-    /// guarded no segment leaves its place.
+    /// Checks every path of up to four of these pieces: a path that passes keeps its segments in every reading, and in
+    /// a guarded path no segment moves.
     #[test]
     fn no_server_reads_another_path_into_one_that_passes() {
         let pieces = ["/", ".", ";", "a", "\\", "%2e", "%2F", "%25", "%5c", "2e", "%3b"];
@@ -408,7 +417,7 @@ mod tests {
             }
             if is_harmless(path) {
                 harmless += 1;
-                let plain = decoded_strictly(path).unwrap();
+                let plain = decode_strictly(path).unwrap();
                 assert!(
                     readings(path).iter().all(|reading| reading.as_bytes() == &*plain || reading == path),
                     "{path}"
@@ -462,7 +471,7 @@ mod tests {
         "/%2ehidden",
     ];
 
-    /// Allowed where the request is guarded, refused where it would pass.
+    /// Paths that are allowed if the request is guarded, and refused if it would pass.
     const HIDING: [&str; 8] = [
         "/files/a%2Fb",
         "/files/a%2fb",
@@ -474,7 +483,7 @@ mod tests {
         "/files/a%25%32%46b",
     ];
 
-    /// Not ambiguous, and still nothing that may be exempt.
+    /// Paths that are not ambiguous and still must not be exempt.
     const ODD: [&str; 12] = [
         "/a;b=c",
         "/a%3Bb",

@@ -1,5 +1,6 @@
-//! The rules of one route. A Record keeps the Policy it was begun with, so a later configuration governs
-//! later records only.
+//! The rules of one route.
+//!
+//! A record keeps the policy that it was begun with, so a changed configuration applies to later records only.
 
 mod check;
 mod identity;
@@ -22,71 +23,73 @@ pub use check::PolicyError;
 pub use identity::{IdentityFieldError, IdentityRules};
 pub use status_class::{FREE_ON, ResponseClass};
 
-/// The rules of one route; [`Policy::default`] holds the defaults of the contract, section 5.
+/// The rules of one route. [`Policy::default`] holds the defaults of the contract, section 5.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Policy {
-    /// The wire dialect in which clients are answered.
+    /// Wire dialect of the responses to clients.
     #[n(0)]
     pub profile: Profile,
-    /// Whether a request without a key is refused.
+    /// Rule for requests without a key.
     #[n(1)]
     pub key: KeyRule,
-    /// Take quoted keys only (RFC 9651 String).
+    /// Accept only quoted keys (RFC 9651 String).
     #[n(2)]
     pub strict_key: bool,
-    /// How far one key reaches.
+    /// Reach of one key: the operation or the whole tenant.
     #[n(3)]
     pub scope: ScopeRule,
-    /// To whom within the tenant a key belongs.
+    /// Owner of a key within the tenant.
     #[n(24)]
     pub bind: BindRule,
-    /// What a duplicate of a running request gets.
+    /// Treatment of a duplicate while the first request runs.
     #[n(4)]
     pub in_flight: InFlight,
-    /// How long a duplicate is held before it gets 409. Zero: not at all.
+    /// Time for which a duplicate waits before it gets 409. Zero: not at all.
     #[cbor(n(5), with = "micros")]
     pub wait: Duration,
-    /// Answer when done, or at once with a place to look.
+    /// Rule for when the response comes: when the work is done, or at once with a URL to poll.
     #[n(6)]
     pub answer: AnswerRule,
-    /// An Attempt's right to run; renewed while it lives.
+    /// Time for which an attempt may run without renewing its right to; renewed while it lives.
     #[cbor(n(7), with = "micros")]
     pub lease: Duration,
-    /// Where renewal ends, so that a hung handler lapses.
+    /// Longest run. Renewal ends here, so that a hung handler lapses.
     #[cbor(n(8), with = "micros")]
     pub max_run: Duration,
-    /// How long an answer is replayed, from completion.
+    /// Time for which a response is replayed, from completion.
     #[cbor(n(9), with = "micros")]
     pub retention: Duration,
-    /// How long past retention the row stays, for refusal and audit.
+    /// Time past the retention for which the row stays, for refusals and audit.
     #[cbor(n(10), with = "micros")]
     pub tombstone: Duration,
-    /// What a request gets whose record's retention is over.
+    /// Treatment of a request whose record is past its retention.
     #[n(11)]
     pub after_expiry: AfterExpiry,
-    /// What becomes of a record whose holder went silent.
+    /// Treatment of a record whose lease lapsed.
     #[n(12)]
     pub on_lapse: OnLapse,
-    /// What becomes of a record whose answer is 500, or whose handler panicked. It speaks of no other status: 408 and the
-    /// other 5xx may come from a proxy while the first run is still at work.
+    /// Treatment of a record whose response is 500, or whose handler panicked.
+    ///
+    /// It applies to no other status: 408 and the other 5xx may come from a proxy while the first run is still working.
     #[n(13)]
     pub on_server_error: OnServerError,
-    /// After so many runs a lapsing request is not run again: it is poison. Nor is an accepted one that nobody took.
+    /// Number of runs after which a request that keeps lapsing (a poison request) is not run again, and an accepted
+    /// request that was never executed is given up.
     #[n(14)]
     pub max_attempts: u32,
-    /// How long an accepted request may wait to be claimed.
+    /// Time for which an accepted request may wait to be claimed.
     #[cbor(n(15), with = "micros")]
     pub pending_deadline: Duration,
-    /// How long the handler or upstream may take before its result counts as uncertain.
+    /// Time that the handler or upstream may take before its result counts as uncertain.
     #[cbor(n(16), with = "micros")]
     pub upstream_timeout: Duration,
-    /// How long an answer is still read after that, so that a late one settles the record itself.
+    /// Time after `upstream_timeout` in which a late response is still read, so that it settles the record itself.
     #[cbor(n(17), with = "micros")]
     pub linger: Duration,
-    /// Largest request body that is read.
+    /// Largest request body that is read, in bytes.
     #[n(18)]
     pub max_request_body: u64,
-    /// Largest response body that is kept.
+    /// Largest response body that is stored, in bytes.
     #[n(19)]
     pub max_response_body: u64,
     /// Statuses that release the key, besides those of [`FREE_ON`].
@@ -100,54 +103,55 @@ pub struct Policy {
     #[n(27)]
     #[cbor(default)]
     pub not_executed_when: Vec<NotExecutedWhen>,
-    /// The proxy that requests are forwarded to: it stands for measured rules.
+    /// Proxy that requests are forwarded to; it selects a set of measured rules.
     #[n(28)]
     pub behind: Option<Hop>,
-    /// How long an unknown outcome that nothing can settle is kept, from when it became a dead letter. None: for ever.
+    /// Time for which an unknown outcome that nothing can settle is kept, from when it became a dead letter. `None`:
+    /// forever.
     #[cbor(n(26), with = "micros::optional")]
     #[cbor(default)]
     pub unknown_retention: Option<Duration>,
-    /// The pattern of the route, as metrics name it. None: `*`.
+    /// Pattern of the route, as metrics name it. `None`: `*`.
     #[n(29)]
     pub route: Option<String>,
-    /// What the fingerprint covers.
+    /// Parts of the request that the fingerprint covers.
     #[n(21)]
     pub recipe: Recipe,
-    /// The API's own response shape, kept with the answer.
+    /// Version of the API's own response shape, stored with the response.
     #[n(22)]
     pub response_version: u32,
-    /// How an `unknown` record is settled by asking; none means that it is a dead letter at once.
+    /// Rule for looking up the outcome of an `unknown` record. `None`: it is a dead letter at once.
     #[n(23)]
     pub reconcile: Option<Reconcile>,
-    /// Where a request carries its key.
+    /// Places where a request may carry its key.
     #[n(32)]
     pub key_from: KeyFrom,
-    /// How long ago a request under a new key may have been sent for the first time. None: not asked, or in profile
+    /// Largest age of a request under a new key, since it was first sent. `None`: not checked, or in profile
     /// `repeatability` the retention.
     #[cbor(n(35), with = "optional_micros", has_nil)]
     pub max_request_age: Option<Duration>,
-    /// Whether the operation may be repeated. If not, profile `repeatability` refuses its field with 501, and the
+    /// `false` if the operation cannot be repeated. Then profile `repeatability` refuses its field with 501, and the
     /// others pass the request unguarded.
     #[cbor(n(36), with = "true_by_default", has_nil)]
     pub repeatable: bool,
-    /// The field that says when a request was first sent, in lower case. None: `repeatability-first-sent`.
+    /// Header field that says when a request was first sent, in lower case. `None`: `repeatability-first-sent`.
     #[n(37)]
     pub first_sent: Option<String>,
-    /// How a gateway passes the key on to the upstream.
+    /// Rule by which a gateway passes the key on to the upstream.
     #[cbor(n(33), default)]
     pub forward_key: ForwardKey,
-    /// Response fields that no retry gets, in lower case, besides those that never do.
+    /// Response fields that are not replayed, in lower case, besides those that never are.
     #[cbor(n(31), default)]
     pub not_replayed: Vec<String>,
-    /// How a request's path is read for matching and scope.
+    /// Reading of a request's path for matching and scope.
     #[cbor(n(30), default)]
     pub path: PathRule,
-    /// Every response below 500 is a stream, whatever its media type: passed on as it arrives, and not retained.
+    /// Every response below 500 is a stream, whatever its media type: it is passed on as it arrives, and not retained.
     #[cbor(n(34), default)]
     pub stream: bool,
 }
 
-/// How a request's path is read.
+/// Reading of a request's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum PathRule {
@@ -155,7 +159,7 @@ pub enum PathRule {
     #[default]
     #[n(0)]
     Strict,
-    /// As it was sent: the operator's word that the upstream takes it as it is.
+    /// As it was sent: the operator vouches that the upstream reads it the same way.
     #[n(1)]
     AsSent,
 }
@@ -167,7 +171,7 @@ pub enum Profile {
     /// The IETF draft with problem details.
     #[n(0)]
     Ietf,
-    /// Stripe's v1 surface.
+    /// The dialect of Stripe's v1 API.
     #[n(1)]
     Stripe,
     /// OASIS Repeatable Requests 1.0, which Azure's clients speak.
@@ -175,7 +179,7 @@ pub enum Profile {
     Repeatability,
 }
 
-/// Whether a key is demanded.
+/// Rule for requests without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum KeyRule {
@@ -187,132 +191,133 @@ pub enum KeyRule {
     Optional,
 }
 
-/// To whom within the tenant a key belongs.
+/// Owner of a key within the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum BindRule {
-    /// To all of the tenant.
+    /// The whole tenant shares its keys.
     #[n(0)]
     Tenant,
-    /// To the principal that sent it: another principal's same key is a record of its own.
+    /// The principal that sent it: the same key of another principal is a separate record.
     #[n(1)]
     Principal,
 }
 
-/// What a duplicate of a running request gets.
+/// Treatment of a duplicate while the first request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum InFlight {
-    /// It is held for `wait`, then answered or refused.
+    /// The duplicate waits for up to `wait`, then gets the response or is refused.
     #[n(0)]
     Wait,
-    /// 409 at once.
+    /// It gets 409 at once.
     #[n(1)]
     Conflict,
-    /// 202 and a place to look.
+    /// It gets 202 and a URL to poll.
     #[n(2)]
     Accepted,
 }
 
-/// Answer when done, or at once.
+/// Rule for when the response comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum AnswerRule {
-    /// The handler's answer is the response.
+    /// The handler's response is sent when it is done.
     #[n(0)]
     Sync,
-    /// 202 now, the answer later.
+    /// 202 is sent now; the response can be fetched later.
     #[n(1)]
     Async,
-    /// The one or the other, as the client prefers (`Prefer: respond-async`).
+    /// As the client prefers (`Prefer: respond-async`).
     #[n(2)]
     Prefer,
 }
 
-/// What a request gets whose record's retention is over.
+/// Treatment of a request whose record is past its retention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum AfterExpiry {
     /// It runs as a new request.
     #[n(0)]
     Execute,
-    /// 410, for as long as the tombstone stands.
+    /// It gets 410, for as long as the tombstone is kept.
     #[n(1)]
     Refuse,
 }
 
-/// What becomes of a record whose holder went silent.
+/// Treatment of a record whose lease lapsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum OnLapse {
-    /// Nobody knows what happened; only reconciliation settles it.
+    /// The outcome is unknown; only a late response, a reconciler, evidence or an operator settles it.
     #[n(0)]
     Unknown,
-    /// It runs again: the operator's word that the takeover fences every effect.
+    /// The request runs again: the operator vouches that the takeover fences every effect.
     #[n(1)]
     Retry,
-    /// It runs on after the last recovery point.
+    /// The request resumes after the last recovery point.
     #[n(2)]
     Resume,
-    /// It is answered with 500 for good, and a person is told.
+    /// A 500 is stored as the final response, and the record becomes a dead letter.
     #[n(3)]
     Fail,
 }
 
-/// What becomes of a record whose answer proves nothing.
+/// Treatment of a record whose response is 500, or whose handler panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum OnServerError {
-    /// Nobody knows what happened.
+    /// The outcome is unknown.
     #[n(0)]
     Unknown,
-    /// The key is free again: the operator's word that the upstream rolled back.
+    /// The key is released: the operator vouches that the upstream rolled back.
     #[n(1)]
     Retry,
-    /// The error is the answer.
+    /// The error is stored as the final response.
     #[n(2)]
     Store,
 }
 
-/// How an `unknown` record is settled by asking.
+/// Rule for looking up the outcome of an `unknown` record.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Reconcile {
-    /// "Not executed" counts when seen twice, this far apart.
+    /// Time between two lookups that both must say "not executed" before it counts.
     #[cbor(n(0), with = "micros")]
     pub settle: Duration,
-    /// Tries before a person is asked.
+    /// Number of lookups before the record becomes a dead letter.
     #[n(1)]
     pub attempts: u32,
-    /// The pattern of the route, as metrics name it. None: `*`.
+    /// Pattern of the route, as metrics name it. `None`: `*`.
     #[n(2)]
     pub route: Option<String>,
-    /// How a gateway asks. None: by what the application registered.
+    /// Lookup request of a gateway. `None`: the lookup that the application registered.
     #[n(3)]
     pub question: Option<Question>,
 }
 
-/// How a gateway asks its upstream. Texts may hold `{key}`, `{tenant}` and the names in the route's pattern.
+/// Lookup request that a gateway sends to its upstream. Texts may hold `{key}`, `{tenant}` and the names in the route's
+/// pattern.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Question {
-    /// The path and query to GET.
+    /// Path and query to GET.
     #[n(0)]
     pub path: String,
-    /// Header lines of that request.
+    /// Header lines of the lookup request.
     #[n(1)]
     pub headers: Vec<(String, String)>,
-    /// Answers that say it was executed: this one becomes the stored answer.
+    /// Statuses that mean "executed"; the response becomes the stored one.
     #[n(2)]
     pub executed: Vec<u16>,
-    /// Answers that say it was not.
+    /// Statuses that mean "not executed".
     #[n(3)]
     pub not_executed: Vec<u16>,
-    /// The status under which the answer is stored. None: its own.
+    /// Status under which the response is stored. `None`: its own.
     #[n(4)]
     pub status: Option<u16>,
 }
 
 impl Reconcile {
-    /// By what the application registered.
+    /// A rule that uses the lookup that the application registered.
     pub fn new(settle: Duration, attempts: u32) -> Reconcile {
         Reconcile { settle, attempts, route: None, question: None }
     }
@@ -364,20 +369,20 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The bytes that a store keeps.
+    /// Encodes the policy as stores keep it.
     pub fn to_bytes(&self) -> Vec<u8> {
-        // Writing into a Vec has no way to fail.
+        // Writing into a `Vec` cannot fail.
         minicbor::to_vec(self).expect("a Vec takes every byte")
     }
 
-    /// The rules in these bytes.
+    /// Decodes a stored policy; `None` if the bytes are not one.
     pub fn from_bytes(bytes: &[u8]) -> Option<Policy> {
         minicbor::decode(bytes).ok()
     }
 }
 
 impl Policy {
-    /// For routes that move money: a month of replays, and a year in which an old key is refused, not run.
+    /// A policy for routes that move money: a month of replays, and a year in which an old key is refused, not run.
     pub fn payments() -> Policy {
         Policy {
             retention: 30 * DAY,
@@ -387,13 +392,14 @@ impl Policy {
         }
     }
 
-    /// For handlers whose only effect is the transaction that also completes the record: a takeover fences that
-    /// commit, so a silent holder or a server error may simply be run again.
+    /// A policy for handlers whose only effect is the transaction that also completes the record.
+    ///
+    /// A takeover fences that commit, so the request may simply run again after a lapse or a server error.
     pub fn one_transaction() -> Policy {
         Policy { on_lapse: OnLapse::Retry, on_server_error: OnServerError::Retry, ..Policy::default() }
     }
 
-    /// Stripe's dialect with the rules that its clients rely on: one key per account, errors replayed.
+    /// A policy in Stripe's dialect, with the rules that its clients rely on: one key per account, errors replayed.
     pub fn stripe() -> Policy {
         Policy {
             profile: Profile::Stripe,
@@ -403,7 +409,8 @@ impl Policy {
         }
     }
 
-    /// OASIS Repeatable Requests: the key in `Repeatability-Request-ID`, the same for all of a tenant's operations.
+    /// A policy for OASIS Repeatable Requests: the key is in `Repeatability-Request-ID`, and is shared by all
+    /// operations of a tenant.
     pub fn repeatability() -> Policy {
         Policy {
             profile: Profile::Repeatability,
@@ -413,18 +420,18 @@ impl Policy {
         }
     }
 
-    /// The policy that goes by this name in a configuration.
+    /// Returns the policy that has this name in a configuration.
     pub fn preset(name: &str) -> Option<Policy> {
         PRESETS.iter().find(|(known, _)| *known == name).map(|(_, make)| make())
     }
 
-    /// How long after its begin an Attempt is over: nobody delivers or reads for it any more.
+    /// Returns the time after its begin at which an attempt is over: it delivers and reads nothing any more.
     pub fn over_in(&self) -> Duration {
         self.upstream_timeout + self.linger
     }
 }
 
-/// A name and the policy that goes by it.
+/// A name and the policy that it stands for.
 pub type Preset = (&'static str, fn() -> Policy);
 
 /// The presets by name, in the order of the documentation.
@@ -489,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_policy_from_before_questions_were_kept_can_still_be_read() {
-        // Two fields, as the releases before wrote them.
+        // Two fields, as earlier releases wrote them.
         let old = minicbor::to_vec((60_000_000u64, 7u32)).unwrap();
         let read: Reconcile = minicbor::decode(&old).unwrap();
         assert_eq!(read, Reconcile::new(Duration::from_secs(60), 7));

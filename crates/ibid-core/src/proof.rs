@@ -1,21 +1,23 @@
-//! Proof of what became of a request, from the fields of an answer: the upstream's own word (`Ibid-Outcome`), and fields
-//! that a proxy between ibid and the upstream sets on errors of its own.
+//! Proof of a request's outcome, from the header fields of a response.
 //!
-//! A status alone proves little. Envoy, Varnish and Apache's FastCGI proxy answer 503 when the upstream dies after it
-//! took the request, and timeout middleware answers 503 or 408 while the handler is at work. The table of proxies is
+//! A proof is either the upstream's own statement (`Ibid-Outcome`), or a field that a proxy between ibid and the
+//! upstream sets on its own errors.
+//!
+//! A status alone proves little. Envoy, Varnish and Apache's FastCGI proxy send 503 when the upstream dies after it
+//! took the request, and timeout middleware sends 503 or 408 while the handler is working. The table of proxies is
 //! [`PRESETS`]; `scripts/chains` measures it against the real programs.
 
 use minicbor::{Decode, Encode};
 
 use crate::policy::{Policy, PolicyError};
 
-/// The field in which an upstream says what became of a request, in lower case.
+/// Field in which an upstream states the outcome of a request, in lower case.
 ///
-/// `not-executed` releases the key and `executed` makes the response final, whatever the status. It is never passed to the
-/// client, never stored, and never read from a trailer.
+/// `not-executed` releases the key and `executed` makes the response final, whatever the status. The field is never
+/// passed to the client, never stored, and never read from a trailer.
 pub const OUTCOME_FIELD: &str = "ibid-outcome";
 
-/// Proof of what became of one delivery.
+/// Proof of the outcome of one delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// The request was executed: the response is final, whatever its status.
@@ -24,25 +26,25 @@ pub enum Proof {
     NotExecuted,
 }
 
-/// An operator's rule: a field that a hop sets on its own errors, and removes from the upstream's answers.
+/// An operator's rule about a field that a hop sets on its own errors, and removes from the upstream's responses.
 ///
-/// It holds for an answer with one of these statuses that has exactly one line of the field, whose whole value is one of
-/// these. `UF,URX` is not `UF`.
+/// The rule holds for a response with one of these statuses that has exactly one line of the field, whose whole value
+/// is one of these. `UF,URX` is not `UF`.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotExecutedWhen {
-    /// Statuses of such an answer.
+    /// Statuses of such a response.
     #[n(0)]
     pub status: Vec<u16>,
-    /// The field's name, in lower case.
+    /// Name of the field, in lower case.
     #[n(1)]
     pub header: String,
-    /// The values that prove that nothing was sent on.
+    /// Values that prove that nothing was sent on.
     #[n(2)]
     pub values: Vec<String>,
 }
 
 impl NotExecutedWhen {
-    /// Checks that the rule can ever hold, and only for errors.
+    /// Checks that the rule can hold at all, and only for errors.
     pub(crate) fn check(&self) -> Result<(), PolicyError> {
         let refuse = |problem: &str| Err(PolicyError::new("not_executed_when", problem));
         if self.status.is_empty() || self.values.is_empty() {
@@ -65,66 +67,66 @@ impl NotExecutedWhen {
     }
 }
 
-/// The program that ibid forwards to, where that is a proxy.
+/// The proxy that ibid forwards to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Hop {
-    /// nginx with `proxy_pass`.
+    /// nginx, forwarding with `proxy_pass`.
     #[n(0)]
     Nginx,
-    /// HAProxy.
+    /// HAProxy in HTTP mode.
     #[n(1)]
     Haproxy,
-    /// Envoy.
+    /// Envoy as an HTTP proxy.
     #[n(2)]
     Envoy,
     /// Apache httpd with `proxy_http`; never `proxy_fcgi`.
     #[n(3)]
     Apache,
-    /// Varnish. It sends requests without a body again by itself, and proves nothing.
+    /// Varnish. It resends requests without a body by itself, and proves nothing.
     #[n(4)]
     Varnish,
 }
 
-/// The measured rules of one [`Hop`], and what its operator has to add for them.
+/// The measured rules of one [`Hop`], and the configuration that its operator has to add for them.
 #[derive(Debug)]
 pub struct HopPreset {
-    /// Which program.
+    /// Proxy that the rules are about.
     pub hop: Hop,
-    /// Its name in a configuration.
+    /// Name of the proxy in a configuration.
     pub name: &'static str,
-    /// Its own answers that prove that nothing was sent on.
+    /// Rules for its own responses that prove that nothing was sent on.
     pub rules: &'static [HopRule],
-    /// How it shows how often it sent a request on; none if it can't.
+    /// Field that shows how often it sent a request on; `None` if it cannot show that.
     pub tries: Option<Tries>,
-    /// The lines that its operator adds to its configuration; empty if there are none that help.
+    /// Lines that its operator adds to its configuration; empty if there are none that help.
     pub lines: &'static str,
-    /// What the operator must know before relying on it; printed at start and by `ibid config check`.
+    /// Warning to the operator; printed at start and by `ibid config check`.
     pub warning: Option<&'static str>,
 }
 
-/// [`NotExecutedWhen`], built in.
+/// A built-in rule like [`NotExecutedWhen`].
 #[derive(Debug)]
 pub struct HopRule {
-    /// Statuses of such an answer.
+    /// Statuses of such a response.
     pub status: &'static [u16],
-    /// The field's name, in lower case.
+    /// Name of the field, in lower case.
     pub header: &'static str,
-    /// The values that prove that nothing was sent on.
+    /// Values that prove that nothing was sent on.
     pub values: &'static [&'static str],
 }
 
-/// The field by which a hop shows how often it sent a request on.
+/// Field by which a hop shows how often it sent a request on.
 #[derive(Debug)]
 pub struct Tries {
-    /// The field's name, in lower case.
+    /// Name of the field, in lower case.
     pub header: &'static str,
-    /// Whether a value of it means at most one try.
+    /// Returns whether a value of the field means at most one try.
     pub is_once: fn(&str) -> bool,
 }
 
 impl Hop {
-    /// The row of this hop in [`PRESETS`].
+    /// Returns the row of this hop in [`PRESETS`].
     pub fn preset(self) -> &'static HopPreset {
         match self {
             Hop::Nginx => &PRESETS[0],
@@ -135,8 +137,8 @@ impl Hop {
         }
     }
 
-    /// The fields that this hop adds for ibid, in lower case. They are for ibid alone, so no client gets them, and none is
-    /// stored.
+    /// Returns the fields that this hop adds for ibid, in lower case. They are for ibid alone, so they are neither
+    /// passed to clients nor stored.
     pub fn fields(self) -> impl Iterator<Item = &'static str> {
         let preset = self.preset();
         let rules = preset.rules.iter().map(|rule| rule.header);
@@ -144,18 +146,18 @@ impl Hop {
     }
 }
 
-/// The field by which a hop says what became of a try, in lower case. The operator's lines set it on every answer.
+/// Field by which a hop reports the outcome of a try, in lower case. The operator's lines set it on every response.
 pub const HOP_FIELD: &str = "x-ibid-hop";
 
-/// Every hop with measured rules, in the order of the documentation.
+/// All hops with measured rules, in the order of the documentation.
 ///
-/// A row may claim only what was measured: each of its values was seen on answers to requests that reached no upstream,
-/// and never on an answer to one that did.
+/// A row may claim only what was measured: each of its values was seen on responses to requests that reached no
+/// upstream, and never on a response to one that did.
 pub static PRESETS: [HopPreset; 5] = [
     HopPreset {
         hop: Hop::Nginx,
         name: "nginx",
-        // The time to connect, in brackets: `-` where no connection came about, nothing where none was tried (`limit_conn`).
+        // The time to connect, in brackets: `-` if no connection was made, nothing if none was tried (`limit_conn`).
         // Several tries are separated by `, `, and several server groups by ` : `.
         rules: &[HopRule { status: &[502, 503, 504], header: HOP_FIELD, values: &["[-]", "[]"] }],
         tries: Some(Tries { header: HOP_FIELD, is_once: |value| !value.contains([',', ':']) }),
@@ -165,8 +167,8 @@ pub static PRESETS: [HopPreset; 5] = [
     HopPreset {
         hop: Hop::Haproxy,
         name: "haproxy",
-        // Its own 503 means that no server took the connection, or that the queue was full. With `retry-on` a try before
-        // the last may have been sent, so the number of retries must be 0; `+1` went to another server.
+        // Its own 503 means that no server accepted the connection, or that the queue was full. With `retry-on`, a try
+        // before the last may have been sent, so the number of retries must be 0; `+1` went to another server.
         rules: &[HopRule { status: &[503], header: HOP_FIELD, values: &["own/0"] }],
         tries: Some(Tries { header: HOP_FIELD, is_once: |value| value.ends_with("/0") }),
         lines: "retries 0\n\
@@ -177,8 +179,8 @@ pub static PRESETS: [HopPreset; 5] = [
     HopPreset {
         hop: Hop::Envoy,
         name: "envoy",
-        // UF: connection failed. UH: no healthy host. UO: circuit breaker. A second try after a reset can end in UF too,
-        // so the number of tries is part of the value.
+        // UF: connection failed. UH: no healthy host. UO: circuit breaker. A second try after a reset can end in UF,
+        // too, so the number of tries is part of the value.
         rules: &[HopRule { status: &[503], header: HOP_FIELD, values: &["UF/1", "UH/1", "UO/1"] }],
         tries: Some(Tries {
             header: HOP_FIELD,
@@ -192,8 +194,9 @@ pub static PRESETS: [HopPreset; 5] = [
     HopPreset {
         hop: Hop::Apache,
         name: "apache",
-        // proxy_http notes the port that it sent from before it reads an answer, so a 503 without that note reached
-        // nobody. proxy_fcgi makes no such note, and its 503 may follow the work: the file name leaves it out.
+        // proxy_http sets a note with its source port before it reads a response, so a 503 without that note reached no
+        // upstream. proxy_fcgi sets no such note, and its 503 may follow the work: the condition on the file name
+        // excludes it.
         rules: &[HopRule { status: &[503], header: HOP_FIELD, values: &["own"] }],
         tries: None,
         lines: "Header unset X-Ibid-Hop\n\
@@ -214,30 +217,30 @@ pub static PRESETS: [HopPreset; 5] = [
     },
 ];
 
-/// The evidence in the fields of one answer.
+/// Result of reading the fields of one response for proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProofReading {
-    /// The proof, if there is one.
+    /// Proof of the outcome, if there is one.
     pub proof: Option<Proof>,
-    /// Why `Ibid-Outcome` was there and was not believed.
+    /// Reason why an `Ibid-Outcome` that was present is ignored.
     pub ignored: Option<IgnoredProof>,
 }
 
-/// Why an `Ibid-Outcome` is not believed.
+/// Reason why an `Ibid-Outcome` is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IgnoredProof {
     /// The value is neither `executed` nor `not-executed`.
     UnknownValue,
     /// There is more than one field line.
     Repeated,
-    /// `not-executed` speaks of one delivery, and the hop made several.
+    /// `not-executed` is about one delivery, and the hop made several.
     Retried,
-    /// It came after the body.
+    /// The field came in a trailer, after the body.
     Trailer,
 }
 
 impl IgnoredProof {
-    /// The word for it in metrics.
+    /// Returns the name that metrics use.
     pub fn name(self) -> &'static str {
         match self {
             IgnoredProof::UnknownValue => "unknown_value",
@@ -248,17 +251,18 @@ impl IgnoredProof {
     }
 }
 
-/// Reads what an answer with this status proves under `policy`. `lines` gives the values of all field lines of one name,
-/// which it gets in lower case.
+/// Reads what a response with this status proves under `policy`.
+///
+/// `lines` returns the values of all field lines of one name, which it gets in lower case.
 pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u8]>) -> ProofReading {
     let preset = policy.behind.map(Hop::preset);
     let tries = preset.and_then(|preset| preset.tries.as_ref());
-    let counted = tries.map(|tries| (tries, lines(tries.header)));
-    let was_retried = counted.as_ref().is_some_and(|(tries, lines)| {
+    let tries_lines = tries.map(|tries| (tries, lines(tries.header)));
+    let was_retried = tries_lines.as_ref().is_some_and(|(tries, lines)| {
         lines.iter().any(|line| !str::from_utf8(line).is_ok_and(|value| (tries.is_once)(value)))
     });
-    let said = lines(OUTCOME_FIELD);
-    let (proof, ignored) = match said[..] {
+    let outcome_lines = lines(OUTCOME_FIELD);
+    let (proof, ignored) = match outcome_lines[..] {
         [] => (None, None),
         [b"executed"] => (Some(Proof::Executed), None),
         [b"not-executed"] if was_retried => (None, Some(IgnoredProof::Retried)),
@@ -287,15 +291,15 @@ pub fn read<'a>(policy: &Policy, status: u16, lines: impl Fn(&str) -> Vec<&'a [u
 mod tests {
     use super::*;
 
-    /// Reads an answer with these field lines.
-    fn says(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> ProofReading {
+    /// Reads a response with these field lines.
+    fn read_fields(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> ProofReading {
         read(policy, status, |name| {
             fields.iter().filter(|(field, _)| *field == name).map(|(_, value)| value.as_bytes()).collect()
         })
     }
 
     fn proof(policy: &Policy, status: u16, fields: &[(&str, &'static str)]) -> Option<Proof> {
-        says(policy, status, fields).proof
+        read_fields(policy, status, fields).proof
     }
 
     fn behind(hop: Hop) -> Policy {
@@ -317,7 +321,7 @@ mod tests {
         ] {
             let fields: Vec<_> = lines.iter().map(|line| (OUTCOME_FIELD, *line)).collect();
             for status in [200, 404, 500, 503] {
-                let read = says(&policy, status, &fields);
+                let read = read_fields(&policy, status, &fields);
                 assert_eq!((read.proof, read.ignored), (expected, ignored), "{status} {lines:?}");
             }
         }
@@ -347,11 +351,11 @@ mod tests {
     }
 
     #[test]
-    fn the_upstreams_word_goes_before_a_rule() {
+    fn the_upstreams_statement_overrides_a_rule() {
         let fields = [(OUTCOME_FIELD, "executed"), (HOP_FIELD, "[-]")];
         assert_eq!(proof(&behind(Hop::Nginx), 502, &fields), Some(Proof::Executed));
         let fields = [(OUTCOME_FIELD, "perhaps"), (HOP_FIELD, "[-]")];
-        let read = says(&behind(Hop::Nginx), 502, &fields);
+        let read = read_fields(&behind(Hop::Nginx), 502, &fields);
         assert_eq!((read.proof, read.ignored), (Some(Proof::NotExecuted), Some(IgnoredProof::UnknownValue)));
     }
 
@@ -409,16 +413,16 @@ mod tests {
 
     #[test]
     fn not_executed_is_ignored_where_the_hop_tried_twice() {
-        let said = (OUTCOME_FIELD, "not-executed");
+        let outcome = (OUTCOME_FIELD, "not-executed");
         for (hop, once, twice) in [
             (Hop::Nginx, "[0.000]", "[0.000, 0.001]"),
             (Hop::Haproxy, "passed/0", "passed/+1"),
             (Hop::Envoy, "-/1", "-/2"),
         ] {
-            let read = says(&behind(hop), 503, &[said, (HOP_FIELD, twice)]);
+            let read = read_fields(&behind(hop), 503, &[outcome, (HOP_FIELD, twice)]);
             assert_eq!((read.proof, read.ignored), (None, Some(IgnoredProof::Retried)), "{hop:?}");
             assert_eq!(
-                proof(&behind(hop), 503, &[said, (HOP_FIELD, once)]),
+                proof(&behind(hop), 503, &[outcome, (HOP_FIELD, once)]),
                 Some(Proof::NotExecuted),
                 "{hop:?}"
             );

@@ -1,4 +1,4 @@
-//! All that is kept for one Scope and Key. Read-only here: only `machine` writes a State.
+//! The record: everything that is stored for one scope and key. Read-only here, because only `machine` writes a state.
 
 use std::sync::Arc;
 
@@ -9,86 +9,86 @@ use crate::policy::Policy;
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
 
-/// A number drawn at random by a writer before it first sends its write. It recognises its own commit by it.
+/// A random number that a writer draws before it first sends its write, and by which it recognises its own commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nonce(pub u64);
 
-/// Names one write of a Record: the fence.
+/// Identifies one write of a record, and fences later writers.
 ///
-/// The counter orders writes; the nonce makes a Version unrepeatable, even after removal, restore or failover.
+/// The counter orders writes. The nonce makes a version unrepeatable, even after removal, restore or failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
-    /// How many writes the row has seen.
+    /// Number of writes to the row.
     pub count: u32,
-    /// Who wrote last.
+    /// Nonce of the last write.
     pub nonce: Nonce,
 }
 
-/// Where a Record stands.
+/// The state of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum State {
-    /// Accepted, to be run by a worker; or its answer is owed by an Effect.
+    /// Accepted, and a worker will run it; or an effect owes its response.
     Pending = 1,
-    /// An Attempt holds the lease.
+    /// An attempt holds the lease.
     InProgress = 2,
-    /// The answer is final.
+    /// The response is final and stored.
     Completed = 3,
-    /// The same request may run again: proven not executed, or what it may have done outside can be done again under the
+    /// A retry of the request may run. Either it was proven not executed, or an in-doubt call can be repeated under the
     /// same key (`RecordDetails::doubt`).
     Retryable = 4,
-    /// Nobody knows whether it was executed.
+    /// It is not known whether the request was executed.
     Unknown = 5,
 }
 
 impl State {
-    /// Every state, in the order of its codes.
+    /// All states, in the order of their codes.
     pub const ALL: [State; 5] =
         [State::Pending, State::InProgress, State::Completed, State::Retryable, State::Unknown];
 
-    /// The word for each state, in the order of [`ALL`](Self::ALL).
+    /// Names of the states, in the order of [`ALL`](Self::ALL).
     pub const NAMES: [&'static str; 5] = ["pending", "in_progress", "completed", "retryable", "unknown"];
 
-    /// The code that stores keep.
+    /// Returns the code that stores keep.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The state with this code.
+    /// Returns the state with this code.
     pub fn from_code(code: u8) -> Option<State> {
         State::ALL.into_iter().find(|state| state.code() == code)
     }
 
-    /// The word for it, as in the contract.
+    /// Returns the state's name, as in the contract.
     pub fn name(self) -> &'static str {
         State::NAMES[self as usize - 1]
     }
 
-    /// The state with this name.
+    /// Returns the state with this name.
     pub fn from_name(name: &str) -> Option<State> {
         State::ALL.into_iter().find(|state| state.name() == name)
     }
 }
 
-/// What a Record carries besides its State.
+/// Flags of a record besides its state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// An operator must look at it. Of an unknown outcome this is true only once its last Attempt's time is over:
-    /// [`Record::is_dead_letter`].
+    /// An operator must look at the record. For an unknown outcome this holds only once the time of the last attempt is
+    /// over: [`Record::is_dead_letter`].
     pub dead_letter: bool,
-    /// `pending` because an Effect owes the answer.
+    /// `pending` because an effect owes the response.
     pub owed: bool,
-    /// Accepted to be run without its client: what was not executed goes back to `pending`.
+    /// Accepted to be run without its client: if a run executed nothing, the record goes back to `pending`.
     pub asynchronous: bool,
-    /// `completed`, but the answer was too large, a stream or an upgrade, and is not kept.
+    /// `completed`, but the response was too large, a stream or an upgrade, and is not stored.
     pub not_retained: bool,
 }
 
 impl Flags {
-    /// The bit of a dead letter, for a store that looks for it.
+    /// Bit of a dead letter, by which stores search.
     pub const DEAD_LETTER: u8 = 1;
 
-    /// The bits that stores keep.
+    /// Returns the bits that stores keep.
     pub fn bits(self) -> u8 {
         u8::from(self.dead_letter)
             | u8::from(self.owed) << 1
@@ -96,7 +96,7 @@ impl Flags {
             | u8::from(self.not_retained) << 3
     }
 
-    /// The flags of these bits; unknown ones are dropped.
+    /// Returns the flags of these bits; unknown bits are dropped.
     pub fn from_bits(bits: u8) -> Flags {
         Flags {
             dead_letter: bits & Flags::DEAD_LETTER != 0,
@@ -107,110 +107,112 @@ impl Flags {
     }
 }
 
-/// The last Phase committed; zero before the first.
+/// Number of the last committed phase; zero before the first.
 pub type RecoveryPoint = u16;
 
-/// The small things beside a Record that no query asks for, kept as one column.
+/// Small fields of a record that no query filters by, kept in one column.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct RecordDetails {
-    /// The stored answer's status, so that a list need not open the body.
+    /// Status of the stored response, so that a list need not open the body.
     #[n(0)]
     pub status: Option<u16>,
-    /// Why the last Attempt did not complete.
+    /// Reason why the last attempt did not complete.
     #[n(1)]
     pub last_error: Option<ErrorCode>,
-    /// The provider's own id of what was done.
+    /// The provider's own id of the result.
     #[n(2)]
     pub provider_id: Option<String>,
-    /// How often the record lapsed, since anybody found last that nothing was executed.
+    /// Number of lapses since it was last found that nothing was executed.
     #[n(3)]
     pub lapses: u32,
-    /// How often a reconciler has asked.
+    /// Number of lookups by a reconciler.
     #[n(4)]
     pub tries: u32,
-    /// When a reconciler first saw that nothing was executed, in µs of the store's clock.
+    /// Instant at which a reconciler first found that nothing was executed, in µs of the store's clock.
     #[n(5)]
     pub absent_at: Option<i64>,
-    /// The trace of the first execution, as a W3C `traceparent`.
+    /// Trace of the first execution, as a W3C `traceparent`.
     #[n(6)]
     pub trace: Option<String>,
-    /// A digest of the names of the Phases committed, in order, so that a redeploy which reordered them is refused.
+    /// Digest of the names of the committed phases, in order, so that a redeploy which reordered them is refused.
     #[n(7)]
     pub phases: Option<u64>,
-    /// The Phase whose call to the outside may be under way and must not be made again blindly.
+    /// Phase whose external call may be in flight and must not be repeated blindly.
     #[n(8)]
     pub calling: Option<RecoveryPoint>,
-    /// The Phase whose call to the outside may have been made, and may be made again under its key, or be asked about.
-    /// Until it is recorded the generation does not end: the next one would call under another key.
+    /// Phase of the in-doubt call: it may have been made, and may be repeated under its key or looked up.
+    ///
+    /// Until its result is recorded the generation does not end, because the next one would call under another key.
     #[n(9)]
     pub doubt: Option<RecoveryPoint>,
-    /// A digest of the names of the Phases up to that one: another call in its place would hide it.
+    /// Digest of the names of the phases up to that of the in-doubt call: a different call at its position would hide
+    /// it.
     #[n(10)]
     pub doubted: Option<u64>,
-    /// The status of the answer that proved nothing, while the outcome is unknown because of it.
+    /// Status of the response that proved nothing, while the outcome is unknown because of it.
     #[n(11)]
     pub unproven: Option<u16>,
 }
 
 impl RecordDetails {
-    /// The id of the first execution's trace.
+    /// Returns the id of the first execution's trace.
     pub fn trace_id(&self) -> Option<&str> {
-        // Older records hold the id alone.
+        // Older records hold only the id.
         self.trace.as_deref().map(|trace| trace.split('-').nth(1).unwrap_or(trace))
     }
 
-    /// The bytes that a store keeps.
+    /// Encodes the details as stores keep them.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(NOTE_BYTES);
-        // Writing into a Vec has no way to fail.
+        // Writing into a `Vec` cannot fail.
         minicbor::encode(self, &mut bytes).expect("a Vec takes every byte");
         bytes
     }
 
-    /// The note in these bytes.
+    /// Decodes stored details; `None` if the bytes are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<RecordDetails> {
         minicbor::decode(bytes).ok()
     }
 }
 
-/// Why an Attempt did not complete.
+/// Reason why an attempt did not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
 pub enum ErrorCode {
-    /// The lease ran out.
+    /// The lease of the attempt lapsed.
     #[n(0)]
     Lapsed,
-    /// No answer in time.
+    /// No response came in time.
     #[n(1)]
     TimedOut,
-    /// The connection broke, or the answer was cut.
+    /// The connection broke, or the response was cut off.
     #[n(2)]
     Broken,
-    /// The answer proves nothing (5xx).
+    /// The response proves nothing (5xx).
     #[n(3)]
     ServerError,
-    /// The handler panicked.
+    /// The handler panicked during the attempt.
     #[n(4)]
     Panicked,
-    /// Nothing was sent.
+    /// Nothing was sent to the upstream.
     #[n(5)]
     NotSent,
-    /// The answer said "not done".
+    /// The response said "not done".
     #[n(6)]
     Refused,
-    /// The client had left before anything was sent.
+    /// The client disconnected before anything was sent.
     #[n(7)]
     ClientGone,
-    /// The Effect that owed the answer is dead.
+    /// The effect that owed the response is dead.
     #[n(8)]
     EffectDead,
-    /// The store did not answer at begin, so nothing was run.
+    /// The store did not answer the begin, so nothing was run.
     #[n(9)]
     GivenUp,
 }
 
 impl ErrorCode {
-    /// The word for it in lists and on the status page.
+    /// Returns the name that lists and the status page show.
     pub fn name(self) -> &'static str {
         match self {
             ErrorCode::Lapsed => "lapsed",
@@ -227,83 +229,87 @@ impl ErrorCode {
     }
 }
 
-/// All that is kept for one Scope and Key, but for the Response.
+/// Everything that is stored for one scope and key, except the response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Its name in the store.
+    /// Id of the record in the store.
     pub id: RecordId,
-    /// Tenant, operation and key.
+    /// Tenant, operation and key of the request.
     pub identity: Arc<Identity>,
-    /// The last write.
+    /// Version of the last write.
     pub version: Version,
-    /// The nonce of the insert: one generation.
+    /// Nonce of the insert; it identifies the generation.
     pub birth: Nonce,
-    /// The nonce of the Attempt that runs or ran last.
+    /// Nonce of the attempt that runs or ran last.
     pub owner: Nonce,
-    /// How many Attempts there were.
+    /// Number of attempts so far.
     pub attempt: u32,
-    /// Where it stands.
+    /// State of the record.
     pub state: State,
-    /// What it carries besides.
+    /// Flags besides the state.
     pub flags: Flags,
-    /// What was asked; none after an answer that said "not you" (401, 403).
+    /// Fingerprint of the request; `None` after a 401 or 403, or if a begin was given up.
     pub fingerprint: Option<Fingerprint>,
-    /// The rules it was begun with.
+    /// Policy that the record was begun with.
     pub policy: Arc<Policy>,
-    /// The last Phase committed.
+    /// Number of the last committed phase.
     pub point: RecoveryPoint,
-    /// When the first request came.
+    /// Instant of the first request.
     pub created_at: Timestamp,
-    /// When the last Attempt began.
+    /// Instant at which the last attempt began.
     pub ran_at: Option<Timestamp>,
-    /// When the answer became final.
+    /// Instant at which the response became final.
     pub completed_at: Option<Timestamp>,
-    /// Lease end, next reconciliation or next try of a worker, by State.
+    /// End of the lease, next lookup or next run by a worker, depending on the state.
     pub due_at: Option<Timestamp>,
-    /// When replay ends.
+    /// Instant at which replay ends.
     pub expires_at: Option<Timestamp>,
-    /// When the row goes.
+    /// Instant at which the row may be deleted.
     pub purge_at: Option<Timestamp>,
-    /// The rest.
+    /// Small fields that no query filters by.
     pub note: RecordDetails,
 }
 
 impl Record {
-    /// Whether its retention is over: then it is as absent, whether or not the reaper has come. What the reaper has
-    /// stripped stays so, also if the store's clock is set back.
+    /// Returns whether the retention is over. An expired record counts as absent, even if the reaper has not removed it
+    /// yet.
+    ///
+    /// A record that the reaper has stripped stays expired, even if the store's clock is set back.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at.is_some_and(|at| at <= now) || self.identity.is_forgotten()
     }
 
-    /// Whether the row itself should be gone.
+    /// Returns whether the row itself may be deleted.
     pub fn is_purgeable(&self, now: Timestamp) -> bool {
         self.purge_at.is_some_and(|at| at <= now)
     }
 
-    /// Whether its due instant has passed. No due instant: held, never abandoned.
+    /// Returns whether the due instant has passed. A record without one never lapses.
     pub fn is_due(&self, now: Timestamp) -> bool {
         self.due_at.is_some_and(|at| at <= now)
     }
 
-    /// When the time of the last Attempt is over: until then its late answer may settle an unknown outcome.
+    /// Returns the instant at which the last attempt is over. Until then its late response may settle an unknown
+    /// outcome.
     pub fn over_at(&self) -> Timestamp {
         self.ran_at.unwrap_or(self.created_at).after(self.policy.over_in())
     }
 
-    /// Until when an unknown outcome may settle by itself: by a late answer, or at the next look of a reconciler. None: only
-    /// an operator can settle it.
+    /// Returns the instant until which an unknown outcome may settle without an operator: by a late response, or at the
+    /// next lookup. `None`: only an operator can settle it.
     pub fn settles_by(&self, now: Timestamp) -> Option<Timestamp> {
         let next_look = self.due_at.filter(|_| !self.flags.dead_letter);
         next_look.or_else(|| Some(self.over_at()).filter(|over_at| *over_at > now))
     }
 
-    /// Whether only an operator can settle it. The flag is set when the outcome becomes unknown and counts once the last
-    /// Attempt's time is over.
+    /// Returns whether only an operator can settle the record.
+    ///
+    /// The flag is set when the outcome becomes unknown, and counts once the time of the last attempt is over.
     pub fn is_dead_letter(&self, now: Timestamp) -> bool {
         self.flags.dead_letter && (self.state != State::Unknown || self.over_at() <= now)
     }
 
-    /// `success` or `error`, once completed and kept.
+    /// Returns `success` or `error` once the record is completed with a known status.
     pub fn outcome(&self) -> Option<&'static str> {
         match (self.state, self.note.status) {
             (State::Completed, Some(status)) => Some(if status < 400 { "success" } else { "error" }),
@@ -312,7 +318,7 @@ impl Record {
     }
 }
 
-/// What the note of a record takes that has nothing special about it, rounded up; with a trace or a provider's id it grows.
+/// Size of the details of an ordinary record, rounded up; with a trace or a provider's id they are larger.
 const NOTE_BYTES: usize = 32;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Why a client is turned away: one table from reason to code, status, advice and words, for every profile.
+//! Refusals: one table from the reason to code, status, advice and text, for every profile.
 //!
-//! A refusal never contains a key, a fingerprint, a stored body or a store's name: its words are constants.
+//! A refusal never contains a key, a fingerprint, a stored body or a store's name: its texts are constants.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use std::time::Duration;
 use crate::key::KeyError;
 use crate::policy::Profile;
 
-/// A reason to turn a client away.
+/// A reason to refuse a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The route demands a key and none came.
+    /// The route requires a key, and the request has none.
     KeyMissing,
-    /// The key can't be read.
+    /// The key cannot be read.
     KeyInvalid(KeyError),
     /// The key was used for another request.
     KeyReused,
     /// The first request is still running, or a retry may be made a little later.
     RequestInProgress {
-        /// When to come again.
+        /// Time after which the client should retry.
         retry_after: Duration,
     },
-    /// Nobody knows whether the request was executed.
+    /// It is not known whether the request was executed.
     OutcomeUnknown {
-        /// When the next reconciliation may have settled it; none: a person must.
+        /// Time after which the next lookup may have settled it. `None`: only an operator can.
         retry_after: Option<Duration>,
     },
-    /// The record can't be reserved, so nothing was executed.
+    /// The key cannot be reserved, so nothing was executed.
     StoreUnavailable {
-        /// When it is worth coming again.
+        /// Time after which a retry is worthwhile.
         retry_after: Duration,
     },
     /// There is no room for the request.
@@ -40,7 +40,7 @@ pub enum Refusal {
     BodyTimeout,
     /// The request's body broke off.
     BodyBroken,
-    /// It was executed once, and its answer is not kept.
+    /// The request was executed once, and its response is not stored.
     ResponseNotRetained,
     /// The key's retention is over.
     KeyExpired,
@@ -48,68 +48,68 @@ pub enum Refusal {
     TenantMissing,
     /// The upstream could not be reached: nothing was sent.
     UpstreamUnavailable,
-    /// The request was sent and its answer lost.
+    /// The request was sent, and its response was lost.
     UpstreamUncertain {
-        /// No answer in time, rather than a broken one.
+        /// `true` if no response came in time, `false` if the connection or the response broke.
         timed_out: bool,
-        /// Whether a late answer, a reconciliation or evidence may still settle it; otherwise only an operator can.
+        /// `true` if a late response, a lookup or evidence may still settle it; otherwise only an operator can.
         may_settle: bool,
     },
-    /// The handler broke down.
+    /// The handler failed, for instance by a panic.
     HandlerFailed,
     /// The request came as TLS early data, which an attacker may replay.
     TooEarly,
-    /// Never claimed within the pending deadline: stored as the answer.
+    /// Never claimed within the pending deadline; stored as the response.
     NeverStarted,
-    /// The holder went silent and the policy says `fail`: stored as the answer.
+    /// The lease lapsed and the policy says `fail`; stored as the response.
     Abandoned,
-    /// Sent for the first time longer ago than the key is remembered.
+    /// The request was first sent longer ago than its key is remembered.
     RequestTooOld,
-    /// The operation can't be repeated, and the request asks for that.
+    /// The operation cannot be repeated, and the request asks for that.
     NotRepeatable,
-    /// The field that says when the request was first sent is missing or no IMF-fixdate.
+    /// The field that says when the request was first sent is missing or not an IMF-fixdate.
     FirstSentInvalid,
-    /// Servers read the path differently, so it is not known which operation is asked for.
+    /// Servers read the path differently, so the operation is ambiguous.
     PathAmbiguous,
-    /// The path is longer than a record keeps.
+    /// The path is longer than a record can store.
     PathTooLong,
     /// The request's target has no path.
     TargetInvalid,
-    /// No host, more than one, or one that can't be read.
+    /// The request has no host, more than one, or one that cannot be read.
     HostInvalid,
     /// The body has a transfer coding besides `chunked`.
     TransferCoding,
-    /// A webhook from nobody that we know, or not signed as it should be.
+    /// A webhook from an unknown source, or without a valid signature.
     HookRefused,
-    /// A signed webhook that does not say what its mapping looks for.
+    /// A signed webhook that lacks what its mapping points at.
     HookUnreadable,
 }
 
-/// What a client should do next.
+/// The next step that a client should take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// The same request under the same key, later.
+    /// Retry the same request under the same key, later.
     SameKey,
-    /// A corrected request under a new key.
+    /// Send a corrected request under a new key.
     NewKey,
-    /// Nothing: more tries change nothing.
+    /// Do not retry: it would change nothing.
     Never,
 }
 
-/// A refusal in a profile's words.
+/// A refusal as it is sent in one profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// The HTTP status.
+    /// HTTP status of the refusal.
     pub status: u16,
-    /// The media type of the body.
+    /// Media type of the body.
     pub content_type: &'static str,
-    /// Seconds for `Retry-After`.
+    /// Value of `Retry-After` in seconds.
     pub retry_after: Option<u64>,
-    /// The body.
+    /// Body of the refusal.
     pub body: String,
 }
 
-/// Every refusal once, for the reference page and its tests.
+/// All refusals, each once, for the reference page and its tests.
 pub const ALL: [Refusal; 31] = [
     Refusal::KeyMissing,
     Refusal::KeyInvalid(KeyError::Syntax),
@@ -145,22 +145,22 @@ pub const ALL: [Refusal; 31] = [
 ];
 
 impl Refusal {
-    /// The name of the problem type, unique per condition.
+    /// Returns the name of the problem type, unique per condition.
     pub fn code(self) -> &'static str {
         self.row().code
     }
 
-    /// The status in this profile.
+    /// Returns the status in this profile.
     pub fn status(self, profile: Profile) -> u16 {
         match (self, profile) {
-            // Stripe's clients repeat every 409 and 5xx, so a mismatch must be neither.
+            // Stripe's clients retry every 409 and 5xx, so a mismatch must be neither.
             (Refusal::KeyReused, Profile::Stripe | Profile::Repeatability) => 400,
             (Refusal::UpstreamUncertain { timed_out: true, .. }, _) => 504,
             _ => self.row().status,
         }
     }
 
-    /// What the client should do next.
+    /// Returns the next step that the client should take.
     pub fn advice(self) -> Advice {
         match self {
             Refusal::OutcomeUnknown { retry_after: None }
@@ -169,7 +169,7 @@ impl Refusal {
         }
     }
 
-    /// When to come again, if that is known.
+    /// Returns the time after which the client should retry, if it is known.
     pub fn retry_after(self) -> Option<Duration> {
         match self {
             Refusal::RequestInProgress { retry_after } | Refusal::StoreUnavailable { retry_after } => {
@@ -181,12 +181,12 @@ impl Refusal {
         }
     }
 
-    /// One line, the same for every occurrence.
+    /// Returns a one-line title, the same for every occurrence.
     pub fn title(self) -> &'static str {
         self.row().title
     }
 
-    /// What happened and what to do, for a person.
+    /// Returns what happened and what to do, as text for the client's developer.
     pub fn detail(self) -> &'static str {
         match self {
             Refusal::KeyInvalid(KeyError::Repeated) => "The request carries its key more than once.",
@@ -209,7 +209,7 @@ impl Refusal {
         }
     }
 
-    /// The refusal as this profile says it.
+    /// Renders the refusal in this profile.
     pub fn render(self, profile: Profile) -> Rendered {
         let status = self.status(profile);
         let retry = match self.advice() {
@@ -218,8 +218,8 @@ impl Refusal {
             Advice::Never => "never",
         };
         let mut body = String::with_capacity(320);
-        // Every word is a constant of this file and free of quotes and backslashes, so it is JSON as it stands;
-        // a test parses each. Writing into a String has no way to fail.
+        // All texts are constants of this file without quotes and backslashes, so they are valid JSON as they are; a
+        // test parses each. Writing into a `String` cannot fail.
         let (content_type, written) = match profile {
             Profile::Ietf | Profile::Repeatability => (
                 "application/problem+json",
@@ -243,7 +243,7 @@ impl Refusal {
             ),
         };
         written.expect("a String takes every character");
-        // Rounded up: coming a second early would only cost another refusal.
+        // Rounded up: a retry one second early would only get another refusal.
         let retry_after = self.retry_after().map(|after| after.as_millis().div_ceil(1000).max(1) as u64);
         Rendered { status, content_type, retry_after, body }
     }
@@ -263,7 +263,7 @@ impl Refusal {
         }
     }
 
-    /// The table.
+    /// Returns this refusal's row of the table.
     fn row(self) -> Row {
         use Advice::{Never, NewKey, SameKey};
         let row = |code, status, advice, title, detail| Row { code, status, advice, title, detail };
@@ -467,7 +467,7 @@ impl Refusal {
                 "The transfer coding is not supported",
                 "Nothing was executed, and the key was not used. The only transfer coding of a request is chunked.",
             ),
-            // The same words whatever was wrong: who guesses learns nothing.
+            // One text for every cause, so that an attacker who guesses learns nothing.
             Refusal::HookRefused => row(
                 "hook-refused",
                 401,
@@ -494,11 +494,13 @@ struct Row {
     detail: &'static str,
 }
 
-/// What a problem's `type` begins with. A name, not an address: no host has to answer for it.
+/// Prefix of a problem's `type`. A name, not an address: no host has to serve it.
 pub const TYPE_PREFIX: &str = "urn:ibid:problem:";
 
-/// Nobody here knows when an upstream that refused a connection takes the next: a second is enough to hope again, and a
-/// thousand waiting clients are a thousand a second.
+/// Value of `Retry-After` when an upstream refused the connection or there is no room.
+///
+/// It is not known when the next connection succeeds. One second is soon enough, and a thousand waiting clients are
+/// then a thousand requests per second.
 const OUTAGE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

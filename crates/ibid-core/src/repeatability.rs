@@ -8,28 +8,28 @@ use crate::policy::{AfterExpiry, Policy, Profile};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
 
-/// The field by which a client says when it sent a request for the first time.
+/// Field in which a client says when it first sent a request.
 pub const FIRST_SENT: &str = "repeatability-first-sent";
 
-/// The field that carries the key in profile `repeatability`.
+/// Field that carries the key in profile `repeatability`.
 pub const REQUEST_ID: &str = "repeatability-request-id";
 
 impl Policy {
-    /// The field that says when a request was first sent, in lower case.
+    /// Returns the name of the field that says when a request was first sent, in lower case.
     pub fn first_sent_field(&self) -> &str {
         self.first_sent.as_deref().unwrap_or(FIRST_SENT)
     }
 
-    /// How long ago a request under a new key may have been sent for the first time; `None`: that is not asked.
+    /// Returns the largest age of a request under a new key, since it was first sent; `None` if the age is not checked.
     ///
-    /// Profile `repeatability` asks by default, for as long as records are kept: an older request may have been
-    /// executed, and its record removed.
+    /// Profile `repeatability` checks by default, with the retention as the limit: an older request may have been
+    /// executed and its record removed.
     pub fn request_age_max(&self) -> Option<Duration> {
-        let kept_for = (self.profile == Profile::Repeatability).then_some(self.retention);
-        self.max_request_age.or(kept_for)
+        let retention = (self.profile == Profile::Repeatability).then_some(self.retention);
+        self.max_request_age.or(retention)
     }
 
-    /// For how long after its completion a record answers a retry or refuses it.
+    /// Returns the time after its completion for which a record replays its response to a retry or refuses it.
     pub(crate) fn remembered_for(&self) -> Duration {
         match self.after_expiry {
             AfterExpiry::Execute => self.retention,
@@ -37,23 +37,24 @@ impl Policy {
         }
     }
 
-    /// Whether requests under this policy pass unguarded, keys or not: `repeatable = false` outside of profile
-    /// `repeatability`, which has an answer for them (501).
+    /// Returns whether requests under this policy pass unguarded, with or without keys: `repeatable = false` outside of
+    /// profile `repeatability`, which refuses them with 501.
     pub fn is_exempt(&self) -> bool {
         !self.repeatable && self.profile != Profile::Repeatability
     }
 
-    /// The key as it is compared under this policy: OASIS compares UUIDs without regard to case.
+    /// Returns the key as it is compared under this policy: OASIS compares UUIDs without regard to case.
     ///
-    /// It goes by `key_from`, not by the profile, because the key is part of a record's id: what makes up an id is kept
-    /// in the store, and `key_from` is in there.
+    /// This depends on `key_from`, not on the profile, because the key is part of a record's id. The store keeps the
+    /// settings that determine an id, and `key_from` is one of them.
     pub fn compared_key(&self, key: Key) -> Key {
         self.key_from.compared(key)
     }
 }
 
 impl KeyFrom {
-    /// The key as it is compared where it was found: OASIS compares the UUIDs of its field without regard to case.
+    /// Returns the key as it is compared for these sources: OASIS compares the UUIDs of its field without regard to
+    /// case.
     pub fn compared(&self, key: Key) -> Key {
         match self.header_names().any(|name| name == REQUEST_ID) {
             true => key.with_uuid_case_folded(),
@@ -62,15 +63,17 @@ impl KeyFrom {
     }
 }
 
-/// Whether a request was first sent longer ago than `age_max`. A client whose clock is ahead is never too old.
+/// Returns whether a request was first sent longer ago than `age_max`. A request from a client whose clock is ahead is
+/// never too old.
 pub fn is_too_old(first_sent: Timestamp, now: Timestamp, age_max: Duration) -> bool {
     now.since(first_sent) > age_max
 }
 
 impl Refusal {
-    /// Whether the refusal says that this request was not executed and won't be (`Repeatability-Result: rejected`).
+    /// Returns whether the refusal means that this request was not executed and won't be (`Repeatability-Result:
+    /// rejected`).
     ///
-    /// The others are about a request that was accepted: it runs, or it ran, or that is not known.
+    /// The others are about a request that was accepted: it is running, it ran, or that is not known.
     pub fn is_rejection(self) -> bool {
         !matches!(
             self,
@@ -113,14 +116,20 @@ mod tests {
     #[test]
     fn an_age_longer_than_the_memory_can_not_be_kept() {
         let hours = |hours: u64| Some(Duration::from_secs(hours * 3600));
-        let refused = |policy: Policy| policy.check().expect_err("it can't be kept").field;
-        assert_eq!(refused(Policy { max_request_age: hours(25), ..Policy::default() }), "max_request_age");
-        assert_eq!(refused(Policy { max_request_age: hours(0), ..Policy::default() }), "max_request_age");
+        let invalid_field = |policy: Policy| policy.check().expect_err("it can't be kept").field;
+        assert_eq!(
+            invalid_field(Policy { max_request_age: hours(25), ..Policy::default() }),
+            "max_request_age"
+        );
+        assert_eq!(
+            invalid_field(Policy { max_request_age: hours(0), ..Policy::default() }),
+            "max_request_age"
+        );
         assert_eq!(Policy { max_request_age: hours(24), ..Policy::default() }.check(), Ok(()));
-        // A tombstone that refuses is a memory too.
+        // A tombstone that refuses remembers the key, too.
         assert_eq!(Policy { max_request_age: hours(300 * 24), ..Policy::payments() }.check(), Ok(()));
         assert_eq!(
-            refused(Policy { max_request_age: hours(400 * 24), ..Policy::payments() }),
+            invalid_field(Policy { max_request_age: hours(400 * 24), ..Policy::payments() }),
             "max_request_age"
         );
     }
@@ -140,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_accepted_is_never_called_rejected() {
+    fn an_accepted_request_is_never_reported_as_rejected() {
         for refusal in crate::refusal::ALL {
             let may_have_run = matches!(
                 refusal.code(),

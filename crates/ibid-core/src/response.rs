@@ -1,5 +1,7 @@
-//! The answer kept for replay, and its bytes. The bytes begin with a format number: a node that does not know
-//! the format says so instead of guessing.
+//! The response stored for replay, and its encoding.
+//!
+//! The encoding begins with a format number, so that a node which does not know the format reports it instead of
+//! guessing.
 
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
@@ -7,26 +9,28 @@ use minicbor::{Decode, Encode};
 use crate::policy::Policy;
 use crate::proof::OUTCOME_FIELD;
 
-/// The answer kept for replay: status, the header lines that may be repeated, body and trailers.
+/// A response stored for replay: status, replayable header lines, body and trailers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// The HTTP status.
+    /// HTTP status of the response.
     pub status: u16,
-    /// Header lines in their order; values are bytes, for not all are UTF-8.
+    /// Header lines in their order. Values are bytes, because not all are UTF-8.
     pub headers: Vec<Line>,
-    /// The body as it went over the wire, without transfer coding.
+    /// Body as it was sent, without transfer coding.
     pub body: Bytes,
     /// Trailer lines in their order.
     pub trailers: Vec<Line>,
-    /// The API's own response shape at the time (`response_version`).
+    /// Version of the API's own response shape at the time (`response_version`).
     pub version: u32,
 }
 
 /// One field line: name in lower case, value as bytes.
 pub type Line = (String, Bytes);
 
-/// Whether a field of this name, in lower case, may be given to a retry: it speaks of the answer, and not of the
-/// connection, the moment or the one who asked first. `not_replayed` are the route's own, in lower case.
+/// Returns whether a field of this name, in lower case, may be replayed: it describes the response, and not the
+/// connection, the moment or the first caller.
+///
+/// `not_replayed` are the route's own exceptions, in lower case.
 pub fn may_be_repeated(name: &str, not_replayed: &[String]) -> bool {
     name != OUTCOME_FIELD
         && !NOT_REPLAYED.contains(&name)
@@ -35,9 +39,9 @@ pub fn may_be_repeated(name: &str, not_replayed: &[String]) -> bool {
 }
 
 impl Response {
-    /// Only what every retry may be given under `policy`.
+    /// Removes the header lines that no retry may get under `policy`.
     pub fn repeatable(mut self, policy: &Policy) -> Response {
-        // Names from HTTP are in lower case already; only those of library callers may need a copy.
+        // Names from HTTP are in lower case already; only those of library callers may need to be copied.
         self.headers.retain(|(name, _)| match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
             true => may_be_repeated(&name.to_ascii_lowercase(), &policy.not_replayed),
             false => may_be_repeated(name, &policy.not_replayed),
@@ -45,7 +49,7 @@ impl Response {
         self
     }
 
-    /// An answer of ibid's own, in place of one that never came.
+    /// Creates a response of ibid's own, in place of one that never came.
     pub fn plain(status: u16, content_type: &str, body: String) -> Response {
         Response {
             status,
@@ -56,7 +60,7 @@ impl Response {
         }
     }
 
-    /// The bytes that a store keeps.
+    /// Encodes the response as stores keep it.
     pub fn to_bytes(&self) -> Bytes {
         let lines = |lines: &[Line]| -> usize {
             lines.iter().map(|(name, value)| name.len() + value.len() + LINE_HEAD).sum()
@@ -66,17 +70,17 @@ impl Response {
         bytes.push(FORMAT);
         let stored = EncodedResponse {
             status: self.status,
-            headers: stored_lines(&self.headers),
+            headers: encode_lines(&self.headers),
             body: &self.body,
-            trailers: stored_lines(&self.trailers),
+            trailers: encode_lines(&self.trailers),
             version: self.version,
         };
-        // Writing into a Vec has no way to fail.
+        // Writing into a `Vec` cannot fail.
         minicbor::encode(&stored, &mut bytes).expect("a Vec takes every byte");
         Bytes::from(bytes)
     }
 
-    /// The answer in these bytes.
+    /// Decodes a stored response.
     pub fn from_bytes(bytes: &[u8]) -> Result<Response, ResponseError> {
         let (format, rest) = bytes.split_first().ok_or(ResponseError::Damaged)?;
         if *format != FORMAT {
@@ -99,22 +103,22 @@ impl Response {
     }
 }
 
-/// Stored bytes that are no answer.
+/// Stored bytes that cannot be decoded as a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
-    /// Written by a newer ibid.
-    #[error("the stored answer has format {0}, and this ibid knows only format 1")]
+    /// A newer ibid wrote it.
+    #[error("the stored response has format {0}, and this ibid knows only format 1")]
     Format(u8),
-    /// Not what any ibid wrote.
-    #[error("the stored answer is damaged")]
+    /// No version of ibid wrote these bytes.
+    #[error("the stored response is damaged")]
     Damaged,
 }
 
-/// The only format so far: CBOR with numbered fields. Fields may be added under new numbers; a change of
+/// Number of the only format so far: CBOR with numbered fields. Fields may be added under new numbers; a change of
 /// meaning needs a new format.
 const FORMAT: u8 = 1;
 
-/// Borrowed from the answer or from the bytes: both may be large.
+/// The encoded fields, borrowed from the response or from the bytes: both may be large.
 #[derive(Encode, Decode)]
 struct EncodedResponse<'b> {
     #[n(0)]
@@ -137,18 +141,20 @@ struct EncodedLine<'b> {
     value: &'b [u8],
 }
 
-fn stored_lines(lines: &[Line]) -> Vec<EncodedLine<'_>> {
+fn encode_lines(lines: &[Line]) -> Vec<EncodedLine<'_>> {
     lines.iter().map(|(name, value)| EncodedLine { name, value }).collect()
 }
 
-/// At most what the rest of an answer takes besides lines and body.
+/// Upper bound for the bytes of a response besides lines and body.
 const HEAD: usize = 32;
 
-/// At most what a line takes besides its name and value, but for enormous ones.
+/// Upper bound for the bytes of a line besides name and value, except for enormous ones.
 const LINE_HEAD: usize = 12;
 
-/// Fields that belong to one connection, one caller or one moment, and so to no retry. `content-length` is made anew
-/// from the kept bytes. CORS fields are not here: whether a retry gets them depends on its `Origin`.
+/// Fields that belong to one connection, one caller or one moment, and so to no retry.
+///
+/// `content-length` is set again from the stored bytes. CORS fields are not here: whether a retry gets them depends on
+/// its `Origin`.
 const NOT_REPLAYED: [&str; 33] = [
     "connection",
     "keep-alive",
@@ -185,7 +191,7 @@ const NOT_REPLAYED: [&str; 33] = [
     "stripe-should-retry",
 ];
 
-/// Quota fields say what is left now.
+/// Prefixes of quota fields, which tell what is left now.
 const NOT_REPLAYED_PREFIXES: [&str; 3] = ["ratelimit", "x-ratelimit", "x-rate-limit"];
 
 #[cfg(test)]
@@ -231,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_answer_comes_back_from_its_bytes_as_it_was(
+        fn every_response_survives_its_encoding(
             status in 100u16..600,
             headers in prop::collection::vec(("[a-z-]{1,12}", prop::collection::vec(any::<u8>(), 0..24)), 0..6),
             body in prop::collection::vec(any::<u8>(), 0..256),

@@ -1,4 +1,4 @@
-//! Whose key it is and what it was used for: Tenant, Operation, and the RecordId that both give.
+//! The scope of a key: tenant, operation, and the record id that is derived from them.
 //!
 //! The id is an unkeyed digest, so that rotating a secret loses no record. It must not know fingerprints.
 
@@ -10,15 +10,15 @@ use sha2::{Digest, Sha256};
 
 use crate::key::Key;
 
-/// Whose key it is, taken from authentication and never from the body.
+/// The owner of a key, taken from authentication and never from the body.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(Box<str>);
 
 impl Tenant {
-    /// Longest tenant name. Account ids and hashed credentials are far shorter; the name stands in every row.
+    /// Longest tenant name, in bytes. Account ids and hashed credentials are far shorter; every row stores the name.
     pub const LEN_MAX: usize = 255;
 
-    /// A tenant by name: 1 to 255 bytes, no control characters (it is printed in tables).
+    /// Creates a tenant by name: 1 to 255 bytes, no control characters (it is printed in tables).
     pub fn new(name: &str) -> Result<Tenant, TenantError> {
         if name.is_empty() || name.len() > Self::LEN_MAX || name.chars().any(char::is_control) {
             return Err(TenantError);
@@ -26,12 +26,12 @@ impl Tenant {
         Ok(Tenant(name.into()))
     }
 
-    /// The one tenant of a deployment that has no others (`--tenant none`).
+    /// Returns the single tenant of a deployment without tenants (`--tenant none`).
     pub fn only() -> Tenant {
         Tenant("-".into())
     }
 
-    /// The name.
+    /// Returns the name of the tenant.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -48,34 +48,34 @@ impl fmt::Debug for Tenant {
 #[error("a tenant is 1 to 255 bytes without control characters")]
 pub struct TenantError;
 
-/// Method and concrete path: what the key was used for.
+/// The operation that a key was used for: method and concrete path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Operation {
-    /// The HTTP method, upper case.
+    /// HTTP method in upper case.
     pub method: Box<str>,
-    /// The path as sent: the concrete one, never a route's pattern.
+    /// Concrete path as sent, never a route's pattern.
     pub path: Box<str>,
 }
 
-/// All that names a Record: tenant, operation and key.
+/// The parts that identify a record: tenant, operation and key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// Whose it is.
+    /// Owner of the key.
     pub tenant: Tenant,
-    /// What for.
+    /// Operation that the key was used for.
     pub operation: Operation,
-    /// Under which key.
+    /// Key that the client sent.
     pub key: Key,
 }
 
 impl Identity {
-    /// What stands in a tombstone: whose it was and what for is not kept. No request can have it.
+    /// Returns the identity of a tombstone, which no longer stores tenant, operation and key. No request can have it.
     pub fn forgotten() -> Identity {
         let operation = Operation { method: "".into(), path: "".into() };
         Identity { tenant: Tenant("".into()), operation, key: Key::forgotten() }
     }
 
-    /// The identity that a store kept, or has forgotten; none if it is neither.
+    /// Reads a stored identity, or that of a tombstone; `None` if it is neither.
     pub fn stored(tenant: &str, method: &str, path: &str, key: &str) -> Option<Identity> {
         if tenant.is_empty() && key.is_empty() {
             return Some(Identity::forgotten());
@@ -84,17 +84,17 @@ impl Identity {
         Some(Identity { tenant: Tenant::new(tenant).ok()?, operation, key: Key::stored(key).ok()? })
     }
 
-    /// Whether it is that of a tombstone.
+    /// Returns whether this is the identity of a tombstone.
     pub fn is_forgotten(&self) -> bool {
         self.tenant.0.is_empty()
     }
 }
 
-/// How far one key reaches.
+/// Reach of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, minicbor::Encode, minicbor::Decode)]
 #[cbor(index_only)]
 pub enum ScopeRule {
-    /// Tenant, method and path: the same key on another endpoint is another record.
+    /// Tenant, method and path: the same key on another endpoint is a separate record.
     #[n(0)]
     Operation,
     /// Tenant alone: the same key on another endpoint is a mismatch.
@@ -102,20 +102,21 @@ pub enum ScopeRule {
     Tenant,
 }
 
-/// The fixed-width name of a Record in every store.
+/// The fixed-width id of a record in every store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RecordId([u8; RecordId::LEN]);
 
 impl RecordId {
-    /// A whole SHA-256: with a shorter one we would have to argue about collisions.
+    /// Bytes of an id: a whole SHA-256, because a shorter one would need an argument about collisions.
     pub const LEN: usize = 32;
 
-    /// The id of what `identity` names under `rule`.
+    /// Returns the id of the record that `identity` names under `rule`.
     pub fn of(identity: &Identity, rule: ScopeRule) -> RecordId {
         RecordId::bound(identity, rule, None)
     }
 
-    /// The same, for one principal of the tenant alone (`bind = "principal"`).
+    /// Returns the id of the record that `identity` names under `rule`, for one principal of the tenant if given (`bind
+    /// = "principal"`).
     pub fn bound(identity: &Identity, rule: ScopeRule, principal: Option<&str>) -> RecordId {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {
@@ -138,23 +139,23 @@ impl RecordId {
         RecordId(digest.finalize().into())
     }
 
-    /// The id with these bytes, as a store kept them.
+    /// Creates the id with these bytes, as a store returned them.
     pub fn from_bytes(bytes: [u8; RecordId::LEN]) -> RecordId {
         RecordId(bytes)
     }
 
-    /// The bytes, in the order in which stores sort.
+    /// Returns the bytes, in the order in which stores sort.
     pub fn as_bytes(&self) -> &[u8; RecordId::LEN] {
         &self.0
     }
 
-    /// The first 8 hex digits: how a record appears in logs, where no key may stand.
+    /// Returns the first 8 hex digits, by which logs name a record: they must not show its key.
     pub fn short(&self) -> String {
         self.to_string()[..8].to_owned()
     }
 }
 
-/// In the order of the bytes. Two digests differ in their first eight but for once in a lifetime, and those compare as one
+/// Orders ids by their bytes. Two digests almost always differ in their first eight bytes, and those compare as one
 /// number.
 impl Ord for RecordId {
     fn cmp(&self, other: &RecordId) -> Ordering {
@@ -181,12 +182,12 @@ impl fmt::Debug for RecordId {
     }
 }
 
-/// The first hex digits of a RecordId, as an operator types them.
+/// The first hex digits of a record id, as an operator types them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdPrefix(String);
 
 impl IdPrefix {
-    /// The smallest id that begins so, and the largest.
+    /// Returns the smallest and the largest id with this prefix.
     pub fn bounds(&self) -> (RecordId, RecordId) {
         let fill = |digit: char| {
             let hex: String =
@@ -215,7 +216,7 @@ impl FromStr for IdPrefix {
     }
 }
 
-/// Not the beginning of a record id.
+/// The text is not the beginning of a record id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a record id is 4 to 64 hex digits")]
 pub struct IdPrefixError;

@@ -1,4 +1,4 @@
-//! Instants of the store's clock. Nothing here can read a clock: a caller always says what time it is.
+//! Instants of the store's clock. Nothing here reads a clock: the caller always passes the time.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,32 +8,32 @@ use std::time::Duration;
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The instant so many microseconds after the epoch.
+    /// Creates the instant `micros` microseconds after the epoch.
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the epoch, the form that every store keeps.
+    /// Returns microseconds since the epoch, the form that every store keeps.
     pub const fn as_micros(self) -> i64 {
         self.0
     }
 
-    /// Whole seconds since the epoch, rounded down: HTTP dates carry no more.
+    /// Returns whole seconds since the epoch, rounded down: HTTP dates carry no more.
     pub const fn as_secs(self) -> i64 {
         self.0.div_euclid(1_000_000)
     }
 
-    /// This instant moved on. It saturates: a sum past the year 294,000 is "never", not an overflow.
+    /// Returns the instant `by` later. Saturates: a sum past the year 294,000 is "never", not an overflow.
     pub fn after(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// This instant moved back. It saturates, too.
+    /// Returns the instant `by` earlier. Saturates, too.
     pub fn before(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// How long from `earlier` to this instant; zero if `earlier` is in fact later.
+    /// Returns the time from `earlier` to this instant; zero if `earlier` is in fact later.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }

@@ -1,12 +1,12 @@
 //! Feeds a digest with parts that cannot run into each other.
 //!
-//! Each part is a tag, its length in eight bytes and its bytes. Without the lengths `?a=&a=b&c=` could be read
-//! as another query with the seam elsewhere; without the tags a raw body could pass for the JSON form of another.
+//! Each part is a tag, its length in eight bytes and its bytes. Without the lengths, `?a=&a=b&c=` could be read as
+//! another query, split elsewhere. Without the tags, a raw body could pass for the JSON form of another.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// What a part is. The numbers go into stored fingerprints: never reuse one, never renumber.
+/// Tag of a part. The numbers go into stored fingerprints: never reuse one, never renumber.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 pub(super) enum Part {
@@ -30,7 +30,7 @@ pub(super) enum Part {
     MultipartContent = 18,
 }
 
-/// A digest in the making.
+/// A digest that is fed part by part.
 pub(super) struct Framer(Hmac<Sha256>);
 
 impl Framer {
@@ -45,7 +45,7 @@ impl Framer {
         self.0.update(bytes);
     }
 
-    /// A part that may be absent, which is not the same as empty.
+    /// Adds a part that may be absent, which is not the same as empty.
     pub(super) fn optional(&mut self, part: Part, bytes: Option<&[u8]>) {
         match bytes {
             Some(bytes) => self.part(part, bytes),
@@ -58,5 +58,5 @@ impl Framer {
     }
 }
 
-/// Set in the tag of an absent part, which has no length and no bytes.
+/// Bit that is set in the tag of an absent part, which has no length and no bytes.
 const ABSENT: u8 = 0x80;

@@ -1,9 +1,9 @@
-//! `json-exact`: one text for all spellings of the same JSON value, and never one for two values.
+//! `json-exact`: one text for all spellings of a JSON value, and never one text for two values.
 //!
-//! Members in the order and strings with the escapes of RFC 8785, numbers by their exact decimal value
-//! (see `number`). A reader over tokens, because a tree of values has already lost repeated names and digits
-//! by the time one could look. What RFC 7493 forbids (repeated names, lone surrogates, bad UTF-8) has no such
-//! text: the caller then takes the body's bytes.
+//! Members are in the order of RFC 8785, strings have its escapes, and numbers are written by their exact decimal value
+//! (see `number`). It reads tokens, because a tree of values has already lost repeated names and digits. A body with
+//! what RFC 7493 forbids (repeated names, lone surrogates, bad UTF-8) has no such text: the caller then uses the body's
+//! bytes.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -13,22 +13,22 @@ use jiter::{Jiter, JiterError, Peek};
 use super::number;
 use super::pointer::{Pointer, token_is_index};
 
-/// The exact text of a JSON document.
+/// Returns the exact text of a JSON document.
 pub fn canonical(body: &[u8]) -> Result<Vec<u8>, NotExact> {
     Ok(select(body, &[], &[])?.rest)
 }
 
-/// Why a body has no exact text.
+/// Reason why a body has no exact text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NotExact {
-    /// Not a JSON document in UTF-8, or one with a lone surrogate, or with an integer of more digits than the
-    /// tokenizer takes (4300).
+    /// The body is not a JSON document in UTF-8, or has a lone surrogate, or an integer with more digits than the
+    /// tokenizer accepts (4300).
     #[error("the body is not JSON")]
     NotJson,
     /// An object has two members of one name, and receivers differ on which of them counts.
     #[error("an object in the body has two members of one name")]
     RepeatedName,
-    /// Deeper than [`DEPTH_MAX`].
+    /// The body is nested deeper than [`DEPTH_MAX`].
     #[error("the body is nested deeper than {DEPTH_MAX} levels")]
     TooDeep,
     /// A number too large or too small for any arithmetic.
@@ -36,23 +36,25 @@ pub enum NotExact {
     Exponent,
 }
 
-/// Arrays and objects within each other. Where serde_json and several other readers stop too, so a deeper body
-/// hardly reaches a handler; it also bounds how often one byte is moved when nested objects are put in order.
+/// Deepest nesting of arrays and objects. serde_json and several other readers stop here, too, so a deeper body hardly
+/// reaches a handler. It also bounds how often one byte is moved when nested objects are sorted.
 pub const DEPTH_MAX: usize = 128;
 
-/// A document read under pointers.
-pub(super) struct Selected {
-    /// The whole, without what was excluded.
+/// A document split by pointers.
+pub(super) struct Selection {
+    /// The whole document, without the excluded values.
     pub(super) rest: Vec<u8>,
-    /// The value of each included pointer, without what was excluded; `None` where it does not resolve.
+    /// The value of each included pointer, without the excluded values; `None` if it does not resolve.
     pub(super) included: Vec<Option<Vec<u8>>>,
 }
 
-/// Reads a document once, taking copies of what is included and dropping what is excluded on the way. An
-/// excluded member is gone with its name, so its absence looks the same; it still must be well-formed.
-pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> Result<Selected, NotExact> {
+/// Reads a document once, copies the included values and drops the excluded ones.
+///
+/// An excluded member is dropped with its name, so the result is the same as if it were absent; it still must be
+/// well-formed.
+pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> Result<Selection, NotExact> {
     let mut writer = Writer {
-        // Almost never longer than what was read: only numbers grow, by a few zeros.
+        // Almost never longer than the input: only numbers grow, by a few zeros.
         out: Vec::with_capacity(body.len() + 32),
         open: Vec::with_capacity(OPEN_AT_FIRST),
         members: Vec::with_capacity(MEMBERS_AT_FIRST),
@@ -64,10 +66,10 @@ pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> R
     let mut json = Jiter::new(body);
     let mut peek = json.peek()?;
     loop {
-        let ended = writer.begin_value(&mut json, peek)?;
-        let next = match ended {
-            Ended::Yes => writer.end_values(&mut json)?,
-            Ended::No(next) => Some(next),
+        let value = writer.begin_value(&mut json, peek)?;
+        let next = match value {
+            ValueStart::Complete => writer.end_values(&mut json)?,
+            ValueStart::Inner(next) => Some(next),
         };
         match next {
             Some(next) => peek = next,
@@ -75,16 +77,17 @@ pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> R
         }
     }
     json.finish()?;
-    Ok(Selected { rest: writer.out, included: writer.included })
+    Ok(Selection { rest: writer.out, included: writer.included })
 }
 
-/// Whether a value is complete, or which value inside it comes first.
-enum Ended {
-    Yes,
-    No(Peek),
+/// Result of reading the start of a value: it is complete, or the first value inside it comes next.
+enum ValueStart {
+    Complete,
+    Inner(Peek),
 }
 
-/// The document as far as it was read. Its own stack instead of recursion: depth is the sender's choice.
+/// The document as far as it has been read. It has an explicit stack instead of recursion, because the sender chooses
+/// the depth.
 #[derive(Default)]
 struct Writer<'r> {
     out: Vec<u8>,
@@ -93,23 +96,23 @@ struct Writer<'r> {
     members: Vec<Member>,
     /// Their names, decoded, end to end.
     names: Vec<u8>,
-    /// For putting an object's members in order.
+    /// Buffer for sorting an object's members.
     scratch: Vec<u8>,
-    /// Pointers that may still lead somewhere below the open containers, each by its remaining tokens.
+    /// Pointers that may still resolve below the open containers, each by its remaining tokens.
     aims: Vec<Aim<'r>>,
     /// Pointers that name a value now being read.
     hits: Vec<Hit>,
     included: Vec<Option<Vec<u8>>>,
 }
 
-/// An array or object whose end was not yet read.
+/// An array or object whose end has not been read yet.
 struct Open {
     kind: Kind,
-    /// Where its first byte after the bracket stands.
+    /// Offset of the first byte after its bracket.
     inside_from: usize,
-    /// Where the value being read begins, its comma and name included.
+    /// Offset of the entry being read, including its comma and name.
     entry_from: usize,
-    /// Where the value being read begins.
+    /// Offset of the value being read.
     value_from: usize,
     aims: Range<usize>,
 }
@@ -156,7 +159,7 @@ impl<'r> Writer<'r> {
     }
 
     /// Writes a scalar, or opens a container up to its first value.
-    fn begin_value(&mut self, json: &mut Jiter<'_>, peek: Peek) -> Result<Ended, NotExact> {
+    fn begin_value(&mut self, json: &mut Jiter<'_>, peek: Peek) -> Result<ValueStart, NotExact> {
         match peek {
             Peek::Object => {
                 let members_from = self.members.len();
@@ -164,17 +167,17 @@ impl<'r> Writer<'r> {
                 self.open(b'{', Kind::Object { members_from, names_from, sorted: true })?;
                 match json.known_object()? {
                     Some(name) => self.begin_member(name),
-                    None => return self.close(b'}').map(|()| Ended::Yes),
+                    None => return self.close(b'}').map(|()| ValueStart::Complete),
                 }
-                return Ok(Ended::No(json.peek()?));
+                return Ok(ValueStart::Inner(json.peek()?));
             }
             Peek::Array => {
                 self.open(b'[', Kind::Array { index: 0 })?;
                 let Some(first) = json.known_array()? else {
-                    return self.close(b']').map(|()| Ended::Yes);
+                    return self.close(b']').map(|()| ValueStart::Complete);
                 };
                 self.begin_element();
-                return Ok(Ended::No(first));
+                return Ok(ValueStart::Inner(first));
             }
             Peek::String => write_string(json.known_str()?, &mut self.out),
             Peek::Null => {
@@ -185,14 +188,14 @@ impl<'r> Writer<'r> {
                 let text: &[u8] = if json.known_bool(peek)? { b"true" } else { b"false" };
                 self.out.extend_from_slice(text);
             }
-            // Anything else that is no number either is refused by the number's own grammar.
+            // A token that is not a number either is rejected by the grammar of numbers.
             _ => number::write(json.known_number_bytes(peek)?, &mut self.out)?,
         }
-        Ok(Ended::Yes)
+        Ok(ValueStart::Complete)
     }
 
-    /// A value was completed: closes every container that ends with it. The next value, or `None` at the end
-    /// of the document.
+    /// Closes every container that ends with the value just completed. Returns the next value, or `None` at the end of
+    /// the document.
     fn end_values(&mut self, json: &mut Jiter<'_>) -> Result<Option<Peek>, NotExact> {
         loop {
             self.end_entry();
@@ -230,7 +233,7 @@ impl<'r> Writer<'r> {
     }
 
     fn close(&mut self, bracket: u8) -> Result<(), NotExact> {
-        // Only what `open` pushed is closed, each once.
+        // Each container that `open` pushed is closed once.
         let Some(open) = self.open.pop() else { return Ok(()) };
         if let Kind::Object { members_from, names_from, sorted } = open.kind {
             if !sorted {
@@ -275,23 +278,23 @@ impl<'r> Writer<'r> {
         self.follow(|token| token == name);
     }
 
-    /// Carries the pointers of the innermost container on to the entry that begins.
-    fn follow(&mut self, leads_there: impl Fn(&str) -> bool) {
+    /// Advances the pointers of the innermost container to the entry that begins.
+    fn follow(&mut self, matches_entry: impl Fn(&str) -> bool) {
         let Some(open) = self.open.last() else { return };
         let depth = self.open.len();
         let (aims, hits_from) = (open.aims.clone(), self.hits.len());
         for at in aims.clone() {
             let Aim { tokens, target } = self.aims[at];
             match tokens {
-                [token] if leads_there(token) => self.hits.push(Hit { depth, target }),
-                [token, tokens @ ..] if leads_there(token) => self.aims.push(Aim { tokens, target }),
+                [token] if matches_entry(token) => self.hits.push(Hit { depth, target }),
+                [token, tokens @ ..] if matches_entry(token) => self.aims.push(Aim { tokens, target }),
                 _ => {}
             }
         }
         self.forget_inside_excluded(hits_from, aims.end);
     }
 
-    /// Nothing inside an excluded value is included, nor the value itself.
+    /// Drops the pointers to an excluded value and into it: neither the value nor anything inside it is included.
     fn forget_inside_excluded(&mut self, hits_from: usize, aims_from: usize) {
         if self.hits[hits_from..].iter().any(|hit| hit.target == Target::Exclude) {
             self.hits.truncate(hits_from);
@@ -300,7 +303,7 @@ impl<'r> Writer<'r> {
         }
     }
 
-    /// The entry of the innermost container (or the document) was completed.
+    /// Completes the entry of the innermost container, or the document.
     fn end_entry(&mut self) {
         let depth = self.open.len();
         let (entry_from, value_from, aims_to) =
@@ -346,16 +349,16 @@ impl<'r> Writer<'r> {
 }
 
 impl From<JiterError> for NotExact {
-    fn from(_where_and_why: JiterError) -> NotExact {
+    fn from(_error: JiterError) -> NotExact {
         NotExact::NotJson
     }
 }
 
-/// A string with the escapes RFC 8785 keeps: those that must be, in their shortest form.
+/// Writes a string with the escapes of RFC 8785: only the necessary ones, in their shortest form.
 fn write_string(text: &str, out: &mut Vec<u8>) {
     let bytes = text.as_bytes();
     out.push(b'"');
-    // Folded, not searched: a loop without exit becomes a few wide compares, and nearly all strings pass.
+    // A fold, not a search: a loop without an early exit is vectorised, and nearly all strings need no escape.
     if bytes.iter().fold(false, |any, &byte| any | must_escape(byte)) {
         write_escaped(bytes, out);
     } else {
@@ -384,10 +387,10 @@ fn write_escaped(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The order of two UTF-8 texts by UTF-16 code units, without decoding either.
+/// Compares two UTF-8 texts by UTF-16 code units, without decoding either.
 ///
-/// UTF-8 sorts by code point, and so does UTF-16 but for one thing: what needs surrogates (in UTF-8 a first byte
-/// from 0xF0) sorts before U+E000 to U+FFFF (0xEE and 0xEF). Texts differ first either at such first bytes or
+/// UTF-8 sorts by code point, and so does UTF-16 with one exception: characters that need surrogates (in UTF-8 a first
+/// byte from 0xF0) sort before U+E000 to U+FFFF (0xEE and 0xEF). Two texts first differ either at such first bytes or
 /// where both orders agree.
 fn utf16_order(a: &[u8], b: &[u8]) -> Ordering {
     let differ = a.iter().zip(b).find(|(a, b)| a != b);
@@ -396,11 +399,12 @@ fn utf16_order(a: &[u8], b: &[u8]) -> Ordering {
     rank(a_byte).cmp(&rank(b_byte))
 }
 
-/// Room for open containers and for their members at first: those of a usual request.
+/// Initial capacity for open containers and for their members: that of a usual request.
 const OPEN_AT_FIRST: usize = 4;
 const MEMBERS_AT_FIRST: usize = 8;
 
-/// Room for names at first: those of a usual request. A longer body would be no reason for more, values may be all of it.
+/// Initial capacity for names: that of a usual request. A longer body is no reason for more, because it may be all
+/// values.
 const NAMES_AT_FIRST: usize = 128;
 
 #[cfg(test)]
@@ -421,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_taken_without_what_is_excluded_from_it() {
+    fn an_included_value_lacks_its_excluded_parts() {
         let pointers = |texts: &[&str]| -> Vec<Pointer> {
             texts.iter().map(|text| Pointer::parse(text).unwrap()).collect()
         };

@@ -1,12 +1,12 @@
-//! The media type of a request body: what counts of it, and which reading of the body it allows.
+//! The media type of a request body: what counts of it, and how it allows the body to be read.
 //!
-//! Names and charsets are compared without case because RFC 9110 says so; everything else of a parameter
-//! counts as sent. Two content-type lines, or one we cannot read, count as they are and allow no reading.
+//! Names and charsets are compared without case, because RFC 9110 says so; everything else of a parameter counts as
+//! sent. Two content-type lines, or one that cannot be read, count as they are, and the body counts by its bytes.
 
 use super::RequestView;
 use super::frame::{Framer, Part};
 
-/// A content-type field, read as far as it can be.
+/// A content-type field, parsed as far as possible.
 pub(crate) enum Media {
     Absent,
     Read { essence: Vec<u8>, parameters: Vec<(Vec<u8>, Vec<u8>)> },
@@ -35,7 +35,7 @@ impl Media {
             Media::Read { essence, parameters } => {
                 frames.part(Part::MediaType, essence);
                 for (name, value) in parameters {
-                    // A client picks a new boundary for every attempt, so it says nothing about the form.
+                    // A client picks a new boundary for every attempt, so the boundary does not count.
                     if !(self.is_form() && name == b"boundary") {
                         frames.part(Part::MediaParameter, name);
                         frames.part(Part::MediaValue, value);
@@ -50,24 +50,25 @@ impl Media {
         }
     }
 
-    /// `application/json` or any `+json` type. JSON is UTF-8 (RFC 8259), so another charset allows no reading.
+    /// Returns whether this is `application/json` or any `+json` type. JSON is UTF-8 (RFC 8259), so another charset
+    /// does not count as JSON.
     pub(crate) fn is_json(&self) -> bool {
         let Media::Read { essence, parameters } = self else { return false };
         let utf8 = |(name, value): &(Vec<u8>, Vec<u8>)| name != b"charset" || value == b"utf-8";
         (essence == b"application/json" || essence.ends_with(b"+json")) && parameters.iter().all(utf8)
     }
 
-    /// `application/x-amz-json-1.0` and its later versions: JSON as AWS's own protocols name it.
+    /// Returns whether this is `application/x-amz-json-1.0` or a later version: JSON as AWS's own protocols name it.
     pub(crate) fn is_amz_json(&self) -> bool {
         matches!(self, Media::Read { essence, .. } if essence.starts_with(b"application/x-amz-json-"))
     }
 
-    /// A form as browsers send it unless told otherwise.
+    /// Returns whether this is a form as browsers send it by default.
     pub(crate) fn is_urlencoded(&self) -> bool {
         matches!(self, Media::Read { essence, .. } if essence == b"application/x-www-form-urlencoded")
     }
 
-    /// The boundary of a `multipart/form-data` body, if it names exactly one.
+    /// Returns the boundary of a `multipart/form-data` body, if it names exactly one.
     pub(crate) fn form_boundary(&self) -> Option<&[u8]> {
         let Media::Read { parameters, .. } = self else { return None };
         let mut boundaries = parameters.iter().filter(|(name, _)| name == b"boundary");
@@ -83,7 +84,7 @@ impl Media {
 type Parameters = Vec<(Vec<u8>, Vec<u8>)>;
 
 fn read(line: &[u8]) -> Option<(Vec<u8>, Parameters)> {
-    // What nearly every request says: read as below, at once.
+    // Shortcut for what nearly every request sends; the code below returns the same.
     if line == b"application/json" {
         return Some((line.to_vec(), Vec::new()));
     }
@@ -121,7 +122,7 @@ pub(crate) fn read_parameters(mut rest: &[u8]) -> Option<Parameters> {
     rest.is_empty().then_some(parameters)
 }
 
-/// A token or a quoted string, without its quotes, and what follows it.
+/// Reads a token, or a quoted string without its quotes. Returns it and the bytes after it.
 fn read_value(rest: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let [b'"', quoted @ ..] = rest else {
         let end = rest.iter().position(|&byte| byte == b';' || byte.is_ascii_whitespace());

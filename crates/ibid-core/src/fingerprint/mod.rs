@@ -1,8 +1,9 @@
-//! Tells a retry from another request under the same key: a keyed digest over what was asked.
+//! Tells a retry from a different request under the same key, by a keyed digest over the request.
 //!
-//! A false match replays a wrong answer in silence; a false mismatch costs a visible refusal. So every doubt in
-//! here (two names alike, a broken surrogate, a stray boundary) falls back to the raw bytes, and nothing is
-//! repaired. No HTTP types: the HTTP layer implements [`RequestView`] over what the client sent, before any rewriting.
+//! A false match silently replays a wrong response; a false mismatch costs a visible refusal. So in every doubtful case
+//! (a repeated name, a broken surrogate, a stray boundary) the raw bytes count, and nothing is repaired. There are no
+//! HTTP types here: the HTTP layer implements [`RequestView`] over the request as the client sent it, before any
+//! rewriting.
 
 use std::fmt;
 
@@ -26,22 +27,24 @@ pub use secret::{Secret, SecretError, SecretId, Secrets};
 use frame::{Framer, Part};
 use media::Media;
 
-/// What was asked, as the fingerprint sees it.
+/// A request as the fingerprint sees it.
 pub trait RequestView: Send + Sync {
-    /// The method as sent; methods are case-sensitive.
+    /// Returns the method as sent; methods are case-sensitive.
     fn method(&self) -> &str;
-    /// The path of the target as sent, not decoded.
+    /// Returns the path of the target as sent, not decoded.
     fn path(&self) -> &str;
-    /// The query as sent, without its `?`; `None` when there was no `?`.
+    /// Returns the query as sent, without its `?`; `None` if there was no `?`.
     fn query(&self) -> Option<&str>;
-    /// Hands every line of the named field to `each`, in order. `name` is in lower case.
+    /// Passes every line of the named field to `each`, in order. `name` is in lower case.
     fn header_lines(&self, name: &str, each: &mut dyn FnMut(&[u8]));
-    /// The whole content as sent, still coded if it was.
+    /// Returns the whole content as sent, still coded if it was.
     fn body(&self) -> &[u8];
 }
 
-/// What a request asked, digested under a secret. Two are equal only if method, path, query, media type, the
-/// [fields that always count](counted_fields), the configured headers and the body are.
+/// A digest of a request, keyed with a secret.
+///
+/// Two are equal only if method, path, query, media type, the [fields that always count](counted_fields), the
+/// configured headers and the body are.
 #[derive(Clone, Copy)]
 pub struct Fingerprint {
     version: u8,
@@ -53,17 +56,17 @@ impl Fingerprint {
     /// Length of [`Fingerprint::to_bytes`]: version, secret, digest.
     pub const LEN: usize = 1 + SecretId::LEN + MAC_LEN;
 
-    /// The algorithm it was made by.
+    /// Returns the version of the algorithm that made it.
     pub fn version(&self) -> u8 {
         self.version
     }
 
-    /// The secret it was made under.
+    /// Returns the id of the secret that keyed it.
     pub fn secret(&self) -> SecretId {
         self.secret
     }
 
-    /// The form a store keeps.
+    /// Encodes the fingerprint as stores keep it.
     pub fn to_bytes(&self) -> [u8; Fingerprint::LEN] {
         let mut bytes = [0; Fingerprint::LEN];
         bytes[0] = self.version;
@@ -72,7 +75,7 @@ impl Fingerprint {
         bytes
     }
 
-    /// Reads what [`Fingerprint::to_bytes`] wrote; `None` for a version or a length this program does not know,
+    /// Decodes what [`Fingerprint::to_bytes`] wrote; `None` for a version or a length that this program does not know,
     /// which the caller must treat as a mismatch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Fingerprint> {
         let (&version, rest) = bytes.split_first()?;
@@ -83,7 +86,7 @@ impl Fingerprint {
     }
 }
 
-/// In constant time, because a stored fingerprint is compared with one an attacker can choose.
+/// Compares in constant time, because a stored fingerprint is compared with one that an attacker can choose.
 impl PartialEq for Fingerprint {
     fn eq(&self, other: &Fingerprint) -> bool {
         self.to_bytes().ct_eq(&other.to_bytes()).into()
@@ -92,7 +95,7 @@ impl PartialEq for Fingerprint {
 
 impl Eq for Fingerprint {}
 
-/// Without the digest: beside a guess at a small body it would confirm the guess to whoever has the secret.
+/// Leaves out the digest: it would confirm a guess at a small body to anyone who has the secret.
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fingerprint")
@@ -103,15 +106,17 @@ impl fmt::Debug for Fingerprint {
 }
 
 impl Secrets {
-    /// Digests what was asked under the newest secret and the newest version.
+    /// Digests a request under the newest secret and the newest version.
     pub fn fingerprint(&self, recipe: &Recipe, profile: Profile, asked: &dyn RequestView) -> Fingerprint {
         let mac = digest(self.newest(), VERSION, recipe, profile, asked);
         Fingerprint { version: VERSION, secret: self.newest().id(), mac }
     }
 
-    /// Whether the same was asked as when `stored` was made. It is made again by its own version and under its own
-    /// secret; `recipe` and `profile` are those stored beside it, not the ones configured today. A secret or version
-    /// we do not hold never matches.
+    /// Returns whether `asked` is the request that `stored` was made from.
+    ///
+    /// The digest is made again by the version and under the secret of `stored`. `recipe` and `profile` must be those
+    /// stored with it, not the ones configured today. A secret or version that this process does not have never
+    /// matches.
     pub fn matches(
         &self,
         stored: &Fingerprint,
@@ -128,21 +133,22 @@ impl Secrets {
         }
     }
 
-    /// Whether fingerprints made under this secret can still be judged.
+    /// Returns whether fingerprints made under this secret can still be compared.
     pub fn holds(&self, id: SecretId) -> bool {
         self.get(id).is_some()
     }
 }
 
-/// The request fields that make it another request for every API that reads them, and so always count: the method
-/// that an override field names, the operation that SOAP and AWS name in a field, and in profile stripe the account
-/// that the request acts for. In lower case, in the order in which they are digested.
+/// Returns the request fields that always count, in lower case, in the order in which they are digested.
+///
+/// Each makes a different request for every API that reads it: the method that an override field names, the operation
+/// that SOAP and AWS name in a field, and in profile stripe the account that the request acts for.
 pub fn counted_fields(profile: Profile) -> impl Iterator<Item = &'static str> {
-    let of_profile: &[&str] = match profile {
+    let profile_fields: &[&str] = match profile {
         Profile::Stripe => &STRIPE_COUNTED_FIELDS,
         _ => &[],
     };
-    COUNTED_FIELDS.iter().chain(of_profile).copied()
+    COUNTED_FIELDS.iter().chain(profile_fields).copied()
 }
 
 fn digest(
@@ -166,7 +172,7 @@ fn digest(
     for name in recipe.headers() {
         write_lines(&mut frames, name, asked);
     }
-    // What a coding hides cannot be read as JSON or as parts, and unpacking it would cost a bound on bombs.
+    // A coded body cannot be read as JSON or as parts, and decoding it would need a bound against decompression bombs.
     if coded || recipe.body() == BodyRule::Raw {
         frames.part(Part::Raw, asked.body());
     } else {
@@ -175,8 +181,10 @@ fn digest(
     frames.finish()
 }
 
-/// Writes each line of a field after the field's name, and nothing where there is no line: nearly every request has
-/// none of these. The configured headers that follow are a fixed number of names, so where these fields end is clear.
+/// Writes each line of a field after the field's name, and nothing if there is no line: nearly every request has none
+/// of these fields.
+///
+/// The configured headers that follow are a fixed number of names, so the end of these fields is unambiguous.
 fn write_present_lines(frames: &mut Framer, name: &str, asked: &dyn RequestView) {
     asked.header_lines(name, &mut |line| {
         frames.part(Part::HeaderName, name.as_bytes());
@@ -184,8 +192,8 @@ fn write_present_lines(frames: &mut Framer, name: &str, asked: &dyn RequestView)
     });
 }
 
-/// Writes a field's name and each of its lines, so that absent, empty and repeated are three things. Whether
-/// there was a line.
+/// Writes a field's name and each of its lines, so that absent, empty and repeated are three different things. Returns
+/// whether there was a line.
 fn write_lines(frames: &mut Framer, name: &str, asked: &dyn RequestView) -> bool {
     frames.part(Part::HeaderName, name.as_bytes());
     let mut any = false;
@@ -209,7 +217,7 @@ fn write_body(frames: &mut Framer, recipe: &Recipe, media: &Media, body: &[u8]) 
     }
 }
 
-/// Whether the body could be written as JSON. Nothing is written when it could not.
+/// Writes the body as JSON. Returns `false`, and writes nothing, if it cannot be read as JSON.
 fn write_json(frames: &mut Framer, recipe: &Recipe, body: &[u8]) -> bool {
     if recipe.include().is_empty() && recipe.exclude().is_empty() {
         return write_whole_json(frames, body);
@@ -220,8 +228,8 @@ fn write_json(frames: &mut Framer, recipe: &Recipe, body: &[u8]) -> bool {
         return true;
     }
     if selected.included.iter().all(Option::is_none) {
-        // Nothing asked for is there. An empty selection would make all such bodies alike, so all of it counts,
-        // the excluded parts too.
+        // The body has none of the included values. An empty selection would make all such bodies equal, so the whole
+        // body counts, including the excluded parts.
         return write_whole_json(frames, body);
     }
     for (pointer, value) in recipe.include().iter().zip(&selected.included) {
@@ -241,8 +249,8 @@ fn write_whole_json(frames: &mut Framer, body: &[u8]) -> bool {
     }
 }
 
-/// What keeps the digests of this version apart from those of others and from any other use of the same secret;
-/// `None` for a version this program does not know.
+/// Returns the prefix that separates the digests of this version from those of others and from any other use of the
+/// same secret; `None` for a version that this program does not know.
 fn domain(version: u8) -> Option<&'static [u8]> {
     match version {
         1 => Some(b"ibid fingerprint 1"),
@@ -251,22 +259,23 @@ fn domain(version: u8) -> Option<&'static [u8]> {
     }
 }
 
-/// The algorithm written into new fingerprints: these frames, `json-exact` and HMAC-SHA-256. Whatever changes
-/// the digest of any request is a new version, or old records would refuse their own retries. So is every change of
-/// the fields that always count.
+/// Algorithm of new fingerprints: these frames, `json-exact` and HMAC-SHA-256.
+///
+/// Any change to the digest of any request needs a new version, or old records would refuse their own retries. So does
+/// every change to the fields that always count.
 const VERSION: u8 = 2;
 
-/// Version 1 counted no field that was not configured.
+/// First version with fields that always count. Version 1 counted only configured fields.
 const VERSION_WITH_COUNTED_FIELDS: u8 = 2;
 
-/// Fields that make it another request in every profile.
+/// Fields that make a different request in every profile.
 const COUNTED_FIELDS: [&str; 5] =
     ["x-http-method-override", "x-http-method", "x-method-override", "soapaction", "x-amz-target"];
 
-/// Stripe scopes a key by the account that the request acts for.
+/// Fields that count in profile stripe: Stripe scopes a key by the account that the request acts for.
 const STRIPE_COUNTED_FIELDS: [&str; 2] = ["stripe-account", "stripe-context"];
 
-/// Bytes of HMAC-SHA-256, not truncated.
+/// Bytes of an HMAC-SHA-256, not truncated.
 const MAC_LEN: usize = 32;
 
 #[cfg(test)]

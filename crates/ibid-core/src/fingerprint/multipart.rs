@@ -1,11 +1,11 @@
-//! `multipart/form-data` by its parts: order, fields and bytes count, the boundary between them does not.
+//! Digests `multipart/form-data` by its parts: order, fields and bytes count, the boundary does not.
 //!
-//! Strict where RFC 2046 is lenient. Servers differ on bare line feeds, padding, preambles and folded lines; a
-//! body that two servers could take apart differently is none we may call equal to another, so it counts raw.
+//! The parser is strict where RFC 2046 is lenient. Servers differ on bare line feeds, padding, preambles and folded
+//! lines. If two servers could split a body differently, it must not equal another one, so it counts by its bytes.
 
 use super::frame::{Framer, Part};
 
-/// Writes the parts of a form. Whether it could be read; nothing is written when not.
+/// Writes the parts of a form. Returns `false`, and writes nothing, if it cannot be read.
 pub(super) fn write(frames: &mut Framer, boundary: &[u8], body: &[u8]) -> bool {
     let Some(parts) = read(boundary, body) else { return false };
     for part in parts {
@@ -16,20 +16,22 @@ pub(super) fn write(frames: &mut Framer, boundary: &[u8], body: &[u8]) -> bool {
         }
         frames.part(Part::MultipartContent, part.content);
     }
-    // Ends the list, or a form without parts would be no frame at all.
+    // Ends the list; otherwise a form without parts would write no frame at all.
     frames.part(Part::Multipart, b"end");
     true
 }
 
 /// One part of a form.
 pub(crate) struct FormPart<'b> {
-    /// Every field of the part, its name in lower case: the form field's name, the file's, the type.
+    /// All fields of the part, by their names in lower case: the form field's name, the file's, the type.
     pub(crate) fields: Vec<(Vec<u8>, &'b [u8])>,
     pub(crate) content: &'b [u8],
 }
 
-/// Takes a body apart. Each `--boundary` in it must be a delimiter, at the start of a line and with nothing
-/// else on it: one inside a content would be a seam to some servers and data to others.
+/// Splits a body into its parts.
+///
+/// Each `--boundary` in it must be a delimiter, at the start of a line and with nothing else on it. One inside a
+/// content would be a delimiter to some servers and data to others.
 pub(crate) fn read<'b>(boundary: &[u8], body: &'b [u8]) -> Option<Vec<FormPart<'b>>> {
     if boundary.is_empty() || boundary.len() > BOUNDARY_LEN_MAX || boundary.ends_with(b" ") {
         return None;
@@ -42,9 +44,9 @@ pub(crate) fn read<'b>(boundary: &[u8], body: &'b [u8]) -> Option<Vec<FormPart<'
             return matches!(after, b"" | b"\r\n").then_some(parts);
         }
         rest = rest.strip_prefix(b"\r\n")?;
-        let seam = find(rest, &dashed)?;
-        parts.push(read_part(rest[..seam].strip_suffix(b"\r\n")?)?);
-        rest = &rest[seam + dashed.len()..];
+        let delimiter = find(rest, &dashed)?;
+        parts.push(read_part(rest[..delimiter].strip_suffix(b"\r\n")?)?);
+        rest = &rest[delimiter + dashed.len()..];
     }
 }
 
@@ -57,7 +59,7 @@ fn read_part(part: &[u8]) -> Option<FormPart<'_>> {
         let line = &head[..line_to];
         let colon = line.iter().position(|&byte| byte == b':')?;
         let name = line[..colon].to_ascii_lowercase();
-        // Also refuses a folded line, which begins with a space, and a bare line feed before the colon.
+        // This also rejects a folded line, which begins with a space, and a bare line feed before the colon.
         if name.is_empty() || !name.iter().all(u8::is_ascii_graphic) || line.contains(&b'\n') {
             return None;
         }
@@ -71,9 +73,9 @@ fn read_part(part: &[u8]) -> Option<FormPart<'_>> {
 
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
     let (first, _) = what.split_first()?;
-    // The first byte alone settles nearly every place, and a file of megabytes has many.
+    // The first byte alone decides at nearly every offset, and a file of megabytes has many.
     bytes.windows(what.len()).position(|window| window[0] == *first && window == what)
 }
 
-/// Longest boundary RFC 2046 allows.
+/// Longest boundary that RFC 2046 allows.
 const BOUNDARY_LEN_MAX: usize = 70;

@@ -1,8 +1,7 @@
-//! JSON numbers by their exact decimal value, never through a double.
+//! Writes JSON numbers by their exact decimal value, never through a double.
 //!
-//! The text is the one ECMAScript would write, with as many digits as the value has. Where a double holds the
-//! value's digits this is byte for byte the text of RFC 8785; where it does not, RFC 8785 would round, and two
-//! amounts would become one.
+//! The text is the one that ECMAScript would write, with as many digits as the value has. If a double holds the value's
+//! digits, it is byte for byte the text of RFC 8785. Otherwise RFC 8785 would round, and two amounts would become one.
 
 use super::json_exact::NotExact;
 
@@ -10,7 +9,7 @@ use super::json_exact::NotExact;
 pub(super) fn write(token: &[u8], out: &mut Vec<u8>) -> Result<(), NotExact> {
     let digits = token.strip_prefix(b"-").unwrap_or(token);
     if digits.len() <= POINT_MAX as usize && digits[0] != b'0' && digits.iter().all(u8::is_ascii_digit) {
-        // Most numbers: an integer already in normal form.
+        // Most numbers are integers already in normal form.
         out.extend_from_slice(token);
         return Ok(());
     }
@@ -27,10 +26,10 @@ pub(super) fn write(token: &[u8], out: &mut Vec<u8>) -> Result<(), NotExact> {
     Ok(())
 }
 
-/// `0.d₁d₂…dₖ × 10^point` with neither d₁ nor dₖ zero; no digits at all for zero.
+/// The value `0.d₁d₂…dₖ × 10^point` with neither d₁ nor dₖ zero; no digits at all for zero.
 struct Decimal<'t> {
     negative: bool,
-    /// The digits that count, in two pieces because a point may stand between them.
+    /// The significant digits, in two pieces because a point may be between them.
     high: &'t [u8],
     low: &'t [u8],
     point: i64,
@@ -74,7 +73,7 @@ impl<'t> Decimal<'t> {
         self.high.len() + self.low.len()
     }
 
-    /// ECMA-262, Number::toString: `k` is our `len`, `n` our `point`.
+    /// Writes the number by ECMA-262, Number::toString: `k` is our `len`, `n` our `point`.
     fn write(&self, out: &mut Vec<u8>) {
         let len = self.len() as i64;
         if self.negative {
@@ -109,7 +108,7 @@ impl<'t> Decimal<'t> {
     }
 }
 
-/// An exponent, saturated far outside of what [`EXPONENT_MAX`] lets through.
+/// Reads an exponent, saturated far outside the range that [`EXPONENT_MAX`] allows.
 fn read_exponent(text: &[u8]) -> i64 {
     let (negative, digits) = match text {
         [b'-', digits @ ..] => (true, digits),
@@ -121,13 +120,15 @@ fn read_exponent(text: &[u8]) -> i64 {
     if negative { -value } else { value }
 }
 
-/// ECMAScript writes an integer out up to this many digits, and with an exponent beyond.
+/// Largest number of digits for which ECMAScript writes an integer without an exponent.
 const POINT_MAX: i64 = 21;
 
-/// ECMAScript writes up to five zeros after the point, and an exponent below.
+/// ECMAScript writes up to five zeros after the point, and an exponent for smaller values.
 const POINT_MIN: i64 = -6;
 
-/// Largest power of ten in either direction that counts as a number: what IEEE 754's widest decimal format holds
-/// (decimal128, 6144). Doubles end at 308, and receivers already disagree there whether the rest is zero,
-/// infinite or an error; past this one nobody computes with it, and the body counts by its bytes.
+/// Largest power of ten in either direction that counts as a number: that of IEEE 754's widest decimal format
+/// (decimal128, 6144).
+///
+/// Doubles end at 308, and beyond that receivers already disagree whether the value is zero, infinite or an error. Past
+/// 6144 no receiver computes with it, and the body counts by its bytes.
 const EXPONENT_MAX: i64 = 6144;

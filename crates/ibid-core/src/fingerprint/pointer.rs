@@ -1,4 +1,4 @@
-//! JSON pointers (RFC 6901): which part of a body a recipe speaks of.
+//! JSON pointers (RFC 6901), by which a recipe names parts of a body.
 
 use std::fmt;
 
@@ -12,19 +12,19 @@ pub struct Pointer {
     tokens: Vec<String>,
 }
 
-/// Why a text is no JSON pointer.
+/// Reason why a text is not a JSON pointer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PointerError {
-    /// A pointer is empty or begins with a slash.
+    /// The text is neither empty nor begins with a slash.
     #[error("a JSON pointer begins with `/`, this one does not: `{0}`")]
     NoSlash(String),
-    /// Only `~0` and `~1` are escapes.
+    /// The text has an escape other than `~0` and `~1`.
     #[error("a `~` in a JSON pointer is followed by `0` or `1`, not so in `{0}`")]
     Escape(String),
 }
 
 impl Pointer {
-    /// Reads a pointer in its string form (RFC 6901, section 3), not the URI fragment form.
+    /// Parses a pointer in its string form (RFC 6901, section 3), not the URI fragment form.
     pub fn parse(text: &str) -> Result<Pointer, PointerError> {
         let mut tokens = text.split('/');
         if tokens.next() != Some("") {
@@ -34,13 +34,15 @@ impl Pointer {
         Ok(Pointer { tokens: tokens.collect::<Result<_, _>>()?, text: text.to_owned() })
     }
 
-    /// As it was written.
+    /// Returns the pointer as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The part of a JSON text that it names, as it stands there; none if there is no such part, or no JSON on the way to
-    /// it. Of two members of one name the first counts.
+    /// Returns the part of a JSON text that the pointer names, unchanged. `None` if there is no such part, or if the
+    /// text is not JSON before it.
+    ///
+    /// Of two members of one name the first counts.
     pub fn find<'j>(&self, json: &'j [u8]) -> Option<&'j [u8]> {
         self.walk(json).ok().flatten()
     }
@@ -64,27 +66,27 @@ impl Pointer {
         Ok(Some(json.slice_to_current(start)))
     }
 
-    /// Its reference tokens, unescaped.
+    /// Returns the reference tokens, unescaped.
     pub(crate) fn tokens(&self) -> &[String] {
         &self.tokens
     }
 }
 
-/// Goes to the member of this name.
+/// Advances to the member of this name.
 fn member(json: &mut Jiter<'_>, name: &str) -> Result<Option<Peek>, JiterError> {
-    let mut is_it = json.known_object()?.map(|key| key == name);
-    while let Some(found) = is_it {
+    let mut is_match = json.known_object()?.map(|key| key == name);
+    while let Some(matches) = is_match {
         let peek = json.peek()?;
-        if found {
+        if matches {
             return Ok(Some(peek));
         }
         json.known_skip(peek)?;
-        is_it = json.next_key()?.map(|key| key == name);
+        is_match = json.next_key()?.map(|key| key == name);
     }
     Ok(None)
 }
 
-/// Goes to the element of this index.
+/// Advances to the element of this index.
 fn element(json: &mut Jiter<'_>, token: &str) -> Result<Option<Peek>, JiterError> {
     let (mut next, mut index) = (json.known_array()?, 0);
     while let Some(peek) = next {
@@ -98,8 +100,8 @@ fn element(json: &mut Jiter<'_>, token: &str) -> Result<Option<Peek>, JiterError
     Ok(None)
 }
 
-/// Whether a token names an array's element: digits without a leading zero. `-` names the element after the
-/// last, which is never there to be read.
+/// Returns whether a token names the array element `index`: digits without a leading zero. `-` names the element after
+/// the last, which can never be read.
 pub(crate) fn token_is_index(token: &str, index: usize) -> bool {
     let plain = token == "0" || !token.starts_with(['0', '+']);
     plain && token.parse() == Ok(index)
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_found_as_it_stands() {
+    fn a_part_is_returned_unchanged() {
         let json = br#" {"a": [ {"b" : 1.10}, "x\u0041", [], null ], "a/b": {"" : -0 }, "a": 2, "big": 12345678901234567890123 } "#;
         let find = |text: &str| {
             let part = Pointer::parse(text).unwrap().find(json);
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pointer_is_refused() {
+    fn an_invalid_pointer_is_refused() {
         assert_eq!(Pointer::parse("a"), Err(PointerError::NoSlash("a".into())));
         assert_eq!(Pointer::parse("#/a"), Err(PointerError::NoSlash("#/a".into())));
         for text in ["/~", "/~2", "/a/~b", "/~/0"] {

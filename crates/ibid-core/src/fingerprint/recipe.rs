@@ -1,11 +1,13 @@
-//! What of a request counts. A recipe is stored with the record it was used for, so that a retry after a change
-//! of configuration is judged by the rule its first attempt was.
+//! The parts of a request that count for its fingerprint.
+//!
+//! A recipe is stored with its record, so that a retry after a change of configuration is compared by the rule of its
+//! first attempt.
 
 use minicbor::{Decode, Encode};
 
 use super::Pointer;
 
-/// Which headers and which parts of the body count, beside method, path, query and media type, which always do.
+/// The headers and the parts of the body that count, besides method, path, query and media type, which always do.
 ///
 /// The default is no header and the whole body by its media type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
@@ -20,7 +22,7 @@ pub struct Recipe {
     body: BodyRule,
 }
 
-/// How a body is read.
+/// Reading of a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 #[cbor(index_only)]
 pub enum BodyRule {
@@ -28,13 +30,13 @@ pub enum BodyRule {
     #[default]
     #[n(0)]
     Auto,
-    /// By its bytes, whatever it is.
+    /// By its bytes, whatever its media type.
     #[n(1)]
     Raw,
 }
 
 impl Recipe {
-    /// Also counts every line of this header. The name is taken without regard to case.
+    /// Also counts every line of this header. The case of the name does not matter.
     pub fn with_header(mut self, name: &str) -> Recipe {
         self.headers.push(name.to_ascii_lowercase());
         self
@@ -46,34 +48,34 @@ impl Recipe {
         self
     }
 
-    /// Leaves this value of a JSON body out, also from what is included.
+    /// Leaves out this value of a JSON body, also from included values.
     pub fn with_exclude(mut self, pointer: Pointer) -> Recipe {
         self.exclude.push(pointer);
         self
     }
 
-    /// Reads the body by this rule. Pointers apply only where it is read as JSON.
+    /// Reads the body by this rule. Pointers apply only if it is read as JSON.
     pub fn with_body(mut self, rule: BodyRule) -> Recipe {
         self.body = rule;
         self
     }
 
-    /// The headers that count, in lower case.
+    /// Returns the headers that count, in lower case.
     pub fn headers(&self) -> &[String] {
         &self.headers
     }
 
-    /// The only values of a JSON body that count, if any are named.
+    /// Returns the only values of a JSON body that count, if any are named.
     pub fn include(&self) -> &[Pointer] {
         &self.include
     }
 
-    /// The values of a JSON body that do not count.
+    /// Returns the values of a JSON body that do not count.
     pub fn exclude(&self) -> &[Pointer] {
         &self.exclude
     }
 
-    /// How the body is read.
+    /// Returns how the body is read.
     pub fn body(&self) -> BodyRule {
         self.body
     }

@@ -1,45 +1,45 @@
-//! The secrets fingerprints are keyed with. Without one, a stored fingerprint of a short body could be guessed
-//! by trying all bodies.
+//! Secrets that key fingerprints. Without one, a stored fingerprint of a short body could be guessed by trying all
+//! bodies.
 
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// A secret, ready for use. The bytes themselves are not kept and `Debug` shows only the id.
+/// A secret, ready for use. The bytes themselves are not kept, and `Debug` shows only the id.
 #[derive(Clone)]
 pub struct Secret {
     id: SecretId,
     keyed: Hmac<Sha256>,
 }
 
-/// Names a secret without giving it away. Stored in every fingerprint made under it.
+/// Identifies a secret without revealing it. Stored in every fingerprint made under it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SecretId([u8; 4]);
 
-/// The secrets in use: the newest makes fingerprints, all of them are accepted.
+/// The secrets in use: the newest makes fingerprints, and all of them can verify.
 #[derive(Clone, Debug)]
 pub struct Secrets(Vec<Secret>);
 
-/// Why secrets were not taken.
+/// Reason why secrets were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Fewer bytes than [`Secret::LEN_MIN`].
+    /// The secret has fewer bytes than [`Secret::LEN_MIN`].
     #[error("a fingerprint secret has at least {min} bytes", min = Secret::LEN_MIN)]
     TooShort,
-    /// There must be one to write with.
+    /// The list is empty, so there is none to write with.
     #[error("there is no fingerprint secret")]
     NoSecret,
-    /// The same secret twice, or by rare chance two with one id.
+    /// A secret is listed twice, or by rare chance two have one id.
     #[error("two fingerprint secrets have the id `{0}`: list each once, or replace one")]
     SameId(SecretId),
 }
 
 impl Secret {
-    /// Fewest bytes we take. 128 bits cannot be searched; a shorter one is more likely a word than a secret.
+    /// Shortest secret, in bytes. 128 bits cannot be searched; a shorter one is more likely a word than a secret.
     pub const LEN_MIN: usize = 16;
 
-    /// Takes a secret of at least [`Secret::LEN_MIN`] bytes.
+    /// Creates a secret from at least [`Secret::LEN_MIN`] bytes.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Secret, SecretError> {
         let bytes = bytes.as_ref();
         if bytes.len() < Secret::LEN_MIN {
@@ -52,12 +52,13 @@ impl Secret {
         Ok(Secret { id: SecretId(id), keyed })
     }
 
-    /// Its name.
+    /// Returns the id of the secret.
     pub fn id(&self) -> SecretId {
         self.id
     }
 
-    /// Returns a digest of these parts, keyed with it. Each part is framed, so that other cuts of the same bytes differ.
+    /// Returns a digest of these parts, keyed with this secret. Each part is framed, so that the same bytes split
+    /// differently have another digest.
     pub fn digest(&self, parts: &[&[u8]]) -> [u8; 32] {
         let framed = parts.iter().fold(self.mac(), |mac, part| {
             mac.chain_update((part.len() as u64).to_be_bytes()).chain_update(part)
@@ -65,14 +66,14 @@ impl Secret {
         framed.finalize().into_bytes().into()
     }
 
-    /// A digest keyed with it, with the key's own blocks already hashed.
+    /// Returns a MAC keyed with this secret, with the key's own blocks already hashed.
     pub(super) fn mac(&self) -> Hmac<Sha256> {
         self.keyed.clone()
     }
 }
 
 impl Secrets {
-    /// Takes secrets, newest first.
+    /// Creates the list of secrets, newest first.
     pub fn new(secrets: Vec<Secret>) -> Result<Secrets, SecretError> {
         if secrets.is_empty() {
             return Err(SecretError::NoSecret);
@@ -96,15 +97,15 @@ impl Secrets {
 }
 
 impl SecretId {
-    /// Bytes of an id. Four tell a deployment's handful of secrets apart and tell nothing of use about them.
+    /// Bytes of an id. Four distinguish a deployment's handful of secrets and reveal nothing useful about them.
     pub const LEN: usize = 4;
 
-    /// The id as it is stored.
+    /// Returns the id as it is stored.
     pub fn to_bytes(self) -> [u8; SecretId::LEN] {
         self.0
     }
 
-    /// The id that was stored so.
+    /// Creates the id from its stored bytes.
     pub fn from_bytes(bytes: [u8; SecretId::LEN]) -> SecretId {
         SecretId(bytes)
     }
@@ -128,5 +129,5 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Keeps the id apart from every fingerprint made under the same secret.
+/// Prefix that separates the id from every fingerprint made under the same secret.
 const ID_DOMAIN: &[u8] = b"ibid secret id 1";

@@ -1,9 +1,9 @@
-//! What a fingerprint tells apart and what it does not, one story per rule.
+//! Stories about which requests a fingerprint distinguishes, one per rule.
 
 use super::json_exact::NotExact;
 use super::*;
 
-/// A request as a test tells it: a base order, changed by what each story needs.
+/// A request in a test: a base order, changed as each story needs.
 #[derive(Clone)]
 struct Request {
     method: &'static str,
@@ -39,7 +39,7 @@ impl Request {
     fn header(self, name: &'static str, line: &'static str) -> Request {
         self.with(|request| request.headers.push((name, line)))
     }
-    fn typed(self, media: &'static str) -> Request {
+    fn with_media(self, media: &'static str) -> Request {
         self.with(|request| request.headers = vec![("content-type", media)])
     }
 }
@@ -56,7 +56,7 @@ fn form(boundary: &'static str, body: &str) -> Request {
         "y" => "multipart/form-data; boundary=\"y\"",
         other => panic!("no media type for `{other}`"),
     };
-    post(body).typed(media)
+    post(body).with_media(media)
 }
 
 fn secrets() -> Secrets {
@@ -138,22 +138,22 @@ fn parts_cannot_run_into_each_other() {
 
 #[test]
 fn media_type_counts_by_meaning() {
-    let typed = |media| post("[1]").typed(media);
-    same(&typed("application/json"), &typed("Application/JSON"));
-    same(&typed("application/json;charset=UTF-8"), &typed("application/json ; Charset=\"utf-8\""));
-    differ(&typed("application/json"), &typed("application/json; charset=utf-8"));
-    differ(&typed("application/json"), &typed("application/vnd.api+json"));
-    differ(&typed("application/json; v=1"), &typed("application/json; v=2"));
-    differ(&typed("text/plain; a=\"b;c=d\""), &typed("text/plain; a=b; c=d"));
-    differ(&typed(""), &post("[1]").with(|r| r.headers.clear()));
-    differ(&typed("json"), &typed("json "));
-    // One JSON type and one that is none.
-    let spaced = |media| post("[ 1 ]").typed(media);
-    same(&typed("application/vnd.api+json"), &spaced("application/vnd.api+json"));
+    let of_media = |media| post("[1]").with_media(media);
+    same(&of_media("application/json"), &of_media("Application/JSON"));
+    same(&of_media("application/json;charset=UTF-8"), &of_media("application/json ; Charset=\"utf-8\""));
+    differ(&of_media("application/json"), &of_media("application/json; charset=utf-8"));
+    differ(&of_media("application/json"), &of_media("application/vnd.api+json"));
+    differ(&of_media("application/json; v=1"), &of_media("application/json; v=2"));
+    differ(&of_media("text/plain; a=\"b;c=d\""), &of_media("text/plain; a=b; c=d"));
+    differ(&of_media(""), &post("[1]").with(|r| r.headers.clear()));
+    differ(&of_media("json"), &of_media("json "));
+    // One JSON type and one other type.
+    let spaced = |media| post("[ 1 ]").with_media(media);
+    same(&of_media("application/vnd.api+json"), &spaced("application/vnd.api+json"));
     for media in
         ["text/plain", "application/jsonp", "application/json; charset=utf-16", "json", "", "a/b/json"]
     {
-        differ(&typed(media), &spaced(media));
+        differ(&of_media(media), &spaced(media));
     }
     let twice = |body: &str| post(body).header("content-type", "application/json");
     differ(&twice("[1]"), &twice("[ 1 ]"));
@@ -192,7 +192,7 @@ fn fields_that_make_it_another_request_always_count() {
         differ(&with("PUT"), &base);
         differ(&with(""), &base);
         differ(&with("PUT"), &with("PUT").header(name, "PUT"));
-        // A field that counts by itself and by configuration is no other field's line.
+        // A field that always counts and is also configured does not pass for a line of another field.
         let recipe = Recipe::default().with_header(name).with_header("v");
         differ_under(&recipe, &with("PUT").header("v", "1"), &base.clone().header("v", "PUT"));
         differ_under(&recipe, &with("PUT"), &base);
@@ -214,14 +214,14 @@ fn profile_stripe_counts_the_account_a_request_acts_for() {
 }
 
 #[test]
-fn integers_beyond_a_double_are_told_apart() {
+fn integers_beyond_a_double_are_distinguished() {
     differ_json("9007199254740992", "9007199254740993");
     differ_json("[9223372036854775807]", "[9223372036854775808]");
     differ_json("[10000000000000000999]", "[10000000000000001000]");
 }
 
 #[test]
-fn long_decimals_are_told_apart() {
+fn long_decimals_are_distinguished() {
     differ_json("[1.000000000000000005]", "[1]");
     differ_json("[0.1]", "[0.1000000000000000055511151231257827]");
 }
@@ -271,7 +271,7 @@ fn repeated_names_count_raw() {
     }
     differ_json(r#"{"a":1,"a":2}"#, r#"{"a":2}"#);
     differ_json(r#"{"a":1,"a":2}"#, r#"{"a":2,"a":1}"#);
-    // The same name in two objects is no repetition.
+    // A name that occurs in two objects is not repeated.
     assert!(canonical(r#"{"a":{"a":1},"b":{"a":1}}"#).is_ok());
 }
 
@@ -328,7 +328,7 @@ fn deep_bodies_count_raw_and_cost_no_stack() {
 }
 
 #[test]
-fn what_is_not_json_counts_raw() {
+fn a_body_that_is_not_json_counts_raw() {
     for body in [
         "",
         " ",
@@ -374,7 +374,7 @@ fn excluded_values_may_change_and_all_else_may_not() {
     differ_under(&recipe, &body("1", "1", "ann"), &body("1", "1", "bob"));
     let bare = post(r#"{"to":"ann","meta":{"v":1},"lines":[{"n":1}]}"#);
     same_under(&recipe, &body("1", "1", "ann"), &bare);
-    // What cannot be read as JSON is not cut up.
+    // A body that cannot be read as JSON counts whole.
     differ_under(
         &recipe,
         &post(r#"{"meta":{"sent_at":1,"sent_at":2}}"#),
@@ -408,7 +408,7 @@ fn a_body_with_nothing_included_counts_whole() {
 }
 
 #[test]
-fn exclusion_is_applied_to_what_is_included() {
+fn exclusion_applies_to_included_values() {
     let recipe = Recipe::default().with_include(pointer("/order")).with_exclude(pointer("/order/at"));
     let body = |at: u8, n: u8, note: u8| post(format!(r#"{{"order":{{"at":{at},"n":{n}}},"note":{note}}}"#));
     same_under(&recipe, &body(1, 1, 1), &body(2, 1, 2));
@@ -453,7 +453,7 @@ fn the_order_of_parts_counts() {
     same(&form("x", &of(&["a", "b"])), &form("y", &of(&["a", "b"])));
     differ(&form("x", &of(&["a", "b"])), &form("y", &of(&["b", "a"])));
     differ(&form("x", &of(&["a", "b"])), &form("y", &of(&["a"])));
-    differ(&form("x", &of(&[])), &post("").typed("multipart/form-data; boundary=x"));
+    differ(&form("x", &of(&[])), &post("").with_media("multipart/form-data; boundary=x"));
 }
 
 #[test]
@@ -472,7 +472,8 @@ fn a_form_that_can_be_read_in_two_ways_counts_raw() {
     ];
     for body in &bodies {
         same(&form("x", body), &form("x", body));
-        // A body counted raw is unlike itself under another boundary: its bytes, or how to read them, changed.
+        // A body that counts by its bytes differs from itself under another boundary: its bytes, or the way to read
+        // them, changed.
         if body.contains("BOUNDARY") {
             differ(&form("x", body), &form("y", body));
         }
@@ -572,7 +573,7 @@ fn stored_fingerprints_stay_valid() {
     let soap = order.clone().header("soapaction", "Pay").header("x-http-method-override", "PUT");
     let account = order.clone().header("stripe-account", "acct_1").header("stripe-context", "c");
     let (ietf, stripe) = (Profile::Ietf, Profile::Stripe);
-    // Version 1 digests neither `SOAPAction` nor an account, so they are as without.
+    // Version 1 digests neither `SOAPAction` nor an account, so its digests are the same with and without them.
     #[rustfmt::skip]
     let pinned = [
         ("897125fe54b4e30cd48eb5bea745c953ed4dcb56cfe20fd5335f17859be10499", "c96e4b8694054c414d8017696714c357e9aea14ec7f2ccacdc7bfad00345103a", &plain, ietf, &order),

@@ -1,53 +1,54 @@
-//! The key as a field of a form, urlencoded or multipart.
+//! Finds the key as a field of a form, urlencoded or multipart.
 
 use crate::fingerprint::{media, multipart};
 use crate::key::KeyError;
 
 /// Returns the value of the field `name` in an `application/x-www-form-urlencoded` body.
 pub(super) fn find_urlencoded(body: &[u8], name: &str) -> Result<Option<String>, KeyError> {
-    let mut found = None;
+    let mut text = None;
     for pair in body.split(|&byte| byte == b'&') {
         let equals = pair.iter().position(|&byte| byte == b'=').unwrap_or(pair.len());
         if !decodes_to(&pair[..equals], name) {
             continue;
         }
-        if found.is_some() {
+        if text.is_some() {
             return Err(KeyError::Repeated);
         }
         let value = pair.get(equals + 1..).unwrap_or_default();
-        found = Some(decode(value).ok_or(KeyError::Syntax)?);
+        text = Some(decode(value).ok_or(KeyError::Syntax)?);
     }
-    Ok(found)
+    Ok(text)
 }
 
 /// Returns the content of the part `name` in a `multipart/form-data` body.
 pub(super) fn find_multipart(boundary: &[u8], body: &[u8], name: &str) -> Result<Option<String>, KeyError> {
     let parts = multipart::read(boundary, body).ok_or(KeyError::Unsearchable)?;
-    let mut found = None;
+    let mut text = None;
     for part in parts {
         let field = PartName::of(&part).ok_or(KeyError::Unsearchable)?;
         if field.name != name.as_bytes() {
             continue;
         }
-        if found.is_some() {
+        if text.is_some() {
             return Err(KeyError::Repeated);
         }
         if field.is_file || is_coded(&part) {
             return Err(KeyError::NotText);
         }
-        found = Some(String::from_utf8(part.content.to_vec()).map_err(|_| KeyError::Syntax)?);
+        text = Some(String::from_utf8(part.content.to_vec()).map_err(|_| KeyError::Syntax)?);
     }
-    Ok(found)
+    Ok(text)
 }
 
-/// What the `Content-Disposition` of a part says.
+/// The name in the `Content-Disposition` of a part.
 struct PartName {
     name: Vec<u8>,
     is_file: bool,
 }
 
 impl PartName {
-    /// `None` unless there is one such field, of type `form-data`, with one plain name. Servers differ on the rest.
+    /// Reads the name of a part. Returns `None` unless there is one such field, of type `form-data`, with one plain
+    /// name. Servers differ on the rest.
     fn of(part: &multipart::FormPart<'_>) -> Option<PartName> {
         let mut dispositions = part.fields.iter().filter(|(name, _)| name == b"content-disposition");
         let (_, line) = dispositions.next()?;
@@ -74,7 +75,8 @@ fn is_coded(part: &multipart::FormPart<'_>) -> bool {
     part.fields.iter().any(|(name, value)| name == b"content-transfer-encoding" && !plain(value))
 }
 
-/// Whether an encoded name is `name`. An escape that is none stands for itself, as browsers and servers read it.
+/// Returns whether an encoded name decodes to `name`. An invalid escape is taken literally, as browsers and servers
+/// read it.
 fn decodes_to(encoded: &[u8], name: &str) -> bool {
     match decode(encoded) {
         Some(decoded) => decoded == name,
@@ -82,7 +84,7 @@ fn decodes_to(encoded: &[u8], name: &str) -> bool {
     }
 }
 
-/// `+` is a space and `%XX` a byte; `None` for a broken escape or bytes that are no UTF-8.
+/// Decodes `+` to a space and `%XX` to a byte; `None` for a broken escape or bytes that are not UTF-8.
 fn decode(encoded: &[u8]) -> Option<String> {
     let mut bytes = encoded.iter();
     let mut decoded = Vec::with_capacity(encoded.len());

@@ -1,8 +1,8 @@
-//! Where a request carries its key: header fields and places in the body, tried in order.
+//! Finds the key in a request: in header fields and members of the body, tried in order.
 //!
-//! The first source that is present decides. A source that is present and unreadable is an error, never a reason to
-//! try the next one: the client meant to send a key, and running the request without it, or under another key, would
-//! make its retry a second execution.
+//! The first source that is present decides. A source that is present and unreadable is an error, never a reason to try
+//! the next one. The client meant to send a key; if the request ran without it, or under another key, a retry would be
+//! a second execution.
 //!
 //! ```
 //! use ibid_core::key_source::KeyFrom;
@@ -25,44 +25,44 @@ use crate::key::{Key, KeyError, KeyForm};
 mod form;
 mod json;
 
-/// One place that may carry the key.
+/// A part of a request that may carry the key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeySource {
     /// A header field, by its name in lower case.
     Header(String),
-    /// A string in a JSON body; in a form body the field that the pointer's only token names.
+    /// A string in a JSON body, or in a form body the field that the pointer's only token names.
     Body(Pointer),
 }
 
-/// The places that may carry the key, in the order in which they are tried.
+/// The parts of a request that may carry the key, in the order in which they are tried.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyFrom(Vec<KeySource>);
 
-/// Why a text names no source, or a list of sources can't be used.
+/// Reason why a text names no source, or a list of sources cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeySourceError {
-    /// Neither `header:NAME`, `body:/pointer` nor a preset.
+    /// The text is neither `header:NAME`, `body:/pointer` nor a preset.
     #[error("`{0}` is no place for a key")]
     Unknown(String),
     /// `header:` with a name that no header has.
     #[error("`{0}` is not a header name")]
     HeaderName(String),
-    /// A field that means something else, or that differs from retry to retry.
+    /// The field means something else, or differs from retry to retry.
     #[error("`{0}` can't carry the key: the field means something else")]
     HeaderTaken(String),
-    /// `body:` with something that is no JSON pointer.
+    /// `body:` with a text that is not a JSON pointer.
     #[error("{0}")]
     Pointer(#[from] PointerError),
-    /// `body:` alone: the whole body is no key.
+    /// `body:` alone: the whole body cannot be the key.
     #[error("`body:` needs a pointer to the member that holds the key")]
     WholeBody,
-    /// No source at all.
+    /// The list has no source.
     #[error("there must be at least one place for the key")]
     Empty,
-    /// The same source twice.
+    /// One source is listed twice.
     #[error("`{0}` is there twice")]
     Repeated(String),
-    /// More than [`KeyFrom::SOURCES_MAX`].
+    /// The list has more than [`KeyFrom::SOURCES_MAX`] sources.
     #[error("there are more than {max} places for the key", max = KeyFrom::SOURCES_MAX)]
     TooMany,
 }
@@ -79,10 +79,10 @@ pub enum HeadSearch {
 }
 
 impl KeyFrom {
-    /// Most sources of one route. Each one in the body is a pass over it.
+    /// Largest number of sources of one route. Each source in the body costs a pass over it.
     pub const SOURCES_MAX: usize = 8;
 
-    /// These sources, in this order.
+    /// Creates a list of these sources, in this order.
     pub fn new(sources: Vec<KeySource>) -> Result<KeyFrom, KeySourceError> {
         if sources.is_empty() {
             return Err(KeySourceError::Empty);
@@ -98,14 +98,14 @@ impl KeyFrom {
         Ok(KeyFrom(sources))
     }
 
-    /// Reads sources as a configuration writes them: `header:NAME`, `body:/pointer` or the name of a preset.
+    /// Parses sources as a configuration writes them: `header:NAME`, `body:/pointer` or the name of a preset.
     pub fn parse<'t>(texts: impl IntoIterator<Item = &'t str>) -> Result<KeyFrom, KeySourceError> {
         let mut sources = Vec::new();
         for text in texts {
             match PRESETS.iter().find(|(name, _)| *name == text) {
-                Some((_, places)) => {
-                    for place in *places {
-                        sources.push(KeySource::parse(place)?);
+                Some((_, preset)) => {
+                    for text in *preset {
+                        sources.push(KeySource::parse(text)?);
                     }
                 }
                 None => sources.push(KeySource::parse(text)?),
@@ -114,17 +114,17 @@ impl KeyFrom {
         KeyFrom::new(sources)
     }
 
-    /// One header field. `name` must be a field name in lower case.
+    /// Creates a list of one header field. `name` must be a field name in lower case.
     pub(crate) fn header(name: &str) -> KeyFrom {
         KeyFrom(vec![KeySource::Header(name.to_owned())])
     }
 
-    /// The sources, in order.
+    /// Returns the sources, in order.
     pub fn sources(&self) -> &[KeySource] {
         &self.0
     }
 
-    /// The names of the header fields among them, in lower case.
+    /// Returns the names of the header fields among the sources, in lower case.
     pub fn header_names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|source| match source {
             KeySource::Header(name) => Some(name.as_str()),
@@ -132,7 +132,7 @@ impl KeyFrom {
         })
     }
 
-    /// Searches as far as the head alone decides. The body of `asked` is not looked at.
+    /// Searches as far as the head alone decides. Does not read the body of `asked`.
     pub fn find_in_head(&self, asked: &dyn RequestView, form: KeyForm) -> Result<HeadSearch, KeyError> {
         for source in &self.0 {
             match source {
@@ -147,12 +147,12 @@ impl KeyFrom {
         Ok(HeadSearch::Absent)
     }
 
-    /// The place of a published API where `asked` carries a key that this list does not look at.
+    /// Returns a source known from a published API that carries a key in `asked` but is not in this list.
     ///
     /// For advice only: nothing says that the value is meant as a key here.
     pub fn find_elsewhere(&self, asked: &dyn RequestView) -> Option<KeySource> {
-        let places = KNOWN_PLACES.iter().filter_map(|place| KeySource::parse(place).ok());
-        places.filter(|place| !self.0.contains(place)).find(|place| match place {
+        let sources = KNOWN_SOURCES.iter().filter_map(|text| KeySource::parse(text).ok());
+        sources.filter(|source| !self.0.contains(source)).find(|source| match source {
             KeySource::Header(name) => {
                 let mut is_there = false;
                 asked.header_lines(name, &mut |_| is_there = true);
@@ -162,15 +162,15 @@ impl KeyFrom {
         })
     }
 
-    /// Searches head and body; `None` when no source is present.
+    /// Searches head and body; `None` if no source is present.
     pub fn find(&self, asked: &dyn RequestView, form: KeyForm) -> Result<Option<Key>, KeyError> {
         for source in &self.0 {
-            let found = match source {
+            let key = match source {
                 KeySource::Header(name) => in_header(asked, name, form)?,
                 KeySource::Body(pointer) => in_body(asked, pointer)?,
             };
-            if found.is_some() {
-                return Ok(found);
+            if key.is_some() {
+                return Ok(key);
             }
         }
         Ok(None)
@@ -178,7 +178,7 @@ impl KeyFrom {
 }
 
 impl KeySource {
-    /// Reads `header:NAME` or `body:/pointer`.
+    /// Parses `header:NAME` or `body:/pointer`.
     pub fn parse(text: &str) -> Result<KeySource, KeySourceError> {
         match text.split_once(':') {
             Some(("header", name)) => {
@@ -218,7 +218,7 @@ impl fmt::Display for KeySource {
     }
 }
 
-/// The default is left out: it is the same for nearly every record, and absent from records of older versions.
+/// Leaves out the default: it is the same for nearly every record, and absent from records of older versions.
 impl<C> Encode<C> for KeyFrom {
     fn encode<W: minicbor::encode::Write>(
         &self,
@@ -249,14 +249,14 @@ impl<'b, C> Decode<'b, C> for KeyFrom {
     }
 }
 
-/// The key in a header field; `None` when there is no line.
+/// Returns the key in a header field; `None` if there is no line.
 fn in_header(asked: &dyn RequestView, name: &str, form: KeyForm) -> Result<Option<Key>, KeyError> {
     let mut lines = Vec::new();
     asked.header_lines(name, &mut |line| lines.push(line.to_vec()));
     Key::from_lines(lines.iter().map(Vec::as_slice), form)
 }
 
-/// The key in the body; `None` when the body is empty or names none.
+/// Returns the key in the body; `None` if the body is empty or names none.
 fn in_body(asked: &dyn RequestView, pointer: &Pointer) -> Result<Option<Key>, KeyError> {
     let body = asked.body();
     if body.is_empty() {
@@ -279,13 +279,13 @@ fn in_body(asked: &dyn RequestView, pointer: &Pointer) -> Result<Option<Key>, Ke
             _ => None,
         }
     } else {
-        // Some frameworks read JSON whatever the media type says, so such a body may hold a key for its receiver.
+        // Some frameworks read JSON whatever the media type says, so their receiver may find a key in such a body.
         return Err(KeyError::Unsearchable);
     };
     text.map(|text| Key::stored(&text)).transpose()
 }
 
-/// Whether a content coding hides the body. `identity` is none.
+/// Returns whether the body has a content coding. `identity` does not count.
 fn is_coded(asked: &dyn RequestView) -> bool {
     let mut coded = false;
     asked.header_lines("content-encoding", &mut |line| {
@@ -299,25 +299,25 @@ fn is_field_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(tchar)
 }
 
-/// The field of the IETF draft.
+/// Header field of the IETF draft.
 pub const DEFAULT_HEADER: &str = "idempotency-key";
 
-/// A name and the places that it stands for.
+/// A name and the sources that it stands for.
 pub type KeyFromPreset = (&'static str, &'static [&'static str]);
 
-/// The presets by name. Each lists where the clients of one published API put their key.
+/// The presets by name. Each lists the sources that the clients of one published API use.
 pub const PRESETS: [KeyFromPreset; 3] = [
     ("square", &["body:/idempotency_key"]),
     ("paypal", &["header:paypal-request-id"]),
-    // The same member is the form field of the Query protocol (EC2). The service decides which spelling it reads.
+    // The form field of the Query protocol (EC2) has the same name. The service decides which spelling it reads.
     (
         "aws",
         &["body:/clientToken", "body:/ClientToken", "body:/clientRequestToken", "body:/ClientRequestToken"],
     ),
 ];
 
-/// Where clients of published APIs put their keys.
-const KNOWN_PLACES: [&str; 10] = [
+/// Sources that clients of published APIs use.
+const KNOWN_SOURCES: [&str; 10] = [
     "header:idempotency-key",
     "header:x-idempotency-key",
     "header:paypal-request-id",

@@ -3,9 +3,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// A request: field lines and a body.
-struct Sent<'a>(&'a [(&'a str, &'a str)], &'a [u8]);
+struct HeaderAndBody<'a>(&'a [(&'a str, &'a str)], &'a [u8]);
 
-impl RequestView for Sent<'_> {
+impl RequestView for HeaderAndBody<'_> {
     fn method(&self) -> &str {
         "POST"
     }
@@ -32,11 +32,11 @@ fn key_from(texts: &[&str]) -> KeyFrom {
 }
 
 fn search(texts: &[&str], lines: &[(&str, &str)], body: &str) -> Result<Option<String>, KeyError> {
-    let found = key_from(texts).find(&Sent(lines, body.as_bytes()), KeyForm::QuotedOrBare);
-    found.map(|key| key.map(|key| key.as_str().to_owned()))
+    let key = key_from(texts).find(&HeaderAndBody(lines, body.as_bytes()), KeyForm::QuotedOrBare);
+    key.map(|key| key.map(|key| key.as_str().to_owned()))
 }
 
-/// What is found at `pointer` in a body of this media type.
+/// Searches at `pointer` in a body of this media type.
 fn in_body(pointer: &str, media: &str, body: &str) -> Result<Option<String>, KeyError> {
     search(&[&format!("body:{pointer}")], &[("content-type", media)], body)
 }
@@ -114,9 +114,9 @@ fn an_unreadable_source_is_never_passed_over() {
 }
 
 #[test]
-fn the_head_decides_as_far_as_it_can() {
+fn the_head_alone_decides_where_it_can() {
     let head = |texts: &[&str], lines: &[(&str, &str)]| {
-        key_from(texts).find_in_head(&Sent(lines, b"not looked at"), KeyForm::QuotedOrBare)
+        key_from(texts).find_in_head(&HeaderAndBody(lines, b"not looked at"), KeyForm::QuotedOrBare)
     };
     let key = Key::stored("a").unwrap();
     assert_eq!(head(&["header:x", "body:/k"], &[("x", "a")]), Ok(HeadSearch::Found(key)));
@@ -128,7 +128,7 @@ fn the_head_decides_as_far_as_it_can() {
 
 #[test]
 fn a_json_body_is_searched_by_pointer() {
-    for (pointer, body, found) in [
+    for (pointer, body, key) in [
         ("/k", r#" {"a":{"k":1},"k":"v"} "#, Ok(Some("v"))),
         ("/a/0/k", r#"{"a":[{"k":"v"},{"k":2}]}"#, Ok(Some("v"))),
         ("/k", r#"{"\u006b":"\u0076"}"#, Ok(Some("v"))),
@@ -154,20 +154,20 @@ fn a_json_body_is_searched_by_pointer() {
         ("/k", "k=v", Err(KeyError::Unsearchable)),
         ("/k", "\u{feff}{}", Err(KeyError::Unsearchable)),
     ] {
-        assert_eq!(in_body(pointer, JSON, body), found.map(|key| key.map(str::to_owned)), "{pointer} {body}");
+        assert_eq!(in_body(pointer, JSON, body), key.map(|key| key.map(str::to_owned)), "{pointer} {body}");
     }
     let long = format!(r#"{{"k":"{}"}}"#, "x".repeat(Key::LEN_MAX + 1));
     assert_eq!(in_body("/k", JSON, &long), Err(KeyError::TooLong));
     let deep = "[".repeat(100_000);
     assert_eq!(in_body("/k", JSON, &deep), Err(KeyError::Unsearchable));
     let latin = key_from(&["body:/k"]);
-    let sent = Sent(&[("content-type", JSON)], b"{\"k\":\"v\",\"a\":\"\xe9\"}");
+    let sent = HeaderAndBody(&[("content-type", JSON)], b"{\"k\":\"v\",\"a\":\"\xe9\"}");
     assert_eq!(latin.find(&sent, KeyForm::QuotedOrBare), Err(KeyError::Unsearchable));
 }
 
 #[test]
 fn a_form_is_searched_by_field_name() {
-    for (pointer, body, found) in [
+    for (pointer, body, key) in [
         ("/k", "a=1&k=v&b=2", Ok(Some("v"))),
         ("/k", "%6b=%76+w", Ok(Some("v w"))),
         ("/k", "k=a%3Db", Ok(Some("a=b"))),
@@ -182,7 +182,7 @@ fn a_form_is_searched_by_field_name() {
         ("/k", "k=%ff", Err(KeyError::Syntax)),
         ("/k", "k=%0a", Err(KeyError::Syntax)),
     ] {
-        assert_eq!(in_body(pointer, FORM, body), found.map(|key| key.map(str::to_owned)), "{pointer} {body}");
+        assert_eq!(in_body(pointer, FORM, body), key.map(|key| key.map(str::to_owned)), "{pointer} {body}");
     }
 }
 
@@ -194,7 +194,7 @@ fn a_multipart_form_is_searched_by_part_name() {
     };
     let file = part("Content-Disposition: form-data; name=\"k\"; filename=\"k.txt\"", "v");
     let coded = part("Content-Disposition: form-data; name=k\r\nContent-Transfer-Encoding: base64", "dg==");
-    for (parts, found) in [
+    for (parts, key) in [
         (named("a", "1") + &named("k", "v"), Ok(Some("v"))),
         (part("content-disposition: FORM-DATA; name=k", "v"), Ok(Some("v"))),
         (named("a", "k"), Ok(None)),
@@ -209,7 +209,7 @@ fn a_multipart_form_is_searched_by_part_name() {
     ] {
         let body = parts + "--b--\r\n";
         let read = in_body("/k", "multipart/form-data; boundary=b", &body);
-        assert_eq!(read, found.map(|key| key.map(str::to_owned)), "{body}");
+        assert_eq!(read, key.map(|key| key.map(str::to_owned)), "{body}");
     }
 }
 
@@ -244,8 +244,9 @@ fn sources_survive_their_bytes_and_the_default_takes_none() {
 #[test]
 fn a_key_in_another_known_place_is_noticed() {
     let elsewhere = |lines: &[(&str, &str)], body: &str| {
-        let found = key_from(&["header:idempotency-key"]).find_elsewhere(&Sent(lines, body.as_bytes()));
-        found.map(|place| place.to_string())
+        let source =
+            key_from(&["header:idempotency-key"]).find_elsewhere(&HeaderAndBody(lines, body.as_bytes()));
+        source.map(|source| source.to_string())
     };
     assert_eq!(elsewhere(&[("paypal-request-id", "a")], "").as_deref(), Some("header:paypal-request-id"));
     let json = [("content-type", JSON)];
@@ -261,8 +262,8 @@ proptest! {
     #[test]
     fn no_body_makes_a_search_panic(body: Vec<u8>, kind in 0..3usize) {
         let media = [JSON, FORM, "multipart/form-data; boundary=b"][kind];
-        let found = key_from(&["body:/k", "body:/0/k"]).find(&Sent(&[("content-type", media)], &body), KeyForm::QuotedOrBare);
-        if let Ok(Some(key)) = found {
+        let key = key_from(&["body:/k", "body:/0/k"]).find(&HeaderAndBody(&[("content-type", media)], &body), KeyForm::QuotedOrBare);
+        if let Ok(Some(key)) = key {
             prop_assert_eq!(Key::stored(key.as_str()), Ok(key));
         }
     }
@@ -288,11 +289,11 @@ proptest! {
             serde_json::Value::Null => Some(Ok(None)),
             _ => Some(Err(KeyError::NotText)),
         };
-        let found = in_body("/a", JSON, &body);
+        let key = in_body("/a", JSON, &body);
         match expected {
-            Some(expected) => prop_assert_eq!(found, expected, "{}", body),
-            // A value before the second one may be no string, which is noticed first.
-            None => prop_assert!(matches!(found, Err(KeyError::Repeated | KeyError::NotText)), "{}", body),
+            Some(expected) => prop_assert_eq!(key, expected, "{}", body),
+            // A value before the second one may not be a string, which is noticed first.
+            None => prop_assert!(matches!(key, Err(KeyError::Repeated | KeyError::NotText)), "{}", body),
         }
     }
 }

@@ -1,12 +1,14 @@
-//! What an Attempt says about its own work, in time or late. It counts as long as the Attempt is the record's owner.
+//! Decides on what an attempt reports about its own work, in time or late.
+//!
+//! A report counts as long as the attempt is the record's owner.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::{
-    AttemptResponse, Decision, PhaseStep, Verdict, change, completed, freed, kept_briefly, retained, same,
-    unknown, with, write,
+    AttemptResponse, Decision, PhaseStep, Verdict, change, draft_of, mark_completed, mark_freed,
+    mark_unknown, set_retention, shorten_retention, with_history, write,
 };
 use crate::change::{BodyKind, Change, Draft, Expect, History, HistoryKind, InstantChange, StoredBody};
 use crate::policy::ResponseClass;
@@ -14,56 +16,59 @@ use crate::proof::Proof;
 use crate::record::{ErrorCode, Nonce, Record, RecoveryPoint, State};
 use crate::time::Timestamp;
 
-/// The Attempt has an answer.
-pub(super) fn answered(
+/// Decides on [`Event::Answered`](super::Event::Answered): the attempt has a response.
+pub(super) fn apply_response(
     record: Option<&Record>,
     begun: &Record,
     nonce: Nonce,
     answer: &AttemptResponse,
     now: Timestamp,
 ) -> Verdict {
-    let mut class = class_of(begun, answer);
-    // What the handler says of itself does not tell what became of its call.
-    if class != ResponseClass::Stored && is_open(record, begun) {
+    let mut class = classify(begun, answer);
+    // The handler's response proves nothing about its external call, whose outcome is still open.
+    if class != ResponseClass::Stored && is_call_open(record, begun) {
         class = ResponseClass::Ambiguous;
     }
     let Some(record) = record else {
-        // Lost by a failover: what was executed is written down all the same.
-        return settled_by(None, begun, nonce, class, answer);
+        // A failover lost the record. The outcome is stored all the same.
+        return settle_by_class(None, begun, nonce, class, answer);
     };
     if record.owner != begun.owner {
-        return superseded(record, begun, nonce, class, answer, now);
+        return note_late_response(record, begun, nonce, class, answer, now);
     }
     match (state_to_its_attempt(record), class) {
-        (State::InProgress, _) => settled_by(Some(record), begun, nonce, class, answer),
-        // Late, but nobody has run since: the answer is the outcome.
+        (State::InProgress, _) => settle_by_class(Some(record), begun, nonce, class, answer),
+        // Late, but no other attempt has run since: the response is the outcome.
         (State::Unknown | State::Retryable, ResponseClass::Stored)
         | (State::Unknown, ResponseClass::Free { .. }) => {
-            settled_by(Some(record), begun, nonce, class, answer)
+            settle_by_class(Some(record), begun, nonce, class, answer)
         }
         (State::Unknown, ResponseClass::Ambiguous) => Verdict::Keep(Decision::Unsettled),
         (State::Retryable, _) => Verdict::Keep(Decision::Freed),
-        (State::Completed | State::Pending, _) => superseded(record, begun, nonce, class, answer, now),
+        (State::Completed | State::Pending, _) => {
+            note_late_response(record, begun, nonce, class, answer, now)
+        }
     }
 }
 
-/// The Attempt has proof that nothing was executed.
+/// Decides on [`Event::NotExecuted`](super::Event::NotExecuted): the attempt has proof that nothing was executed.
 pub(super) fn not_executed(record: Option<&Record>, begun: &Record, nonce: Nonce, why: ErrorCode) -> Verdict {
     match record {
-        None if is_open(None, begun) => uncertain(None, begun, nonce, why),
-        // Absent is free.
+        None if is_call_open(None, begun) => uncertain(None, begun, nonce, why),
+        // An absent record holds no key.
         None => Verdict::Keep(Decision::Freed),
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
-        // It speaks of the work at hand. What became of a call before it nobody knows all the same.
-        Some(record) if is_open(Some(record), begun) => uncertain(Some(record), begun, nonce, why),
+        // The proof is about the present work only. The outcome of an earlier call is still open.
+        Some(record) if is_call_open(Some(record), begun) => uncertain(Some(record), begun, nonce, why),
         Some(record) => match state_to_its_attempt(record) {
-            State::InProgress => {
-                Verdict::Write(write(record, nonce, freed(told(record, begun), why)), Decision::Freed)
-            }
+            State::InProgress => Verdict::Write(
+                write(record, nonce, mark_freed(draft_with_doubt(record, begun), why)),
+                Decision::Freed,
+            ),
             State::Unknown => {
-                let change = write(record, nonce, freed(told(record, begun), why));
+                let change = write(record, nonce, mark_freed(draft_with_doubt(record, begun), why));
                 Verdict::Write(
-                    with(change, HistoryKind::Settled, "the attempt came back: not executed"),
+                    with_history(change, HistoryKind::Settled, "the attempt came back: not executed"),
                     Decision::Freed,
                 )
             }
@@ -73,19 +78,19 @@ pub(super) fn not_executed(record: Option<&Record>, begun: &Record, nonce: Nonce
     }
 }
 
-/// The Attempt can't know what became of its work.
+/// Decides on [`Event::Uncertain`](super::Event::Uncertain): the attempt cannot know the outcome of its work.
 pub(super) fn uncertain(record: Option<&Record>, begun: &Record, nonce: Nonce, why: ErrorCode) -> Verdict {
     match record {
         None => {
-            let change = change(begun.id, Expect::Absent, nonce, unknown(anew(begun), why));
-            Verdict::Write(with(change, HistoryKind::Unknown, why.name()), Decision::Unsettled)
+            let change = change(begun.id, Expect::Absent, nonce, mark_unknown(reinsert(begun), why));
+            Verdict::Write(with_history(change, HistoryKind::Unknown, why.name()), Decision::Unsettled)
         }
         Some(record) if record.owner != begun.owner => Verdict::Keep(Decision::Superseded),
         Some(record) => match state_to_its_attempt(record) {
             State::InProgress => {
-                let change = write(record, nonce, unknown(told(record, begun), why));
+                let change = write(record, nonce, mark_unknown(draft_with_doubt(record, begun), why));
                 let detail = format!("attempt {}: {}", record.attempt, why.name());
-                Verdict::Write(with(change, HistoryKind::Unknown, detail), Decision::Unsettled)
+                Verdict::Write(with_history(change, HistoryKind::Unknown, detail), Decision::Unsettled)
             }
             State::Unknown => Verdict::Keep(Decision::Unsettled),
             State::Retryable => Verdict::Keep(Decision::Freed),
@@ -94,11 +99,14 @@ pub(super) fn uncertain(record: Option<&Record>, begun: &Record, nonce: Nonce, w
     }
 }
 
-/// The Attempt's transaction commits with an Effect that owes the answer: no lease is needed any more.
+/// Decides on [`Event::Owes`](super::Event::Owes): the attempt's transaction commits with an effect that owes the
+/// response.
+///
+/// The record needs no lease any more.
 pub(super) fn owes(record: Option<&Record>, begun: &Record, nonce: Nonce) -> Verdict {
     match record {
         Some(record) if record.owner == begun.owner && record.state == State::InProgress => {
-            let mut draft = same(record);
+            let mut draft = draft_of(record);
             draft.state = State::Pending;
             draft.flags.owed = true;
             Verdict::Write(write(record, nonce, draft), Decision::Owed)
@@ -107,7 +115,9 @@ pub(super) fn owes(record: Option<&Record>, begun: &Record, nonce: Nonce) -> Ver
     }
 }
 
-/// The Attempt is about to call the outside. From here to the Phase's end a lapse means that nobody knows.
+/// Decides on [`Event::Calling`](super::Event::Calling): the attempt is about to make an external call.
+///
+/// From here to the end of the phase, a lapse makes the outcome unknown.
 pub(super) fn calling(
     record: Option<&Record>,
     begun: &Record,
@@ -116,7 +126,7 @@ pub(super) fn calling(
 ) -> Verdict {
     match record {
         Some(record) if point.is_none_or(|point| is_next(record, point)) && is_running(record, begun) => {
-            let mut draft = same(record);
+            let mut draft = draft_of(record);
             draft.note.calling = point;
             draft.due_in = Some(record.policy.lease);
             Verdict::Write(write(record, nonce, draft), Decision::Advanced)
@@ -125,7 +135,9 @@ pub(super) fn calling(
     }
 }
 
-/// The Attempt finished one atomic piece of work. The point moves forward by one, never back.
+/// Decides on [`Event::Phase`](super::Event::Phase): the attempt finished one phase.
+///
+/// The recovery point moves forward by one, never back.
 pub(super) fn phase(
     record: Option<&Record>,
     begun: &Record,
@@ -135,7 +147,7 @@ pub(super) fn phase(
 ) -> Verdict {
     match record {
         Some(record) if is_next(record, step.point) && is_running(record, begun) => {
-            let mut draft = same(record);
+            let mut draft = draft_of(record);
             draft.point = step.point;
             draft.note.phases = Some(step.phases);
             draft.note.calling = None;
@@ -151,36 +163,41 @@ pub(super) fn phase(
     }
 }
 
-/// Whether nobody can tell what became of a call, and no run may make it again. What is in doubt could be called again,
-/// but of a record that is lost nobody knows any more how old its key is.
-fn is_open(record: Option<&Record>, begun: &Record) -> bool {
+/// Returns whether the outcome of an external call is open and no run may repeat the call.
+///
+/// An in-doubt call may be repeated under its key. But if the record is lost, the age of that key is not known any
+/// more.
+fn is_call_open(record: Option<&Record>, begun: &Record) -> bool {
     match record {
         Some(record) => record.note.calling.is_some(),
         None => begun.note.calling.is_some() || begun.note.doubt.is_some(),
     }
 }
 
-/// The row as it is, with the doubt that its Attempt began with or has come into, unless it could settle it.
-fn told(record: &Record, begun: &Record) -> Draft {
-    let mut draft = same(record);
-    // What is recorded meanwhile is in doubt no longer.
+/// Returns an unchanged draft of `record` with the in-doubt call that its attempt began with or came into, unless the
+/// result of that call was recorded.
+fn draft_with_doubt(record: &Record, begun: &Record) -> Draft {
+    let mut draft = draft_of(record);
+    // A call whose result has been recorded since is not in doubt any more.
     draft.note.doubt = begun.note.doubt.filter(|point| *point > record.point);
     draft.note.doubted = begun.note.doubted;
     draft
 }
 
-/// Whether `point` follows on the last one reached.
+/// Returns whether `point` directly follows the last recovery point of `record`.
 fn is_next(record: &Record, point: RecoveryPoint) -> bool {
     Some(point) == record.point.checked_add(1)
 }
 
-/// Whether the record is still the Attempt's to work on.
+/// Returns whether the attempt that began as `begun` still runs `record`.
 fn is_running(record: &Record, begun: &Record) -> bool {
     record.owner == begun.owner && record.state == State::InProgress
 }
 
-/// The record's state as its last Attempt must take it: an async record that waits for its next run is what
-/// `retryable` is to others. Nobody has run since, so a late answer is the outcome.
+/// Returns the record's state from the view of its last attempt.
+///
+/// An async record that waits for its next run counts as `retryable`: no attempt has run since, so a late response is
+/// the outcome.
 fn state_to_its_attempt(record: &Record) -> State {
     match record.state {
         State::Pending if !record.flags.owed => State::Retryable,
@@ -188,9 +205,10 @@ fn state_to_its_attempt(record: &Record) -> State {
     }
 }
 
-/// What the answer says about the work. A 5xx and a proof count only when the answer was read to its end, and what is not
-/// kept was not.
-fn class_of(begun: &Record, answer: &AttemptResponse) -> ResponseClass {
+/// Classifies the response by the policy that the record was begun with.
+///
+/// A 5xx and a proof count only if the response was read to its end. A response without bytes to store was not.
+fn classify(begun: &Record, answer: &AttemptResponse) -> ResponseClass {
     let proof = answer.proof.filter(|_| answer.kept.is_some());
     if answer.kept.is_none() && (answer.status >= 500 || answer.proof == Some(Proof::NotExecuted)) {
         return ResponseClass::Ambiguous;
@@ -198,18 +216,18 @@ fn class_of(begun: &Record, answer: &AttemptResponse) -> ResponseClass {
     begun.policy.classify(answer.status, answer.retry_after, proof)
 }
 
-/// What the answer makes of a record that is still this Attempt's.
-fn settled_by(
+/// Decides on a response to a record that still belongs to this attempt.
+fn settle_by_class(
     record: Option<&Record>,
     begun: &Record,
     nonce: Nonce,
     class: ResponseClass,
     answer: &AttemptResponse,
 ) -> Verdict {
-    // The reaper may have come meanwhile; whose it is the Attempt still knows.
+    // The reaper may have stripped the identity in the meantime; the attempt still has it.
     let from = record.map_or_else(
-        || anew(begun),
-        |record| Draft { identity: begun.identity.clone(), ..told(record, begun) },
+        || reinsert(begun),
+        |record| Draft { identity: begun.identity.clone(), ..draft_with_doubt(record, begun) },
     );
     let to = |draft| match record {
         Some(record) => write(record, nonce, draft),
@@ -218,34 +236,34 @@ fn settled_by(
     let late = record.is_some_and(|record| record.state != State::InProgress);
     let (mut change, decision) = match class {
         ResponseClass::Stored => {
-            let (draft, body) = completed(from, answer);
+            let (draft, body) = mark_completed(from, answer);
             let mut change = to(draft);
             let bodies = &mut Arc::make_mut(&mut change).bodies;
-            // At most one: by itself it would make room for four.
+            // At most one body. Without this, the `Vec` would allocate room for four.
             bodies.reserve_exact(1);
             bodies.extend(body);
             (change, Decision::Stored)
         }
         ResponseClass::Free { forget_fingerprint } => {
-            let mut draft = freed(from, ErrorCode::Refused);
-            // What was done for this request, or will run again by itself, is nobody else's.
-            // Nor is what an earlier run may have begun outside, under a key of this generation.
-            let begun_outside = draft.point > 0 || draft.attempt > 1 || draft.note.doubt.is_some();
-            if forget_fingerprint && draft.state == State::Retryable && !begun_outside {
+            let mut draft = mark_freed(from, ErrorCode::Refused);
+            // The key stays with this request if phases were committed for it or it will run again. It also stays if an
+            // earlier run may have made an external call under a key of this generation.
+            let is_bound = draft.point > 0 || draft.attempt > 1 || draft.note.doubt.is_some();
+            if forget_fingerprint && draft.state == State::Retryable && !is_bound {
                 draft.fingerprint = None;
-                kept_briefly(&mut draft);
+                shorten_retention(&mut draft);
             }
             (to(draft), Decision::Freed)
         }
         ResponseClass::Ambiguous => {
-            let mut draft = unknown(from, ErrorCode::ServerError);
+            let mut draft = mark_unknown(from, ErrorCode::ServerError);
             draft.note.unproven = Some(answer.status);
             let detail = format!("attempt {}: answered {}", begun.attempt, answer.status);
-            (with(to(draft), HistoryKind::Unknown, detail), Decision::Unsettled)
+            (with_history(to(draft), HistoryKind::Unknown, detail), Decision::Unsettled)
         }
     };
     if late {
-        change = with(
+        change = with_history(
             change,
             HistoryKind::LateAnswer,
             format!("attempt {} answered {}", begun.attempt, answer.status),
@@ -254,9 +272,11 @@ fn settled_by(
     Verdict::Write(change, decision)
 }
 
-/// The record went on without this Attempt. If its answer means that work was done twice, or done where a failure is
-/// stored, a person must hear of it.
-fn superseded(
+/// Decides on a response of an attempt that no longer owns the record, or came too late to change it.
+///
+/// If the response means that work was done twice, or was done although a failure is stored, an operator must learn of
+/// it.
+fn note_late_response(
     record: &Record,
     begun: &Record,
     nonce: Nonce,
@@ -279,17 +299,17 @@ fn superseded(
     }
     let detail = format!("attempt {} answered {} after the record had gone on", begun.attempt, answer.status);
     if record.state == State::Completed && !record.is_expired(now) {
-        // The stored answer stays as it is. Its retention begins again, for a person needs time to look.
-        let mut draft = same(record);
-        retained(&mut draft);
+        // The stored response stays. Its retention starts over, because an operator needs time to look.
+        let mut draft = draft_of(record);
+        set_retention(&mut draft);
         draft.flags.dead_letter = true;
         return Verdict::Write(
-            with(write(record, nonce, draft), HistoryKind::LateAnswer, detail),
+            with_history(write(record, nonce, draft), HistoryKind::LateAnswer, detail),
             Decision::Superseded,
         );
     }
-    // Another Attempt is at it, or its outcome is open: its lease and Version are not to be touched. Or it is expired,
-    // perhaps forgotten, and must not come back. So only the history grows.
+    // Only the history grows. If another attempt runs or the outcome is open, the lease and the version must stay. If
+    // the record is expired, perhaps forgotten, it must not come back.
     let change = Change {
         id: record.id,
         expect: Expect::Anything,
@@ -303,7 +323,7 @@ fn superseded(
     Verdict::Write(Arc::new(change), Decision::Superseded)
 }
 
-/// The record as the Attempt began it, to be inserted again.
-fn anew(begun: &Record) -> Draft {
-    Draft { created: InstantChange::Now, ran: InstantChange::Now, ..same(begun) }
+/// Returns a draft that inserts the lost record again, as the attempt began it.
+fn reinsert(begun: &Record) -> Draft {
+    Draft { created: InstantChange::Now, ran: InstantChange::Now, ..draft_of(begun) }
 }

@@ -1,4 +1,5 @@
-//! The states of an effect, one outbox row: a call to the outside that has to be made. Pure, like the rest of the machine.
+//! Decides the states of effects. An effect is one outbox row: an external call that has to be made. Pure, like the
+//! rest of the machine.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::record::Nonce;
 pub enum EffectState {
     /// The call has to be made.
     Queued = 1,
-    /// A worker holds it under a lease.
+    /// A worker holds the effect under a lease.
     Claimed = 2,
     /// The call was made and its result recorded.
     Done = 3,
@@ -26,7 +27,7 @@ pub enum EffectState {
 }
 
 impl EffectState {
-    /// Every state, in the order of its codes.
+    /// All states, in the order of their codes.
     pub const ALL: [EffectState; 6] = [
         EffectState::Queued,
         EffectState::Claimed,
@@ -36,69 +37,71 @@ impl EffectState {
         EffectState::Discarded,
     ];
 
-    /// The word for each state, in the order of [`ALL`](Self::ALL).
+    /// Names of the states, in the order of [`ALL`](Self::ALL).
     pub const NAMES: [&'static str; 6] = ["queued", "claimed", "done", "unknown", "dead", "discarded"];
 
-    /// The state of an effect that has just been enqueued.
+    /// State of an effect that has just been enqueued.
     pub const ENQUEUED: EffectState = EffectState::Queued;
 
-    /// The state of a new dead letter that is no call of ours, but something that an operator must see.
+    /// State of a new dead letter that is not a call of ours, but a notice to an operator.
     pub const LETTER: EffectState = EffectState::Dead;
 
-    /// The states of dead letters: those that always are, and those that are while they are not due
+    /// States of dead letters: the first always is one, the second while it is not due
     /// ([`is_dead_letter`](Self::is_dead_letter)).
     pub const DEAD_LETTERS: (EffectState, EffectState) = (EffectState::Dead, EffectState::Unknown);
 
-    /// The code that stores keep.
+    /// Returns the code that stores keep.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The state with this code.
+    /// Returns the state with this code.
     pub fn from_code(code: u8) -> Option<EffectState> {
         EffectState::ALL.into_iter().find(|state| state.code() == code)
     }
 
-    /// The word for it, as in the contract.
+    /// Returns the state's name, as in the contract.
     pub fn name(self) -> &'static str {
         EffectState::NAMES[self as usize - 1]
     }
 
-    /// The state with this name.
+    /// Returns the state with this name.
     pub fn from_name(name: &str) -> Option<EffectState> {
         EffectState::ALL.into_iter().find(|state| state.name() == name)
     }
 
-    /// Whether the effect is over: no call will be made, and no operator has to look at it.
+    /// Returns whether the effect is over: no call will be made, and no operator has to look at it.
     pub fn is_final(self) -> bool {
         matches!(self, EffectState::Done | EffectState::Discarded)
     }
 
-    /// Whether an effect in this state is a dead letter: only an operator, or evidence from outside, moves it on. An
-    /// unknown one is a dead letter while no verification is due.
+    /// Returns whether an effect in this state is a dead letter: only an operator, or evidence from outside, changes
+    /// it.
+    ///
+    /// An unknown effect is a dead letter while no verification is due.
     pub fn is_dead_letter(self, is_due: bool) -> bool {
         let (always, unless_due) = EffectState::DEAD_LETTERS;
         self == always || (self == unless_due && !is_due)
     }
 }
 
-/// What a worker claims an effect for.
+/// Reason for which a worker claims an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimReason {
-    /// The worker that held it went silent.
+    /// The lease of the previous claim has lapsed.
     Lapsed,
-    /// Ask the provider whether its call was made.
+    /// The provider has to be asked whether the call was made.
     Verify,
-    /// Make its call.
+    /// The call has to be made.
     Call,
 }
 
 impl ClaimReason {
-    /// Every reason, in the order in which a worker looks for them. Lapsed claims and open questions come first: they
-    /// are few, and a full queue must not starve them.
+    /// All reasons, in the order in which a worker looks for them. Lapsed claims and verifications come first: they are
+    /// few, and a full queue must not starve them.
     pub const ALL: [ClaimReason; 3] = [ClaimReason::Lapsed, ClaimReason::Verify, ClaimReason::Call];
 
-    /// The state of due effects that are claimed for this reason, and their state while a worker holds them.
+    /// Returns the state of due effects that are claimed for this reason, and their state while a worker holds them.
     pub fn states(self) -> (EffectState, EffectState) {
         match self {
             ClaimReason::Lapsed => (EffectState::Claimed, EffectState::Claimed),
@@ -107,7 +110,7 @@ impl ClaimReason {
         }
     }
 
-    /// Whether the claim counts as a try. Questions count, so that they end.
+    /// Returns whether the claim counts as a try. Verifications count, so that they end.
     pub fn is_try(self) -> bool {
         self != ClaimReason::Lapsed
     }
@@ -116,64 +119,64 @@ impl ClaimReason {
 /// The part of an effect that its next state depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// Its state.
+    /// State of the effect now.
     pub state: EffectState,
-    /// How often it was claimed.
+    /// Number of claims so far.
     pub tries: u32,
-    /// How often it may be claimed before it is dead.
+    /// Number of claims after which it is dead.
     pub tries_max: u32,
-    /// What may be done about an uncertain call, as of now.
+    /// Safe way to treat an uncertain call, as of now.
     pub doubt: Doubt,
 }
 
 impl Effect {
-    /// Whether it is only a letter to an operator: it may not be tried even once.
+    /// Returns whether it is only a letter, a notice to an operator: it may not be tried even once.
     pub fn is_letter(&self) -> bool {
         self.tries_max == 0
     }
 }
 
-/// What may be done about a call that may have been made.
+/// Safe way to treat a call that may have been made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
-    /// Make it again: the provider deduplicates by our key, and still remembers it.
+    /// Repeat the call: the provider deduplicates by our key, and still remembers it.
     Repeat,
     /// Ask whether it was made, after this pause.
     Verify {
-        /// How long a call may still be in flight.
+        /// Time for which a call may still be in flight.
         settle: Duration,
     },
     /// Only an operator can find out.
     Stop,
 }
 
-/// What happened to an effect.
+/// An event in the life of an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EffectEvent {
-    /// A worker takes it.
+    /// A worker claims the effect.
     Claim,
     /// The call was made and its result recorded.
     Made,
-    /// The call certainly had no effect; `after` is the provider's `Retry-After`.
+    /// The call certainly had no effect.
     NotMade {
-        /// When the provider wants to be asked again.
+        /// The provider's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
     /// The provider refused permanently.
     Refused,
     /// The call may have been made.
     Uncertain,
-    /// The claim's lease ran out.
+    /// The lease of the claim has lapsed.
     Lapsed,
-    /// `verify` was asked whether an uncertain or lapsed call was made; none: it could not tell.
+    /// `verify` was asked whether an uncertain or lapsed call was made. `None`: it could not tell.
     Verified(Option<bool>),
-    /// An operator wants it made.
+    /// An operator wants the call made.
     Retry,
-    /// An operator wants it gone.
+    /// An operator wants the effect discarded.
     Discard,
 }
 
-/// The next state of an effect, and the pause after which it is due there. `None` leaves it alone.
+/// Next state of an effect, and the pause after which it is due there. `None` leaves the effect alone.
 pub type EffectVerdict = Option<(EffectState, Option<Duration>)>;
 
 /// Returns the next state of an effect.
@@ -183,32 +186,33 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
     match (effect.state, event) {
         (Queued, Claim) => Some((Claimed, None)),
         (Claimed | Unknown, Made) => Some((Done, None)),
-        (Claimed, NotMade { after }) => Some(again(effect, after)),
+        (Claimed, NotMade { after }) => Some(requeue(effect, after)),
         (Claimed, Refused) => Some((Dead, None)),
         (Claimed, Uncertain | Lapsed) => Some(match effect.doubt {
-            // The last try may have made it: that is not known, and not dead.
+            // The last try may have made the call, so the effect is unknown, not dead.
             Doubt::Repeat if effect.tries >= effect.tries_max => (Unknown, None),
-            Doubt::Repeat => again(effect, None),
+            Doubt::Repeat => requeue(effect, None),
             Doubt::Verify { settle } => (Unknown, Some(settle)),
-            // Where the provider does not deduplicate, an uncertain call is never made again blindly.
+            // If the provider does not deduplicate, an uncertain call is never repeated blindly.
             Doubt::Stop => (Unknown, None),
         }),
-        // Also while it waits for its next try: whichever try made the call, it is done.
+        // Also while it waits for its next try: whichever try made the call, the effect is done.
         (Queued | Claimed | Unknown, Verified(Some(true))) => Some((Done, None)),
-        (Claimed | Unknown, Verified(Some(false))) => Some(again(effect, None)),
+        (Claimed | Unknown, Verified(Some(false))) => Some(requeue(effect, None)),
         (Claimed | Unknown, Verified(None)) if effect.tries >= effect.tries_max => Some((Unknown, None)),
         (Claimed | Unknown, Verified(None)) => Some((Unknown, Some(backoff(effect.tries)))),
-        // It was never enqueued, so there is nothing to make.
+        // A letter was never enqueued, so there is no call to make.
         (_, Retry) if effect.is_letter() => None,
-        // The operator answers for making it (again).
+        // The operator vouches for making the call (again).
         (Dead | Unknown, Retry) => Some((Queued, Some(Duration::ZERO))),
         (Dead | Unknown, Discard) => Some((Discarded, None)),
         _ => None,
     }
 }
 
-/// Returns the write that `event` leads to, without result, provider id and error: these are the caller's to fill in.
-/// `None` leaves the effect alone.
+/// Returns the write that `event` leads to, or `None` if it leaves the effect alone.
+///
+/// The caller fills in result, provider id and error.
 ///
 /// `jitter` is from 0 to 1, drawn by the caller. It spreads the pause over 0.75 to 1.25 of its length, so that effects
 /// which failed together do not retry together.
@@ -232,7 +236,7 @@ pub fn change_effect(
         tries: if event == EffectEvent::Retry { 0 } else { effect.tries },
         due_in: pause.map(|pause| pause.mul_f64(0.75 + 0.5 * jitter).max(pause_min)),
         called: match event {
-            // No call was made, or an operator answers for it: the provider's memory counts from the next call.
+            // No call was made, or an operator vouches for the next one: the provider's memory counts from that call.
             EffectEvent::Verified(Some(false)) | EffectEvent::Retry => InstantChange::Clear,
             _ => InstantChange::Keep,
         },
@@ -245,8 +249,9 @@ pub fn change_effect(
     })
 }
 
-/// Queued again with backoff, never sooner than the provider wishes; dead once the tries are used up.
-fn again(effect: &Effect, after: Option<Duration>) -> (EffectState, Option<Duration>) {
+/// Queues the effect again with backoff, never sooner than the provider's `Retry-After`. If the tries are used up, the
+/// effect is dead.
+fn requeue(effect: &Effect, after: Option<Duration>) -> (EffectState, Option<Duration>) {
     if effect.tries >= effect.tries_max {
         return (EffectState::Dead, None);
     }
@@ -265,35 +270,35 @@ mod tests {
         Effect { state, tries, tries_max: 5, doubt }
     }
 
-    fn goes(state: EffectState, doubt: Doubt, event: EffectEvent) -> Option<EffectState> {
+    fn next_state(state: EffectState, doubt: Doubt, event: EffectEvent) -> Option<EffectState> {
         decide_effect(&effect(state, doubt, 1), event).map(|(to, _)| to)
     }
 
     #[test]
     fn a_lapsed_claim_is_made_again_only_if_that_is_safe() {
-        assert_eq!(goes(Claimed, Doubt::Repeat, Lapsed), Some(Queued));
-        assert_eq!(goes(Claimed, Doubt::Stop, Lapsed), Some(Unknown));
-        let asked = Doubt::Verify { settle: SETTLE };
-        assert_eq!(decide_effect(&effect(Claimed, asked, 1), Lapsed), Some((Unknown, Some(SETTLE))));
+        assert_eq!(next_state(Claimed, Doubt::Repeat, Lapsed), Some(Queued));
+        assert_eq!(next_state(Claimed, Doubt::Stop, Lapsed), Some(Unknown));
+        let verify = Doubt::Verify { settle: SETTLE };
+        assert_eq!(decide_effect(&effect(Claimed, verify, 1), Lapsed), Some((Unknown, Some(SETTLE))));
         for state in [Claimed, Unknown] {
-            assert_eq!(goes(state, asked, Verified(Some(true))), Some(Done));
-            assert_eq!(goes(state, asked, Verified(Some(false))), Some(Queued));
-            assert_eq!(goes(state, asked, Verified(None)), Some(Unknown));
+            assert_eq!(next_state(state, verify, Verified(Some(true))), Some(Done));
+            assert_eq!(next_state(state, verify, Verified(Some(false))), Some(Queued));
+            assert_eq!(next_state(state, verify, Verified(None)), Some(Unknown));
         }
     }
 
     #[test]
-    fn a_verification_that_never_tells_ends_with_a_person() {
-        let asked = Doubt::Verify { settle: SETTLE };
-        assert_eq!(decide_effect(&effect(Unknown, asked, 5), Verified(None)), Some((Unknown, None)));
-        assert!(decide_effect(&effect(Unknown, asked, 4), Verified(None)).unwrap().1.is_some());
+    fn a_verification_that_never_tells_ends_in_a_dead_letter() {
+        let verify = Doubt::Verify { settle: SETTLE };
+        assert_eq!(decide_effect(&effect(Unknown, verify, 5), Verified(None)), Some((Unknown, None)));
+        assert!(decide_effect(&effect(Unknown, verify, 4), Verified(None)).unwrap().1.is_some());
     }
 
     #[test]
     fn a_call_whose_result_is_uncertain_is_never_made_again_blindly() {
         assert_eq!(decide_effect(&effect(Claimed, Doubt::Stop, 1), Uncertain), Some((Unknown, None)));
         for event in [Claim, NotMade { after: None }, Lapsed, Uncertain] {
-            assert_eq!(goes(Unknown, Doubt::Stop, event), None, "{event:?}");
+            assert_eq!(next_state(Unknown, Doubt::Stop, event), None, "{event:?}");
         }
     }
 
@@ -310,12 +315,12 @@ mod tests {
             decide_effect(&effect(Claimed, Doubt::Repeat, 5), NotMade { after: None }),
             Some((Dead, None))
         );
-        assert_eq!(goes(Claimed, Doubt::Repeat, Refused), Some(Dead));
+        assert_eq!(next_state(Claimed, Doubt::Repeat, Refused), Some(Dead));
         assert_eq!(
-            (goes(Dead, Doubt::Repeat, Retry), goes(Dead, Doubt::Repeat, Discard)),
+            (next_state(Dead, Doubt::Repeat, Retry), next_state(Dead, Doubt::Repeat, Discard)),
             (Some(Queued), Some(Discarded))
         );
-        assert_eq!(goes(Dead, Doubt::Repeat, Claim), None);
+        assert_eq!(next_state(Dead, Doubt::Repeat, Claim), None);
     }
 
     #[test]
@@ -340,8 +345,8 @@ mod tests {
             Discard,
         ];
         for event in all {
-            assert_eq!(goes(Done, Doubt::Repeat, event), None, "{event:?}");
-            assert_eq!(goes(Discarded, Doubt::Repeat, event), None, "{event:?}");
+            assert_eq!(next_state(Done, Doubt::Repeat, event), None, "{event:?}");
+            assert_eq!(next_state(Discarded, Doubt::Repeat, event), None, "{event:?}");
         }
     }
 
@@ -362,7 +367,7 @@ mod tests {
         for reason in ClaimReason::ALL {
             let (from, to) = reason.states();
             let claimed = (reason == ClaimReason::Call).then_some(to);
-            assert_eq!(goes(from, Doubt::Stop, Claim), claimed, "{reason:?}");
+            assert_eq!(next_state(from, Doubt::Stop, Claim), claimed, "{reason:?}");
             assert_eq!(from == to, claimed.is_none(), "no other claim changes the state: {reason:?}");
         }
     }

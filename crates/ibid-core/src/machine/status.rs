@@ -1,13 +1,14 @@
-//! What a record means to the client that sent its request. It says nothing about who may run the request next: that is
-//! `request`'s to decide.
+//! Translates a record into the status that its client may see.
+//!
+//! It does not decide who may run the request next; `request` does.
 
 use crate::record::{Record, State};
 use crate::time::Timestamp;
 
-/// What a client may be told about its record.
+/// The status of a record as its client may see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusView {
-    /// The retention is over: the record says nothing any more.
+    /// The retention is over, and the record no longer counts.
     Expired,
     /// A response will come: an attempt runs, a worker will run the request, or an effect owes the response.
     Open,
@@ -19,14 +20,14 @@ pub enum StatusView {
     Retryable,
     /// It is not known whether the request was executed.
     Unknown {
-        /// Until when a late response or a reconciler may settle it. None: only an operator can.
+        /// Time until which a late response or a reconciler may settle it. `None`: only an operator can.
         settles_by: Option<Timestamp>,
     },
 }
 
-/// Returns what the client may be told about `record` at the store's time `now`.
+/// Returns the client's view of `record` at the store's time `now`.
 pub fn describe(record: &Record, now: Timestamp) -> StatusView {
-    // Expiry comes before every other question, also where the reaper has not come yet.
+    // Expiry comes before every other check, even if the reaper has not removed the record yet.
     if record.is_expired(now) {
         return StatusView::Expired;
     }

@@ -1,12 +1,15 @@
-//! What sweeper, reaper, worker, reconciler, webhook and operator do to a record. Each acts by compare-and-set on what
-//! it saw; only these paths, and the late owner itself, leave `unknown`.
+//! Decides on the events of sweeper, reaper, worker, reconciler, webhook and operator.
+//!
+//! Each of them writes by compare-and-set on the version that it read. Only these paths, and the late owner itself,
+//! leave `unknown`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    AttemptResponse, Decision, Observation, ObservedBy, Verdict, as_it_is, backoff, change, completed, freed,
-    request::run_again, rewrite, same, spread, unknown, with, write,
+    AttemptResponse, Decision, Observation, ObservedBy, Verdict, backoff, change, draft_of,
+    draft_with_time_left, mark_completed, mark_freed, mark_unknown, request::run_again, rewrite, spread,
+    with_history, write,
 };
 use crate::change::{Change, Draft, Expect, HistoryKind, InstantChange};
 use crate::effect::KEY_WINDOW;
@@ -17,12 +20,14 @@ use crate::refusal::Refusal;
 use crate::response::Response;
 use crate::time::Timestamp;
 
-/// A worker takes a pending record. What nobody took in time is not begun after all: its client was told how long.
+/// Decides on [`Event::Claim`](super::Event::Claim): a worker claims a pending record.
+///
+/// A record past its pending deadline does not run any more, because its client knows the deadline.
 pub(super) fn claim(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
     match record {
-        Some(record) if is_overdue(record, now) => never_claimed(Some(record), nonce, now),
+        Some(record) if is_overdue(record, now) => time_out_pending(Some(record), nonce, now),
         Some(record) if record.state == State::Pending && !record.flags.owed && record.is_due(now) => {
-            let mut draft = same(record);
+            let mut draft = draft_of(record);
             draft.state = State::InProgress;
             draft.owner = nonce;
             draft.attempt = record.attempt.saturating_add(1);
@@ -35,7 +40,7 @@ pub(super) fn claim(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Ve
     }
 }
 
-/// Whether it was accepted to be run and nobody ever did, past the deadline.
+/// Returns whether the request was accepted and its deadline has passed before any worker claimed it.
 fn is_overdue(record: &Record, now: Timestamp) -> bool {
     record.state == State::Pending
         && !record.flags.owed
@@ -43,40 +48,45 @@ fn is_overdue(record: &Record, now: Timestamp) -> bool {
         && record.created_at.after(record.policy.pending_deadline) <= now
 }
 
-/// The sweeper found the lease run out, or a call in doubt that nobody has settled.
-pub(super) fn lapsed(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
+/// Decides on [`Event::Lapsed`](super::Event::Lapsed): the sweeper found a lapsed lease, or an in-doubt call that no
+/// attempt has settled.
+pub(super) fn sweep_lapsed(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
     match record {
         Some(record) if record.state == State::InProgress && record.is_due(now) => {
-            // After a jump of the store's clock a lapse may be none: nobody is let run for one lease.
-            if careful && runs_again(record) {
+            // After a jump of the store's clock the owner may still be alive, so nothing runs again for one lease.
+            if careful && may_run_again(record) {
                 return Verdict::Keep(Decision::Wait { overlong: false });
             }
             Verdict::Write(lapse(record, nonce), Decision::Settled)
         }
         Some(record) if !careful && is_past_key_window(record, now) => {
-            Verdict::Write(forgotten(record, nonce), Decision::Settled)
+            Verdict::Write(mark_key_forgotten(record, nonce), Decision::Settled)
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// Whether a call is in doubt that can't be made again: the provider may have forgotten its key. It counts from the first
-/// request, for nobody notes when the key is first used.
+/// Returns whether the record has an in-doubt call that must not be repeated, because the provider may have forgotten
+/// its key.
+///
+/// The window counts from the first request: the first use of the key is not recorded.
 pub(super) fn is_past_key_window(record: &Record, now: Timestamp) -> bool {
     record.state == State::Retryable
         && record.note.doubt.is_some()
         && record.created_at.after(KEY_WINDOW) <= now
 }
 
-/// What becomes of a call in doubt that can't be made again.
-pub(super) fn forgotten(record: &Record, nonce: Nonce) -> Arc<Change> {
+/// Makes a record unknown whose in-doubt call must not be repeated.
+pub(super) fn mark_key_forgotten(record: &Record, nonce: Nonce) -> Arc<Change> {
     let why = record.note.last_error.unwrap_or(ErrorCode::TimedOut);
-    let change = write(record, nonce, unknown(same(record), why));
+    let change = write(record, nonce, mark_unknown(draft_of(record), why));
     let detail = format!("attempt {}: a call may have been made, and its key be forgotten", record.attempt);
-    with(change, HistoryKind::Unknown, detail)
+    with_history(change, HistoryKind::Unknown, detail)
 }
 
-/// A sweeper that can run the handler takes over. What can't be resumed is left to [`lapsed`].
+/// Decides on [`Event::Resume`](super::Event::Resume): a sweeper that can run the handler takes the record over.
+///
+/// A record that cannot be resumed is left to [`sweep_lapsed`].
 pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
     match record {
         Some(record)
@@ -85,11 +95,11 @@ pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
                 && record.is_due(now)
                 && record.policy.on_lapse == OnLapse::Resume
                 && !record.flags.asynchronous
-                && runs_again(record) =>
+                && may_run_again(record) =>
         {
-            taken_over(record, nonce, "the sweeper")
+            take_over(record, nonce, "the sweeper")
         }
-        // Freed in doubt, and its client has not come back.
+        // The record was released with an in-doubt call, and its client has not retried.
         Some(record)
             if !careful
                 && record.state == State::Retryable
@@ -100,75 +110,82 @@ pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
         {
             let change = rewrite(record, Expect::Due(record.version), nonce, run_again(record, nonce));
             let detail = format!("attempt {} left a call in doubt; resumed by the sweeper", record.attempt);
-            Verdict::Write(with(change, HistoryKind::Resumed, detail), Decision::Run { after: record.point })
+            Verdict::Write(
+                with_history(change, HistoryKind::Resumed, detail),
+                Decision::Run { after: record.point },
+            )
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// The holder went silent and another Attempt goes on after its last recovery point.
-pub(super) fn taken_over(record: &Record, nonce: Nonce, by: &str) -> Verdict {
+/// Takes over a lapsed record: the next attempt continues after the last recovery point.
+pub(super) fn take_over(record: &Record, nonce: Nonce, by: &str) -> Verdict {
     let mut draft = run_again(record, nonce);
     draft.note.lapses += 1;
     draft.note.last_error = Some(ErrorCode::Lapsed);
     let change = rewrite(record, Expect::Due(record.version), nonce, draft);
     let detail = format!("attempt {} lapsed; taken over by {by}", record.attempt);
-    Verdict::Write(with(change, HistoryKind::Takeover, detail), Decision::Run { after: record.point })
+    Verdict::Write(with_history(change, HistoryKind::Takeover, detail), Decision::Run { after: record.point })
 }
 
-/// What a lapse makes of the record, by the rule that it was begun with. The due instant is tested again inside the
-/// write: a lease that was renewed since is left alone.
+/// Ends a lapsed run by the `on_lapse` rule that the record was begun with.
+///
+/// The store tests the due instant again inside the write, so a lease that was renewed in the meantime is left alone.
 pub(super) fn lapse(record: &Record, nonce: Nonce) -> Arc<Change> {
-    let mut from = same(record);
+    let mut from = draft_of(record);
     from.note.lapses += 1;
     let expect = Expect::Due(record.version);
-    let detail = |fate: &str| format!("attempt {} lapsed: {fate}", record.attempt);
+    let detail = |result: &str| format!("attempt {} lapsed: {result}", record.attempt);
     match record.policy.on_lapse {
-        OnLapse::Retry | OnLapse::Resume if runs_again(record) => {
-            let change = rewrite(record, expect, nonce, freed(from, ErrorCode::Lapsed));
-            with(change, HistoryKind::Lapse, detail("may run again"))
+        OnLapse::Retry | OnLapse::Resume if may_run_again(record) => {
+            let change = rewrite(record, expect, nonce, mark_freed(from, ErrorCode::Lapsed));
+            with_history(change, HistoryKind::Lapse, detail("may run again"))
         }
         OnLapse::Fail => {
-            let answer = own_answer(Refusal::Abandoned, record.policy.profile);
-            let (mut draft, body) = completed(from, &answer);
+            let answer = own_response(Refusal::Abandoned, record.policy.profile);
+            let (mut draft, body) = mark_completed(from, &answer);
             draft.flags.dead_letter = true;
             draft.note.last_error = Some(ErrorCode::Lapsed);
             let mut change = rewrite(record, expect, nonce, draft);
             Arc::make_mut(&mut change).bodies.extend(body);
-            with(change, HistoryKind::Lapse, detail("failed for good"))
+            with_history(change, HistoryKind::Lapse, detail("failed for good"))
         }
         OnLapse::Unknown | OnLapse::Retry | OnLapse::Resume => {
-            let mut draft = unknown(from, ErrorCode::Lapsed);
-            // A request that lapses every time will lapse again: a person must look, whatever can be asked.
+            let mut draft = mark_unknown(from, ErrorCode::Lapsed);
+            // A request that lapses every time will lapse again: an operator must look, even if a reconciler could ask.
             draft.flags.dead_letter |= record.policy.on_lapse != OnLapse::Unknown && is_poison(record);
-            with(rewrite(record, expect, nonce, draft), HistoryKind::Lapse, detail("outcome unknown"))
+            with_history(rewrite(record, expect, nonce, draft), HistoryKind::Lapse, detail("outcome unknown"))
         }
     }
 }
 
-/// Whether a lapse lets the request run again: by its rule, and unless a call to the outside may be under way that must
-/// not be made again blindly.
-pub(super) fn runs_again(record: &Record) -> bool {
+/// Returns whether a lapsed request may run again.
+///
+/// Its `on_lapse` rule must allow it, no external call may be in flight that must not be repeated blindly, and this
+/// lapse must not use up `max_attempts`.
+pub(super) fn may_run_again(record: &Record) -> bool {
     matches!(record.policy.on_lapse, OnLapse::Retry | OnLapse::Resume)
         && record.note.calling.is_none()
         && !is_poison(record)
 }
 
-/// Whether another run would be one too many.
+/// Returns whether this lapse uses up `max_attempts`.
 fn is_poison(record: &Record) -> bool {
     record.note.lapses.saturating_add(1) >= record.policy.max_attempts
 }
 
-/// The reaper found the pending deadline passed, and nobody ever ran it.
-pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+/// Decides on [`Event::NeverClaimed`](super::Event::NeverClaimed): the pending deadline has passed, and no worker ever
+/// ran the request.
+pub(super) fn time_out_pending(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
     match record {
         Some(record) if is_overdue(record, now) => {
-            let answer = own_answer(Refusal::NeverStarted, record.policy.profile);
-            let (draft, body) = completed(same(record), &answer);
+            let answer = own_response(Refusal::NeverStarted, record.policy.profile);
+            let (draft, body) = mark_completed(draft_of(record), &answer);
             let mut change = rewrite(record, Expect::Due(record.version), nonce, draft);
             Arc::make_mut(&mut change).bodies.extend(body);
             Verdict::Write(
-                with(change, HistoryKind::Settled, "never claimed: stored as 408"),
+                with_history(change, HistoryKind::Settled, "never claimed: stored as 408"),
                 Decision::Settled,
             )
         }
@@ -176,9 +193,11 @@ pub(super) fn never_claimed(record: Option<&Record>, nonce: Nonce, now: Timestam
     }
 }
 
-/// The reaper found that an unknown outcome was kept for `unknown_retention`, and nothing could settle it. From here on it
-/// is like a completed record past its retention, and its history says so.
-pub(super) fn outlived(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
+/// Decides on [`Event::Outlived`](super::Event::Outlived): an unknown outcome was kept for `unknown_retention`, and
+/// nothing settled it.
+///
+/// The record becomes like a completed one past its retention. Its history says why.
+pub(super) fn expire_unknown(record: Option<&Record>, nonce: Nonce, now: Timestamp) -> Verdict {
     match record {
         Some(record)
             if record.state == State::Unknown
@@ -187,7 +206,7 @@ pub(super) fn outlived(record: Option<&Record>, nonce: Nonce, now: Timestamp) ->
                 && !may_be_looked_up(record)
                 && record.is_due(now) =>
         {
-            let mut draft = same(record);
+            let mut draft = draft_of(record);
             draft.state = State::Completed;
             draft.flags = Flags { not_retained: true, ..Flags::default() };
             draft.completed = InstantChange::Now;
@@ -195,46 +214,50 @@ pub(super) fn outlived(record: Option<&Record>, nonce: Nonce, now: Timestamp) ->
             draft.purge_in = Some(record.policy.tombstone);
             let change = rewrite(record, Expect::Due(record.version), nonce, draft);
             let detail = "its outcome was never known: expired after unknown_retention";
-            Verdict::Write(with(change, HistoryKind::Settled, detail), Decision::Settled)
+            Verdict::Write(with_history(change, HistoryKind::Settled, detail), Decision::Settled)
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// Whether a reconciler has questions left about an unknown record.
+/// Returns whether a reconciler may still look up an unknown record.
 pub fn may_be_looked_up(record: &Record) -> bool {
     record.policy.reconcile.as_ref().is_some_and(|rule| record.note.tries < rule.attempts)
 }
 
-/// The Effect that owes the answer is done.
+/// Decides on [`Event::EffectDone`](super::Event::EffectDone): the effect that owes the response is done.
 pub(super) fn effect_done(record: Option<&Record>, nonce: Nonce, answer: &AttemptResponse) -> Verdict {
     match record {
         Some(record) if record.state == State::Pending && record.flags.owed => {
-            settled(record, nonce, answer, HistoryKind::Settled, "answered by its effect")
+            settle(record, nonce, answer, HistoryKind::Settled, "answered by its effect")
         }
-        // It was dead, and an operator had it made after all.
+        // The effect was dead, and an operator retried it successfully.
         Some(record)
             if record.state == State::Unknown && record.note.last_error == Some(ErrorCode::EffectDead) =>
         {
-            settled(record, nonce, answer, HistoryKind::Settled, "answered by its effect after all")
+            settle(record, nonce, answer, HistoryKind::Settled, "answered by its effect after all")
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// The Effect that owes the answer is dead.
+/// Decides on [`Event::EffectDead`](super::Event::EffectDead): the effect that owes the response is dead.
 pub(super) fn effect_dead(record: Option<&Record>, nonce: Nonce) -> Verdict {
     match record {
         Some(record) if record.state == State::Pending && record.flags.owed => {
-            let change = write(record, nonce, unknown(same(record), ErrorCode::EffectDead));
-            Verdict::Write(with(change, HistoryKind::Unknown, "its effect is dead"), Decision::Unsettled)
+            let change = write(record, nonce, mark_unknown(draft_of(record), ErrorCode::EffectDead));
+            Verdict::Write(
+                with_history(change, HistoryKind::Unknown, "its effect is dead"),
+                Decision::Unsettled,
+            )
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// Somebody looked at what became of an unknown record.
-pub(super) fn observed(
+/// Decides on [`Event::Observed`](super::Event::Observed): a reconciler, a webhook or an operator reports the outcome
+/// of an unknown record.
+pub(super) fn apply_observation(
     record: Option<&Record>,
     nonce: Nonce,
     by: ObservedBy<'_>,
@@ -245,41 +268,48 @@ pub(super) fn observed(
     let Some(record) = record.filter(|record| record.state == State::Unknown) else {
         return Verdict::Keep(Decision::Ignored);
     };
-    // Evidence from before the last Attempt says nothing about it.
+    // Evidence from before the last attempt proves nothing about it.
     if record.ran_at.is_some_and(|ran_at| as_of < ran_at) {
         return Verdict::Keep(Decision::Ignored);
     }
     match (what, by) {
         (Observation::Executed(answer), ObservedBy::Operator(act)) => {
             let detail = format!("resolved as executed ({}), unknown to completed, {act}", answer.status);
-            settled(record, nonce, answer, HistoryKind::Operator, &detail)
+            settle(record, nonce, answer, HistoryKind::Operator, &detail)
         }
         (Observation::Executed(answer), ObservedBy::Reconciler) => {
-            settled(record, nonce, answer, HistoryKind::Settled, "reconciler: executed")
+            settle(record, nonce, answer, HistoryKind::Settled, "reconciler: executed")
         }
         (Observation::Executed(answer), ObservedBy::Webhook) => {
-            settled(record, nonce, answer, HistoryKind::Settled, "webhook: executed")
+            settle(record, nonce, answer, HistoryKind::Settled, "webhook: executed")
         }
         (Observation::NotExecuted, ObservedBy::Operator(act)) => {
-            let draft = released(record);
+            let draft = release(record);
             let detail = format!("resolved as not executed, unknown to {}, {act}", draft.state.name());
-            let change = with(write(record, nonce, draft), HistoryKind::Operator, detail);
+            let change = with_history(write(record, nonce, draft), HistoryKind::Operator, detail);
             Verdict::Write(change, Decision::Settled)
         }
-        // The delivery may have come after what it tells of.
+        // The request may have been delivered after the instant that the webhook reports.
         (Observation::NotExecuted, ObservedBy::Webhook) if !is_over(record, as_of) => {
             Verdict::Keep(Decision::Ignored)
         }
         (Observation::NotExecuted, ObservedBy::Webhook) => {
-            let change = write(record, nonce, released(record));
-            Verdict::Write(with(change, HistoryKind::Settled, "webhook: not executed"), Decision::Settled)
+            let change = write(record, nonce, release(record));
+            Verdict::Write(
+                with_history(change, HistoryKind::Settled, "webhook: not executed"),
+                Decision::Settled,
+            )
         }
-        // Asked too early, or of several who asked at once another was first to say so: one look is one try.
+        // The lookup was too early, or another reconciler that asked at the same time reported first: one lookup is one
+        // try.
         (_, ObservedBy::Reconciler) if !record.is_due(as_of) => Verdict::Keep(Decision::Ignored),
-        // One look is no proof while the delivery may still run.
+        // One lookup is no proof while the delivery may still run.
         (Observation::NotExecuted, ObservedBy::Reconciler) if was_absent(record, as_of) => {
-            let change = write(record, nonce, released(record));
-            Verdict::Write(with(change, HistoryKind::Settled, "reconciler: not executed"), Decision::Settled)
+            let change = write(record, nonce, release(record));
+            Verdict::Write(
+                with_history(change, HistoryKind::Settled, "reconciler: not executed"),
+                Decision::Settled,
+            )
         }
         (Observation::NotExecuted, ObservedBy::Reconciler) => look_again(record, nonce, Some(as_of), jitter),
         (Observation::Nothing, ObservedBy::Reconciler) => look_again(record, nonce, None, jitter),
@@ -287,8 +317,10 @@ pub(super) fn observed(
     }
 }
 
-/// An operator has seen to a dead letter whose outcome is known: it is one no longer, and nothing else changes. What is
-/// unknown is resolved instead, and what runs is left alone.
+/// Decides on [`Event::Acknowledged`](super::Event::Acknowledged): an operator has handled a dead letter whose outcome
+/// is known.
+///
+/// Only the dead-letter flag is cleared. An unknown record has to be resolved instead, and a running one is left alone.
 pub(super) fn acknowledge(
     record: Option<&Record>,
     nonce: Nonce,
@@ -299,22 +331,24 @@ pub(super) fn acknowledge(
         Some(record)
             if record.flags.dead_letter && matches!(record.state, State::Completed | State::Retryable) =>
         {
-            let mut draft = as_it_is(record, now);
+            let mut draft = draft_with_time_left(record, now);
             draft.flags.dead_letter = false;
             let change = change(record.id, Expect::Version(record.version), nonce, draft);
             let detail =
                 format!("seen to, a dead letter no longer, {} as before, {act}", record.state.name());
-            Verdict::Write(with(change, HistoryKind::Operator, detail), Decision::Settled)
+            Verdict::Write(with_history(change, HistoryKind::Operator, detail), Decision::Settled)
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-/// An operator wants the answer gone. What is unknown is resolved, never forgotten; what runs is left alone.
+/// Decides on [`Event::Forget`](super::Event::Forget): an operator wants the response gone.
+///
+/// An unknown record has to be resolved instead, and a running one is left alone.
 pub(super) fn forget(record: Option<&Record>, nonce: Nonce, act: &OperatorAction, now: Timestamp) -> Verdict {
     match record {
         Some(record) if record.state == State::Completed || record.is_expired(now) => {
-            let mut draft = same(record);
+            let mut draft = draft_of(record);
             draft.flags.dead_letter = false;
             draft.expires_in = Some(std::time::Duration::ZERO);
             draft.purge_in = Some(std::time::Duration::ZERO);
@@ -325,41 +359,41 @@ pub(super) fn forget(record: Option<&Record>, nonce: Nonce, act: &OperatorAction
             };
             let change = write(record, nonce, draft);
             let detail = format!("forgotten, {before} to absent, {act}");
-            Verdict::Write(with(change, HistoryKind::Operator, detail), Decision::Forgotten)
+            Verdict::Write(with_history(change, HistoryKind::Operator, detail), Decision::Forgotten)
         }
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
 
-fn settled(
+fn settle(
     record: &Record,
     nonce: Nonce,
     answer: &AttemptResponse,
     what: HistoryKind,
     detail: &str,
 ) -> Verdict {
-    let (draft, body) = completed(same(record), answer);
+    let (draft, body) = mark_completed(draft_of(record), answer);
     let mut change = write(record, nonce, draft);
     Arc::make_mut(&mut change).bodies.extend(body);
-    Verdict::Write(with(change, what, detail), Decision::Settled)
+    Verdict::Write(with_history(change, what, detail), Decision::Settled)
 }
 
-fn released(record: &Record) -> Draft {
-    let mut draft = same(record);
-    // Whatever was begun before, nothing came of it: the next run is as good as the first.
+fn release(record: &Record) -> Draft {
+    let mut draft = draft_of(record);
+    // Nothing was executed by any earlier run, so the next run is as good as the first.
     (draft.note.doubt, draft.note.lapses) = (None, 0);
-    freed(draft, record.note.last_error.unwrap_or(ErrorCode::NotSent))
+    mark_freed(draft, record.note.last_error.unwrap_or(ErrorCode::NotSent))
 }
 
-/// One more try is used up. After the last, a person must look.
+/// Uses up one lookup. After the last one an operator must look.
 fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>, jitter: f64) -> Verdict {
-    let mut draft = same(record);
+    let mut draft = draft_of(record);
     draft.note.tries += 1;
-    // Where somebody saw nothing at all, an earlier "not there" no longer counts as the first of two.
+    // After a lookup without a result, an earlier "not there" no longer counts as the first of two.
     draft.note.absent_at = absent.map(|at| record.note.absent_at.unwrap_or(at.as_micros()));
     let rule = record.policy.reconcile.as_ref();
     let left = rule.is_some_and(|rule| draft.note.tries < rule.attempts);
-    // Once a person must look, that stays so until the outcome is known.
+    // A dead letter stays one until its outcome is known.
     draft.flags.dead_letter |= !left;
     draft.due_in = match rule {
         Some(rule) if left && absent.is_some() => Some(spread(rule.settle, jitter)),
@@ -368,16 +402,22 @@ fn look_again(record: &Record, nonce: Nonce, absent: Option<Timestamp>, jitter: 
     };
     let detail =
         format!("try {}: {}", draft.note.tries, if absent.is_some() { "not there" } else { "no word" });
-    Verdict::Write(with(write(record, nonce, draft), HistoryKind::ReconcileTry, detail), Decision::Later)
+    Verdict::Write(
+        with_history(write(record, nonce, draft), HistoryKind::ReconcileTry, detail),
+        Decision::Later,
+    )
 }
 
-/// Whether the last Attempt was over at that instant: until then "not executed" may be followed by its execution.
+/// Returns whether the last attempt was over at `as_of`. Before that, "not executed" may still be followed by its
+/// execution.
 pub(super) fn is_over(record: &Record, as_of: Timestamp) -> bool {
     record.over_at() <= as_of
 }
 
-/// Whether a look at least `settle` before this one already found nothing. When the looks were made counts, not when
-/// they were told: of two that looked together, the slower one adds nothing.
+/// Returns whether a lookup at least `settle` before `as_of` already found nothing.
+///
+/// The instants of the lookups count, not of their reports: of two lookups at the same time, the slower report adds
+/// nothing.
 fn was_absent(record: &Record, as_of: Timestamp) -> bool {
     match (&record.policy.reconcile, record.note.absent_at) {
         (Some(rule), Some(at)) => Timestamp::from_micros(at).after(rule.settle) <= as_of,
@@ -385,8 +425,8 @@ fn was_absent(record: &Record, as_of: Timestamp) -> bool {
     }
 }
 
-/// An answer of ibid's own, kept like any other.
-fn own_answer(refusal: Refusal, profile: Profile) -> AttemptResponse {
+/// Builds a response that ibid itself gives. It is stored like any other.
+fn own_response(refusal: Refusal, profile: Profile) -> AttemptResponse {
     let rendered = refusal.render(profile);
     let response = Response::plain(rendered.status, rendered.content_type, rendered.body);
     AttemptResponse {

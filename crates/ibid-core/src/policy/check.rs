@@ -1,4 +1,4 @@
-//! Checks that the rules of a policy can be kept together.
+//! Checks that the rules of a policy can be applied together.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use super::{AfterExpiry, AnswerRule, Policy};
 use crate::proof::NotExecutedWhen;
 
 impl Policy {
-    /// Checks that the rules can be kept together.
+    /// Checks that the rules can be applied together.
     ///
     /// # Errors
     ///
-    /// The first rule that can't be kept, by its key in a configuration.
+    /// Returns the first rule that cannot be applied, by its key in a configuration.
     pub fn check(&self) -> Result<(), PolicyError> {
         self.check_durations()?;
         self.check_expiry()?;
         if self.stream && self.answer != AnswerRule::Sync {
             return Err(PolicyError::new(
                 "stream",
-                "needs `answer = \"sync\"`: a stream is not retained, so nobody could fetch it later",
+                "needs `answer = \"sync\"`: a stream is not retained, so it could not be fetched later",
             ));
         }
         if self.max_attempts == 0 {
@@ -28,7 +28,7 @@ impl Policy {
         self.check_unknown()
     }
 
-    /// Checks the lengths of durations, each alone and against the lease.
+    /// Checks the durations, each alone and against the lease.
     fn check_durations(&self) -> Result<(), PolicyError> {
         let durations = [
             ("wait", self.wait, true),
@@ -97,8 +97,9 @@ impl Policy {
         if let Some(status) = self.store_on.iter().find(|status| self.free_on.contains(status)) {
             return Err(PolicyError::new("store_on", &format!("`{status}` is in `free_on`, too")));
         }
-        let is_of_list = |status: &u16| FREE_ON.contains(status) || FREE_WITH_RETRY_AFTER.contains(status);
-        if let Some(status) = self.store_on.iter().find(|status| !is_of_list(status)) {
+        let is_on_free_list =
+            |status: &u16| FREE_ON.contains(status) || FREE_WITH_RETRY_AFTER.contains(status);
+        if let Some(status) = self.store_on.iter().find(|status| !is_on_free_list(status)) {
             let problem = format!("`{status}` is not on the free list: 401, 403, 409, 423, 425, 429, 501");
             return Err(PolicyError::new("store_on", &problem));
         }
@@ -110,7 +111,7 @@ impl Policy {
         if self.unknown_retention.is_some_and(|length| length > DURATION_MAX) {
             return Err(PolicyError::new("unknown_retention", "must be at most 100 years"));
         }
-        if self.unknown_retention.is_some_and(|length| length <= self.settled_in_max()) {
+        if self.unknown_retention.is_some_and(|length| length <= self.settle_time_max()) {
             let problem = "must be longer than any run and its reconciliation can take: max_run, lease, upstream_timeout and \
                            linger, and attempts × settle";
             return Err(PolicyError::new("unknown_retention", problem));
@@ -127,24 +128,24 @@ impl Policy {
         }
     }
 
-    /// How long a run and the questions about it may take in all.
-    fn settled_in_max(&self) -> Duration {
+    /// Returns the longest time that a run and its reconciliation may take together.
+    fn settle_time_max(&self) -> Duration {
         let run = (self.max_run + self.lease).max(self.over_in());
-        let asked = self.reconcile.as_ref().map_or(Duration::ZERO, |rule| {
-            // A pause may be spread by a quarter, and is never longer than five minutes where nobody answers.
-            rule.settle.max(QUESTION_PAUSE_MAX).saturating_mul(rule.attempts).mul_f64(1.25)
+        let lookups = self.reconcile.as_ref().map_or(Duration::ZERO, |rule| {
+            // A pause may be spread by a quarter. Where lookups get no result, it is at most five minutes.
+            rule.settle.max(LOOKUP_PAUSE_MAX).saturating_mul(rule.attempts).mul_f64(1.25)
         });
-        run.saturating_add(asked)
+        run.saturating_add(lookups)
     }
 }
 
-/// A rule that can't be kept, and the key that names it in a configuration.
+/// A rule that cannot be applied, and the key that names it in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}` {problem}")]
 pub struct PolicyError {
-    /// The key in a configuration.
+    /// Key of the rule in a configuration.
     pub field: &'static str,
-    /// What is wrong with its value.
+    /// Description of the problem with its value.
     pub problem: String,
 }
 
@@ -154,33 +155,33 @@ impl PolicyError {
     }
 }
 
-/// Longest duration of a policy: past it a typing error is likelier than a wish, and sums stay far from overflow.
+/// Longest duration of a policy. A longer one is more likely a typo than a wish, and sums stay far from overflow.
 const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Shortest lease: a renewal must fit into a third of it, and a disk may take tens of milliseconds.
 const LEASE_MIN: Duration = Duration::from_millis(100);
 
-/// Longest pause between two questions of a reconciler where nobody answers.
-const QUESTION_PAUSE_MAX: Duration = Duration::from_secs(300);
+/// Longest pause between two lookups of a reconciler that get no result.
+const LOOKUP_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests {
     use super::super::{DAY, Reconcile};
     use super::*;
 
-    fn refused(change: impl FnOnce(&mut Policy)) -> &'static str {
+    fn invalid_field(change: impl FnOnce(&mut Policy)) -> &'static str {
         let mut policy = Policy::default();
         change(&mut policy);
-        policy.check().expect_err("this policy can't be kept").field
+        policy.check().expect_err("the policy is valid").field
     }
 
     #[test]
     fn only_wait_tombstone_and_linger_may_be_zero() {
-        assert_eq!(refused(|p| p.lease = Duration::ZERO), "lease");
-        assert_eq!(refused(|p| p.max_run = Duration::ZERO), "max_run");
-        assert_eq!(refused(|p| p.retention = Duration::ZERO), "retention");
-        assert_eq!(refused(|p| p.pending_deadline = Duration::ZERO), "pending_deadline");
-        assert_eq!(refused(|p| p.upstream_timeout = Duration::ZERO), "upstream_timeout");
+        assert_eq!(invalid_field(|p| p.lease = Duration::ZERO), "lease");
+        assert_eq!(invalid_field(|p| p.max_run = Duration::ZERO), "max_run");
+        assert_eq!(invalid_field(|p| p.retention = Duration::ZERO), "retention");
+        assert_eq!(invalid_field(|p| p.pending_deadline = Duration::ZERO), "pending_deadline");
+        assert_eq!(invalid_field(|p| p.upstream_timeout = Duration::ZERO), "upstream_timeout");
         let zeros = Policy {
             wait: Duration::ZERO,
             tombstone: Duration::ZERO,
@@ -192,19 +193,19 @@ mod tests {
 
     #[test]
     fn rules_that_contradict_each_other_are_refused() {
-        assert_eq!(refused(|p| p.retention = Duration::from_secs(59)), "retention");
-        assert_eq!(refused(|p| p.max_run = Duration::from_secs(59)), "max_run");
-        assert_eq!(refused(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
-        assert_eq!(refused(|p| p.free_on.push(200)), "free_on");
-        assert_eq!(refused(|p| p.store_on.push(503)), "store_on");
+        assert_eq!(invalid_field(|p| p.retention = Duration::from_secs(59)), "retention");
+        assert_eq!(invalid_field(|p| p.max_run = Duration::from_secs(59)), "max_run");
+        assert_eq!(invalid_field(|p| p.after_expiry = AfterExpiry::Refuse), "after_expiry");
+        assert_eq!(invalid_field(|p| p.free_on.push(200)), "free_on");
+        assert_eq!(invalid_field(|p| p.store_on.push(503)), "store_on");
         let hour = Some(Duration::from_secs(3600));
         assert_eq!(Policy { unknown_retention: hour, ..Policy::default() }.check(), Ok(()));
-        assert_eq!(refused(|p| p.unknown_retention = Some(p.max_run + p.lease)), "unknown_retention");
+        assert_eq!(invalid_field(|p| p.unknown_retention = Some(p.max_run + p.lease)), "unknown_retention");
         assert_eq!(
-            refused(|p| (p.unknown_retention, p.reconcile) = (hour, Some(Reconcile::new(DAY, 2)))),
+            invalid_field(|p| (p.unknown_retention, p.reconcile) = (hour, Some(Reconcile::new(DAY, 2)))),
             "unknown_retention"
         );
-        assert_eq!(refused(|p| (p.free_on, p.store_on) = (vec![429], vec![429])), "store_on");
+        assert_eq!(invalid_field(|p| (p.free_on, p.store_on) = (vec![429], vec![429])), "store_on");
         for (status, header, value) in [
             (200, "x-a", "1"),
             (503, "x a", "1"),
@@ -214,12 +215,12 @@ mod tests {
         ] {
             let rule =
                 NotExecutedWhen { status: vec![status], header: header.into(), values: vec![value.into()] };
-            assert_eq!(refused(|p| p.not_executed_when.push(rule)), "not_executed_when");
+            assert_eq!(invalid_field(|p| p.not_executed_when.push(rule)), "not_executed_when");
         }
-        assert_eq!(refused(|p| p.max_attempts = 0), "max_attempts");
-        assert_eq!(refused(|p| (p.stream, p.answer) = (true, AnswerRule::Async)), "stream");
-        assert_eq!(refused(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
+        assert_eq!(invalid_field(|p| p.max_attempts = 0), "max_attempts");
+        assert_eq!(invalid_field(|p| (p.stream, p.answer) = (true, AnswerRule::Async)), "stream");
+        assert_eq!(invalid_field(|p| p.tombstone = DURATION_MAX + DAY), "tombstone");
         let reconcile = |settle| Some(Reconcile::new(Duration::from_secs(settle), 10));
-        assert_eq!(refused(|p| p.reconcile = reconcile(59)), "settle");
+        assert_eq!(invalid_field(|p| p.reconcile = reconcile(59)), "settle");
     }
 }

@@ -1,5 +1,7 @@
-//! The fields of a policy that go into a record's id. A field that is added here is compared when a process starts,
-//! stored with the identity, and used to find records of a previous identity.
+//! The fields of a policy that determine a record's id.
+//!
+//! A field that is added here is compared when a process starts, stored with the identity, and used to find records of
+//! a previous identity.
 
 use std::borrow::Cow;
 
@@ -13,23 +15,23 @@ use crate::scope::ScopeRule;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IdentityRules {
-    /// How far one key reaches.
+    /// Reach of one key: the operation or the whole tenant.
     pub scope: ScopeRule,
-    /// To whom within the tenant a key belongs.
+    /// Owner of a key within the tenant.
     pub bind: BindRule,
-    /// How the path is read for the scope.
+    /// Reading of the path for the scope.
     pub path: PathRule,
-    /// Where the key is.
+    /// Places where a request may carry its key.
     pub key_from: KeyFrom,
 }
 
-/// A stored field of an identity that this program can't use.
+/// A stored field of an identity that this version does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{field} = {value}` is not known here")]
 pub struct IdentityFieldError {
-    /// The field.
+    /// Name of the field.
     pub field: String,
-    /// Its value.
+    /// Value that is not known.
     pub value: String,
 }
 
@@ -64,7 +66,7 @@ impl IdentityRules {
         ]
     }
 
-    /// The path as it goes into the id, from the path as it was sent.
+    /// Returns the path as it goes into the id, from the path as it was sent.
     pub fn path_of_scope<'p>(&self, sent: &'p str) -> Cow<'p, str> {
         match self.path {
             PathRule::Strict => path::normalized(sent),
@@ -72,16 +74,16 @@ impl IdentityRules {
         }
     }
 
-    /// The key as it goes into the id ([`Policy::compared_key`]).
+    /// Returns the key as it goes into the id ([`Policy::compared_key`]).
     pub fn compared_key(&self, key: Key) -> Key {
         self.key_from.compared(key)
     }
 
-    /// Reads what [`IdentityRules::fields`] wrote. A field that is not there has its default.
+    /// Parses what [`IdentityRules::fields`] wrote. A missing field has its default.
     ///
     /// # Errors
     ///
-    /// A field or value that a newer version wrote: without it the id can't be computed.
+    /// Fails if a newer version wrote the field or value: without it the id cannot be computed.
     pub fn parse<'t>(
         fields: impl IntoIterator<Item = (&'t str, &'t str)>,
     ) -> Result<IdentityRules, IdentityFieldError> {
@@ -109,8 +111,10 @@ fn unknown(field: &str, value: &str) -> IdentityFieldError {
     IdentityFieldError { field: field.to_owned(), value: value.to_owned() }
 }
 
-/// Between two places of a key. No header name has it; a JSON pointer that does is read as two places, and then a start
-/// with the same configuration is refused rather than let through.
+/// Separator between two key sources.
+///
+/// No header name contains it. A JSON pointer that does is read as two sources; then a start with the same
+/// configuration is refused rather than let through.
 const BETWEEN_SOURCES: &str = ", ";
 
 impl Default for IdentityRules {

@@ -1,4 +1,4 @@
-//! Durations as microseconds, the unit of every stored instant.
+//! Encodes durations as microseconds, the unit of every stored instant.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Duration, mini
     d.u64().map(Duration::from_micros)
 }
 
-/// A duration that may be absent, as microseconds.
+/// Encodes an optional duration as microseconds.
 pub(super) mod optional {
     use super::Duration;
     use minicbor::encode::Write;

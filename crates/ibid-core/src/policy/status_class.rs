@@ -1,34 +1,36 @@
-//! What the status of a response says about the work.
+//! Classifies responses by their status.
 
 use super::{OnServerError, Policy};
 use crate::proof::Proof;
 
-/// What an answer's status says about the work.
+/// Meaning of a response for the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseClass {
-    /// The answer is the outcome.
+    /// The response is the final outcome.
     Stored,
-    /// The work was not done, and the answer says so.
+    /// The response says that the work was not done, so the key is released.
     Free {
-        /// After 401 and 403 even the fingerprint goes: whoever holds the key may come back with another request.
+        /// `true` after 401 and 403: the fingerprint is cleared too, so the client may retry the key with a different
+        /// request.
         forget_fingerprint: bool,
     },
     /// The work may have been done.
     Ambiguous,
 }
 
-/// The free list: statuses of servers that refused the request before any work. 409 and 423 belong to it when they carry
+/// The free list: statuses by which servers refuse a request before any work. 409 and 423 belong to it if they carry
 /// `Retry-After`.
 ///
-/// 503 and 408 are not here: proxies and timeout middleware answer them while the request is executed.
+/// 503 and 408 are not here: proxies and timeout middleware send them while the request is executed.
 pub const FREE_ON: [u16; 5] = [401, 403, 425, 429, 501];
 
-/// Statuses that belong to the free list when they carry `Retry-After`.
+/// Statuses that belong to the free list if they carry `Retry-After`.
 pub(super) const FREE_WITH_RETRY_AFTER: [u16; 2] = [409, 423];
 
 impl Policy {
-    /// What an answer says about the work, under this policy. The first of these decides: proof, `store_on`, `free_on`, the
-    /// free list, `on_server_error`.
+    /// Classifies a response under this policy.
+    ///
+    /// The first of these that applies decides: proof, `store_on`, `free_on`, the free list, `on_server_error`.
     pub fn classify(&self, status: u16, retry_after: bool, proof: Option<Proof>) -> ResponseClass {
         let free = ResponseClass::Free { forget_fingerprint: matches!(status, 401 | 403) };
         match proof {
@@ -45,7 +47,7 @@ impl Policy {
                 OnServerError::Retry => free,
                 OnServerError::Store => ResponseClass::Stored,
             },
-            // A hop or a middleware may answer these while the first run is still at work.
+            // A proxy or a middleware may send these while the first run is still working.
             408 | 501.. => ResponseClass::Ambiguous,
             _ => ResponseClass::Stored,
         }

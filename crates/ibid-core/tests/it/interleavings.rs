@@ -1,8 +1,9 @@
-//! Arbitrary interleavings of everybody who touches one record, and what must be true after every step.
+//! Runs arbitrary interleavings of all actors on one record, and checks the invariants after every step.
 //!
-//! Each actor reads, decides and commits in separate steps, so every commit may rest on a stale read. Requests and
-//! replies get lost, writes arrive late, callers crash, the store's clock jumps, rows go and come back. The upstream of
-//! this model knows what was really executed. Longer than most files because world and watch belong together.
+//! Each actor reads, decides and commits in separate steps, so every commit may depend on a stale read. Requests and
+//! replies get lost, writes arrive late, callers crash, the store's clock jumps, rows are lost and inserted again. The
+//! upstream of this model knows what was really executed. Longer than most files, because world and watch belong
+//! together.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_interleaving_breaks_what_is_always_true(
+    fn no_interleaving_breaks_an_invariant(
         start in 0..POLICIES,
         jumpy: bool,
         steps in prop::collection::vec(any::<(u8, u8, u8)>(), 0..160),
@@ -41,22 +42,22 @@ proptest! {
 #[test]
 fn a_fixed_run_meets_every_situation_that_matters() {
     let mut dice = Dice(0x1b1d);
-    let mut met = BTreeMap::new();
+    let mut situation_counts = BTreeMap::new();
     for run in 0..RUNS {
         let mut world = World::new(run % POLICIES, run % 3 == 0);
         for _ in 0..STEPS {
             let [who, how, luck, ..] = dice.roll().to_le_bytes();
             world.step(who, how, luck);
         }
-        for (situation, times) in world.met {
-            *met.entry(situation).or_insert(0u32) += times;
+        for (situation, times) in world.situation_counts {
+            *situation_counts.entry(situation).or_insert(0u32) += times;
         }
     }
-    let missing: Vec<_> = SITUATIONS.iter().filter(|known| !met.contains_key(*known)).collect();
-    assert!(missing.is_empty(), "never met: {missing:?}\nmet: {met:#?}");
+    let missing: Vec<_> = SITUATIONS.iter().filter(|known| !situation_counts.contains_key(*known)).collect();
+    assert!(missing.is_empty(), "never reached: {missing:?}\nreached: {situation_counts:#?}");
 }
 
-/// What a run must have met to prove anything.
+/// Situations that a run must reach to prove anything.
 const SITUATIONS: [&str; 40] = [
     "a first request ran",
     "a first request was accepted to run later",
@@ -69,10 +70,10 @@ const SITUATIONS: [&str; 40] = [
     "a waiter was refused on a retryable record",
     "a request met another fingerprint",
     "a request met an unknown record",
-    "a retention was over and a request began anew",
-    "a begin anew lost to another",
+    "an expired key began a new generation",
+    "a new generation lost to another",
     "an expired key was refused",
-    "an answer was replayed",
+    "a response was replayed",
     "an own lost reply was recognised",
     "a late write came after its sender had given up",
     "a given-up begin was replaced by a placeholder",
@@ -80,7 +81,7 @@ const SITUATIONS: [&str; 40] = [
     "a given-up begin was released",
     "a late finish was accepted",
     "a late finish found another owner",
-    "a late finish found a stored answer",
+    "a late finish found a stored response",
     "a finish found no record",
     "a sweep settled",
     "a sweep was refused",
@@ -89,39 +90,39 @@ const SITUATIONS: [&str; 40] = [
     "a reconciler settled as not executed",
     "a reconciler lost to the late owner",
     "old evidence was ignored",
-    "an operator forgot an answer",
-    "an effect settled what was owed",
+    "an operator forgot a response",
+    "an effect settled an owed response",
     "a phase was committed",
     "a phase of a lost lease was refused",
-    "what was never claimed was answered",
+    "an unclaimed request was timed out",
     "a row was purged and its key begun again",
-    "what has a call in doubt was run again",
-    "what has a call in doubt became unknown",
-    "a sweeper resumed what has a call in doubt",
+    "a record with an in-doubt call was run again",
+    "a record with an in-doubt call became unknown",
+    "a sweeper resumed a record with an in-doubt call",
 ];
 
 /// Runs and steps of the fixed run: some seconds in a development build.
 const RUNS: usize = 15_000;
 const STEPS: usize = 240;
 
-/// One key, everybody who touches it, and the upstream behind it.
+/// One key, all actors that use it, and the upstream behind it.
 struct World {
     shelf: StoryStore,
     /// Real time since the start, in seconds; the store's clock is this plus its error.
     real: u64,
-    /// Whether the store's clock may jump.
+    /// `true` if the store's clock may jump.
     jumpy: bool,
-    /// Until when, in real time, everybody is careful after a jump.
+    /// Time, in real seconds, until which all actors are careful after a jump.
     careful_until: u64,
     actors: Vec<Actor>,
     configured: usize,
     policies: Vec<Arc<Policy>>,
     nonces: u64,
-    /// Writes on their way that nobody waits for any more.
+    /// Writes in flight whose sender no longer waits for them.
     late: Vec<(Arc<Change>, Op)>,
     upstream: Upstream,
     watch: Watch,
-    met: BTreeMap<&'static str, u32>,
+    situation_counts: BTreeMap<&'static str, u32>,
     purged: bool,
 }
 
@@ -143,7 +144,7 @@ struct Actor {
     run: Option<Run>,
 }
 
-/// What an actor wants to tell the machine.
+/// An event that an actor wants to report to the machine.
 #[derive(Clone)]
 enum Op {
     Request(BeginRequest, Intent),
@@ -154,7 +155,7 @@ enum Op {
     Owes(Box<Record>, Nonce),
     Phase(Box<Record>, Nonce, u16, Bytes),
     Claim(Nonce),
-    /// Carefully, or not.
+    /// The flag says whether the sweeper is careful.
     Lapsed(Nonce, bool),
     Resume(Nonce, bool),
     NeverClaimed(Nonce),
@@ -165,52 +166,53 @@ enum Op {
 }
 
 enum Stage {
-    /// Nothing known yet.
+    /// Nothing has been read yet.
     Start,
-    /// Read, perhaps long ago.
+    /// The record was read, perhaps long ago.
     Read(Option<Box<Record>>, Timestamp),
-    /// Decided; perhaps sent already.
+    /// The decision was made; the write was perhaps sent already.
     Decided { change: Arc<Change>, decision: Decision, sent_at: u64, sent: bool },
 }
 
-/// An Attempt from the inside.
+/// A running attempt, from its own view.
 struct Run {
     begun: Record,
     version: Version,
-    /// From when its lease counts on its own clock.
+    /// Start of its lease on its own clock.
     lease_from: u64,
     delivery: Option<Delivery>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Delivery {
-    /// The answer is here.
+    /// The response has arrived.
     Answered(u16),
     /// The connection broke.
     Broken,
-    /// No answer yet; told as uncertain or not.
-    Slow { told: bool },
+    /// No response yet; the flag says whether it was reported as uncertain.
+    Slow { reported: bool },
 }
 
-/// What was really executed, per generation.
+/// The requests that were really executed, per generation.
 #[derive(Default)]
 struct Upstream {
     executed: HashMap<Nonce, u16>,
-    /// Deliveries that have not decided yet: owner, birth, until when, what it will be.
+    /// Deliveries that have not decided yet: owner, birth, time of the decision, whether it executes.
     slow: Vec<(Nonce, Nonce, u64, bool)>,
-    /// Answers to slow deliveries, by owner.
+    /// Responses to slow deliveries, by owner.
     answers: HashMap<Nonce, u16>,
-    /// Effects that owe an answer: birth, carried out.
+    /// Effects that owe a response, by birth, and whether the call was made.
     effects: HashMap<Nonce, bool>,
 }
 
-/// What the world remembers to check against.
+/// History of the world to check against.
 #[derive(Default)]
 struct Watch {
     versions: HashMap<Version, Draft>,
     answers: HashMap<Nonce, Option<Bytes>>,
     given_up: HashSet<Nonce>,
-    /// The furthest that the store's clock ever stood: what was read as expired stays so if it steps back.
+    /// Latest time that the store's clock ever showed: a record that was read as expired stays so if the clock steps
+    /// back.
     furthest: Timestamp,
 }
 
@@ -233,35 +235,35 @@ impl World {
             late: Vec::new(),
             upstream: Upstream::default(),
             watch: Watch::default(),
-            met: BTreeMap::new(),
+            situation_counts: BTreeMap::new(),
             purged: false,
         }
     }
 
-    /// One step of one actor, or of the world itself.
+    /// Makes one step of one actor, or of the world itself.
     fn step(&mut self, who: u8, how: u8, luck: u8) {
         let (who, all) = (usize::from(who) % 64, self.actors.len());
-        // Everybody moves; clients, workers and those who settle move most, and time moves often.
+        // All actors move; clients, workers and those that settle move most, and time moves often.
         let index = match who {
             _ if who < all => who,
             14..28 => who % 4,
             28..30 => 6 + who % 2,
             30..36 => 4 + who % 2,
             36..42 => 9 + who % 2,
-            _ => return self.turn(how, luck),
+            _ => return self.advance_world(how, luck),
         };
         let mut actor =
             std::mem::replace(&mut self.actors[index], Actor { kind: Kind::Client, doing: None, run: None });
         match actor.doing.take() {
-            Some((op, stage)) => self.go_on(&mut actor, op, stage, how, luck),
+            Some((op, stage)) => self.continue_op(&mut actor, op, stage, how, luck),
             None if actor.run.is_some() => self.work(&mut actor, how, luck),
-            None => self.take_up(&mut actor, how, luck),
+            None => self.start_op(&mut actor, how, luck),
         }
         self.actors[index] = actor;
     }
 
-    fn meet(&mut self, situation: &'static str) {
-        *self.met.entry(situation).or_default() += 1;
+    fn count(&mut self, situation: &'static str) {
+        *self.situation_counts.entry(situation).or_default() += 1;
     }
 
     fn draw(&mut self) -> Nonce {
@@ -269,8 +271,8 @@ impl World {
         Nonce(self.nonces)
     }
 
-    /// Time, the store, the network and the configuration.
-    fn turn(&mut self, how: u8, luck: u8) {
+    /// Moves time, the store, the network or the configuration.
+    fn advance_world(&mut self, how: u8, luck: u8) {
         match how % 16 {
             0..=2 => self.pass(1 + u64::from(luck) % 10),
             3..=4 => self.pass(LEASE / 2),
@@ -280,7 +282,7 @@ impl World {
             9 if luck.is_multiple_of(2) => self.configured = usize::from(luck / 2) % POLICIES,
             10..=12 if !self.late.is_empty() => {
                 let (change, op) = self.late.swap_remove(usize::from(luck) % self.late.len());
-                self.meet("a late write came after its sender had given up");
+                self.count("a late write came after its sender had given up");
                 self.commit(&change, &op);
             }
             13 if self.jumpy => {
@@ -291,8 +293,8 @@ impl World {
                 self.careful_until = self.real + LEASE;
             }
             14 if luck < 4 => {
-                // What an Attempt then inserts again is its own answer, whatever was stored before. And with the row
-                // goes what made late begins lose.
+                // A lost row: the response that an attempt then inserts again is its own, whatever was stored before.
+                // The row that made late begins lose is gone, too.
                 self.watch.answers.clear();
                 self.watch.given_up.clear();
                 self.shelf.lose();
@@ -316,7 +318,7 @@ impl World {
         }
     }
 
-    /// The upstream really does it. Without a policy at hand it is a strict one's.
+    /// Lets the upstream execute the request. Without a policy the check is strict.
     fn execute(&mut self, birth: Nonce, status: u16, policy: Option<&Policy>) {
         let before = self.upstream.executed.insert(birth, status);
         let strict = policy.is_none_or(is_strict);
@@ -326,8 +328,8 @@ impl World {
         );
     }
 
-    /// An idle actor takes something up.
-    fn take_up(&mut self, actor: &mut Actor, how: u8, luck: u8) {
+    /// Lets an idle actor start an operation.
+    fn start_op(&mut self, actor: &mut Actor, how: u8, luck: u8) {
         let nonce = self.draw();
         let row = self.shelf.record();
         let state = row.map(|row| row.state);
@@ -362,13 +364,13 @@ impl World {
                 if self.shelf.purge() {
                     self.purged = true;
                     self.watch.answers.retain(|known, _| Some(*known) != birth);
-                    // No write is on its way for as long as a retention.
+                    // No write is in flight for as long as a retention.
                     self.late.clear();
                 }
                 return;
             }
             Kind::Reconciler if due && state == Some(State::Unknown) => {
-                Op::Found(nonce, ObservedBy::Reconciler, self.asked_upstream(luck), self.shelf.now)
+                Op::Found(nonce, ObservedBy::Reconciler, self.look_up(luck), self.shelf.now)
             }
             Kind::Webhook if state == Some(State::Unknown) || how.is_multiple_of(4) => {
                 Op::Found(nonce, ObservedBy::Webhook, self.truth(), self.shelf.now)
@@ -386,7 +388,7 @@ impl World {
         actor.doing = Some((op, Stage::Start));
     }
 
-    /// An effect of the current generation is carried out, or told dead.
+    /// Makes the call of an effect of the current generation, or reports the effect dead.
     fn effect(&mut self, how: u8, luck: u8, nonce: Nonce) -> Option<Op> {
         let (birth, policy) = self.shelf.record().map(|row| (row.birth, row.policy.clone()))?;
         let made = *self.upstream.effects.get(&birth)?;
@@ -400,19 +402,19 @@ impl World {
         Some(Op::EffectDone(nonce, answer(201, &format!("effect {luck}"))))
     }
 
-    /// What the upstream says when asked now: it may not have heard of it yet.
-    fn asked_upstream(&self, luck: u8) -> Observation {
+    /// Asks the upstream for the outcome. It may not have received the request yet.
+    fn look_up(&self, luck: u8) -> Observation {
         let birth = self.shelf.record().map(|row| row.birth);
         match birth.and_then(|birth| self.upstream.executed.get(&birth)) {
             _ if luck.is_multiple_of(8) => Observation::Nothing,
             Some(status) => Observation::Executed(answer(*status, "looked up")),
-            // Two looks are told apart by the store's clock; a clock that jumps proves nothing.
+            // The store's clock separates two lookups; a clock that jumps proves nothing.
             None if self.jumpy => Observation::Nothing,
             None => Observation::NotExecuted,
         }
     }
 
-    /// What somebody says who knows: nothing while it may still happen.
+    /// Returns the true outcome, or nothing while the request may still be executed.
     fn truth(&self) -> Observation {
         let Some(birth) = self.shelf.record().map(|row| row.birth) else {
             return Observation::Nothing;
@@ -431,15 +433,15 @@ impl World {
         }
     }
 
-    /// Whether somebody may learn any moment that its begin had come, and run.
+    /// Returns whether an actor may learn at any moment that its begin was committed, and run.
     fn may_begin(actor: &Actor) -> bool {
         let begins = |op: &Op| matches!(op, Op::Request(..) | Op::Claim(_) | Op::Resume(..));
         matches!(&actor.doing, Some((op, Stage::Decided { sent: true, .. })) if begins(op))
     }
 
-    /// An actor goes on with what it took up: reads, decides, commits.
-    fn go_on(&mut self, actor: &mut Actor, op: Op, stage: Stage, how: u8, luck: u8) {
-        // Anybody may crash at any step. A write that was sent may still arrive.
+    /// Continues an actor's operation: reads, decides, commits.
+    fn continue_op(&mut self, actor: &mut Actor, op: Op, stage: Stage, how: u8, luck: u8) {
+        // Any actor may crash at any step. A write that was sent may still arrive.
         if luck == 255 {
             if let Stage::Decided { change, sent: true, .. } = stage {
                 self.late.push((change, op));
@@ -468,7 +470,7 @@ impl World {
             Stage::Decided { change, decision, sent_at, sent } => {
                 let sent_at = if sent { sent_at } else { self.real };
                 match how % 8 {
-                    // The request is lost or late, and the same Change is issued again.
+                    // The request is lost or late, and the same change is sent again.
                     0 => {
                         if luck.is_multiple_of(2) {
                             self.late.push((change.clone(), op.clone()));
@@ -487,7 +489,7 @@ impl World {
         }
     }
 
-    /// A begin without a reply: the client gets 503, and a write must make the begin lose.
+    /// Gives up a begin without a reply: the client gets 503, and a write must make the begin lose.
     fn give_up(&mut self, actor: &mut Actor, op: Op, change: Arc<Change>, luck: u8) {
         let Op::Request(ask, _) = &op else { return };
         let nonce = self.draw();
@@ -502,13 +504,13 @@ impl World {
         match self.commit(&change, &op) {
             Commit::Done(_) => {
                 let row = self.shelf.record().cloned();
-                self.met_by(&op, &change, &decision, before.as_ref());
+                self.count_commit(&op, &change, &decision, before.as_ref());
                 self.outcome(actor, op, decision, row, sent_at);
             }
             Commit::Conflict(newer) => {
                 let newer = newer.map(|newer| *newer);
                 if newer.as_ref().is_some_and(|newer| change.is_stored_as(newer)) {
-                    self.meet("an own lost reply was recognised");
+                    self.count("an own lost reply was recognised");
                     self.outcome(
                         actor,
                         op,
@@ -518,28 +520,29 @@ impl World {
                     );
                     return;
                 }
-                self.lost_race(&op, &change, newer.as_ref().map(|newer| &*newer.record));
-                // Decide again on what is there now. That is another write, so it draws another nonce.
-                let op = op.drawn_again(self.draw());
+                self.count_lost_race(&op, &change, newer.as_ref().map(|newer| &*newer.record));
+                // Decide again on the newer record. That is another write, so it draws another nonce.
+                let op = op.with_nonce(self.draw());
                 let read = newer.map(|newer| Box::new(Arc::unwrap_or_clone(newer.record)));
                 actor.doing = Some((op, Stage::Read(read, self.shelf.now)));
             }
         }
     }
 
-    /// What a definite decision means for the actor.
+    /// Applies a definite decision to the actor.
     fn outcome(&mut self, actor: &mut Actor, op: Op, decision: Decision, row: Option<Record>, sent_at: u64) {
         match (&op, &decision) {
             (_, Decision::Run { .. }) => {
-                let begun = row.expect("who runs has a row");
-                actor.run = Some(Run { version: begun.version, begun, lease_from: sent_at, delivery: None });
+                let record = row.expect("a run has a row");
+                actor.run =
+                    Some(Run { version: record.version, begun: record, lease_from: sent_at, delivery: None });
             }
             (Op::Phase(..), Decision::Advanced) => {
                 if let (Some(run), Some(row)) = (&mut actor.run, row) {
                     (run.version, run.lease_from) = (row.version, sent_at);
                 }
             }
-            // Its answer may still come.
+            // Its response may still arrive.
             (Op::Uncertain(..), _) => {}
             (Op::GaveUp(ask, _), Decision::Freed) => {
                 self.watch.given_up.insert(ask.nonce);
@@ -547,89 +550,89 @@ impl World {
             (Op::Found(.., as_of), Decision::Ignored) => {
                 let ran_at = row.filter(|row| row.state == State::Unknown).and_then(|row| row.ran_at);
                 if ran_at.is_some_and(|ran_at| *as_of < ran_at) {
-                    self.meet("old evidence was ignored");
+                    self.count("old evidence was ignored");
                 }
             }
             (Op::Answered(begun, ..), Decision::Superseded) => {
                 match row {
-                    Some(row) if row.owner != begun.owner => self.meet("a late finish found another owner"),
+                    Some(row) if row.owner != begun.owner => self.count("a late finish found another owner"),
                     Some(row) if row.state == State::Completed => {
-                        self.meet("a late finish found a stored answer")
+                        self.count("a late finish found a stored response")
                     }
                     _ => {}
                 }
                 actor.run = None;
             }
             (Op::Phase(..), Decision::Superseded) => {
-                self.meet("a phase of a lost lease was refused");
+                self.count("a phase of a lost lease was refused");
                 actor.run = None;
             }
             (Op::Answered(..) | Op::NotExecuted(..) | Op::Owes(..), _) => actor.run = None,
-            (Op::Request(_, role), decision) => self.meet_request(*role, decision, row.as_ref()),
+            (Op::Request(_, role), decision) => self.count_request(*role, decision, row.as_ref()),
             _ => {}
         }
     }
 
-    fn meet_request(&mut self, role: Intent, decision: &Decision, row: Option<&Record>) {
+    fn count_request(&mut self, role: Intent, decision: &Decision, row: Option<&Record>) {
         let state = row.map(|row| row.state);
         match decision {
             Decision::Free if role == Intent::ReadOnly && state == Some(State::Retryable) => {
-                self.meet("a waiter was refused on a retryable record");
+                self.count("a waiter was refused on a retryable record");
             }
             Decision::Wait { .. }
                 if role == Intent::MayRunNoTakeover && row.is_some_and(|row| row.is_due(self.shelf.now)) =>
             {
-                self.meet("a careful request did not take over");
+                self.count("a careful request did not take over");
             }
-            Decision::Mismatch => self.meet("a request met another fingerprint"),
-            Decision::Unknown { .. } => self.meet("a request met an unknown record"),
-            Decision::Expired => self.meet("an expired key was refused"),
-            Decision::Replay => self.meet("an answer was replayed"),
+            Decision::Mismatch => self.count("a request met another fingerprint"),
+            Decision::Unknown { .. } => self.count("a request met an unknown record"),
+            Decision::Expired => self.count("an expired key was refused"),
+            Decision::Replay => self.count("a response was replayed"),
             _ => {}
         }
     }
 
-    /// A running Attempt does the next piece of its work.
+    /// Lets a running attempt do the next piece of its work.
     fn work(&mut self, actor: &mut Actor, how: u8, luck: u8) {
         let nonce = self.draw();
         let run = actor.run.as_mut().expect("it runs");
-        let begun = Box::new(run.begun.clone());
-        let who = format!("attempt {:?}", begun.owner);
+        let record = Box::new(run.begun.clone());
+        let who = format!("attempt {:?}", record.owner);
         let held_for = self.real - run.lease_from;
         let op = match (run.delivery, how % 16) {
             (_, 0) => {
                 actor.run = None; // crashed
                 return;
             }
-            (Some(Delivery::Answered(status)), _) => Op::Answered(begun, nonce, answer(status, &who)),
+            (Some(Delivery::Answered(status)), _) => Op::Answered(record, nonce, answer(status, &who)),
             (Some(Delivery::Broken), _) => {
                 actor.run = None;
-                Op::Uncertain(begun, nonce)
+                Op::Uncertain(record, nonce)
             }
-            (Some(Delivery::Slow { told }), _) => match self.upstream.answers.get(&begun.owner) {
-                Some(status) => Op::Answered(begun, nonce, answer(*status, &who)),
-                None if !told && how.is_multiple_of(2) => {
-                    run.delivery = Some(Delivery::Slow { told: true });
-                    Op::Uncertain(begun, nonce)
+            (Some(Delivery::Slow { reported }), _) => match self.upstream.answers.get(&record.owner) {
+                Some(status) => Op::Answered(record, nonce, answer(*status, &who)),
+                None if !reported && how.is_multiple_of(2) => {
+                    run.delivery = Some(Delivery::Slow { reported: true });
+                    Op::Uncertain(record, nonce)
                 }
                 None => return,
             },
-            // Past all of its lease it sends nothing.
-            (None, _) if held_for >= LEASE => Op::NotExecuted(begun, nonce),
-            // Past half of it, it renews first.
+            // After the end of its lease it sends nothing.
+            (None, _) if held_for >= LEASE => Op::NotExecuted(record, nonce),
+            // After half of its lease it renews first.
             (None, how) if how == 1 || held_for > LEASE / 2 => {
                 if self.shelf.renew(run.version) && !luck.is_multiple_of(4) {
                     run.lease_from = self.real;
                 }
                 return;
             }
-            (None, 2) => Op::NotExecuted(begun, nonce),
-            (None, 3) => Op::Owes(begun, nonce),
+            (None, 2) => Op::NotExecuted(record, nonce),
+            (None, 3) => Op::Owes(record, nonce),
             (None, 4 | 5) => {
                 let point = self.shelf.record().map_or(0, |row| row.point) + 1;
-                Op::Phase(begun, nonce, point, Bytes::from_static(b"result"))
+                Op::Phase(record, nonce, point, Bytes::from_static(b"result"))
             }
-            // It calls the outside, and does not learn what comes of it. It may end at once, or go on.
+            // It makes an external call and gets no result. It may end at once, or continue.
             (None, 6) => {
                 let point = self.shelf.record().map_or(0, |row| row.point) + 1;
                 run.begun.note.doubt = Some(point);
@@ -639,14 +642,14 @@ impl World {
                 Op::NotExecuted(Box::new(run.begun.clone()), nonce)
             }
             (None, _) => {
-                run.delivery = Some(self.deliver(&begun, luck));
+                run.delivery = Some(self.deliver(&record, luck));
                 return;
             }
         };
         actor.doing = Some((op, Stage::Start));
     }
 
-    /// The upstream gets the request.
+    /// Delivers the request to the upstream.
     fn deliver(&mut self, begun: &Record, luck: u8) -> Delivery {
         match luck % 9 {
             0 | 1 => {
@@ -659,7 +662,7 @@ impl World {
             }
             3 => Delivery::Answered(429),
             4 => Delivery::Answered(401),
-            // It proves nothing, and may have been done.
+            // A 500 proves nothing, and the request may have been executed.
             5 => {
                 if luck >= 128 {
                     self.execute(begun.birth, 201, Some(&begun.policy));
@@ -676,12 +679,12 @@ impl World {
             _ => {
                 let does = luck >= 128;
                 self.upstream.slow.push((begun.owner, begun.birth, self.real + UPSTREAM, does));
-                Delivery::Slow { told: false }
+                Delivery::Slow { reported: false }
             }
         }
     }
 
-    /// Sends one Change to the store and checks what it did.
+    /// Sends one change to the store and checks the result.
     fn commit(&mut self, change: &Change, op: &Op) -> Commit {
         let before = self.shelf.load();
         let commit = self.shelf.commit(change);
@@ -693,10 +696,10 @@ impl World {
                 let after = after.expect("a draft leaves a row");
                 if before.is_none() && self.purged {
                     self.purged = false;
-                    self.meet("a row was purged and its key begun again");
+                    self.count("a row was purged and its key begun again");
                 }
                 let now = self.shelf.now;
-                // The very same write may come again after its row was lost or removed.
+                // The very same write may be sent again after its row was lost or removed.
                 let draft = change.draft.clone().expect("it has a draft");
                 if let Some(first) = self.watch.versions.insert(after.record.version, draft.clone()) {
                     assert_eq!(first, draft, "two writes under one version");
@@ -710,7 +713,7 @@ impl World {
         commit
     }
 
-    /// What must be true of a decision before anything is written.
+    /// Checks a decision before anything is written.
     fn check_decision(&self, op: &Op, row: Option<&Record>, now: Timestamp, verdict: &Verdict) {
         let (Verdict::Keep(decision) | Verdict::Write(_, decision)) = verdict;
         let Op::Request(ask, role) = op else { return };
@@ -721,7 +724,7 @@ impl World {
         assert!(!takes_over || *role == Intent::MayRun, "a careful request takes nothing over");
         if row.is_expired(now) {
             let fits = runs || matches!(decision, Decision::Expired | Decision::Free);
-            assert!(fits, "an expired record is as absent: {decision:?}");
+            assert!(fits, "an expired record counts as absent: {decision:?}");
             return;
         }
         if row.fingerprint.as_ref().is_some_and(|stored| *stored != ask.fingerprint) {
@@ -729,87 +732,87 @@ impl World {
         }
         if row.state == State::Unknown {
             let fits = matches!(decision, Decision::Unknown { .. } | Decision::Mismatch);
-            assert!(fits && matches!(verdict, Verdict::Keep(_)), "no request moves what is unknown");
+            assert!(fits && matches!(verdict, Verdict::Keep(_)), "no request changes an unknown record");
         }
     }
 
-    /// Counts what a committed Change shows.
-    fn met_by(&mut self, op: &Op, change: &Change, decision: &Decision, before: Option<&Record>) {
+    /// Counts the situations that a committed change shows.
+    fn count_commit(&mut self, op: &Op, change: &Change, decision: &Decision, before: Option<&Record>) {
         let state = before.map(|before| before.state);
         let expired = before.is_some_and(|before| before.is_expired(self.shelf.now));
         let draft = change.draft.as_ref();
         if before.is_some_and(|before| before.state == State::Retryable && before.note.doubt.is_some()) {
             match draft.map(|draft| draft.state) {
                 Some(State::InProgress) if matches!(op, Op::Resume(..)) => {
-                    self.meet("a sweeper resumed what has a call in doubt");
+                    self.count("a sweeper resumed a record with an in-doubt call");
                 }
                 Some(State::InProgress | State::Pending) => {
-                    self.meet("what has a call in doubt was run again");
+                    self.count("a record with an in-doubt call was run again");
                 }
-                Some(State::Unknown) => self.meet("what has a call in doubt became unknown"),
+                Some(State::Unknown) => self.count("a record with an in-doubt call became unknown"),
                 _ => {}
             }
         }
         match (op, decision) {
             (Op::Request(..), Decision::Run { .. } | Decision::Accepted) => match state {
                 None if *decision == Decision::Accepted => {
-                    self.meet("a first request was accepted to run later");
+                    self.count("a first request was accepted to run later");
                 }
-                None => self.meet("a first request ran"),
-                Some(_) if expired => self.meet("a retention was over and a request began anew"),
-                Some(State::Retryable) => self.meet("a retryable record was run again"),
-                Some(_) => self.meet("a takeover ran"),
+                None => self.count("a first request ran"),
+                Some(_) if expired => self.count("an expired key began a new generation"),
+                Some(State::Retryable) => self.count("a retryable record was run again"),
+                Some(_) => self.count("a takeover ran"),
             },
             (Op::GaveUp(..), Decision::Freed) if before.is_none() => {
-                self.meet("a given-up begin was replaced by a placeholder");
+                self.count("a given-up begin was replaced by a placeholder");
             }
             (Op::GaveUp(ask, _), Decision::Freed) if before.is_some_and(|b| b.owner == ask.nonce) => {
-                self.meet("a given-up begin was released");
+                self.count("a given-up begin was released");
             }
             (Op::Answered(..), Decision::Stored) => match state {
-                None => self.meet("a finish found no record"),
+                None => self.count("a finish found no record"),
                 Some(State::InProgress) => {}
-                Some(_) => self.meet("a late finish was accepted"),
+                Some(_) => self.count("a late finish was accepted"),
             },
-            (Op::Phase(..), _) => self.meet("a phase was committed"),
+            (Op::Phase(..), _) => self.count("a phase was committed"),
             (Op::Lapsed(..), _) => {
-                self.meet("a sweep settled");
+                self.count("a sweep settled");
                 if draft.is_some_and(|d| d.state == State::Unknown && d.policy.on_lapse == OnLapse::Retry) {
-                    self.meet("a lapse was poison");
+                    self.count("a lapse was poison");
                 }
             }
-            (Op::NeverClaimed(_), _) => self.meet("what was never claimed was answered"),
-            (Op::EffectDone(..), _) => self.meet("an effect settled what was owed"),
+            (Op::NeverClaimed(_), _) => self.count("an unclaimed request was timed out"),
+            (Op::EffectDone(..), _) => self.count("an effect settled an owed response"),
             (Op::Found(_, ObservedBy::Reconciler, Observation::Executed(_), _), Decision::Settled) => {
-                self.meet("a reconciler settled as executed");
+                self.count("a reconciler settled as executed");
             }
             (Op::Found(_, ObservedBy::Reconciler, Observation::NotExecuted, _), Decision::Settled) => {
-                self.meet("a reconciler settled as not executed");
+                self.count("a reconciler settled as not executed");
             }
-            (Op::Forget(_), _) => self.meet("an operator forgot an answer"),
+            (Op::Forget(_), _) => self.count("an operator forgot a response"),
             _ => {}
         }
     }
 
-    /// Counts what a refused Change shows.
-    fn lost_race(&mut self, op: &Op, change: &Change, newer: Option<&Record>) {
+    /// Counts the situations that a refused change shows.
+    fn count_lost_race(&mut self, op: &Op, change: &Change, newer: Option<&Record>) {
         match (op, change.expect, newer) {
-            (Op::Request(..), Expect::Absent, Some(_)) => self.meet("an insert lost to another"),
+            (Op::Request(..), Expect::Absent, Some(_)) => self.count("an insert lost to another"),
             (Op::Request(..) | Op::Lapsed(..), Expect::Due(version), Some(newer))
                 if newer.version == version =>
             {
-                self.meet("a takeover was refused because the lease was renewed");
+                self.count("a takeover was refused because the lease was renewed");
             }
             (Op::Request(..), Expect::Version(_), Some(newer)) => match change.draft.as_ref() {
-                Some(draft) if draft.birth != newer.birth => self.meet("a begin anew lost to another"),
-                _ => self.meet("a run again lost to another"),
+                Some(draft) if draft.birth != newer.birth => self.count("a new generation lost to another"),
+                _ => self.count("a run again lost to another"),
             },
             (Op::GaveUp(..), Expect::Absent, _) => {
-                self.meet("a given-up placeholder was beaten by the begin");
+                self.count("a given-up placeholder was beaten by the begin");
             }
-            (Op::Lapsed(..), ..) => self.meet("a sweep was refused"),
+            (Op::Lapsed(..), ..) => self.count("a sweep was refused"),
             (Op::Found(_, ObservedBy::Reconciler, ..), _, Some(newer)) if newer.state == State::Completed => {
-                self.meet("a reconciler lost to the late owner");
+                self.count("a reconciler lost to the late owner");
             }
             _ => {}
         }
@@ -817,12 +820,12 @@ impl World {
 }
 
 impl Watch {
-    /// What is always true of a write that the store took.
+    /// Checks the invariants of a committed write.
     fn check(
         &mut self,
         before: Option<&Record>,
         after: &Record,
-        kept: Option<Bytes>,
+        response: Option<Bytes>,
         op: &Op,
         now: Timestamp,
     ) {
@@ -836,18 +839,21 @@ impl Watch {
             && begins
         {
             assert!(*role != Intent::ReadOnly && after.owner == ask.nonce);
-            assert_eq!(after.fingerprint.as_ref(), Some(&ask.fingerprint), "it runs what it was asked");
+            assert_eq!(after.fingerprint.as_ref(), Some(&ask.fingerprint), "it runs the request it was sent");
         }
-        // Retention counts from here; what is open has none.
+        // Retention counts from here; an open record has none.
         let counts = after.expires_at.zip(after.purge_at);
         let tombstone = before.filter(|before| {
             matches!(op, Op::GaveUp(..)) && before.is_expired(now) && before.birth == after.birth
         });
         match after.state {
             State::Retryable if after.note.doubt.is_some() => {
-                assert!(counts.is_none() && after.due_at.is_some(), "a call in doubt is never forgotten");
+                assert!(
+                    counts.is_none() && after.due_at.is_some(),
+                    "a record with an in-doubt call never expires"
+                );
             }
-            // Refused at its first run: nobody's request holds the key, and the row goes within minutes.
+            // Refused at its first run: no request holds the key, and the row is deleted within minutes.
             State::Retryable
                 if after.fingerprint.is_none()
                     && after.note.last_error == Some(ErrorCode::Refused)
@@ -858,7 +864,7 @@ impl Watch {
                 assert_eq!(counts, Some((ends, ends)));
             }
             State::Completed | State::Retryable if !matches!(op, Op::Forget(_)) => {
-                // A tombstone is not revived: it has expired, and goes no later than one that is made now.
+                // A tombstone is not revived: it has expired, and is deleted no later than one that is made now.
                 let goes_by = now.after(after.policy.tombstone);
                 let stays = tombstone.is_some()
                     && after.expires_at == Some(now)
@@ -870,10 +876,10 @@ impl Watch {
             _ => assert!(after.expires_at.is_none() && after.purge_at.is_none(), "it never expires silently"),
         }
         if after.state == State::Completed {
-            assert!(after.fingerprint.is_some(), "an answer is somebody's");
-            assert_eq!(kept.is_none(), after.flags.not_retained);
-            let first = self.answers.entry(after.birth).or_insert_with(|| kept.clone());
-            assert_eq!(*first, kept, "a stored answer never changes");
+            assert!(after.fingerprint.is_some(), "a response belongs to a request");
+            assert_eq!(response.is_none(), after.flags.not_retained);
+            let first = self.answers.entry(after.birth).or_insert_with(|| response.clone());
+            assert_eq!(*first, response, "a stored response never changes");
         }
         if let Some(before) = before {
             check_step(before, after, op, now, self.furthest);
@@ -881,7 +887,7 @@ impl Watch {
     }
 }
 
-/// What is always true from one row to the next.
+/// Checks the invariants from one row to the next.
 fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest: Timestamp) {
     let same_generation = before.birth == after.birth;
     let by_its_owner = match op {
@@ -907,22 +913,22 @@ fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest
             ObservedBy::Operator(_) => true,
         };
         let frees = *what == Observation::NotExecuted && after.state != State::Unknown;
-        assert!(!frees || proven, "what may still be executed was freed");
+        assert!(!frees || proven, "a request that may still be executed was released");
     }
     if before.state == State::Unknown {
-        assert!(same_generation, "what is unknown is never begun anew");
+        assert!(same_generation, "an unknown record never begins a new generation");
         let may = by_its_owner || matches!(op, Op::Found(..));
-        assert!(may || after.state == State::Unknown, "only who knows leaves unknown");
+        assert!(may || after.state == State::Unknown, "only its owner or an observation leaves unknown");
     }
     check_doubt(before, after, op, by_its_owner);
     if !same_generation {
         let free = before.is_expired(furthest) || before.fingerprint.is_none();
-        assert!(free, "a generation ends by expiry, or where nobody's request holds the key");
+        assert!(free, "a generation ends by expiry, or if no request holds the key");
         return;
     }
-    assert_eq!(before.policy, after.policy, "rules travel with the record");
+    assert_eq!(before.policy, after.policy, "a record keeps its policy");
     if before.state == State::Completed {
-        assert_eq!(after.state, State::Completed, "what is completed stays so");
+        assert_eq!(after.state, State::Completed, "a completed record stays completed");
         assert_eq!((before.note.status, before.completed_at), (after.note.status, after.completed_at));
     }
     assert!(
@@ -931,28 +937,31 @@ fn check_step(before: &Record, after: &Record, op: &Op, now: Timestamp, furthest
     if after.owner != before.owner {
         assert!(after.state == State::InProgress && after.attempt == before.attempt + 1);
     }
-    let kept = after.fingerprint == before.fingerprint;
-    assert!(kept || after.fingerprint.is_none(), "a fingerprint is kept or cleared, never changed");
-    assert!(kept || after.state == State::Retryable, "only a free key is nobody's");
+    let is_unchanged = after.fingerprint == before.fingerprint;
+    assert!(is_unchanged || after.fingerprint.is_none(), "a fingerprint is kept or cleared, never changed");
+    assert!(is_unchanged || after.state == State::Retryable, "only a released key has no fingerprint");
 }
 
-/// What is always true of a call that may have been made and may be made again.
+/// Checks the invariants of an in-doubt call.
 fn check_doubt(before: &Record, after: &Record, op: &Op, by_its_owner: bool) {
     let settles = after.state == State::Completed || matches!(op, Op::Phase(..) | Op::Found(..));
     if before.note.doubt.is_some() {
         assert_eq!(before.birth, after.birth, "the next generation would call under another key");
-        assert!(settles || after.note.doubt == before.note.doubt, "a doubt ends by being settled");
+        assert!(
+            settles || after.note.doubt == before.note.doubt,
+            "an in-doubt call stays until it is settled"
+        );
     }
     if let Op::Answered(begun, ..) | Op::NotExecuted(begun, _) | Op::Uncertain(begun, _) = op
         && by_its_owner
         && begun.note.doubt.is_some_and(|point| point > before.point)
     {
-        assert!(settles || after.note.doubt.is_some(), "an attempt's doubt is written with its end");
+        assert!(settles || after.note.doubt.is_some(), "the end of an attempt stores its in-doubt call");
     }
 }
 
 impl Op {
-    fn drawn_again(mut self, drawn: Nonce) -> Op {
+    fn with_nonce(mut self, drawn: Nonce) -> Op {
         match &mut self {
             Op::Request(ask, _) => ask.nonce = drawn,
             Op::GaveUp(_, nonce)
@@ -999,7 +1008,8 @@ impl Op {
     }
 }
 
-/// Whether the policy promises at most one execution. The others are the operator's word that another is harmless.
+/// Returns whether the policy promises at most one execution. With the others the operator vouches that a second one is
+/// harmless.
 fn is_strict(policy: &Policy) -> bool {
     matches!(policy.on_lapse, OnLapse::Unknown | OnLapse::Fail)
         && policy.on_server_error != OnServerError::Retry
@@ -1034,7 +1044,7 @@ fn policies() -> [Policy; POLICIES] {
     all
 }
 
-/// Numbers that look like chance and are the same in every run (splitmix64).
+/// A deterministic random generator (splitmix64).
 struct Dice(u64);
 
 impl Dice {
@@ -1049,7 +1059,7 @@ impl Dice {
 
 const POLICIES: usize = 7;
 
-/// In seconds. The upstream's answer fits twice into `settle`, as every policy demands.
+/// Times of the model, in seconds. The upstream's response fits twice into `settle`, as every policy requires.
 const LEASE: u64 = 30;
 const UPSTREAM: u64 = 20;
 const SETTLE: u64 = 60;

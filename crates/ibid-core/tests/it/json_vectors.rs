@@ -1,9 +1,9 @@
-//! `json-exact` against the RFC 8785 vectors and a large collection of hard JSON files.
+//! Tests `json-exact` against the RFC 8785 vectors and a large collection of hard JSON files.
 
 use ibid_core::fingerprint::{Recipe, RequestView, Secret, Secrets, json_exact};
 use ibid_core::policy::Profile;
 
-use crate::json_properties::{beyond_cap, shifted};
+use crate::json_properties::{is_beyond_cap, shift_point};
 use crate::{oracle, vectors};
 
 #[test]
@@ -12,7 +12,7 @@ fn where_no_digit_is_lost_the_text_is_rfc_8785s() {
     for (name, input) in vectors::read_dir("jcs/input") {
         let output = vectors::read(&format!("jcs/output/{name}"));
         let ours = String::from_utf8(json_exact::canonical(&input).unwrap()).unwrap();
-        // The one number of these files that a double cannot hold: RFC 8785 rounds it, and we must not.
+        // The only number in these files that a double cannot hold: RFC 8785 rounds it, and we must not.
         let rounded = ours.replace("333333333.33333329", "333333333.3333333");
         assert_eq!(rounded != ours, name == "values.json");
         assert_eq!(rounded, String::from_utf8(output.clone()).unwrap(), "{name}");
@@ -31,8 +31,12 @@ fn shortest_double_texts_are_already_exact() {
             let (_bits, text) = line.split_once(',').expect("bits and text");
             assert_eq!(json_exact::canonical(text.as_bytes()).unwrap(), text.as_bytes());
             for shift in [-25, -3, 0, 1, 22] {
-                let moved = shifted(text, shift);
-                assert_eq!(json_exact::canonical(moved.as_bytes()).unwrap(), text.as_bytes(), "{moved}");
+                let spelling = shift_point(text, shift);
+                assert_eq!(
+                    json_exact::canonical(spelling.as_bytes()).unwrap(),
+                    text.as_bytes(),
+                    "{spelling}"
+                );
             }
         }
     }
@@ -42,13 +46,13 @@ fn shortest_double_texts_are_already_exact() {
 fn hard_files_are_exact_only_where_every_reader_agrees() {
     for (name, body) in hard_files() {
         let exact = json_exact::canonical(&body);
-        let judged = oracle::read(&body);
-        assert_eq!(exact.is_ok(), judged.as_ref().is_some_and(|value| !beyond_cap(value)), "{name}");
+        let value = oracle::read(&body);
+        assert_eq!(exact.is_ok(), value.as_ref().is_some_and(|value| !is_beyond_cap(value)), "{name}");
         if name.starts_with("n_") {
             assert!(exact.is_err(), "{name} is not JSON");
         }
         if let Ok(text) = exact {
-            assert_eq!(oracle::read(&text), judged, "{name}: another value");
+            assert_eq!(oracle::read(&text), value, "{name}: another value");
             assert_eq!(json_exact::canonical(&text).as_ref(), Ok(&text), "{name}: its own text stays");
         }
     }

@@ -1,4 +1,4 @@
-//! Keys against the Structured Fields vectors and against header lines as published by others.
+//! Tests keys against the Structured Fields vectors and against header lines that others published.
 
 use ibid_core::key::{Key, KeyError, KeyForm};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn strings_are_read_as_the_structured_fields_vectors_say() {
                 Ok(Some(key)) => assert_eq!(key.as_str(), expected, "{file}: {}", case["name"]),
                 Err(KeyError::Empty) => assert_eq!(expected, "", "{file}: {}", case["name"]),
                 Err(KeyError::TooLong) => assert!(expected.len() > Key::LEN_MAX, "{file}: {}", case["name"]),
-                // A string torn over two lines: the vectors leave the choice (`can_fail`), and we refuse.
+                // A string split over two lines: the vectors leave the choice (`can_fail`), and we refuse.
                 Err(KeyError::Repeated) => assert_eq!(case["can_fail"], true, "{file}: {}", case["name"]),
                 other => panic!("{file}: {} gave {other:?}", case["name"]),
             }
@@ -36,7 +36,7 @@ fn other_types_are_no_keys_in_strict_form() {
 }
 
 #[test]
-fn what_must_fail_as_a_string_is_never_a_key_by_another_reading() {
+fn a_broken_string_is_never_read_as_a_bare_key() {
     for case in cases("string").into_iter().chain(cases("string-generated")) {
         if case["must_fail"] == true && lines(&case)[0].trim_start_matches(' ').starts_with('"') {
             let read = Key::from_lines(lines(&case).iter().map(|l| l.as_bytes()), KeyForm::QuotedOrBare);

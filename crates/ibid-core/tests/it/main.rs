@@ -1,4 +1,4 @@
-//! The tests of the rules, one binary for all of them: published vectors, and stories of the state machine.
+//! Tests of the rules, one binary for all of them: published vectors, and stories of the state machine.
 
 mod evidence;
 mod interleavings;

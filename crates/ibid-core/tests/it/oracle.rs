@@ -1,7 +1,9 @@
-//! A second, slow reading of JSON that judges when two documents are equal. It shares nothing with the code it
-//! judges: recursive descent over the bytes, strings as UTF-16 units, numbers as digits times a power of ten.
+//! A second, slow JSON reader that decides whether two documents are equal.
+//!
+//! It shares nothing with the code under test: recursive descent over the bytes, strings as UTF-16 units, numbers as
+//! digits times a power of ten.
 
-/// A document by value.
+/// A document, compared by value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Exact {
     Null,
@@ -9,11 +11,11 @@ pub(crate) enum Exact {
     Number(Number),
     String(Vec<u16>),
     Array(Vec<Exact>),
-    /// Sorted by name; a repeated name makes the document unreadable.
+    /// Members sorted by name; a repeated name makes the document unreadable.
     Object(Vec<(Vec<u16>, Exact)>),
 }
 
-/// `digits × 10^power`, without zeros at either end of the digits; zero is no digits, no sign, power 0.
+/// The number `digits × 10^power`, without zeros at either end of the digits; zero has no digits, no sign, power 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Number {
     pub(crate) negative: bool,
@@ -21,7 +23,7 @@ pub(crate) struct Number {
     pub(crate) power: i128,
 }
 
-/// The value of a document, or `None` if it is not JSON that means one thing to every reader.
+/// Returns the value of a document, or `None` if it is not JSON with one meaning for every reader.
 pub(crate) fn read(body: &[u8]) -> Option<Exact> {
     let text: Vec<char> = std::str::from_utf8(body).ok()?.chars().collect();
     let mut reader = Reader { text, at: 0, depth: 0 };
@@ -139,7 +141,7 @@ impl Reader {
                 char => units.extend_from_slice(char.encode_utf16(&mut [0; 2])),
             }
         }
-        // Strict: a lone surrogate has no meaning to agree on.
+        // Strict: a lone surrogate has no meaning that readers agree on.
         String::from_utf16(&units).is_ok().then_some(units)
     }
 
@@ -186,7 +188,7 @@ impl Reader {
             }
             let digits = self.digits()?;
             let digits = digits.trim_start_matches('0');
-            // Far outside of what anybody calls a number; the files have some of 100 digits.
+            // Far outside the range of any number format; the files have some of 100 digits.
             power =
                 if digits.len() > 18 { i128::from(i64::MAX) } else { format!("0{digits}").parse().ok()? };
             power *= if minus { -1 } else { 1 };
@@ -198,21 +200,25 @@ impl Reader {
 impl Number {
     pub(crate) fn of(negative: bool, digits: &str, power: i128) -> Number {
         let digits = digits.trim_start_matches('0');
-        let kept = digits.trim_end_matches('0');
-        if kept.is_empty() {
+        let significant = digits.trim_end_matches('0');
+        if significant.is_empty() {
             return Number::default();
         }
-        Number { negative, digits: kept.into(), power: power + (digits.len() - kept.len()) as i128 }
+        Number {
+            negative,
+            digits: significant.into(),
+            power: power + (digits.len() - significant.len()) as i128,
+        }
     }
 
-    /// The power of ten of the first digit.
+    /// Returns the power of ten of the first digit.
     pub(crate) fn magnitude(&self) -> i128 {
         self.power + self.digits.len() as i128 - 1
     }
 }
 
 impl Exact {
-    /// Whether any number in it passes the test.
+    /// Returns whether any number in the document passes the test.
     pub(crate) fn any_number(&self, test: &dyn Fn(&Number) -> bool) -> bool {
         match self {
             Exact::Number(number) => test(number),

@@ -1,4 +1,4 @@
-//! The reference page of refusals is made from the code; `IBID_BLESS=1` writes it anew.
+//! Generates the reference page of refusals from the code; `IBID_BLESS=1` writes it again.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use ibid_core::policy::Profile;
 use ibid_core::refusal::{ALL, Advice, Refusal};
 
 #[test]
-fn the_page_of_refusals_says_what_the_code_says() {
+fn the_page_of_refusals_matches_the_code() {
     let mut page = String::from(
         "# Refusals\n\n\
          Why a client is turned away. In profile `ietf` a refusal is `application/problem+json` (RFC 9457): `type` is \

@@ -1,6 +1,6 @@
-//! `docs/reference/states.md` is what the machine says, asked about every situation and event.
+//! Generates `docs/reference/states.md` by asking the machine about every situation and event.
 //!
-//! Run with `IBID_BLESS=1` to write the page anew after a change of the rules. Longer than most files because the
+//! Run with `IBID_BLESS=1` to write the page again after a change of the rules. Longer than most files, because the
 //! situations, the events and the page that they fill are read together.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use ibid_core::time::Timestamp;
 use ibid_testkit::story::{StoryStore, act, answer, ask};
 
 #[test]
-fn the_reference_of_states_is_what_the_machine_does() {
+fn the_page_of_states_matches_the_machine() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/states.md");
     let page = page();
     if std::env::var_os("IBID_BLESS").is_some() {
@@ -43,13 +43,13 @@ fn page() -> String {
     format!("{HEAD}{}{TABLE}{sections}{EFFECTS}{}", arrows.diagram(), effects())
 }
 
-/// One heading of the page: where a record stands, and why it matters.
+/// One heading of the page: a situation of a record.
 struct Situation {
     title: &'static str,
     make: fn(Arc<Policy>) -> Option<Scene>,
 }
 
-/// A record in some situation, with the Attempt that owns it and one that came before.
+/// A record in some situation, with the attempt that owns it and an earlier one.
 struct Scene {
     record: Option<Record>,
     begun: Option<Record>,
@@ -57,14 +57,14 @@ struct Scene {
     now: Timestamp,
 }
 
-/// What came of an event.
+/// Outcome of an event: the next state and the decision.
 #[derive(Clone, PartialEq)]
 struct Row {
     to: String,
     decision: String,
 }
 
-/// One section: a row per outcome, and a line for what changes nothing.
+/// Writes one section: a row per outcome, and a line for events that change nothing.
 fn section(situation: &Situation, out: &mut String, arrows: &mut Arrows) -> std::fmt::Result {
     let mut rows: Vec<(Row, Happenings)> = Vec::new();
     for event in events() {
@@ -77,7 +77,7 @@ fn section(situation: &Situation, out: &mut String, arrows: &mut Arrows) -> std:
                 Some((values, row(&scene, &verdict)))
             })
             .collect();
-        for (when, row) in told_apart(&DIMENSIONS, &outcomes) {
+        for (when, row) in group_outcomes(&DIMENSIONS, &outcomes) {
             let at = rows.iter().position(|(known, _)| *known == row).unwrap_or_else(|| {
                 rows.push((row, Happenings::default()));
                 rows.len() - 1
@@ -88,15 +88,15 @@ fn section(situation: &Situation, out: &mut String, arrows: &mut Arrows) -> std:
     writeln!(out, "\n### {}\n", situation.title)?;
     writeln!(out, "| what happens | to | decision |\n| --- | --- | --- |")?;
     for (row, what) in rows.iter().filter(|(row, _)| row.decision != IGNORED) {
-        writeln!(out, "| {} | {} | {} |", what.told(), row.to, row.decision)?;
+        writeln!(out, "| {} | {} | {} |", what.describe(), row.to, row.decision)?;
     }
     if let Some((_, what)) = rows.iter().find(|(row, _)| row.decision == IGNORED) {
-        writeln!(out, "\nChanges nothing: {}.", what.told())?;
+        writeln!(out, "\nChanges nothing: {}.", what.describe())?;
     }
     Ok(())
 }
 
-/// What happens, told once per actor and rule.
+/// Events that lead to one outcome, grouped by actor and rule.
 #[derive(Default)]
 struct Happenings(Vec<(&'static str, String, Vec<&'static str>)>);
 
@@ -108,11 +108,15 @@ impl Happenings {
         }
     }
 
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let events = events();
         let each = self.0.iter().map(|(who, when, what)| {
-            let of_it = events.iter().filter(|event| event.who == *who).count();
-            let what = if what.len() == of_it && of_it > 2 { "anything".into() } else { what.join(", ") };
+            let event_count = events.iter().filter(|event| event.who == *who).count();
+            let what = if what.len() == event_count && event_count > 2 {
+                "anything".into()
+            } else {
+                what.join(", ")
+            };
             if when.is_empty() { format!("**{who}** {what}") } else { format!("**{who}** {what} ({when})") }
         });
         each.collect::<Vec<_>>().join(" · ")
@@ -127,17 +131,17 @@ fn row(scene: &Scene, verdict: &Verdict) -> Row {
     let to = match change.map(|change| after(scene, change)) {
         None => "–".to_owned(),
         Some(None) => "– (noted in the history)".to_owned(),
-        Some(Some(row)) => standing(scene, &row),
+        Some(Some(row)) => describe_row(scene, &row),
     };
-    Row { to, decision: words(decision, scene.now) }
+    Row { to, decision: describe_decision(decision, scene.now) }
 }
 
 fn after(scene: &Scene, change: &Change) -> Option<Arc<Record>> {
     change.applied(Stamp { now: scene.now }, scene.record.as_ref())
 }
 
-/// Where a row stands after a write, with what a reader would ask about.
-fn standing(scene: &Scene, row: &Record) -> String {
+/// Describes a row after a write, with the details that a reader looks for.
+fn describe_row(scene: &Scene, row: &Record) -> String {
     let before = scene.record.as_ref();
     let mut notes = Vec::new();
     let is_new = before.is_some_and(|before| before.birth != row.birth);
@@ -150,19 +154,19 @@ fn standing(scene: &Scene, row: &Record) -> String {
         notes.push(format!("point {}", row.point));
     }
     if row.flags.owed {
-        notes.push("answer owed".to_owned());
+        notes.push("response owed".to_owned());
     }
     if let (State::Completed, Some(status)) = (row.state, row.note.status) {
         notes.push(status.to_string());
     }
     if row.note.doubt.is_some() {
-        notes.push("a call in doubt".to_owned());
+        notes.push("in-doubt call".to_owned());
     }
     if row.flags.dead_letter {
         notes.push("dead letter".to_owned());
     }
     if row.fingerprint.is_none() {
-        notes.push("nobody's request".to_owned());
+        notes.push("key unclaimed".to_owned());
     }
     if row.is_expired(scene.now) {
         notes.push("expired".to_owned());
@@ -171,7 +175,7 @@ fn standing(scene: &Scene, row: &Record) -> String {
     format!("`{}`{notes}", row.state.name())
 }
 
-fn words(decision: &Decision, now: Timestamp) -> String {
+fn describe_decision(decision: &Decision, now: Timestamp) -> String {
     match decision {
         Decision::Run { after: 0 } => "run".into(),
         Decision::Run { after } => format!("run after point {after}"),
@@ -182,7 +186,7 @@ fn words(decision: &Decision, now: Timestamp) -> String {
         Decision::Wait { overlong: true } => "wait, and reset the lease".into(),
         Decision::Free => "free for the next request".into(),
         Decision::Unknown { until: Some(until) } => format!("unknown for {}s", until.since(now).as_secs()),
-        Decision::Unknown { until: None } => "unknown, a person must look".into(),
+        Decision::Unknown { until: None } => "unknown, an operator must look".into(),
         Decision::Mismatch => "mismatch".into(),
         Decision::Expired => "expired".into(),
         Decision::Stored => "stored".into(),
@@ -198,7 +202,7 @@ fn words(decision: &Decision, now: Timestamp) -> String {
     }
 }
 
-/// One event: who does what, its word in the diagram, and how the machine is asked.
+/// One event: who does what, its label in the diagram, and how to ask the machine.
 struct Happening {
     who: &'static str,
     what: &'static str,
@@ -208,7 +212,7 @@ struct Happening {
 
 type Play = Box<dyn Fn(&Scene) -> Option<Verdict>>;
 
-/// Every event.
+/// Returns all events.
 fn events() -> Vec<Happening> {
     let mut all = Vec::new();
     let requests = [
@@ -229,7 +233,7 @@ fn events() -> Vec<Happening> {
         let play: Play = Box::new(move |scene| {
             let mut ask = asking(scene, "A", false);
             if own {
-                // Only what a request itself began, and nobody settled since, can be its own.
+                // Only a record that the request itself began, and that is still unsettled, can be its own.
                 let record = scene.record.as_ref().filter(|record| !record.flags.asynchronous)?;
                 let open = matches!(record.state, State::InProgress | State::Unknown);
                 ask.nonce = open.then_some(record.owner)?;
@@ -247,8 +251,8 @@ fn events() -> Vec<Happening> {
     type Make = fn(&AttemptResponse) -> Event<'_>;
     let chores: [(&'static str, &'static str, &'static str, Make); 9] = [
         ("worker", "claims it", "claimed", |_| Event::Claim { nonce: WRITE }),
-        ("sweeper", "comes", "lapse", |_| Event::Lapsed { nonce: WRITE, careful: false }),
-        ("sweeper", "comes just after a clock jump", "lapse", |_| Event::Lapsed {
+        ("sweeper", "finds it", "lapse", |_| Event::Lapsed { nonce: WRITE, careful: false }),
+        ("sweeper", "finds it just after a clock jump", "lapse", |_| Event::Lapsed {
             nonce: WRITE,
             careful: true,
         }),
@@ -257,7 +261,7 @@ fn events() -> Vec<Happening> {
             nonce: WRITE,
             careful: true,
         }),
-        ("reaper", "looks for what was never claimed", "never claimed", |_| Event::NeverClaimed {
+        ("reaper", "looks for requests that were never claimed", "never claimed", |_| Event::NeverClaimed {
             nonce: WRITE,
         }),
         ("its effect", "is done", "effect done", |answer| Event::EffectDone { nonce: WRITE, answer }),
@@ -279,13 +283,13 @@ fn events() -> Vec<Happening> {
         let finds = [
             ("finds it executed", Observation::Executed(answer(201, "found")), false),
             ("finds it not executed", Observation::NotExecuted, false),
-            ("finds nothing", Observation::Nothing, false),
+            ("cannot tell", Observation::Nothing, false),
             ("finds it executed before its attempt began", Observation::Executed(answer(201, "found")), true),
         ];
-        for (what, found, old) in finds {
+        for (what, observation, old) in finds {
             let play: Play = Box::new(move |scene| {
                 let as_of = if old { Timestamp::default() } else { scene.now };
-                let event = Event::Observed { nonce: WRITE, by, what: &found, as_of, jitter: 0.0 };
+                let event = Event::Observed { nonce: WRITE, by, what: &observation, as_of, jitter: 0.0 };
                 Some(decide(scene.record.as_ref(), &event, scene.now))
             });
             all.push(Happening { who, what, arrow: "found", play });
@@ -294,23 +298,23 @@ fn events() -> Vec<Happening> {
     all
 }
 
-/// What an Attempt may say, each with its word in the diagram.
+/// Reports of an attempt, each with its label in the diagram.
 const SAYINGS: [(&str, &str); 12] = [
-    ("answers 201", "answer"),
-    ("answers 402", "answer"),
-    ("answers 429", "answer"),
-    ("answers 401", "answer"),
-    ("answers 500", "answer"),
-    ("answers 503", "answer"),
+    ("responds 201", "response"),
+    ("responds 402", "response"),
+    ("responds 429", "response"),
+    ("responds 401", "response"),
+    ("responds 500", "response"),
+    ("responds 503", "response"),
     ("proves that nothing was executed", "not executed"),
-    ("can't know", "uncertain"),
-    ("owes the answer", "answer owed"),
+    ("cannot know", "uncertain"),
+    ("owes the response", "response owed"),
     ("commits the next phase", "phase"),
     ("commits a phase out of turn", "phase"),
-    ("is about to call the outside", "calling"),
+    ("is about to make an external call", "calling"),
 ];
 
-/// What comes of the saying at `index`.
+/// Asks the machine about the report at `index`.
 fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
     let begun = if own { scene.begun.as_ref()? } else { scene.earlier.as_ref()? };
     let answers = [201, 402, 429, 401, 500, 503].map(|status| answer(status, "attempt"));
@@ -328,7 +332,7 @@ fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
     Some(decide(scene.record.as_ref(), &event, scene.now))
 }
 
-/// A request that meets the scene, under the rules that its record carries.
+/// Returns a request that finds the scene's record, under the rules that the record carries.
 fn asking(scene: &Scene, body: &str, later: bool) -> BeginRequest {
     let policy = scene.record.as_ref().map(|record| record.policy.clone());
     let mut ask = ask("shop", body, policy.unwrap_or_default(), ASKED);
@@ -336,7 +340,7 @@ fn asking(scene: &Scene, body: &str, later: bool) -> BeginRequest {
     ask
 }
 
-/// Every situation that the machine tells apart.
+/// Returns all situations that the machine distinguishes.
 fn situations() -> Vec<Situation> {
     vec![
         Situation {
@@ -366,7 +370,7 @@ fn situations() -> Vec<Situation> {
             },
         },
         Situation {
-            title: "`pending`, its answer owed by an effect",
+            title: "`pending`, its response owed by an effect",
             make: |policy| {
                 let mut set = Set::new(policy, false);
                 set.run();
@@ -439,24 +443,24 @@ fn situations() -> Vec<Situation> {
             },
         },
         Situation {
-            title: "`retryable`, a call in doubt",
+            title: "`retryable`, an in-doubt call",
             make: |policy| {
-                let mut set = doubted(policy);
-                // Long enough for the sweeper to look at it again.
+                let mut set = leave_in_doubt(policy);
+                // Long enough for the sweeper to find it due.
                 set.wait(60);
                 Some(set.scene())
             },
         },
         Situation {
-            title: "`retryable`, a call in doubt whose key may be forgotten",
+            title: "`retryable`, an in-doubt call whose key may be forgotten",
             make: |policy| {
-                let mut set = doubted(policy);
+                let mut set = leave_in_doubt(policy);
                 set.wait(KEY_WINDOW.as_secs());
                 Some(set.scene())
             },
         },
         Situation {
-            title: "`unknown`, its attempt perhaps not over yet",
+            title: "`unknown`, its attempt possibly not over yet",
             make: |policy| {
                 policy.reconcile.as_ref()?;
                 let mut set = Set::new(policy, false);
@@ -477,7 +481,7 @@ fn situations() -> Vec<Situation> {
             },
         },
         Situation {
-            title: "`unknown`, not there at a first look",
+            title: "`unknown`, not found by a first lookup",
             make: |policy| {
                 policy.reconcile.as_ref()?;
                 let mut set = Set::new(policy, false);
@@ -503,51 +507,51 @@ fn situations() -> Vec<Situation> {
                 Some(set.scene())
             },
         },
-        Situation { title: "`completed`, a success", make: |policy| finished(policy, 0) },
-        Situation { title: "`completed`, a failure", make: |policy| finished(policy, 1) },
+        Situation { title: "`completed`, a success", make: |policy| finish(policy, 0) },
+        Situation { title: "`completed`, a failure", make: |policy| finish(policy, 1) },
         Situation {
-            title: "`completed`, its answer not retained",
+            title: "`completed`, its response not retained",
             make: |policy| {
                 let mut set = Set::new(policy, false);
                 set.run();
-                let begun = set.begun.clone()?;
+                let record = set.begun.clone()?;
                 let answer = AttemptResponse { kept: None, ..answer(200, "") };
-                set.happens(&Event::Answered { begun: &begun, nonce: Nonce(90), answer: &answer });
+                set.happens(&Event::Answered { begun: &record, nonce: Nonce(90), answer: &answer });
                 Some(set.scene())
             },
         },
         Situation {
             title: "expired, `after_expiry = \"execute\"`",
             make: |policy| {
-                let scene = finished(policy, 0)?;
+                let scene = finish(policy, 0)?;
                 Some(Scene { now: scene.now.after(Duration::from_secs(24 * 3600)), ..scene })
             },
         },
         Situation {
-            title: "expired, `after_expiry = \"refuse\"`, its tombstone standing",
+            title: "expired, `after_expiry = \"refuse\"`, its tombstone kept",
             make: |policy| {
                 let policy = Policy {
                     after_expiry: AfterExpiry::Refuse,
                     tombstone: Duration::from_secs(3600),
                     ..(*policy).clone()
                 };
-                let scene = finished(Arc::new(policy), 0)?;
+                let scene = finish(Arc::new(policy), 0)?;
                 Some(Scene { now: scene.now.after(Duration::from_secs(24 * 3600)), ..scene })
             },
         },
     ]
 }
 
-/// A record whose Attempt gave the answer at `index`.
-fn finished(policy: Arc<Policy>, index: usize) -> Option<Scene> {
+/// Returns a record whose attempt made the report at `index`.
+fn finish(policy: Arc<Policy>, index: usize) -> Option<Scene> {
     let mut set = Set::new(policy, false);
     set.run();
     set.says(index);
     Some(set.scene())
 }
 
-/// A record whose Attempt left a call in doubt and proved that it did nothing else.
-fn doubted(policy: Arc<Policy>) -> Set {
+/// Returns a record whose attempt left an in-doubt call and proved that it did nothing else.
+fn leave_in_doubt(policy: Arc<Policy>) -> Set {
     let mut set = Set::new(policy, false);
     set.run();
     if let Some(begun) = &mut set.begun {
@@ -557,7 +561,7 @@ fn doubted(policy: Arc<Policy>) -> Set {
     set
 }
 
-/// Brings a record into a situation by what really leads there.
+/// Brings a record into a situation by the events that lead there.
 struct Set {
     shelf: StoryStore,
     begun: Option<Record>,
@@ -579,7 +583,7 @@ impl Set {
         }
     }
 
-    /// The first request runs, or a worker claims it.
+    /// Runs the first request, or lets a worker claim it.
     fn run(&mut self) {
         self.drawn += 1;
         self.happens(&Event::Claim { nonce: Nonce(self.drawn) });
@@ -598,13 +602,13 @@ impl Set {
 
     fn scene(&self) -> Scene {
         let record = self.shelf.record().cloned();
-        // A record that was never run has neither.
+        // A record that was never run has neither attempt.
         let earlier = self.begun.clone().map(|begun| Record { owner: Nonce(50), ..begun });
         Scene { earlier, begun: self.begun.clone(), record, now: self.shelf.now }
     }
 }
 
-/// The rules by which outcomes may differ.
+/// Rules by which outcomes may differ.
 const DIMENSIONS: [&str; 3] = ["on_lapse", "on_server_error", "reconcile"];
 
 fn variants() -> Vec<(Vec<&'static str>, Policy)> {
@@ -632,8 +636,12 @@ fn variants() -> Vec<(Vec<&'static str>, Policy)> {
     all
 }
 
-/// The different outcomes, each with the rules under which it comes. Only rules that make a difference are named.
-fn told_apart<R: Clone + PartialEq>(names: &[&str], outcomes: &[(Vec<&'static str>, R)]) -> Vec<(String, R)> {
+/// Returns the different outcomes, each with the rules under which it occurs. Only rules that make a difference are
+/// named.
+fn group_outcomes<R: Clone + PartialEq>(
+    names: &[&str],
+    outcomes: &[(Vec<&'static str>, R)],
+) -> Vec<(String, R)> {
     let matters: Vec<usize> = (0..names.len())
         .filter(|dimension| {
             outcomes.iter().any(|(values, row)| {
@@ -664,7 +672,8 @@ fn told_apart<R: Clone + PartialEq>(names: &[&str], outcomes: &[(Vec<&'static st
     each.collect()
 }
 
-/// The combinations as few conditions: values of one rule that leave the same to the other rules are told together.
+/// Reduces combinations to few conditions: values of one rule that leave the same choices to the other rules are
+/// merged.
 fn conditions(names: &[&str], chosen: &[Vec<&'static str>], all: &[Vec<&'static str>]) -> Vec<Vec<String>> {
     let Some((name, names)) = names.split_first() else {
         return vec![Vec::new()];
@@ -684,17 +693,17 @@ fn conditions(names: &[&str], chosen: &[Vec<&'static str>], all: &[Vec<&'static 
     let mut possible: Vec<_> = all.iter().map(|combination| combination[0]).collect();
     possible.sort_unstable();
     possible.dedup();
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     for (values, rest) in groups {
         let own = (values.len() < possible.len()).then(|| format!("`{name}` {}", values.join(" or ")));
         for more in conditions(names, &rest, &rest_of(all, values[0])) {
-            told.push(own.iter().cloned().chain(more).collect());
+            lines.push(own.iter().cloned().chain(more).collect());
         }
     }
-    told
+    lines
 }
 
-/// The arrows of the diagram: from, to, and by what.
+/// Arrows of the diagram: from, to, and their labels.
 #[derive(Default)]
 struct Arrows(BTreeMap<(String, String), Vec<&'static str>>);
 
@@ -709,10 +718,10 @@ impl Arrows {
             return;
         }
         let group = match (group, row.state) {
-            // A request that writes here has noticed the lapse.
+            // A request that writes here has found the lapse.
             ("request", _) if from == State::InProgress.name() => "lapse",
-            ("answer", State::Retryable | State::Pending) => "free answer",
-            ("answer", State::Unknown) => "ambiguous answer",
+            ("response", State::Retryable | State::Pending) => "free response",
+            ("response", State::Unknown) => "ambiguous response",
             _ => group,
         };
         let labels = self.0.entry((from, to)).or_default();
@@ -730,20 +739,20 @@ impl Arrows {
     }
 }
 
-/// The table of effects.
+/// Returns the table of effects.
 fn effects() -> String {
     let events = [
         ("a worker claims it", EffectEvent::Claim),
         ("the call is made", EffectEvent::Made),
         ("the call certainly had no effect", EffectEvent::NotMade { after: None }),
-        ("the provider refuses for good", EffectEvent::Refused),
+        ("the provider refuses permanently", EffectEvent::Refused),
         ("the call may have been made", EffectEvent::Uncertain),
         ("the claim lapses", EffectEvent::Lapsed),
         ("`verify` says that it happened", EffectEvent::Verified(Some(true))),
         ("`verify` says that it did not", EffectEvent::Verified(Some(false))),
-        ("`verify` can't tell", EffectEvent::Verified(None)),
-        ("an operator wants it made", EffectEvent::Retry),
-        ("an operator wants it gone", EffectEvent::Discard),
+        ("`verify` cannot tell", EffectEvent::Verified(None)),
+        ("an operator retries it", EffectEvent::Retry),
+        ("an operator discards it", EffectEvent::Discard),
     ];
     let mut out = String::new();
     for state in EffectState::ALL {
@@ -759,16 +768,16 @@ fn effects() -> String {
                     let to = decide_effect(&effect, event).map(|(to, after)| match (to, after) {
                         (_, Some(after)) if after.is_zero() => format!("`{}`, at once", to.name()),
                         (_, Some(after)) if after == settle => {
-                            format!("`{}`, asked after `settle`", to.name())
+                            format!("`{}`, verified after `settle`", to.name())
                         }
                         (_, Some(_)) => format!("`{}`, with backoff", to.name()),
-                        (EffectState::Unknown, None) => format!("`{}`, a person's", to.name()),
+                        (EffectState::Unknown, None) => format!("`{}`, a dead letter", to.name()),
                         (_, None) => format!("`{}`", to.name()),
                     });
                     outcomes.push((vec![doubt_name, left], to));
                 }
             }
-            for (when, to) in told_apart(&["in doubt", "tries"], &outcomes) {
+            for (when, to) in group_outcomes(&["in doubt", "tries"], &outcomes) {
                 let what = if when.is_empty() { name.to_owned() } else { format!("{name}, {when}") };
                 match to {
                     Some(to) => writeln!(out, "| `{}` | {what} | {to} |", state.name())
@@ -784,7 +793,7 @@ fn effects() -> String {
     out
 }
 
-/// The decision that is told apart from the others.
+/// Name of the decision that is listed separately from the others.
 const IGNORED: &str = "ignored";
 
 /// Nonces of the writes that the page asks about.
@@ -794,27 +803,27 @@ const ASKED: Nonce = Nonce(1001);
 const HEAD: &str = "\
 # States
 
-<!-- Made by the state machine itself: crates/ibid-core/tests/it/state_table.rs. Don't edit; run that test with IBID_BLESS=1. -->
+<!-- Generated by the state machine itself: crates/ibid-core/tests/it/state_table.rs. Don't edit; run that test with IBID_BLESS=1. -->
 
-Where a record stands, what happens, and what comes of it. Every row is what `ibid_core::machine::decide` said when it
-was asked. A write counts only while the record is still as it was read; whoever loses that race decides again.
+For each situation of a record, the events and their outcomes. Every row is a verdict of `ibid_core::machine::decide`. A write
+counts only if the record is still as it was read; the loser of a race decides again.
 
 ";
 
 const TABLE: &str = "
 ## Records
 
-*Its attempt* is the one that runs or ran last; *an earlier attempt* is one that the record has gone on without. *Carefully*
-comes a request just after the store's clock jumped, *as a waiter* one that waited for somebody else's answer. *Begin given up*:
-its reply never came, and the client was told that nothing was executed. A rule is named where it makes a difference, and
-is the one that the record was begun with. `–`: the record stays as it is.
+*Its attempt* is the one that runs or ran last; *an earlier attempt* is one that no longer owns the record. A request comes
+*carefully* just after the store's clock jumped, and *as a waiter* if it waited for another attempt's response. *Begin given up*:
+the store did not reply in time, and the client got 503, which means that nothing was executed. A rule is named where it makes a
+difference, and is the one that the record was begun with. `–`: the record stays as it is.
 ";
 
 const EFFECTS: &str = "
 ## Effects
 
-*in doubt*, an uncertain call is made again (`repeat`: the provider deduplicates by our key, and the key window is not over),
-asked about (`verify`) or left to a person (`stop`). What is not listed changes nothing.
+*in doubt*: an uncertain call is repeated (`repeat`: the provider deduplicates by our key, and the key window is not over),
+verified (`verify`) or left to an operator (`stop`). Events that are not listed change nothing.
 
 | from | what happens | to |
 | --- | --- | --- |

@@ -1,14 +1,14 @@
-//! Every rule of the state machine as a story. The language is described in `ibid_testkit::story`.
+//! Tells every rule of the state machine as a story. `ibid_testkit::story` describes the language.
 //!
-//! In the order of the contract's section 3 (table, then what is always true) and of the protocol's sections. Longer
-//! than most files because it is a list: each story stands alone.
+//! The stories are in the order of the contract's section 3 (table, then invariants) and of the protocol's sections.
+//! Longer than most files, because it is a list of independent stories.
 
 use ibid_testkit::story::story;
 
 // The table: a first request.
 
 #[test]
-fn the_first_request_runs_and_its_retry_gets_the_same_answer() {
+fn a_retry_gets_the_response_of_the_first_run() {
     story(
         "
         ann     begins        -> run
@@ -96,7 +96,7 @@ fn an_unclaimed_request_gets_408_after_its_deadline() {
 }
 
 #[test]
-fn a_worker_that_comes_after_the_deadline_begins_nothing() {
+fn a_worker_begins_nothing_after_the_deadline() {
     story(
         "
         policy  answer=async pending_deadline=1h
@@ -139,7 +139,7 @@ fn a_worker_and_the_reaper_do_not_both_take_a_pending_record() {
 }
 
 #[test]
-fn what_ran_once_is_no_longer_never_claimed() {
+fn a_record_that_ran_once_is_no_longer_never_claimed() {
     story(
         "
         policy  answer=async pending_deadline=1h
@@ -153,10 +153,10 @@ fn what_ran_once_is_no_longer_never_claimed() {
     );
 }
 
-// The table: what an Attempt says in time.
+// The table: reports of an attempt, in time.
 
 #[test]
-fn a_client_error_is_an_answer_like_any_other() {
+fn a_client_error_is_stored_like_any_response() {
     story(
         "
         ann  begins        -> run
@@ -167,7 +167,7 @@ fn a_client_error_is_an_answer_like_any_other() {
 }
 
 #[test]
-fn what_was_proven_not_executed_may_be_run_again_by_one_request() {
+fn a_record_proven_not_executed_is_run_again_by_one_request() {
     story(
         "
         ann     begins                   -> run
@@ -186,7 +186,7 @@ fn what_was_proven_not_executed_may_be_run_again_by_one_request() {
 }
 
 #[test]
-fn an_answer_of_the_free_list_leaves_the_key_free() {
+fn a_status_of_the_free_list_releases_the_key() {
     for status in ["425", "429", "501", "409 with retry-after", "423 with retry-after"] {
         story(&format!(
             "
@@ -212,7 +212,7 @@ fn a_conflict_without_retry_after_is_stored() {
 }
 
 #[test]
-fn after_401_and_403_the_key_stands_for_nobodys_request() {
+fn after_401_and_403_no_request_holds_the_key() {
     for status in [401, 403] {
         story(&format!(
             "
@@ -249,7 +249,7 @@ fn a_first_attempts_401_or_403_leaves_a_row_for_minutes() {
             ",
         ));
     }
-    // Never longer than the retention.
+    // The row never stays longer than the retention.
     story(
         "
         policy  retention=5m
@@ -258,7 +258,8 @@ fn a_first_attempts_401_or_403_leaves_a_row_for_minutes() {
         record  expires in 5m
         ",
     );
-    // A refusal that frees the key for the same request alone, and a later run's, stay for the retention.
+    // After a refusal that releases the key only for the same request, and after one of a later run, the row stays for
+    // the retention.
     for first in ["finishes 429", "proves nothing was sent"] {
         story(&format!(
             "
@@ -294,7 +295,7 @@ fn a_request_with_a_next_run_keeps_its_fingerprint_after_401() {
 }
 
 #[test]
-fn what_committed_a_phase_keeps_its_fingerprint_after_401() {
+fn a_record_with_a_phase_keeps_its_fingerprint_after_401() {
     story(
         "
         ann     begins with body A        -> run
@@ -307,7 +308,7 @@ fn what_committed_a_phase_keeps_its_fingerprint_after_401() {
 }
 
 #[test]
-fn another_request_under_a_freed_key_is_another_generation() {
+fn another_request_under_a_released_key_is_a_new_generation() {
     story(
         "
         ann     begins with body A        -> run
@@ -380,7 +381,7 @@ fn an_async_request_ends_as_a_dead_letter_after_its_tries() {
 }
 
 #[test]
-fn what_is_given_back_after_a_phase_goes_on_after_it() {
+fn a_record_released_after_a_phase_resumes_after_it() {
     story(
         "
         policy  answer=async max_attempts=1
@@ -396,7 +397,7 @@ fn what_is_given_back_after_a_phase_goes_on_after_it() {
 }
 
 #[test]
-fn what_was_run_at_once_and_freed_may_be_asked_for_later() {
+fn a_released_sync_record_may_be_retried_async() {
     story(
         "
         ann     begins         -> run
@@ -414,7 +415,7 @@ fn what_was_run_at_once_and_freed_may_be_asked_for_later() {
 }
 
 #[test]
-fn an_acceptance_the_client_never_heard_of_is_undone() {
+fn an_acceptance_without_a_reply_is_undone() {
     story(
         "
         ann     loses the reply: begins async
@@ -439,7 +440,7 @@ fn an_acceptance_the_client_never_heard_of_is_undone() {
 }
 
 #[test]
-fn a_request_kept_to_be_resumed_goes_with_its_answer() {
+fn a_completed_record_deletes_its_stored_request() {
     story(
         "
         policy    answer=async on_lapse=resume
@@ -455,7 +456,7 @@ fn a_request_kept_to_be_resumed_goes_with_its_answer() {
 }
 
 #[test]
-fn an_uncertain_result_is_unknown_and_nobody_runs_it_again() {
+fn an_uncertain_result_is_unknown_and_not_run_again() {
     for how in ["times out", "breaks off", "panics", "finishes 500", "finishes 502", "finishes 504"] {
         story(&format!(
             "
@@ -477,7 +478,7 @@ fn an_uncertain_result_is_unknown_and_nobody_runs_it_again() {
 }
 
 #[test]
-fn without_a_way_to_ask_an_unknown_outcome_is_a_persons_at_once() {
+fn an_unknown_outcome_without_lookups_is_a_dead_letter() {
     story(
         "
         ann     begins                  -> run
@@ -550,7 +551,7 @@ fn a_late_503_or_408_does_not_free_an_unknown_record() {
 }
 
 #[test]
-fn no_dead_letter_while_a_late_answer_may_come() {
+fn no_dead_letter_while_a_late_response_may_come() {
     story(
         "
         policy  upstream_timeout=30s linger=30s
@@ -638,7 +639,7 @@ fn an_unknown_outcome_expires_where_the_route_says_so() {
 }
 
 #[test]
-fn proof_goes_before_the_status() {
+fn proof_takes_precedence_over_the_status() {
     story(
         "
         ann  begins                    -> run
@@ -660,7 +661,7 @@ fn proof_goes_before_the_status() {
 }
 
 #[test]
-fn proof_on_an_answer_that_was_not_read_to_its_end_is_none() {
+fn proof_on_an_unfinished_response_does_not_count() {
     story(
         "
         ann  begins                                     -> run
@@ -694,7 +695,7 @@ fn a_response_that_is_not_retained_still_completes() {
     );
 }
 
-// The table: answers that an Effect owes.
+// The table: responses that an effect owes.
 
 #[test]
 fn an_owed_response_waits_without_a_lease_for_its_effect() {
@@ -811,7 +812,7 @@ fn a_lapse_under_retry_may_run_again() {
 }
 
 #[test]
-fn a_lapse_under_resume_goes_on_after_the_recovery_point() {
+fn a_lapse_under_resume_continues_after_the_recovery_point() {
     story(
         "
         policy   on_lapse=resume
@@ -927,7 +928,7 @@ fn runs_that_did_not_lapse_are_no_poison() {
 // The table: late finishes.
 
 #[test]
-fn a_late_answer_completes_an_unknown_record() {
+fn a_late_response_completes_an_unknown_record() {
     story(
         "
         ann      begins        -> run
@@ -998,7 +999,7 @@ fn a_late_not_executed_leaves_a_retryable_record_alone() {
 }
 
 #[test]
-fn a_late_ambiguous_answer_leaves_what_is_unknown_unknown() {
+fn a_late_ambiguous_response_leaves_the_outcome_unknown() {
     story(
         "
         ann      begins        -> run
@@ -1064,7 +1065,7 @@ fn a_late_success_after_its_stored_failure_is_a_dead_letter() {
 }
 
 #[test]
-fn a_late_answer_that_agrees_with_what_was_found_is_no_news() {
+fn a_late_response_that_agrees_changes_nothing() {
     story(
         "
         policy      settle=60s
@@ -1109,7 +1110,7 @@ fn a_late_response_completes_a_record_waiting_for_its_next_run() {
 }
 
 #[test]
-fn a_late_worker_that_finds_another_at_its_record_is_superseded() {
+fn a_late_worker_is_superseded_by_the_next_one() {
     story(
         "
         policy   answer=async on_lapse=retry
@@ -1127,7 +1128,7 @@ fn a_late_worker_that_finds_another_at_its_record_is_superseded() {
 }
 
 #[test]
-fn a_late_answer_revives_nothing_that_is_forgotten_or_expired() {
+fn a_late_response_revives_no_forgotten_or_expired_record() {
     story(
         "
         policy    on_lapse=retry
@@ -1156,7 +1157,7 @@ fn a_late_answer_revives_nothing_that_is_forgotten_or_expired() {
 }
 
 #[test]
-fn a_finish_that_finds_no_record_writes_it_down_all_the_same() {
+fn a_finish_without_a_record_is_still_stored() {
     story(
         "
         ann     begins         -> run
@@ -1199,10 +1200,10 @@ fn a_finish_without_a_record_loses_to_a_newer_begin() {
     );
 }
 
-// The table: what is unknown becomes known.
+// The table: an unknown outcome is settled.
 
 #[test]
-fn whoever_finds_it_executed_completes_an_unknown_record() {
+fn any_observer_that_finds_it_executed_completes_it() {
     for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
         story(&format!(
             "
@@ -1244,7 +1245,7 @@ fn a_webhook_not_executed_counts_only_after_the_attempts_end() {
         +89s
         webhook  hears not executed               -> ignored
         bob      begins                           -> unknown
-        +60s                                         (the event was long under way)
+        +60s                                         (the event took a minute to arrive)
         webhook  hears not executed as of 60s ago -> ignored
         record   is unknown, dead letter
         webhook  hears not executed as of 59s ago -> settled
@@ -1259,7 +1260,7 @@ fn not_executed_during_a_delivery_lets_no_retry_run() {
     story(
         "
         ann      begins                           -> run
-        +2s                                          (the provider drops a first intent, ann's call goes on)
+        +2s                                          (the provider drops a first intent, ann's call continues)
         ann      times out                        -> unsettled
         webhook  hears not executed as of 1s ago  -> ignored
         bob      begins                           -> unknown
@@ -1310,7 +1311,7 @@ fn not_executed_is_ignored_until_the_attempts_linger_ends() {
 }
 
 #[test]
-fn not_there_at_first_and_executed_after_all_is_completed() {
+fn executed_after_a_first_not_there_completes_the_record() {
     story(
         "
         policy      settle=60s
@@ -1326,7 +1327,7 @@ fn not_there_at_first_and_executed_after_all_is_completed() {
 }
 
 #[test]
-fn of_several_reconcilers_that_ask_at_once_one_uses_up_a_try() {
+fn concurrent_reconcilers_use_up_one_try() {
     story(
         "
         policy  settle=60s tries=2
@@ -1348,7 +1349,7 @@ fn of_several_reconcilers_that_ask_at_once_one_uses_up_a_try() {
 }
 
 #[test]
-fn two_looks_count_as_two_only_if_they_were_made_settle_apart() {
+fn two_lookups_count_only_if_made_settle_apart() {
     story(
         "
         policy  settle=60s
@@ -1365,7 +1366,7 @@ fn two_looks_count_as_two_only_if_they_were_made_settle_apart() {
 }
 
 #[test]
-fn no_word_at_all_makes_the_first_look_count_for_nothing() {
+fn a_lookup_without_a_result_discards_the_first_not_there() {
     story(
         "
         policy      settle=60s
@@ -1384,7 +1385,7 @@ fn no_word_at_all_makes_the_first_look_count_for_nothing() {
 }
 
 #[test]
-fn after_the_last_try_a_person_must_look() {
+fn after_the_last_lookup_it_is_a_dead_letter() {
     story(
         "
         policy      settle=60s tries=2
@@ -1464,7 +1465,7 @@ fn an_async_record_found_not_executed_waits_for_its_next_run() {
 }
 
 #[test]
-fn the_next_attempt_is_looked_for_anew() {
+fn the_next_attempt_starts_its_lookups_from_zero() {
     story(
         "
         policy      settle=60s
@@ -1503,7 +1504,7 @@ fn evidence_from_before_the_attempt_never_settles_it() {
 }
 
 #[test]
-fn evidence_settles_only_what_is_unknown() {
+fn evidence_settles_only_unknown_records() {
     for finder in ["reconciler  finds", "webhook  hears", "operator  resolves"] {
         story(&format!(
             "
@@ -1525,7 +1526,7 @@ fn evidence_settles_only_what_is_unknown() {
 }
 
 #[test]
-fn of_a_late_answer_and_a_reconciler_only_one_settles() {
+fn a_late_response_and_a_reconciler_settle_once() {
     story(
         "
         policy      settle=60s
@@ -1543,7 +1544,7 @@ fn of_a_late_answer_and_a_reconciler_only_one_settles() {
 // The table: expiry.
 
 #[test]
-fn an_expired_record_is_as_absent_before_anything_is_compared() {
+fn expiry_comes_before_every_comparison() {
     story(
         "
         policy  retention=1h
@@ -1627,7 +1628,7 @@ fn a_tombstone_refuses_an_expired_key() {
 }
 
 #[test]
-fn of_two_requests_on_an_expired_record_one_begins_anew() {
+fn one_of_two_requests_reuses_an_expired_key() {
     story(
         "
         policy  retention=1h
@@ -1644,7 +1645,7 @@ fn of_two_requests_on_an_expired_record_one_begins_anew() {
 }
 
 #[test]
-fn what_is_unknown_in_progress_or_pending_never_expires() {
+fn open_records_never_expire() {
     story(
         "
         policy  retention=1h
@@ -1672,7 +1673,7 @@ fn what_is_unknown_in_progress_or_pending_never_expires() {
 }
 
 #[test]
-fn a_purged_key_begins_anew_and_old_versions_fit_nothing() {
+fn old_versions_fit_nothing_after_a_purge() {
     story(
         "
         policy  retention=1h on_lapse=retry
@@ -1692,7 +1693,7 @@ fn a_purged_key_begins_anew_and_old_versions_fit_nothing() {
     );
 }
 
-// Always true: 1, one live lease, and late writes are refused.
+// Invariant 1: one live lease, and late writes are refused.
 
 #[test]
 fn a_renewed_lease_refuses_a_takeover() {
@@ -1775,7 +1776,7 @@ fn of_two_takeovers_one_wins() {
     );
 }
 
-// Always true: 3, the fingerprint.
+// Invariant 3: the fingerprint.
 
 #[test]
 fn another_request_under_the_key_is_a_mismatch_in_every_state() {
@@ -1819,10 +1820,10 @@ fn a_row_of_another_tenant_is_never_this_clients() {
     );
 }
 
-// Always true: 4, and the protocol on forgetting.
+// Invariant 4, and the protocol on forgetting.
 
 #[test]
-fn only_what_is_completed_or_expired_can_be_forgotten() {
+fn only_completed_or_expired_records_can_be_forgotten() {
     story(
         "
         operator  forgets       -> ignored
@@ -1861,7 +1862,7 @@ fn only_what_is_completed_or_expired_can_be_forgotten() {
     );
 }
 
-// Always true: 11, rules travel with the record.
+// Invariant 11: a record keeps its policy.
 
 #[test]
 fn a_later_configuration_governs_later_records_only() {
@@ -1913,7 +1914,7 @@ fn a_write_whose_reply_was_lost_is_recognised_when_sent_again() {
 }
 
 #[test]
-fn a_write_sent_again_after_somebody_elses_is_a_lost_race() {
+fn a_resent_write_after_another_write_is_a_lost_race() {
     story(
         "
         policy   on_lapse=retry
@@ -1942,7 +1943,7 @@ fn a_begin_that_was_given_up_loses_even_if_it_comes_late() {
 }
 
 #[test]
-fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
+fn giving_up_a_begin_keeps_a_tombstone() {
     story(
         "
         policy  retention=1h tombstone=1h after_expiry=refuse
@@ -1959,7 +1960,7 @@ fn a_begin_that_was_given_up_leaves_a_tombstone_one() {
 }
 
 #[test]
-fn a_begin_that_was_given_up_but_had_come_is_released() {
+fn a_committed_begin_that_was_given_up_is_released() {
     story(
         "
         ann      loses the reply: begins  -> lost
@@ -1972,7 +1973,7 @@ fn a_begin_that_was_given_up_but_had_come_is_released() {
 }
 
 #[test]
-fn a_release_that_is_beaten_by_the_late_begin_releases_that() {
+fn a_release_that_loses_to_the_late_begin_releases_it() {
     story(
         "
         ann      decides: begins          -> run
@@ -2043,7 +2044,7 @@ fn a_truncated_server_error_is_always_unknown() {
 }
 
 #[test]
-fn giving_up_touches_nobody_elses_record() {
+fn giving_up_leaves_records_of_other_requests_alone() {
     story(
         "
         ann      decides: begins  -> run
@@ -2107,7 +2108,7 @@ fn an_abandoned_begin_on_an_expired_record_loses() {
 }
 
 #[test]
-fn the_stand_in_for_an_abandoned_begin_is_a_new_generation() {
+fn the_placeholder_of_a_given_up_begin_is_a_new_generation() {
     story(
         "
         policy   retention=1h
@@ -2217,7 +2218,7 @@ fn a_phase_of_a_lost_lease_is_refused() {
 }
 
 #[test]
-fn a_request_that_is_freed_goes_on_after_what_it_committed() {
+fn a_released_request_continues_after_its_phases() {
     story(
         "
         ann     begins              -> run
@@ -2231,7 +2232,7 @@ fn a_request_that_is_freed_goes_on_after_what_it_committed() {
 // Protocol 6: time.
 
 #[test]
-fn after_the_clock_jumped_nobody_takes_over_to_run() {
+fn no_lapsed_record_runs_again_after_a_clock_jump() {
     for rule in ["retry", "resume"] {
         story(&format!(
             "
@@ -2287,7 +2288,7 @@ fn a_waiter_releases_no_lapse_to_run_again() {
 }
 
 #[test]
-fn a_careful_request_runs_what_is_absent_or_retryable() {
+fn a_careful_request_runs_absent_and_retryable_records() {
     story(
         "
         ann     begins carefully  -> run
@@ -2317,13 +2318,13 @@ fn a_lease_longer_than_its_length_is_seen_and_reset() {
 
 #[test]
 #[should_panic(expected = "expected: wait")]
-fn a_story_whose_outcome_is_another_fails() {
+fn a_story_with_a_wrong_outcome_fails() {
     story("ann  begins  -> wait");
 }
 
 #[test]
 #[should_panic(expected = "nobody knows how to `dances`")]
-fn a_story_with_a_word_that_nobody_knows_fails() {
+fn a_story_with_an_unknown_word_fails() {
     story("ann  dances  -> run");
 }
 
@@ -2339,7 +2340,7 @@ fn a_story_that_is_wrong_about_the_record_fails() {
 }
 
 #[test]
-fn a_call_that_nothing_can_tell_about_is_unknown_after_a_lapse() {
+fn an_unverifiable_call_is_unknown_after_a_lapse() {
     for policy in ["on_lapse=resume", "on_lapse=retry"] {
         story(&format!(
             "
@@ -2389,7 +2390,7 @@ fn a_handler_failure_during_a_call_is_unknown() {
 }
 
 #[test]
-fn a_sweeper_that_can_run_the_handler_resumes_what_lapsed() {
+fn a_sweeper_with_the_handler_resumes_lapsed_records() {
     story(
         "
         policy   on_lapse=resume max_attempts=2
@@ -2410,7 +2411,7 @@ fn a_sweeper_that_can_run_the_handler_resumes_what_lapsed() {
 }
 
 #[test]
-fn only_what_was_begun_to_be_resumed_is() {
+fn only_records_begun_under_resume_are_resumed() {
     for policy in ["on_lapse=unknown", "on_lapse=retry", "on_lapse=fail"] {
         story(&format!(
             "
@@ -2424,7 +2425,7 @@ fn only_what_was_begun_to_be_resumed_is() {
 }
 
 #[test]
-fn a_dead_effect_that_is_made_after_all_answers_the_record() {
+fn a_retried_dead_effect_settles_the_record() {
     story(
         "
         ann      begins           -> run
@@ -2452,7 +2453,7 @@ fn a_call_proven_not_made_lets_its_phase_run_again() {
 }
 
 #[test]
-fn proof_about_the_work_at_hand_is_none_about_an_open_call() {
+fn proof_about_the_work_proves_nothing_about_an_open_call() {
     story(
         "
         policy   on_lapse=resume on_server_error=retry
@@ -2539,7 +2540,7 @@ fn a_call_in_doubt_is_unknown_once_its_key_may_be_forgotten() {
 }
 
 #[test]
-fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
+fn attempts_that_skip_the_call_leave_it_in_doubt() {
     story(
         "
         policy   on_lapse=resume on_server_error=retry retention=1h
@@ -2569,7 +2570,7 @@ fn a_doubt_is_kept_by_those_who_do_not_come_to_the_call() {
 }
 
 #[test]
-fn a_doubt_whose_record_is_lost_is_unknown() {
+fn an_in_doubt_call_of_a_lost_record_is_unknown() {
     for end in ["finishes 429", "proves nothing was sent"] {
         story(&format!(
             "
@@ -2585,7 +2586,7 @@ fn a_doubt_whose_record_is_lost_is_unknown() {
 }
 
 #[test]
-fn an_answer_ends_every_doubt() {
+fn a_stored_response_clears_the_in_doubt_call() {
     story(
         "
         policy   on_lapse=resume retention=1h

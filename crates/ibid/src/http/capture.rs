@@ -15,7 +15,7 @@ use crate::upkeep::LookupResult;
 pub(super) enum Captured<B> {
     /// Read to its end.
     Whole { head: response::Parts, body: Bytes, trailers: Option<HeaderMap> },
-    /// Too large, a stream or an upgrade: what was read, and the rest.
+    /// Too large, a stream or an upgrade: the part that was read, and the rest.
     Unkept { head: response::Parts, read: VecDeque<Bytes>, rest: B },
     /// The body broke off.
     Broken,
@@ -47,11 +47,11 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    Captured::Whole { head, body: joined(read), trailers }
+    Captured::Whole { head, body: join(read), trailers }
 }
 
-/// Takes the response to a lookup as the response of the request that was looked up: read whole within the policy's limits,
-/// without the header lines that no retry may get. A response that breaks off proves nothing.
+/// Turns the response to a lookup into the result for the request that was looked up. The response is read whole within the
+/// policy's limits and stored without the header lines that no retry may get. A response that breaks off proves nothing.
 pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> LookupResult {
     match read(answer, policy.max_response_body, false).await {
         Captured::Whole { head, body, trailers } => {
@@ -108,7 +108,7 @@ fn is_stream(head: &response::Parts) -> bool {
         })
 }
 
-fn joined(mut read: VecDeque<Bytes>) -> Bytes {
+fn join(mut read: VecDeque<Bytes>) -> Bytes {
     match read.len() {
         0 => Bytes::new(),
         1 => read.pop_front().unwrap_or_default(),

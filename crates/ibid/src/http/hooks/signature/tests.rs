@@ -4,7 +4,7 @@ use standardwebhooks::Webhook;
 
 use super::*;
 
-/// Published cases; see `tests/data/webhooks/SOURCE`.
+/// Reads the published cases; see `tests/data/webhooks/SOURCE`.
 fn vectors() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/webhooks/signing.json");
     let bytes = std::fs::read(path).expect("the vectors are part of the crate");
@@ -22,7 +22,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_micros(seconds * 1_000_000)
 }
 
-/// Whether the case verifies; `case` says what differs from its base.
+/// Returns whether the case verifies; `case` says what differs from its base.
 fn verdict(base: &Value, case: &Value) -> bool {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let signed_at = base["timestamp"].as_i64().unwrap();
@@ -113,7 +113,7 @@ fn an_id_can_not_move_the_border_to_the_body() {
     assert!(!read("a.5", "6", b"{}"));
 }
 
-/// HMAC-SHA-256 in hex, made apart from what is tested.
+/// Computes an HMAC-SHA-256 without the code under test.
 fn digest(secret: &str, message: &[u8]) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
     mac.update(message);

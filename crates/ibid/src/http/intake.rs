@@ -86,7 +86,7 @@ where
     let mut asked = HttpRequestView { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
-    // `Repeatability-First-Sent` without a key is an error, even if keys are optional.
+    // In profile `repeatability`, the first-sent field without a key is an error, even if keys are optional.
     let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
     // A request whose key is in the source of a previous identity must not run unguarded.
     let may_be_previous = is_optional && shared.previous.may_find_key(&asked);

@@ -1,22 +1,23 @@
-//! `Prefer: wait=N` (RFC 7240): how long the client itself is willing to wait; and `respond-async`: it would rather not.
-//! Unknown preferences are ignored.
+//! The preferences of a client (RFC 7240): `wait=N`, how long it is willing to wait, and `respond-async`, that it would rather
+//! not wait. Unknown preferences are ignored.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// The `wait` preference, if one is given that can be read. The first counts.
+/// Returns the `wait` preference, if it can be parsed. The first one counts.
 pub(super) fn wait(headers: &HeaderMap) -> Option<Duration> {
     let (_, value) = preferences(headers).find(|(name, _)| name.eq_ignore_ascii_case("wait"))?;
     value.parse().ok().map(Duration::from_secs)
 }
 
-/// Whether the client prefers 202 now to the answer later. It takes no value, and an empty one is none.
+/// Returns whether the client prefers a 202 now to the response later. The preference takes no value; an empty value counts
+/// as none.
 pub(super) fn respond_async(headers: &HeaderMap) -> bool {
     preferences(headers).any(|(name, value)| name.eq_ignore_ascii_case("respond-async") && value.is_empty())
 }
 
-/// Name and value of each preference, without its parameters.
+/// Returns name and value of each preference, without its parameters.
 fn preferences(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
     let lines = headers.get_all("prefer").iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(|preference| {

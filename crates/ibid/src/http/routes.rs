@@ -182,7 +182,7 @@ impl Routes {
     }
 
     /// Returns the pattern and profile of every guarded route, as metrics name them.
-    pub(super) fn named(&self) -> impl Iterator<Item = (&Arc<str>, Profile)> {
+    pub(super) fn guarded_patterns(&self) -> impl Iterator<Item = (&Arc<str>, Profile)> {
         let routes = self.rules.iter().filter_map(|(_, route)| route.as_ref()).chain([&self.defaults]);
         routes.map(|route| (&route.pattern, route.policy.profile))
     }

@@ -43,7 +43,7 @@ pub struct Attempt {
     /// The outcome, if the attempt ended in the caller's own transaction.
     outcome: Option<Outcome>,
     /// Called with that outcome.
-    hears: Option<Hears>,
+    on_end: Option<EndCallback>,
     /// Proof of execution in the fields of its response.
     proof: Option<Proof>,
     /// The progress of this run through its phases.
@@ -83,22 +83,22 @@ impl LeasedAt {
 }
 
 /// Callback for the outcome of an attempt that ends in the caller's transaction.
-type Hears = Box<dyn FnOnce(&Outcome) + Send + Sync>;
+type EndCallback = Box<dyn FnOnce(&Outcome) + Send + Sync>;
 
 /// The progress of a run through its phases.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// The last phase that it passed, by running it or because it was committed before.
     pub(crate) at: PhaseStep,
-    /// Results of earlier runs, once they were loaded.
-    pub(crate) left: Option<HashMap<u32, Bytes>>,
+    /// Results of earlier runs by body kind, once they were loaded.
+    pub(crate) earlier_results: Option<HashMap<u32, Bytes>>,
     /// The phase whose call this run has made without learning the result.
     pub(crate) in_doubt: Option<PhaseStep>,
 }
 
 /// The lease expired or could not be renewed, or the identity of the store was retired: nothing may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the lease is gone")]
+#[error("lease expired or could not be renewed; nothing may be sent")]
 pub struct LeaseGone;
 
 impl Attempt {
@@ -122,7 +122,7 @@ impl Attempt {
             exposed: false,
             ended: false,
             outcome: None,
-            hears: None,
+            on_end: None,
             proof: None,
             progress: Progress::default(),
         }
@@ -208,16 +208,16 @@ impl Attempt {
         self.ended
     }
 
-    /// Sets a callback for the outcome, if the attempt ends in the caller's transaction.
-    pub fn when_ended(&mut self, hears: impl FnOnce(&Outcome) + Send + Sync + 'static) {
-        self.hears = Some(Box::new(hears));
+    /// Sets a callback that gets the outcome, if the attempt ends in the caller's transaction.
+    pub fn when_ended(&mut self, on_end: impl FnOnce(&Outcome) + Send + Sync + 'static) {
+        self.on_end = Some(Box::new(on_end));
     }
 
     /// Notes that the attempt ended in the caller's transaction, or was given up with it.
     pub(crate) fn ended_with(&mut self, outcome: Outcome) -> Outcome {
         self.ended = true;
-        if let Some(hears) = self.hears.take() {
-            hears(&outcome);
+        if let Some(on_end) = self.on_end.take() {
+            on_end(&outcome);
         }
         self.outcome.insert(outcome).clone()
     }
@@ -441,7 +441,7 @@ impl LateAnswer {
 
 /// Splits a response into the answer that the machine decides on and the response that retries get.
 ///
-/// The only place that reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
+/// Only this function reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
 pub(crate) fn into_answer(response: Response, policy: &Policy) -> (AttemptResponse, Response) {
     let retry_after = has_retry_after(&response);
     let response = response.repeatable(policy);

@@ -32,8 +32,8 @@
 //! match ibid.begin(ask.clone()).await? {
 //!     Begin::Run(mut attempt) => {
 //!         attempt.ready().await?; // before the first outside byte
-//!         let answer = Response::plain(201, "text/plain", "paid".to_owned());
-//!         assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
+//!         let response = Response::plain(201, "text/plain", "paid".to_owned());
+//!         assert!(matches!(attempt.finish(response).await, Outcome::Completed(_)));
 //!     }
 //!     other => panic!("the key was used before: {other:?}"),
 //! }

@@ -117,8 +117,8 @@ pub enum PhaseError<E> {
     /// The record is no longer this attempt's.
     #[error("the lease is lost: the record is not this attempt's any more")]
     LeaseLost,
-    /// The result of a call that was made, or the marker before a [`Care::Once`] call, did not become durable within
-    /// `finish_wait`.
+    /// A write did not become durable within `finish_wait`: the result of a call that was made, the marker before a
+    /// [`Care::Once`] call, or the check after a commit that got no reply.
     #[error("the result of the phase's call could not be stored")]
     NotStored,
     /// The transaction of the phase failed.
@@ -148,6 +148,19 @@ impl Attempt {
     ///
     /// `work` may borrow what outlives the call. If the driver's transaction type has a lifetime (sqlx, rusqlite), the
     /// compiler uses that one for the borrow, so the future of `work` must own what it uses.
+    ///
+    /// # Errors
+    ///
+    /// - [`Work`](PhaseError::Work): `work` returned an error.
+    /// - [`Tx`](PhaseError::Tx): the transaction failed, or other transactions were in its way eight times. It is not
+    ///   committed.
+    /// - [`NotStored`](PhaseError::NotStored): the commit got no reply, and the store could not be reached within
+    ///   `finish_wait` to check. It is not known whether it was committed; the next attempt sees it.
+    /// - [`Unsure`](PhaseError::Unsure): a call at this point is in doubt, and this phase would hide it.
+    /// - [`Reordered`](PhaseError::Reordered), [`Result`](PhaseError::Result): the phases or result types of the handler have
+    ///   changed since this record committed its phases.
+    /// - [`LeaseLost`](PhaseError::LeaseLost): the record is no longer this attempt's.
+    /// - [`Store`](PhaseError::Store): the results of earlier attempts could not be loaded.
     ///
     /// ```
     /// # use ibid::Attempt;
@@ -241,6 +254,17 @@ impl Attempt {
     ///
     /// After an uncertain result, a [`Care::Once`] call is not made again, and a repeatable one is not made again once the
     /// provider may have forgotten its key. The call then fails with [`PhaseError::Unsure`].
+    ///
+    /// # Errors
+    ///
+    /// - [`NotMade`](PhaseError::NotMade), [`Uncertain`](PhaseError::Uncertain): `call` returned that error.
+    /// - [`Unsure`](PhaseError::Unsure): an earlier call may have had an effect. Only an operator or a reconciler can settle
+    ///   the record.
+    /// - [`NotStored`](PhaseError::NotStored): the result, or the marker before a [`Care::Once`] call, could not be stored.
+    /// - [`LeaseLost`](PhaseError::LeaseLost): the record is no longer this attempt's. If the lease was lost before the call,
+    ///   the call is not made.
+    /// - [`Reordered`](PhaseError::Reordered), [`Result`](PhaseError::Result) and [`Store`](PhaseError::Store), as for
+    ///   [`Attempt::phase`].
     pub async fn outside<R, E, F>(
         &mut self,
         name: &str,
@@ -263,6 +287,10 @@ impl Attempt {
     /// If an earlier attempt may have made the call, `verify` asks the provider first, `settle` after this attempt began: until
     /// then that call may still be in flight. If this attempt has made the call and does not know its result, `verify` asks
     /// `settle` from now.
+    ///
+    /// # Errors
+    ///
+    /// Fails like [`Attempt::outside`], and with [`PhaseError::Unsure`] if the provider cannot tell.
     pub async fn outside_verified<R, E, V, F>(
         &mut self,
         name: &str,
@@ -420,13 +448,14 @@ impl Attempt {
             }
             return Ok(PhaseLookup::NotYet(step));
         }
-        if self.progress.left.is_none() {
+        if self.progress.earlier_results.is_none() {
             let (id, birth) = (self.begun().id, self.begun().birth);
             let bodies = self.ibid().engine().store.bodies(id, birth).await?;
-            self.progress.left = Some(bodies.into_iter().collect());
+            self.progress.earlier_results = Some(bodies.into_iter().collect());
         }
-        let left = self.progress.left.as_ref().and_then(|left| left.get(&BodyKind::Phase(step.point).code()));
-        let Some((digest, result)) = left.and_then(|body| body.split_first_chunk::<8>()) else {
+        let results = self.progress.earlier_results.as_ref();
+        let body = results.and_then(|results| results.get(&BodyKind::Phase(step.point).code()));
+        let Some((digest, result)) = body.and_then(|body| body.split_first_chunk::<8>()) else {
             return Err(PhaseError::Reordered { name: name.to_owned(), point: step.point });
         };
         if u64::from_be_bytes(*digest) != step.phases {

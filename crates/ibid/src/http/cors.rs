@@ -170,7 +170,7 @@ impl Cors {
         if self.credentials {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
         }
-        expose(headers);
+        expose_fields(headers);
     }
 
     /// Returns the value of `Access-Control-Allow-Origin` for this origin; `None` if it is not allowed.
@@ -193,7 +193,7 @@ pub(super) enum MadeBy {
 }
 
 /// Lets scripts read ibid's fields of a response whose origin is allowed already.
-pub(super) fn expose(headers: &mut HeaderMap) {
+pub(super) fn expose_fields(headers: &mut HeaderMap) {
     if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
         headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
     }
@@ -223,7 +223,7 @@ fn keep_if_safe(origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         (Some(_), Some(_)) => false,
     };
     if is_safe {
-        expose(headers);
+        expose_fields(headers);
     } else {
         remove(headers);
     }

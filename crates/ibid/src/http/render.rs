@@ -64,7 +64,7 @@ pub(super) fn refusal<B>(refusal: Refusal, profile: Profile, watched: Option<&Id
 
 /// Renders the 202 of a request that runs without its client, with the page that shows its result. Every retry gets the same
 /// until the result is there.
-pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Reply<B> {
+pub(super) fn render_accepted<B>(identity: &Identity, profile: Profile) -> Reply<B> {
     let page = status_page(identity);
     // The page is percent-encoded, so it needs no escaping in JSON.
     let body = format!("{{\"accepted\":true,\"monitor\":\"{page}\"}}");
@@ -106,7 +106,7 @@ pub(super) fn store_unavailable() -> Refusal {
 pub(super) fn just_stored<B>(stored: &StoredResponse) -> Reply<B> {
     let mut response = to_http(&stored.response);
     mark_stored(response.headers_mut(), &stored.record, stored.record.policy.profile);
-    cors::expose(response.headers_mut());
+    cors::expose_fields(response.headers_mut());
     response
 }
 

@@ -10,7 +10,7 @@ use ibid_core::policy::InFlight;
 use ibid_core::refusal::Refusal;
 
 use super::render::{
-    Reply, accepted, just_stored, mark_not_stored, mark_stored, mark_unknown, refusal, replay,
+    Reply, just_stored, mark_not_stored, mark_stored, mark_unknown, refusal, render_accepted, replay,
     store_unavailable,
 };
 use super::routes::Route;
@@ -76,17 +76,17 @@ fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tra
         Outcome::NotRetained(_) => (ReserveOutcome::Gone, Refusal::ResponseNotRetained),
         Outcome::Expired => (ReserveOutcome::Gone, Refusal::KeyExpired),
         // Its run counts the request.
-        Outcome::Accepted { new: true } => return accepted(&ask.identity, profile),
+        Outcome::Accepted { new: true } => return render_accepted(&ask.identity, profile),
         Outcome::Accepted { new: false } => {
             route.counters.count(ReserveOutcome::InProgress);
-            return accepted(&ask.identity, profile);
+            return render_accepted(&ask.identity, profile);
         }
         // This client takes a 202, even if the request that runs came from a client that does not.
         Outcome::InFlight { .. } | Outcome::AwaitingEffect
             if route.policy.in_flight == InFlight::Accepted || ask.later.is_some() =>
         {
             route.counters.count(ReserveOutcome::InProgress);
-            return accepted(&ask.identity, profile);
+            return render_accepted(&ask.identity, profile);
         }
         Outcome::InFlight { retry_in } => {
             (ReserveOutcome::InProgress, Refusal::RequestInProgress { retry_after: *retry_in })
@@ -112,7 +112,9 @@ fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tra
 fn accepted_now<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tracing::Span) -> Reply<B> {
     match outcome {
         Outcome::Completed(stored) => just_stored(stored),
-        Outcome::Accepted { .. } | Outcome::InFlight { .. } => accepted(&ask.identity, route.policy.profile),
+        Outcome::Accepted { .. } | Outcome::InFlight { .. } => {
+            render_accepted(&ask.identity, route.policy.profile)
+        }
         outcome => duplicate(outcome, route, ask, span),
     }
 }
@@ -132,7 +134,7 @@ fn first<B>(outcome: &Outcome, mut response: Reply<B>, route: &Route, ask: &Begi
         Outcome::Unknown { .. } => mark_unknown(headers, &ask.identity),
         _ => {}
     }
-    cors::expose(headers);
+    cors::expose_fields(headers);
     response
 }
 

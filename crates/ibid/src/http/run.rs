@@ -92,9 +92,8 @@ impl Run {
         A: Body<Data = Bytes> + Unpin + Send + 'static,
     {
         let (route, policy) = (&self.route, &*self.route.policy);
-        let reserved =
-            if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
-        route.counters.count(reserved);
+        let kind = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
+        route.counters.count(kind);
         if client.has_left() {
             attempt.release(ErrorCode::ClientGone).await;
             return;

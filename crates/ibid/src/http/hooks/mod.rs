@@ -179,7 +179,7 @@ where
     let (Some(entry), Some((hook, verified))) = (entry, verified) else {
         let source = entry.map_or("-", |entry| entry.hook.name.as_str());
         telemetry::count_hook(source, "refused");
-        tracing::warn!(target: "ibid::security", source, "webhook refused: unknown source, or signature invalid or too old");
+        tracing::warn!(target: "ibid::security", source, "webhook refused: unknown source or bad signature");
         return refused(Refusal::HookRefused);
     };
     let version = entry.policy.response_version;
@@ -191,11 +191,7 @@ where
         }
         Err(mapping::MissingField(what)) => {
             telemetry::count_hook(&hook.name, "unreadable");
-            tracing::warn!(
-                source = hook.name,
-                what,
-                "webhook refused: signed, but a field of its mapping is missing or invalid"
-            );
+            tracing::warn!(source = hook.name, what, "signed webhook refused: field missing or invalid");
             return refused(Refusal::HookUnreadable);
         }
     };

@@ -43,13 +43,15 @@ impl fmt::Display for DownstreamKey {
     }
 }
 
-/// The provider's protection against a second execution, if the result of a call is not known.
+/// The provider's protection against executing a call twice. It decides whether a call may be repeated if its result is not
+/// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
     /// The provider deduplicates by our key and remembers it for [`KEY_WINDOW`]. Until then the call is repeated. After
     /// that a repeated call could execute a second time, so it is not made, and the record becomes `unknown`.
     Repeatable,
-    /// Like [`Care::Repeatable`], but the provider remembers the key only for this long. At most [`KEY_WINDOW`] counts.
+    /// Like [`Care::Repeatable`], but the provider remembers the key only for this long. More than [`KEY_WINDOW`] counts as
+    /// [`KEY_WINDOW`].
     RepeatableFor(Duration),
     /// The provider does not deduplicate. A crash between the call and the commit of its result makes the record `unknown`.
     Once,
@@ -258,8 +260,8 @@ impl Attempt {
     /// # Errors
     ///
     /// - [`NotMade`](PhaseError::NotMade), [`Uncertain`](PhaseError::Uncertain): `call` returned that error.
-    /// - [`Unsure`](PhaseError::Unsure): an earlier call may have had an effect. Only an operator or a reconciler can settle
-    ///   the record.
+    /// - [`Unsure`](PhaseError::Unsure): an earlier call may have had an effect. It must not be repeated, or it is a different
+    ///   call, which this one would hide.
     /// - [`NotStored`](PhaseError::NotStored): the result, or the marker before a [`Care::Once`] call, could not be stored.
     /// - [`LeaseLost`](PhaseError::LeaseLost): the record is no longer this attempt's. If the lease was lost before the call,
     ///   the call is not made.

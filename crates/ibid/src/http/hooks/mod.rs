@@ -106,7 +106,7 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
     }
     let mapping = &hook.mapping;
     if hook.scheme != SignatureScheme::Standard && mapping.event.is_none() {
-        return Err("needs a pointer to the event's id: this scheme signs only the payload");
+        return Err("needs a pointer to the event's id: this scheme signs no id outside the payload");
     }
     let values = mapping.executed.iter().map(|(value, _)| value).chain(&mapping.not_executed);
     let mut outcomes = std::collections::BTreeSet::new();

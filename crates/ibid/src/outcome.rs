@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_request_that_was_accepted_first_is_no_duplicate() {
+    fn only_the_first_accepted_request_is_no_duplicate() {
         let arrivals = [true, false].map(|new| Outcome::Accepted { new }.arrival());
         assert_eq!(arrivals, [Arrival::First, Arrival::Duplicate]);
     }

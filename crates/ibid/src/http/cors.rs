@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_browser_sends_is_taken_for_an_origin() {
+    fn only_origins_that_browsers_send_are_accepted() {
         for good in [
             "https://a.example",
             "http://127.0.0.1:3000",
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_fields_are_repeated_for_every_origin_or_the_same() {
+    fn stored_cors_fields_are_replayed_only_to_allowed_origins() {
         // Stored value, origin of the retry, value that the retry gets.
         let cases = [
             (Some("*"), Some("https://a"), Some("*")),

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percent_coding_is_undone_and_malformed_coding_refused() {
+    fn malformed_percent_encoding_is_refused() {
         assert_eq!(percent_decode("a%2Fb%20c").as_deref(), Some("a/b c"));
         assert_eq!(percent_decode("%c3%a9").as_deref(), Some("é"));
         for bad in ["%", "%4", "%zz", "%ff"] {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_quoted_as_json() {
+    fn any_text_is_quoted_as_a_json_string() {
         assert_eq!(quote("a\"b\\c\n"), r#""a\"b\\c\u000a""#);
     }
 }

@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_preference_is_found_among_others() {
+    fn wait_is_found_among_other_preferences() {
         assert_eq!(read(&["wait=2"]), Some(2));
         assert_eq!(read(&["respond-async, Wait = \"10\"; x=1"]), Some(10));
         assert_eq!(read(&["return=minimal", "wait=0"]), Some(0));
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wish_for_an_answer_later_is_found_among_others() {
+    fn respond_async_is_found_among_other_preferences() {
         let asks = |line: &str| {
             let mut headers = HeaderMap::new();
             headers.append("prefer", line.parse().unwrap());
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_ignored() {
+    fn unreadable_preferences_are_ignored() {
         for line in ["foo", "wait", "wait=-1", "wait=soon", "waiting=3", "wait=99999999999999999999999"] {
             assert_eq!(read(&[line]), None, "{line}");
         }

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_guards_put_and_delete_and_only_guard_off_exempts() {
+    fn a_rule_can_guard_put_and_delete_or_exempt_a_path() {
         let rules = vec![
             guarding(&[Method::PUT, Method::DELETE], "/orders/{id}"),
             rule(&[Method::POST], "/open/{*rest}", None),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exempt_rule_takes_harmless_paths_only() {
+    fn an_exempt_rule_matches_harmless_paths_only() {
         let rules = vec![rule(&[Method::POST], "/open/{*rest}", None), rule(&[Method::POST], "/login", None)];
         let routes = Routes::new(Policy::default(), rules).unwrap();
         for path in [
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn as_sent_takes_a_path_as_it_is() {
+    fn as_sent_uses_the_path_unchanged() {
         let as_sent = || Policy { path: PathRule::AsSent, ..Policy::default() };
         let rules = || {
             vec![

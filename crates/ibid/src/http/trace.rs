@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_later_version_are_not_passed_on_under_this_one() {
+    fn flags_of_later_versions_are_not_forwarded() {
         let later = TraceContext::parse(&LINE.replace("00-4", "cc-4").replace("-01", "-ff")).unwrap();
         assert_eq!(later.to_string(), LINE.replace("-01", "-03"));
     }

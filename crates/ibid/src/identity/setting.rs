@@ -254,7 +254,7 @@ mod tests {
     const VALID_FOR: Duration = Duration::from_secs(15);
 
     #[test]
-    fn the_stored_text_reads_back_and_can_be_read_by_people() {
+    fn stored_setting_round_trips_as_readable_json() {
         let setting = retire(&StoreIdentity::new("t"), 7).succeeded_by(&stripe(), VALID_FOR);
         let text = setting.to_bytes();
         assert_eq!(IdentitySetting::parse(&text).unwrap(), setting);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_another_format_is_refused() {
+    fn setting_of_another_format_is_refused() {
         for text in ["", "tenant=none", "{}", r#"{"format":2}"#] {
             let refused = IdentitySetting::parse(text.as_bytes());
             assert!(matches!(refused, Err(IdentityError::Unreadable(_))), "{text}");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_there_and_back_leaves_the_one_in_between() {
+    fn changing_there_and_back_keeps_the_identity_in_between() {
         let plain = StoreIdentity::new("t");
         let there = retire(&plain, 7).succeeded_by(&stripe(), VALID_FOR);
         let back = IdentitySetting {

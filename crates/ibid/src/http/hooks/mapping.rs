@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_an_event_that_frees_the_key_is_never_understated() {
+    fn age_of_a_releasing_event_is_never_understated() {
         let age = |outcome: &str, happened: i64, signed_at, now| {
             let payload = format!(r#"{{"is":"{outcome}","key":"k","at":{happened}}}"#);
             let verified = VerifiedHook { signed_at: Some(signed_at), event: Some("evt".into()) };

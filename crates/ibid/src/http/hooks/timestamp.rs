@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_that_its_month_does_not_have_is_refused() {
+    fn impossible_dates_are_refused() {
         for text in ["2026-02-31T00:00:00Z", "2026-02-29T00:00:00Z", "2026-04-31T00:00:00Z"] {
             assert_eq!(parse(text), None, "{text}");
         }

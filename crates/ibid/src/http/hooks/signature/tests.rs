@@ -42,7 +42,7 @@ fn verdict(base: &Value, case: &Value) -> bool {
 }
 
 #[test]
-fn every_published_case_comes_out_as_published() {
+fn published_test_vectors_verify_as_published() {
     let vectors = vectors();
     let list = |name: &str| vectors[name].as_array().unwrap().clone();
     let signed = list("sign");
@@ -96,7 +96,7 @@ fn reference_signatures_verify_within_the_tolerance() {
 }
 
 #[test]
-fn an_id_can_not_move_the_border_to_the_body() {
+fn event_id_cannot_shift_bytes_into_the_body() {
     let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     // Signed as `a.5.6.{}`: once as (a, 5, `6.{}`), and read as (`a.5`, 6, `{}`).
     let signature = Webhook::new(secret).unwrap().sign("a", 5, b"6.{}").unwrap();
@@ -125,7 +125,7 @@ fn as_hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn stripes_own_field_is_read_with_several_signatures() {
+fn stripe_signature_may_hold_several_signatures() {
     let secret = "whsec_test_0123456789";
     let secrets = [HookSecret::parse(&SignatureScheme::Stripe, secret).unwrap()];
     let good = as_hex(&digest(secret, b"1000000.{}"));
@@ -195,7 +195,7 @@ fn a_plain_signature_is_hex_or_base64() {
 }
 
 #[test]
-fn a_secret_does_not_show_itself_and_a_short_one_is_refused() {
+fn secrets_are_hidden_and_must_not_be_short() {
     let secret = HookSecret::parse(&SignatureScheme::Stripe, "whsec_sixteen_bytes_and_more").unwrap();
     assert_eq!(format!("{secret:?}"), "HookSecret(…)");
     assert_eq!(HookSecret::parse(&SignatureScheme::Stripe, "hunter2").err(), Some(HookSecretError::TooShort));

@@ -41,8 +41,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The path of a request through the code, in reading order: `http::layer` → `http::intake` → [`engine`] → `ibid_core::machine` →
-//! `http::run` → `http::capture` → [`attempt`] → `http::respond`.
+//! The path of a request through the code, in reading order: `http::layer` → `http::intake` → [`engine`] →
+//! `ibid_core::machine` → `http::run` → `http::capture` → [`attempt`] → `http::respond`.
 
 #[cfg(feature = "http")]
 pub mod http;

@@ -16,8 +16,8 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 
 /// Draws one nonce from the operating system. The engine's own writes draw theirs from [`Nonces`].
 ///
-/// A nonce has 64 random bits. Among 10⁹ writes of one counter value, two nonces are equal with a probability of one in forty.
-/// Even then both writes would have to be for the same record and the same counter value to be mistaken for each other.
+/// A nonce has 64 random bits. Among a thousand million writes of one counter value, two nonces are equal with a probability
+/// of one in forty. A version also carries the counter, so even then both writes would have to be for the same record.
 pub(crate) fn nonce() -> Nonce {
     Nonce(u64::from_be_bytes(random()))
 }

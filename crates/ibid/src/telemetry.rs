@@ -316,8 +316,8 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     (
         DEAD_LETTERS,
         "gauge",
-        "records and effects that need an operator, by kind: records, effects. A record counts from when its outcome became unknown; lists \
-         show it once its attempt's time (upstream_timeout and linger) is over",
+        "records and effects that need an operator, by kind: records, effects. A record counts from when its outcome \
+         became unknown; lists show it once its attempt's time (upstream_timeout and linger) is over",
     ),
     (
         OLDEST_UNKNOWN,

@@ -102,7 +102,8 @@ impl Run {
             let outcome = attempt.release(ErrorCode::NotSent).await;
             return client.send(outcome, Candidate::Refusal(render::store_unavailable()));
         }
-        // Checked again, because `ready` may have waited for the store. There is no await from here to the handler's first byte.
+        // Checked again, because `ready` may have waited for the store. There is no await from here to the handler's first
+        // byte.
         if client.has_left() {
             attempt.release(ErrorCode::ClientGone).await;
             return;

@@ -18,8 +18,8 @@ pub(crate) struct Agreement {
     pub(crate) read_at: Instant,
 }
 
-/// Compares `ours` with the stored identity. Writes `ours` if none is stored or the stored one is retired; `valid_for` is
-/// used only then.
+/// Compares `ours` with the stored identity. Writes `ours` if none is stored or the stored one is retired. `valid_for` is
+/// used only if `ours` is new to the store.
 pub(crate) async fn agree(
     store: &dyn Store,
     ours: &StoreIdentity,

@@ -75,7 +75,7 @@ impl StoreIdentity {
         StoreIdentity { tenant: tenant.to_owned(), tenant_secret: None, defaults, routes }
     }
 
-    /// Sets the id of the secret from which tenant names are computed.
+    /// Sets the id of the secret with which tenant names are computed.
     #[must_use]
     pub fn with_tenant_secret(self, id: impl fmt::Display) -> StoreIdentity {
         StoreIdentity { tenant_secret: Some(id.to_string()), ..self }
@@ -86,7 +86,7 @@ impl StoreIdentity {
         &self.tenant
     }
 
-    /// Returns the id of the secret from which tenant names are computed.
+    /// Returns the id of the secret with which tenant names are computed.
     pub fn tenant_secret(&self) -> Option<&str> {
         self.tenant_secret.as_deref()
     }

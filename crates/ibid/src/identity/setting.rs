@@ -13,8 +13,8 @@ use super::{IdentityError, StoreIdentity};
 /// The identity of a store's records, and the phase of its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentitySetting {
-    /// Number of this identity in the store, from 1. A process acts only on the generation that it started with: after a change there and back
-    /// the rules are the same, but the previous ids that have to be looked up are not.
+    /// Number of this identity in the store, from 1. A process acts only on the generation that it started with: after a
+    /// change there and back the rules are the same, but the previous ids that have to be looked up are not.
     pub generation: u64,
     /// The phase, which decides whether processes may act on the identity.
     pub phase: IdentityPhase,

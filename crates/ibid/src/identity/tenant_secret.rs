@@ -1,4 +1,4 @@
-//! The secret from which names of tenants and principals are computed.
+//! The secret with which names of tenants and principals are computed from their credentials.
 
 use bytes::Bytes;
 use ibid_core::fingerprint::Secret;

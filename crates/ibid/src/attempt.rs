@@ -34,17 +34,17 @@ pub struct Attempt {
     after: RecoveryPoint,
     leased_at: LeasedAt,
     began_at: Instant,
-    /// Whether a byte may have been sent outside.
+    /// Set once a byte may have been sent outside.
     exposed: bool,
-    /// Whether the identity that its record's id was made under still has to be confirmed, before the first outside byte or
-    /// business statement. After that every process finds its record, whichever identity the store has by then.
+    /// Set while the identity that the record's id was made under has yet to be confirmed, before the first outside byte or
+    /// business statement. After that every process finds the record, whichever identity the store has by then.
     checks_identity: AtomicBool,
     ended: bool,
     /// The outcome, if the attempt ended in the caller's own transaction.
     outcome: Option<Outcome>,
     /// Called with that outcome.
-    hears: Option<Hears>,
-    /// What the fields of its response prove.
+    on_end: Option<EndCallback>,
+    /// Proof of execution in the fields of its response.
     proof: Option<Proof>,
     /// The progress of this run through its phases.
     pub(crate) progress: Progress,
@@ -72,7 +72,7 @@ impl LeasedAt {
 
     /// Notes that the renewal sent at `sent_at` was confirmed, and returns whether it counts. After the lease has expired none
     /// does, whatever the store answers.
-    fn renewed(&self, sent_at: Instant, lease: Duration) -> bool {
+    fn confirm_renewal(&self, sent_at: Instant, lease: Duration) -> bool {
         let mut at = self.0.lock();
         let counts = at.elapsed() < lease;
         if counts {
@@ -83,22 +83,22 @@ impl LeasedAt {
 }
 
 /// Callback for the outcome of an attempt that ends in the caller's transaction.
-type Hears = Box<dyn FnOnce(&Outcome) + Send + Sync>;
+type EndCallback = Box<dyn FnOnce(&Outcome) + Send + Sync>;
 
 /// The progress of a run through its phases.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// The last phase that it passed, by running it or because it was committed before.
     pub(crate) at: PhaseStep,
-    /// Results of earlier runs, once they were loaded.
-    pub(crate) left: Option<HashMap<u32, Bytes>>,
+    /// Results of earlier runs by body kind, once they were loaded.
+    pub(crate) earlier_results: Option<HashMap<u32, Bytes>>,
     /// The phase whose call this run has made without learning the result.
     pub(crate) in_doubt: Option<PhaseStep>,
 }
 
 /// The lease expired or could not be renewed, or the identity of the store was retired: nothing may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the lease is gone")]
+#[error("lease expired or could not be renewed; nothing may be sent")]
 pub struct LeaseGone;
 
 impl Attempt {
@@ -122,7 +122,7 @@ impl Attempt {
             exposed: false,
             ended: false,
             outcome: None,
-            hears: None,
+            on_end: None,
             proof: None,
             progress: Progress::default(),
         }
@@ -145,27 +145,27 @@ impl Attempt {
         Attempt::unwritten(self.ibid.clone(), self.ask.clone(), self.begun.clone(), self.leased_at.get())
     }
 
-    /// The number of this attempt, from 1.
+    /// Returns the number of this attempt, from 1.
     pub fn number(&self) -> u32 {
         self.begun.attempt
     }
 
-    /// The last phase that an earlier attempt committed; zero if none.
+    /// Returns the last phase that an earlier attempt committed; zero if none.
     pub fn after(&self) -> RecoveryPoint {
         self.after
     }
 
-    /// The short id of the record, as in logs.
+    /// Returns the short id of the record, as in logs.
     pub fn short_id(&self) -> String {
         self.begun.id.short()
     }
 
-    /// The id of the record in the store, for a foreign key in the caller's own rows.
+    /// Returns the id of the record in the store, for a foreign key in the caller's own rows.
     pub fn record_id(&self) -> RecordId {
         self.begun.id
     }
 
-    /// The outcome, once the attempt has ended in the caller's transaction.
+    /// Returns the outcome, once the attempt has ended in the caller's transaction.
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
@@ -175,7 +175,8 @@ impl Attempt {
         self.outcome.take()
     }
 
-    /// Whether something that is not recorded yet may have been sent outside: an end without a response is then unknown.
+    /// Returns whether something that is not recorded yet may have been sent outside. If so, an end without a response makes
+    /// the outcome unknown.
     pub fn is_exposed(&self) -> bool {
         self.exposed
     }
@@ -196,8 +197,8 @@ impl Attempt {
         self.began_at
     }
 
-    /// Whether its generation is at least `age` old by the store's clock: the store's instant when this run began, plus the time
-    /// that has passed here since that was sent. It may seem older than it is, never younger.
+    /// Returns whether the record's generation is at least `age` old by the store's clock: the store's instant when this run
+    /// began, plus the time that has passed here since that write was sent. It may seem older than it is, never younger.
     pub(crate) fn is_as_old_as(&self, age: Duration) -> bool {
         let ran_at = self.begun.ran_at.unwrap_or(self.begun.created_at);
         self.begun.created_at.after(age) <= ran_at.after(self.began_at.elapsed())
@@ -207,38 +208,38 @@ impl Attempt {
         self.ended
     }
 
-    /// Sets a callback for the outcome, if the attempt ends in the caller's transaction.
-    pub fn when_ended(&mut self, hears: impl FnOnce(&Outcome) + Send + Sync + 'static) {
-        self.hears = Some(Box::new(hears));
+    /// Sets a callback that gets the outcome, if the attempt ends in the caller's transaction.
+    pub fn when_ended(&mut self, on_end: impl FnOnce(&Outcome) + Send + Sync + 'static) {
+        self.on_end = Some(Box::new(on_end));
     }
 
     /// Notes that the attempt ended in the caller's transaction, or was given up with it.
     pub(crate) fn ended_with(&mut self, outcome: Outcome) -> Outcome {
         self.ended = true;
-        if let Some(hears) = self.hears.take() {
-            hears(&outcome);
+        if let Some(on_end) = self.on_end.take() {
+            on_end(&outcome);
         }
         self.outcome.insert(outcome).clone()
     }
 
     /// Continues with the record as this attempt has just written it. The lease counts from before that write.
-    pub(crate) fn goes_on_as(&mut self, record: Arc<Record>, leased_at: Instant) {
-        let doubt = self.doubt().filter(|call| call.point > record.point);
+    pub(crate) fn continue_with(&mut self, record: Arc<Record>, leased_at: Instant) {
+        let in_doubt = self.in_doubt_call().filter(|call| call.point > record.point);
         self.begun = record;
         self.leased_at.set(leased_at);
-        self.doubts(doubt);
+        self.set_in_doubt_call(in_doubt);
     }
 
     /// Sets the phase whose call is in doubt: it may have been made, and may be repeated. The write that ends the attempt stores it.
-    pub(crate) fn doubts(&mut self, call: Option<PhaseStep>) {
-        if self.doubt() != call {
+    pub(crate) fn set_in_doubt_call(&mut self, call: Option<PhaseStep>) {
+        if self.in_doubt_call() != call {
             let note = &mut Arc::make_mut(&mut self.begun).note;
             (note.doubt, note.doubted) = (call.map(|call| call.point), call.map(|call| call.phases));
         }
     }
 
-    /// The phase whose call is in doubt, from this run or an earlier one.
-    pub(crate) fn doubt(&self) -> Option<PhaseStep> {
+    /// Returns the phase whose call is in doubt, from this run or an earlier one.
+    pub(crate) fn in_doubt_call(&self) -> Option<PhaseStep> {
         let note = &self.begun.note;
         note.doubt.map(|point| PhaseStep { point, phases: note.doubted.unwrap_or_default() })
     }
@@ -289,7 +290,7 @@ impl Attempt {
             let sent_at = Instant::now();
             let renewed = tokio::time::timeout(lease, self.ibid.engine().renew(&self.begun)).await;
             match renewed {
-                Ok(Some(RenewOutcome::Until(_))) if self.leased_at.renewed(sent_at, lease) => {}
+                Ok(Some(RenewOutcome::Until(_))) if self.leased_at.confirm_renewal(sent_at, lease) => {}
                 _ => return Err(LeaseGone),
             }
         }
@@ -330,7 +331,7 @@ impl Attempt {
                 let sent_at = Instant::now();
                 match ibid.engine().renew(&record).await {
                     Some(RenewOutcome::Until(_)) => {
-                        leased_at.renewed(sent_at, lease);
+                        leased_at.confirm_renewal(sent_at, lease);
                         next += lease / 3;
                     }
                     // A write holds the row at this moment, or the store does not answer: retry soon.
@@ -440,13 +441,17 @@ impl LateAnswer {
 
 /// Splits a response into the answer that the machine decides on and the response that retries get.
 ///
-/// The only place that reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
+/// Only this function reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
 pub(crate) fn into_answer(response: Response, policy: &Policy) -> (AttemptResponse, Response) {
     let retry_after = has_retry_after(&response);
     let response = response.repeatable(policy);
-    let kept = Some(response.to_bytes());
-    let answer =
-        AttemptResponse { status: response.status, retry_after, kept, provider_id: None, proof: None };
+    let answer = AttemptResponse {
+        status: response.status,
+        retry_after,
+        kept: Some(response.to_bytes()),
+        provider_id: None,
+        proof: None,
+    };
     (answer, response)
 }
 

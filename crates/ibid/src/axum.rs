@@ -1,4 +1,4 @@
-//! What only axum knows: the extractor for handlers, and the address that a nested router has cut.
+//! Support for axum: extractors and responses for handlers, and the URI as it was before a nested router cut it.
 
 use axum::extract::{FromRequestParts, OriginalUri};
 use axum::http::header::RETRY_AFTER;

@@ -1,20 +1,20 @@
-//! Points at which a test can make the process die, fail, wait or lose a reply. They do nothing without the feature
-//! `failpoints`.
+//! Failpoints: named points at which a test can make the process die, fail, wait or lose a reply. Without the feature
+//! `failpoints` they do nothing.
 //!
-//! `IBID_FAILPOINTS="finish.before=1*return(kill);call.after=2*off->1*return(pause:3000)"`: the name of a failpoint, and
-//! actions in the syntax of the crate `fail-parallel`. `return(…)` takes `kill` (SIGKILL to itself), `stop` (SIGSTOP: the
-//! process keeps what it holds and does nothing until it gets SIGCONT), `error`, `lost` (what was sent has happened, and
-//! its reply never comes) and `pause:MS` (only this task waits). The log shows what is armed and what is hit, so that a
-//! test can tell a failpoint that was passed from one that was never reached.
+//! `IBID_FAILPOINTS="finish.before=1*return(kill);call.after=2*off->1*return(pause:3000)"` arms two of them: each entry is the
+//! name of a failpoint and its actions, in the syntax of the crate `fail-parallel`. `return(…)` takes `kill` (SIGKILL to
+//! itself), `stop` (SIGSTOP: the process keeps its connections and locks and does nothing until it gets SIGCONT), `error`,
+//! `lost` (the operation has happened, and its reply never arrives) and `pause:MS` (only this task waits). The log shows which
+//! failpoints are armed and hit, so that a test can tell one that was passed from one that was never reached.
 
 pub(crate) use imp::{announce, at};
 
-/// What happens at a failpoint.
+/// The effect of a failpoint on the code that passes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hit {
-    /// Nothing: it is not armed.
+    /// The code continues normally.
     Go,
-    /// The operation fails.
+    /// The operation fails without having happened.
     Error,
     /// The operation has happened, and its reply is lost.
     Lost,
@@ -49,13 +49,13 @@ mod imp {
         }
     }
 
-    /// Passes the failpoint of this name, and does what is armed there.
-    pub(crate) async fn at(place: &'static str) -> Hit {
-        assert!(PLACES.contains(&place), "the failpoint `{place}` is not in the list");
-        let Some(action) = eval(REGISTRY.clone(), place, |action| action.unwrap_or_default()) else {
+    /// Passes the failpoint of this name, and runs the action that is armed there.
+    pub(crate) async fn at(name: &'static str) -> Hit {
+        assert!(FAILPOINTS.contains(&name), "the failpoint `{name}` is not in the list");
+        let Some(action) = eval(REGISTRY.clone(), name, |action| action.unwrap_or_default()) else {
             return Hit::Go;
         };
-        tracing::warn!(place, action, "a failpoint is hit");
+        tracing::warn!(failpoint = name, action, "a failpoint is hit");
         match &*action {
             "error" => Hit::Error,
             "lost" => Hit::Lost,
@@ -65,7 +65,7 @@ mod imp {
             }
             "stop" => {
                 signal(Signal::STOP);
-                // Another thread may take the signal. Until it has, this one would run on past the failpoint.
+                // Another thread may take the signal. Until then this thread must not run past the failpoint.
                 while is_stop_pending() {}
                 Hit::Go
             }
@@ -83,7 +83,7 @@ mod imp {
         let _ = kill_process(getpid(), signal);
     }
 
-    /// Whether the process has yet to take a SIGSTOP. The kernel stops all threads as one takes it.
+    /// Returns whether a SIGSTOP of the process is pending. The kernel stops all threads as one takes it.
     fn is_stop_pending() -> bool {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
@@ -95,9 +95,13 @@ mod imp {
         let registry = Arc::new(FailPointRegistry::new());
         let wanted = std::env::var("IBID_FAILPOINTS").unwrap_or_default();
         for point in wanted.split(';').filter(|point| !point.is_empty()) {
-            let (place, actions) = point.split_once('=').unwrap_or((point, ""));
-            assert!(PLACES.contains(&place), "unknown failpoint `{place}`; known: {}", PLACES.join(" "));
-            cfg(registry.clone(), place, actions)
+            let (name, actions) = point.split_once('=').unwrap_or((point, ""));
+            assert!(
+                FAILPOINTS.contains(&name),
+                "unknown failpoint `{name}`; known: {}",
+                FAILPOINTS.join(" ")
+            );
+            cfg(registry.clone(), name, actions)
                 .unwrap_or_else(|error| panic!("the failpoint `{point}`: {error}"));
         }
         registry
@@ -105,7 +109,7 @@ mod imp {
 
     /// Every failpoint, so that a test cannot name one that is never reached. The reference application's tests read this
     /// list: a new failpoint has to be in their matrix, or they must name the test that covers it.
-    const PLACES: [&str; 19] = [
+    const FAILPOINTS: [&str; 19] = [
         "begin.before",
         "begin.after",
         "phase.before",

@@ -51,8 +51,8 @@ impl Ibid {
         Ok(Ibid::join(engine, became_unknown))
     }
 
-    /// Starts for the chores of upkeep only, by an operator's command: it begins nothing, and so need not agree with the
-    /// store on identity and secrets.
+    /// Starts for upkeep chores only, on an operator's command. It begins nothing, so it need not agree with the store on
+    /// identity and secrets.
     pub fn for_upkeep(store: Arc<dyn Store>) -> Ibid {
         let (engine, became_unknown) = Engine::for_upkeep(store);
         Ibid::join(engine, became_unknown)
@@ -100,7 +100,7 @@ impl Ibid {
         self.engine().ask(identity, policy, asked)
     }
 
-    /// Reserves the key durably before any work, or says why the request does not run.
+    /// Reserves the key durably before any work, or returns the outcome because of which the request does not run.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl Ibid {
     ///
     /// # Cancel safety
     ///
-    /// A caller that is dropped meanwhile leaves no reservation behind.
+    /// Dropping the future leaves no reservation behind.
     pub async fn begin(&self, ask: BeginRequest) -> Result<Begin, Unavailable> {
         match self.replay_cached(&ask) {
             Some(outcome) => Ok(Begin::Skip(outcome)),
@@ -116,30 +116,30 @@ impl Ibid {
         }
     }
 
-    /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked:
-    /// [`Ibid::begin_uncached`].
+    /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked
+    /// ([`Ibid::begin_uncached`]).
     pub(crate) fn replay_cached(&self, ask: &BeginRequest) -> Option<Outcome> {
         let outcome = self.cached(ask)?;
         self.count_request(&ask.identity.tenant, outcome.arrival(), Instant::now());
         Some(outcome)
     }
 
-    /// Like [`Ibid::begin`], for a request that is not in the cache. `ask` has its own nonce.
+    /// Like [`Ibid::begin`], but for a request that is not in the cache. `ask` has a fresh nonce.
     pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, Unavailable> {
         let engine = self.engine();
         let (ibid, guard) = (self.clone(), engine.drain.track_begin());
-        // If the caller is gone by the end, the attempt is dropped, and releases the key.
-        let begun = run_to_completion(&engine.runtime, async move {
+        // If the caller is gone by the end, the attempt is dropped, which releases the key.
+        let completion = run_to_completion(&engine.runtime, async move {
             let started = Instant::now();
             let decided = ibid.engine().begin(&ask, started).await;
-            let begun = decided.map(|decided| ibid.to_caller_outcome(decided));
-            if let Ok(begun) = &begun {
-                ibid.count_request(&ask.identity.tenant, begun.arrival(), started);
+            let result = decided.map(|decided| ibid.to_caller_outcome(decided));
+            if let Ok(begin) = &result {
+                ibid.count_request(&ask.identity.tenant, begin.arrival(), started);
             }
             drop(guard);
-            begun
+            result
         });
-        begun.await.unwrap_or(Err(Unavailable::no_reply()))
+        completion.await.unwrap_or(Err(Unavailable::no_reply()))
     }
 
     /// Counts a request for the duplicate rate of its tenant.
@@ -168,7 +168,7 @@ impl Ibid {
         let started = Instant::now();
         let running = engine.running_id(&ask).await?;
         let Some(waiter) = engine.waiters.enter(running, &ask.identity.tenant) else {
-            // As if it had been held: those that are held wait as long.
+            // There are too many waiters. The client gets the same delay as if it had waited.
             return Ok(Outcome::InFlight { retry_in: up_to.max(RETRY_AFTER_MIN) });
         };
         let is_final = |looked: &Result<Outcome, Unavailable>| match looked {
@@ -276,7 +276,7 @@ impl Ibid {
         self.engine().waiters.count()
     }
 
-    /// Returns how much went to the store so far.
+    /// Returns how many batches and changes went to the store so far.
     pub fn counts(&self) -> BatchCounts {
         self.engine().batcher.counts()
     }

@@ -1,8 +1,8 @@
 //! Safe retries for Rust services: idempotency keys with leases, fencing and an honest `unknown`.
 //!
-//! A client that gets no answer retries. [`http::IdempotencyLayer`] around a tower service reserves the client's
-//! `Idempotency-Key` durably before any work, lets one [`Attempt`] run, keeps its answer, and gives every retry that same
-//! answer. Without HTTP the engine is there directly:
+//! A client that gets no response retries. [`http::IdempotencyLayer`] around a tower service reserves the client's
+//! `Idempotency-Key` durably before any work, lets one [`Attempt`] run, stores its response, and replays that response to
+//! every retry. Without HTTP, use the engine directly:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -32,17 +32,17 @@
 //! match ibid.begin(ask.clone()).await? {
 //!     Begin::Run(mut attempt) => {
 //!         attempt.ready().await?; // before the first outside byte
-//!         let answer = Response::plain(201, "text/plain", "paid".to_owned());
-//!         assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
+//!         let response = Response::plain(201, "text/plain", "paid".to_owned());
+//!         assert!(matches!(attempt.finish(response).await, Outcome::Completed(_)));
 //!     }
-//!     other => panic!("somebody was here before: {other:?}"),
+//!     other => panic!("the key was used before: {other:?}"),
 //! }
-//! assert!(matches!(ibid.begin(ask).await?, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 201));
+//! assert!(matches!(ibid.begin(ask).await?, Begin::Skip(Outcome::Completed(stored)) if stored.response.status == 201));
 //! # Ok(()) }
 //! ```
 //!
-//! The way of a request, in reading order: `http::layer` → `http::intake` → [`engine`] → `ibid_core::machine` →
-//! `http::run` → `http::capture` → [`attempt`] → `http::respond`.
+//! The path of a request through the code, in reading order: `http::layer` → `http::intake` → [`engine`] →
+//! `ibid_core::machine` → `http::run` → `http::capture` → [`attempt`] → `http::respond`.
 
 #[cfg(feature = "http")]
 pub mod http;
@@ -88,7 +88,7 @@ pub use ibid::Ibid;
 pub use ibid_core as core;
 pub use outcome::{Begin, Outcome};
 
-/// The examples of the front page and the guides are compiled with the library's own.
+/// Compiles the examples of the README and the guides with the library's own.
 #[cfg(all(doctest, feature = "axum", feature = "sqlite"))]
 mod pages {
     #[doc = include_str!("../../../README.md")]
@@ -103,7 +103,7 @@ mod pages {
     struct ReconcileGuide;
 }
 
-/// Those whose examples need a driver.
+/// Compiles the examples of the guides that need a database driver.
 #[cfg(all(doctest, feature = "axum", feature = "sqlite", feature = "sqlx-sqlite"))]
 mod pages_with_sqlx {
     #[doc = include_str!("../../../docs/guides/one-transaction.md")]

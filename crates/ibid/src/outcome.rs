@@ -13,9 +13,9 @@ use crate::engine::Arrival;
 
 pub use crate::engine::StoredResponse;
 
-/// Whether a request has to run.
+/// The result of a begin: the request has to run, or has an outcome already.
 ///
-/// `R` is what runs it: an [`Attempt`], or the open transaction that holds one.
+/// `R` runs the request: an [`Attempt`], or the open transaction that holds one.
 #[derive(Debug)]
 pub enum Begin<R = Box<Attempt>> {
     /// Run the request. Its record is reserved.
@@ -24,7 +24,7 @@ pub enum Begin<R = Box<Attempt>> {
     Skip(Outcome),
 }
 
-/// What is known about a request.
+/// The outcome of a request, as far as it is known.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// The request was executed, and its response is stored durably.
@@ -33,7 +33,7 @@ pub enum Outcome {
     NotRetained(Arc<Record>),
     /// The request was accepted and runs without its client.
     Accepted {
-        /// Whether this very request was the one that was accepted, and not an earlier one with the same key.
+        /// Set if this very request was accepted, and not an earlier one with the same key.
         new: bool,
     },
     /// Another attempt runs the request.
@@ -63,7 +63,7 @@ pub enum Outcome {
 }
 
 impl Begin {
-    /// The outcome for a caller that must not run the request. An attempt is dropped, which releases the key.
+    /// Returns the outcome for a caller that must not run the request. An attempt is dropped, which releases the key.
     pub(crate) fn into_outcome(self) -> Outcome {
         match self {
             Begin::Run(_) => Outcome::Released,
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_request_that_was_accepted_first_is_no_duplicate() {
+    fn only_the_first_accepted_request_is_no_duplicate() {
         let arrivals = [true, false].map(|new| Outcome::Accepted { new }.arrival());
         assert_eq!(arrivals, [Arrival::First, Arrival::Duplicate]);
     }

@@ -1,9 +1,9 @@
-//! Phases: a handler's work in atomic pieces, each with a recovery point. What is committed is not run again on resume;
-//! its stored result is returned.
+//! Phases: a handler's work in atomic pieces, each with a recovery point. A resumed attempt skips the committed phases and
+//! gets their stored results back.
 //!
-//! A Phase either works in the database, in one transaction, or calls the outside, with no transaction open. Results are
-//! kept as JSON together with a digest of the Phases' names so far: after a redeploy that reordered them a record is
-//! refused, not misread. Phases after the last one committed may be added or changed freely.
+//! A phase either works in the database, in one transaction, or calls the outside, with no transaction open. Its result is
+//! stored as JSON, with a digest of the names of all phases so far. If a redeploy renamed or reordered committed phases, the
+//! record is refused, not misread. Phases after the last committed one may be added or changed freely.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,12 +26,12 @@ use crate::random::nonce;
 use crate::transaction::attempt_tx::Committed;
 use crate::transaction::{AttemptTx, TxError};
 
-/// The key that the outside is given for one call. It is used up by the call: at most one per Phase.
+/// The idempotency key for one call to a provider. It cannot be cloned: a phase makes at most one call.
 #[derive(Debug)]
 pub struct DownstreamKey(String);
 
 impl DownstreamKey {
-    /// The key, for the provider's `Idempotency-Key`.
+    /// Returns the key as text, for the provider's `Idempotency-Key`.
     pub fn into_string(self) -> String {
         self.0
     }
@@ -43,20 +43,22 @@ impl fmt::Display for DownstreamKey {
     }
 }
 
-/// What makes a call to the outside safe when its result is not known.
+/// The provider's protection against executing a call twice. It decides whether a call may be repeated if its result is not
+/// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
-    /// The provider deduplicates by our key, and remembers it for [`KEY_WINDOW`]: until then the call is made again. After
-    /// that it may be a second one, so it is not made, and the record ends `unknown`.
+    /// The provider deduplicates by our key and remembers it for [`KEY_WINDOW`]. Until then the call is repeated. After
+    /// that a repeated call could execute a second time, so it is not made, and the record becomes `unknown`.
     Repeatable,
-    /// The same, where the provider remembers it for so long only; more than [`KEY_WINDOW`] counts as that.
+    /// Like [`Care::Repeatable`], but the provider remembers the key only for this long. More than [`KEY_WINDOW`] counts as
+    /// [`KEY_WINDOW`].
     RepeatableFor(Duration),
-    /// Nothing: a lapse between call and record is `unknown`.
+    /// The provider does not deduplicate. A crash between the call and the commit of its result makes the record `unknown`.
     Once,
 }
 
 impl Care {
-    /// How long after the key was first used the call may be made again.
+    /// Returns how long after the key was first used the call may be repeated; `None` if never.
     fn key_window(self) -> Option<Duration> {
         match self {
             Care::Repeatable => Some(KEY_WINDOW),
@@ -66,30 +68,30 @@ impl Care {
     }
 }
 
-/// Why a call to the outside gave no result.
+/// A call to the outside that gave no result.
 #[derive(Debug)]
 pub enum OutsideCallError<E> {
-    /// It certainly had no effect.
+    /// The call certainly had no effect.
     NotMade(E),
-    /// It may have had one.
+    /// The call may have had an effect.
     Uncertain(E),
 }
 
-/// What was found out about a call that may have been made.
+/// The provider's answer about a call that may have been made.
 #[derive(Debug)]
 pub enum CallVerification<R> {
-    /// It was made, with this result.
+    /// The call was made, with this result.
     Made(R),
-    /// It was not made.
+    /// The call was not made.
     NotMade,
-    /// Nobody can tell.
+    /// The provider cannot tell.
     Unsure,
 }
 
-/// Why a Phase has no result.
+/// A phase that gave no result.
 #[derive(Debug, thiserror::Error)]
 pub enum PhaseError<E> {
-    /// The work failed; its transaction is undone.
+    /// The work returned an error. Its transaction is rolled back.
     #[error("the work of the phase failed")]
     Work(E),
     /// The call certainly had no effect.
@@ -98,29 +100,30 @@ pub enum PhaseError<E> {
     /// The call may have had an effect.
     #[error("the result of the phase's call is uncertain")]
     Uncertain(E),
-    /// Nobody can tell whether an earlier call had an effect.
-    #[error("nobody can tell whether the call of an earlier attempt was made")]
+    /// An earlier call, of this attempt or another, may have had an effect, and must not be repeated.
+    #[error("an earlier call may have been made, and its result is not known")]
     Unsure,
-    /// An earlier Attempt committed other Phases in this place.
+    /// An earlier attempt committed different phases up to this point.
     #[error(
-        "phase {point} was another than `{name}` when the record was begun: a later version of the handler must keep the order of phases"
+        "phase {point} is `{name}`, but this record committed a different phase there: keep the names and order of committed phases"
     )]
     Reordered {
-        /// The name that came now.
+        /// The name that the handler uses now.
         name: String,
-        /// Its place.
+        /// The recovery point of the phase, from 1.
         point: u16,
     },
-    /// The result can't be kept as JSON, or what is kept is none of this type.
-    #[error("the result of the phase can't be kept or read")]
+    /// The result cannot be written as JSON, or the stored result is not of this type.
+    #[error("the result of the phase cannot be stored as JSON or read back")]
     Result(#[source] serde_json::Error),
-    /// The Record is no longer this Attempt's.
+    /// The record is no longer this attempt's.
     #[error("the lease is lost: the record is not this attempt's any more")]
     LeaseLost,
-    /// The call was made, and its result could not be made durable in time.
+    /// A write did not become durable within `finish_wait`: the result of a call that was made, the marker before a
+    /// [`Care::Once`] call, or the check after a commit that got no reply.
     #[error("the result of the phase's call could not be stored")]
     NotStored,
-    /// The transaction failed.
+    /// The transaction of the phase failed.
     #[error(transparent)]
     Tx(TxError),
     /// The store did not answer.
@@ -138,14 +141,28 @@ impl<E> From<TxError> for PhaseError<E> {
 }
 
 impl Attempt {
-    /// Runs one piece of work in one transaction, keeps its result, and advances the recovery point, all in one commit.
-    /// If an earlier Attempt did it already, nothing runs and its result is returned.
+    /// Runs `work` in one transaction and commits its rows, its result and the recovery point together. If an earlier
+    /// attempt has committed this phase, nothing runs, and the stored result is returned.
     ///
-    /// The work may be run more than once, in a new transaction each time, when its commit finds others in its way.
-    /// What its own statements meet with it returns, and that is the end of this call.
+    /// If another transaction is in the way, `work` runs again in a new transaction, at most eight times in all. An error
+    /// that `work` itself returns is not retried: the transaction is rolled back, and the call fails with
+    /// [`PhaseError::Work`].
     ///
-    /// It may use what lives longer than the call. Where the driver's transaction has a lifetime of its own (sqlx,
-    /// rusqlite) the compiler takes that for the one meant, and what the work uses must be owned by its future.
+    /// `work` may borrow what outlives the call. If the driver's transaction type has a lifetime (sqlx, rusqlite), the
+    /// compiler uses that one for the borrow, so the future of `work` must own what it uses.
+    ///
+    /// # Errors
+    ///
+    /// - [`Work`](PhaseError::Work): `work` returned an error.
+    /// - [`Tx`](PhaseError::Tx): the transaction failed, or other transactions were in its way eight times. It is not
+    ///   committed.
+    /// - [`NotStored`](PhaseError::NotStored): the commit got no reply, and the store could not be reached within
+    ///   `finish_wait` to check. It is not known whether it was committed; the next attempt sees it.
+    /// - [`Unsure`](PhaseError::Unsure): a call at this point is in doubt, and this phase would hide it.
+    /// - [`Reordered`](PhaseError::Reordered), [`Result`](PhaseError::Result): the phases or result types of the handler have
+    ///   changed since this record committed its phases.
+    /// - [`LeaseLost`](PhaseError::LeaseLost): the record is no longer this attempt's.
+    /// - [`Store`](PhaseError::Store): the results of earlier attempts could not be loaded.
     ///
     /// ```
     /// # use ibid::Attempt;
@@ -177,21 +194,21 @@ impl Attempt {
         R: Serialize + DeserializeOwned,
         W: for<'t> FnMut(&'t mut AttemptTx<'w, D::Tx>) -> BoxFuture<'t, Result<R, E>>,
     {
-        let step = match self.passed(name).await? {
+        let step = match self.look_up(name).await? {
             PhaseLookup::With(result) => return Ok(result),
-            // It is no call: the one in doubt would be taken for recorded.
-            PhaseLookup::NotYet(step) if self.doubt() == Some(step) => {
+            // A database phase makes no call. Its recovery point would make the call in doubt look recorded.
+            PhaseLookup::NotYet(step) if self.in_doubt_call() == Some(step) => {
                 return Err(PhaseError::Unsure);
             }
             PhaseLookup::NotYet(step) => step,
         };
-        let mut failed = TxError::NotCommitted;
+        let mut last_error = TxError::NotCommitted;
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
             let mut inside = match self.inside_for_phase(tx).await {
                 Err(error) if error.is_retryable() => {
-                    failed = error;
+                    last_error = error;
                     continue;
                 }
                 inside => inside?,
@@ -203,9 +220,9 @@ impl Attempt {
                     return Err(PhaseError::Work(error));
                 }
             };
-            let kept = kept(step, &result)?;
-            let begun = inside.begun();
-            let event = Event::Phase { begun: &begun, nonce: nonce(), step, result: &kept };
+            let body = encode_result(step, &result)?;
+            let record = inside.begun();
+            let event = Event::Phase { begun: &record, nonce: nonce(), step, result: &body };
             let Some((change, Decision::Advanced)) = inside.says(&event) else {
                 return Err(PhaseError::LeaseLost);
             };
@@ -217,26 +234,39 @@ impl Attempt {
                 Ok(Committed::Unsure) => match self.was_committed(step).await? {
                     Some(stored) => stored,
                     None => {
-                        failed = TxError::NotCommitted;
+                        last_error = TxError::NotCommitted;
                         continue;
                     }
                 },
                 Err(error) if error.is_retryable() => {
-                    failed = error;
+                    last_error = error;
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            self.goes_on_as(stored.record, sent_at);
+            self.continue_with(stored.record, sent_at);
             self.progress.at = step;
             return Ok(result);
         }
-        Err(failed.into())
+        Err(last_error.into())
     }
 
-    /// Makes one call to the outside with no transaction open, and keeps its result. If an earlier Attempt did it
-    /// already, nothing is called and its result is returned. What must be called only once is not called again after
-    /// an uncertain result; nor is what may be repeated, once the provider may have forgotten its key.
+    /// Makes one call to the outside with no transaction open, and stores its result. If an earlier attempt has stored the
+    /// result of this phase, nothing is called, and that result is returned.
+    ///
+    /// After an uncertain result, a [`Care::Once`] call is not made again, and a repeatable one is not made again once the
+    /// provider may have forgotten its key. The call then fails with [`PhaseError::Unsure`].
+    ///
+    /// # Errors
+    ///
+    /// - [`NotMade`](PhaseError::NotMade), [`Uncertain`](PhaseError::Uncertain): `call` returned that error.
+    /// - [`Unsure`](PhaseError::Unsure): an earlier call may have had an effect. It must not be repeated, or it is a different
+    ///   call, which this one would hide.
+    /// - [`NotStored`](PhaseError::NotStored): the result, or the marker before a [`Care::Once`] call, could not be stored.
+    /// - [`LeaseLost`](PhaseError::LeaseLost): the record is no longer this attempt's. If the lease was lost before the call,
+    ///   the call is not made.
+    /// - [`Reordered`](PhaseError::Reordered), [`Result`](PhaseError::Result) and [`Store`](PhaseError::Store), as for
+    ///   [`Attempt::phase`].
     pub async fn outside<R, E, F>(
         &mut self,
         name: &str,
@@ -247,16 +277,22 @@ impl Attempt {
         R: Serialize + DeserializeOwned,
         F: Future<Output = Result<R, OutsideCallError<E>>>,
     {
-        match self.passed(name).await? {
+        match self.look_up(name).await? {
             PhaseLookup::With(result) => Ok(result),
-            PhaseLookup::NotYet(step) if self.may_be_second(step, care) => Err(self.unsure(step).await),
+            PhaseLookup::NotYet(step) if self.may_be_second(step, care) => Err(self.mark_unsure(step).await),
             PhaseLookup::NotYet(step) => self.call(name, step, care, call).await,
         }
     }
 
-    /// As [`Attempt::outside`], for a provider that does not deduplicate but can be asked. Where an earlier Attempt may
-    /// have called, it is asked first, `settle` after this one began: so long that call may still be under way. So it is
-    /// if this one called and does not know what came of it, `settle` from now.
+    /// Like [`Attempt::outside`], but for a provider that does not deduplicate and can be asked about a call.
+    ///
+    /// If an earlier attempt may have made the call, `verify` asks the provider first, `settle` after this attempt began: until
+    /// then that call may still be in flight. If this attempt has made the call and does not know its result, `verify` asks
+    /// `settle` from now.
+    ///
+    /// # Errors
+    ///
+    /// Fails like [`Attempt::outside`], and with [`PhaseError::Unsure`] if the provider cannot tell.
     pub async fn outside_verified<R, E, V, F>(
         &mut self,
         name: &str,
@@ -269,7 +305,7 @@ impl Attempt {
         V: Future<Output = CallVerification<R>>,
         F: Future<Output = Result<R, OutsideCallError<E>>>,
     {
-        let step = match self.passed(name).await? {
+        let step = match self.look_up(name).await? {
             PhaseLookup::With(result) => return Ok(result),
             PhaseLookup::NotYet(step) => step,
         };
@@ -281,31 +317,32 @@ impl Attempt {
                 CallVerification::Made(result) => return self.record(step, result).await,
                 CallVerification::NotMade => {
                     self.progress.in_doubt = None;
-                    self.doubts(None);
+                    self.set_in_doubt_call(None);
                 }
-                CallVerification::Unsure => return Err(self.unsure(step).await),
+                CallVerification::Unsure => return Err(self.mark_unsure(step).await),
             }
         }
-        // Whoever comes after asks before it calls.
+        // No marker is needed: the next attempt asks the provider before it calls.
         self.call(name, step, Care::Repeatable, call).await
     }
 
-    /// Whether a call now may do it a second time: one may have been made before, and the provider does not look at its
-    /// key, or may have forgotten it. The key counts from the first request, for nobody notes when it is first used.
+    /// Returns whether a call now may execute a second time: an earlier one may have been made, and the provider ignores its
+    /// key or may have forgotten it. The age of the key counts from the first request, because its first use is not recorded.
     fn may_be_second(&self, step: PhaseStep, care: Care) -> bool {
-        // By this run or one before.
-        let in_doubt = self.doubt() == Some(step);
+        // From this run or an earlier one.
+        let in_doubt = self.in_doubt_call() == Some(step);
         match care.key_window() {
             None => in_doubt,
-            // Who came to an end has said whether it called; who lapsed has not.
+            // An attempt that ended has reported whether it called; one that lapsed has not.
             Some(window) => (in_doubt || self.begun().note.lapses > 0) && self.is_as_old_as(window),
         }
     }
 
-    /// From here on only a person or a reconciler can tell whether the call was made, also if this Attempt is dropped.
-    async fn unsure<E>(&mut self, step: PhaseStep) -> PhaseError<E> {
+    /// Records that only an operator or a reconciler can tell whether the call was made. This holds even if the attempt is
+    /// dropped.
+    async fn mark_unsure<E>(&mut self, step: PhaseStep) -> PhaseError<E> {
         self.expose();
-        match self.tell(PhaseReport::Calling(Some(step.point))).await {
+        match self.write_report(PhaseReport::Calling(Some(step.point))).await {
             Ok(_) => PhaseError::Unsure,
             Err(error) => error,
         }
@@ -323,29 +360,29 @@ impl Attempt {
         F: Future<Output = Result<R, OutsideCallError<E>>>,
     {
         if care == Care::Once {
-            self.tell(PhaseReport::Calling(Some(step.point))).await?;
+            self.write_report(PhaseReport::Calling(Some(step.point))).await?;
         }
         if self.ready().await.is_err() {
             return Err(PhaseError::LeaseLost);
         }
-        let before = (self.progress.in_doubt, self.doubt());
+        let before = (self.progress.in_doubt, self.in_doubt_call());
         if care != Care::Once {
-            // Dropped half-way it leaves nothing that the next Attempt could not make good.
+            // If this future is dropped during the call, the next attempt can repeat it.
             self.conceal();
-            self.doubts(Some(step));
+            self.set_in_doubt_call(Some(step));
         }
         self.progress.in_doubt = Some(step);
-        let called = call(self.downstream_key(name)).await;
+        let result = call(self.downstream_key(name)).await;
         failpoint::at("outside.after").await;
-        match called {
+        match result {
             Ok(result) => self.record(step, result).await,
             Err(OutsideCallError::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
             Err(OutsideCallError::NotMade(error)) => {
-                // Of this call it is certain; not of one before.
+                // This call was certainly not made, but an earlier one may have been.
                 self.progress.in_doubt = before.0;
-                self.doubts(before.1);
+                self.set_in_doubt_call(before.1);
                 if care == Care::Once {
-                    self.tell(PhaseReport::Calling(None)).await?;
+                    self.write_report(PhaseReport::Calling(None)).await?;
                 }
                 self.conceal();
                 Err(PhaseError::NotMade(error))
@@ -353,24 +390,24 @@ impl Attempt {
         }
     }
 
-    /// The call gave a result: it becomes durable, with its recovery point.
+    /// Stores the result of a call, with its recovery point.
     async fn record<R: Serialize, E>(&mut self, step: PhaseStep, result: R) -> Result<R, PhaseError<E>> {
-        let kept = kept(step, &result)?;
-        self.tell(PhaseReport::Done(step, kept)).await?;
+        let body = encode_result(step, &result)?;
+        self.write_report(PhaseReport::Done(step, body)).await?;
         self.conceal();
         self.progress.at = step;
         Ok(result)
     }
 
-    /// Writes what this Attempt has to say of its Phases, and goes on under the new Version.
-    async fn tell<E>(&mut self, said: PhaseReport) -> Result<StoredRecord, PhaseError<E>> {
+    /// Writes a report to the record, and continues under the new version.
+    async fn write_report<E>(&mut self, report: PhaseReport) -> Result<StoredRecord, PhaseError<E>> {
         let (engine, begun) = (self.ibid().engine().clone(), self.begun().clone());
         let known = StoredRecord { record: begun.clone(), answer: None, now: begun.created_at };
         let sent_at = Instant::now();
         if failpoint::at("tell.before").await == Hit::Error {
             return Err(PhaseError::NotStored);
         }
-        let written = engine.write_until_done(Some(known), GiveUp::Late, |nonce| match &said {
+        let written = engine.write_until_done(Some(known), GiveUp::Late, |nonce| match &report {
             PhaseReport::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
             PhaseReport::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
         });
@@ -383,38 +420,44 @@ impl Attempt {
         };
         match (decision, stored) {
             (Decision::Advanced, Some(stored)) => {
-                self.goes_on_as(stored.record.clone(), sent_at);
+                self.continue_with(stored.record.clone(), sent_at);
                 Ok(stored)
             }
             _ => Err(PhaseError::LeaseLost),
         }
     }
 
-    /// Whether a commit of `step` that got no reply has happened. A new Version makes it lose if it has not.
+    /// Finds out whether a commit of `step` that got no reply has happened. Returns the record if it has. If it has not, it
+    /// can no longer happen, because this writes a new version.
     async fn was_committed<E>(&mut self, step: PhaseStep) -> Result<Option<StoredRecord>, PhaseError<E>> {
-        let stored = self.tell(PhaseReport::Calling(None)).await?;
+        let stored = self.write_report(PhaseReport::Calling(None)).await?;
         Ok(Some(stored).filter(|stored| stored.record.point == step.point))
     }
 
-    /// The result of the Phase that is next, if an earlier Attempt left it.
-    async fn passed<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<PhaseLookup<R>, PhaseError<E>> {
+    /// Looks up the result of the next phase, which an earlier attempt may have stored.
+    async fn look_up<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<PhaseLookup<R>, PhaseError<E>> {
         let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
         if step.point > self.begun().point {
-            // A call that nobody can tell about, of this run or one before: whatever came next would hide it.
+            // A different call at this point is in doubt, from this run or an earlier one. Committing this phase would
+            // hide it.
             let hides =
                 |call: Option<PhaseStep>| call.is_some_and(|call| call.point == step.point && call != step);
-            if hides(self.progress.in_doubt) || hides(self.doubt()) || self.begun().note.calling.is_some() {
+            if hides(self.progress.in_doubt)
+                || hides(self.in_doubt_call())
+                || self.begun().note.calling.is_some()
+            {
                 return Err(PhaseError::Unsure);
             }
             return Ok(PhaseLookup::NotYet(step));
         }
-        if self.progress.left.is_none() {
+        if self.progress.earlier_results.is_none() {
             let (id, birth) = (self.begun().id, self.begun().birth);
             let bodies = self.ibid().engine().store.bodies(id, birth).await?;
-            self.progress.left = Some(bodies.into_iter().collect());
+            self.progress.earlier_results = Some(bodies.into_iter().collect());
         }
-        let left = self.progress.left.as_ref().and_then(|left| left.get(&BodyKind::Phase(step.point).code()));
-        let Some((digest, result)) = left.and_then(|kept| kept.split_first_chunk::<8>()) else {
+        let results = self.progress.earlier_results.as_ref();
+        let body = results.and_then(|results| results.get(&BodyKind::Phase(step.point).code()));
+        let Some((digest, result)) = body.and_then(|body| body.split_first_chunk::<8>()) else {
             return Err(PhaseError::Reordered { name: name.to_owned(), point: step.point });
         };
         if u64::from_be_bytes(*digest) != step.phases {
@@ -430,25 +473,28 @@ impl Attempt {
     }
 }
 
-/// What an Attempt has to say of its Phases.
+/// The progress of an attempt, as it is written to the record.
 enum PhaseReport {
+    /// The point of a call that may be in flight and must not be repeated; `None` if there is none.
     Calling(Option<RecoveryPoint>),
+    /// The encoded result of a call.
     Done(PhaseStep, Bytes),
 }
 
+/// The stored result of a phase, or the step that has yet to run.
 enum PhaseLookup<R> {
     With(R),
     NotYet(PhaseStep),
 }
 
-/// A result as it is kept: the digest of all names up to its Phase, then JSON.
-fn kept<R: Serialize, E>(step: PhaseStep, result: &R) -> Result<Bytes, PhaseError<E>> {
-    let mut kept = BytesMut::new();
-    kept.put_u64(step.phases);
-    serde_json::to_writer((&mut kept).writer(), result).map_err(PhaseError::Result)?;
-    Ok(kept.freeze())
+/// Encodes a result for the store: the digest of all names up to its phase, then JSON.
+fn encode_result<R: Serialize, E>(step: PhaseStep, result: &R) -> Result<Bytes, PhaseError<E>> {
+    let mut body = BytesMut::new();
+    body.put_u64(step.phases);
+    serde_json::to_writer((&mut body).writer(), result).map_err(PhaseError::Result)?;
+    Ok(body.freeze())
 }
 
-/// How often a Phase's transaction is run when others are in its way. Each time one of them has gone on, so more than a
-/// few mean that something is wrong with the work.
+/// Most runs of a phase's transaction while other transactions are in its way. Each lost run means that another one has
+/// committed, so more than a few mean that something is wrong with the work.
 const PHASE_TRIES_MAX: u32 = 8;

@@ -16,8 +16,8 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 
 /// Draws one nonce from the operating system. The engine's own writes draw theirs from [`Nonces`].
 ///
-/// A nonce has 64 random bits. Among a thousand million writes of one counter value two are equal with a probability of
-/// one in forty. A version also carries the counter, so even then both writes would have to meet in one record.
+/// A nonce has 64 random bits. Among a thousand million writes of one counter value, two nonces are equal with a probability
+/// of one in forty. A version also carries the counter, so even then both writes would have to be for the same record.
 pub(crate) fn nonce() -> Nonce {
     Nonce(u64::from_be_bytes(random()))
 }
@@ -53,7 +53,7 @@ impl Nonces {
     pub(crate) fn draw(&self) -> Nonce {
         let mut buffer = self.0.lock();
         if buffer.used == buffer.bytes.len() {
-            // A panic for want of random bytes leaves the buffer used up, as it was.
+            // If the system has no random bytes, this panics and leaves the buffer used up, as it was.
             *buffer = Buffer { bytes: random(), used: 0 };
         }
         let mut nonce = [0; NONCE_BYTES];

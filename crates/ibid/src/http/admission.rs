@@ -1,23 +1,23 @@
-//! Whether there is room for a guarded request, asked before its body is read.
+//! Admission control for guarded requests, before their bodies are read.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use http::request::Parts;
 
-/// Decides whether a guarded request is taken in. Without one, every request is.
+/// Decides whether a guarded request is admitted. Without one, every request is.
 ///
-/// It is asked after key and tenant are read and before the body is. A request that is refused gets 503 `overloaded`,
-/// and nothing is reserved.
+/// The layer calls it after it has read key and tenant and before it reads the body. A request that is refused gets 503
+/// `overloaded`, and nothing is reserved.
 pub trait Admission: Send + Sync + 'static {
-    /// Takes a request in.
+    /// Admits a request, and returns the resources that it holds.
     ///
     /// # Errors
     ///
-    /// [`OverCapacity`] if there is no room for it.
+    /// Fails with [`OverCapacity`] if there is no room for it.
     fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacity>;
 
-    /// Whether a stored answer of this size may be sent now. If not, its retry gets 503 `overloaded`.
+    /// Returns whether a stored response of this size may be sent now. If not, the retry gets 503 `overloaded`.
     fn has_room_for_replay(&self, bytes: u64) -> bool {
         let _ = bytes;
         true
@@ -26,9 +26,9 @@ pub trait Admission: Send + Sync + 'static {
 
 /// The resources that an admitted request holds.
 pub struct AdmissionPermit {
-    /// Dropped when the client has its answer, or is gone.
+    /// Dropped when the client has its response or has left.
     pub client: Box<dyn Any + Send + Sync>,
-    /// Dropped when the client has its answer and the run is over, which may go on without the client.
+    /// Dropped when the client has its response or has left, and the run has ended. The run continues without the client.
     pub body: Arc<dyn BodyBytes>,
 }
 
@@ -38,7 +38,7 @@ pub trait BodyBytes: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`OverCapacity`] if there is no room for them.
+    /// Fails with [`OverCapacity`] if there is no room for them.
     fn grow(&self, bytes: u64) -> Result<(), OverCapacity>;
 }
 

@@ -1,4 +1,5 @@
-//! The body of an answer: kept bytes, the handler's own body passed on, or its beginning read and the rest passed on.
+//! The body of a response: bytes in memory, the handler's body passed through, or its first part from memory and the rest
+//! passed through.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-/// The body of an answer.
+/// The body of a response of the layer.
 #[derive(Debug)]
 pub struct ReplyBody<B>(Inner<B>);
 
@@ -20,7 +21,7 @@ enum Inner<B> {
 }
 
 impl<B> ReplyBody<B> {
-    /// Bytes of the body that are in memory already.
+    /// Returns how many bytes of the body are in memory.
     pub(super) fn in_memory(&self) -> u64 {
         match &self.0 {
             Inner::Whole { data, .. } => data.len() as u64,
@@ -33,11 +34,11 @@ impl<B> ReplyBody<B> {
         ReplyBody(Inner::Whole { data, trailers })
     }
 
-    pub(super) fn passed(body: B) -> Self {
+    pub(super) fn pass_through(body: B) -> Self {
         ReplyBody(Inner::Passed(body))
     }
 
-    pub(super) fn spliced(head: VecDeque<Bytes>, rest: B) -> Self {
+    pub(super) fn splice(head: VecDeque<Bytes>, rest: B) -> Self {
         ReplyBody(Inner::Spliced { head, rest })
     }
 }
@@ -75,7 +76,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ReplyBody<B> {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            // With trailers the length is left open, so that HTTP/1.1 sends chunks and has a place for them.
+            // With trailers the length is left open, so that HTTP/1.1 sends chunks, which trailers can follow.
             Inner::Whole { data, trailers: None } => SizeHint::with_exact(data.len() as u64),
             Inner::Whole { .. } => SizeHint::default(),
             Inner::Passed(body) => body.size_hint(),

@@ -12,10 +12,10 @@ use ibid_core::response::{Line, Response as CoreResponse, may_be_repeated};
 use crate::upkeep::LookupResult;
 
 /// A handler's response, as far as it was read.
-pub(super) enum Captured<B> {
+pub(super) enum CapturedResponse<B> {
     /// Read to its end.
     Whole { head: response::Parts, body: Bytes, trailers: Option<HeaderMap> },
-    /// Too large, a stream or an upgrade: what was read, and the rest.
+    /// Too large, a stream or an upgrade: the part that was read, and the rest.
     Unkept { head: response::Parts, read: VecDeque<Bytes>, rest: B },
     /// The body broke off.
     Broken,
@@ -27,38 +27,38 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     response: Response<B>,
     limit: u64,
     stream: bool,
-) -> Captured<B> {
+) -> CapturedResponse<B> {
     let (head, mut rest) = response.into_parts();
     let streams = is_stream(&head) || (stream && !head.status.is_server_error());
     if streams || rest.size_hint().lower() > limit {
-        return Captured::Unkept { head, read: VecDeque::new(), rest };
+        return CapturedResponse::Unkept { head, read: VecDeque::new(), rest };
     }
     let (mut read, mut length, mut trailers) = (VecDeque::new(), 0, None);
     while let Some(frame) = rest.frame().await {
-        let Ok(frame) = frame else { return Captured::Broken };
+        let Ok(frame) = frame else { return CapturedResponse::Broken };
         match frame.into_data() {
             Ok(data) => {
                 length += data.len() as u64;
                 read.push_back(data);
                 if length > limit {
-                    return Captured::Unkept { head, read, rest };
+                    return CapturedResponse::Unkept { head, read, rest };
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    Captured::Whole { head, body: joined(read), trailers }
+    CapturedResponse::Whole { head, body: join(read), trailers }
 }
 
-/// Takes the response to a lookup as the response of the request that was looked up: read whole within the policy's limits,
-/// without the header lines that no retry may get. A response that breaks off proves nothing.
+/// Turns the response to a lookup into the result for the request that was looked up. The response is read whole within the
+/// policy's limits and stored without the header lines that no retry may get. A response that breaks off proves nothing.
 pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> LookupResult {
     match read(answer, policy.max_response_body, false).await {
-        Captured::Whole { head, body, trailers } => {
+        CapturedResponse::Whole { head, body, trailers } => {
             LookupResult::Executed(to_stored(&head, &body, trailers.as_ref(), policy).repeatable(policy))
         }
-        Captured::Unkept { head, .. } => LookupResult::ExecutedNotKept(head.status.as_u16()),
-        Captured::Broken => LookupResult::Nothing,
+        CapturedResponse::Unkept { head, .. } => LookupResult::ExecutedNotKept(head.status.as_u16()),
+        CapturedResponse::Broken => LookupResult::Nothing,
     }
 }
 
@@ -108,7 +108,7 @@ fn is_stream(head: &response::Parts) -> bool {
         })
 }
 
-fn joined(mut read: VecDeque<Bytes>) -> Bytes {
+fn join(mut read: VecDeque<Bytes>) -> Bytes {
     match read.len() {
         0 => Bytes::new(),
         1 => read.pop_front().unwrap_or_default(),

@@ -1,7 +1,7 @@
-//! CORS: which of ibid's own answers a script may read, and which CORS fields of a stored response a retry gets.
+//! CORS: which of ibid's own responses a script may read, and which CORS fields of a stored response a retry gets.
 //!
-//! Without them a browser turns a replay or a refusal into a network error. An application that then takes a new key
-//! pays twice, which is what ibid is there to prevent.
+//! Without these fields a browser turns a replay or a refusal into a network error. An application that then takes a new key
+//! pays twice, which ibid is there to prevent.
 //!
 //! ```
 //! use ibid::http::Cors;
@@ -25,10 +25,10 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::body::ReplyBody;
 
-/// Which origins' scripts may read the answers that ibid makes itself: refusals, 202 and the pages under `/.ibid/`.
+/// The origins whose scripts may read the responses that ibid makes itself: refusals, 202 and the pages under `/.ibid/`.
 ///
-/// By default none may. What the handler or upstream answers keeps the CORS fields that it was given; a replay repeats
-/// them where they are `*` or name the origin that asks.
+/// By default none may. A response of the handler or upstream keeps its own CORS fields. A replay repeats them if they are
+/// `*` or name the origin of the retry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cors {
     origins: Origins,
@@ -42,16 +42,16 @@ enum Origins {
     Listed(Vec<HeaderValue>),
 }
 
-/// A list of origins, or a combination, that browsers would not take.
+/// A list of origins, or a combination of settings, that browsers do not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CorsError {
-    /// Not what a browser sends as `Origin`.
+    /// No browser sends this text as `Origin`.
     #[error(
         "`{0}` is not an origin: write `https://shop.example`, with a port only if it is not the scheme's own"
     )]
     Origin(String),
-    /// `*` beside other origins.
+    /// The list has `*` and other origins.
     #[error("`*` means every origin and stands alone")]
     AnyAndMore,
     /// Browsers refuse credentials where every origin is allowed.
@@ -60,7 +60,7 @@ pub enum CorsError {
 }
 
 impl Default for Cors {
-    /// No origin.
+    /// Allows no origin at all.
     fn default() -> Cors {
         Cors { origins: Origins::Listed(Vec::new()), credentials: false, max_age: MAX_AGE }
     }
@@ -68,6 +68,10 @@ impl Default for Cors {
 
 impl Cors {
     /// Allows these origins, as a browser writes them (`https://shop.example`), or all of them (`*` alone).
+    ///
+    /// # Errors
+    ///
+    /// Fails if a browser would never send one of these origins, or if `*` is not alone.
     pub fn new<I>(origins: I) -> Result<Cors, CorsError>
     where
         I: IntoIterator,
@@ -88,7 +92,11 @@ impl Cors {
         }
     }
 
-    /// Lets scripts send cookies and other credentials with their requests and read the answers.
+    /// Lets scripts send cookies and other credentials with their requests and read the responses.
+    ///
+    /// # Errors
+    ///
+    /// Fails if every origin is allowed: browsers refuse that combination.
     pub fn credentials(self) -> Result<Cors, CorsError> {
         match self.origins {
             Origins::Any => Err(CorsError::AnyWithCredentials),
@@ -96,12 +104,12 @@ impl Cors {
         }
     }
 
-    /// How long a browser may remember the answer to a preflight of `/.ibid/…`; ten minutes unless said otherwise.
+    /// Sets how long a browser may cache the response to a preflight of `/.ibid/…`; ten minutes by default.
     pub fn max_age(self, max_age: Duration) -> Cors {
         Cors { max_age, ..self }
     }
 
-    /// The origins that are allowed; `*` alone for every one.
+    /// Returns the origins that are allowed; `*` alone for every one.
     pub fn origins(&self) -> Vec<&str> {
         match &self.origins {
             Origins::Any => vec!["*"],
@@ -109,18 +117,18 @@ impl Cors {
         }
     }
 
-    /// Whether scripts may send credentials.
+    /// Returns whether scripts may send credentials.
     pub fn allows_credentials(&self) -> bool {
         self.credentials
     }
 
-    /// How long a browser may remember the answer to a preflight.
+    /// Returns how long a browser may cache the response to a preflight.
     pub fn remembered_for(&self) -> Duration {
         self.max_age
     }
 
-    /// Puts the CORS fields right on an answer that is about to leave: ibid's own by this configuration, a replay's by
-    /// what was stored. Every other answer is the handler's and stays as it is.
+    /// Sets the CORS fields of a response that is about to leave: for ibid's own by this configuration, for a replay by the
+    /// stored fields. Every other response is the handler's and stays as it is.
     pub(super) fn finish<B>(&self, origin: Option<&HeaderValue>, response: &mut Response<B>) {
         match response.extensions().get::<MadeBy>() {
             Some(MadeBy::Ibid) => self.allow(origin, response.headers_mut()),
@@ -129,11 +137,12 @@ impl Cors {
         }
     }
 
-    /// The answer to a preflight of one of ibid's own pages; none if this is no preflight or the origin is not allowed.
+    /// Renders the response to a preflight of one of ibid's own pages. `None` if this is no preflight or the origin is not
+    /// allowed.
     pub(super) fn preflight<B>(&self, asked: &HeaderMap) -> Option<Response<ReplyBody<B>>> {
         asked.get(ACCESS_CONTROL_REQUEST_METHOD)?;
         let origin = asked.get(ORIGIN);
-        self.granted(origin)?;
+        self.allowed_origin(origin)?;
         let mut response = Response::new(ReplyBody::whole(Bytes::new(), None));
         *response.status_mut() = StatusCode::NO_CONTENT;
         let headers = response.headers_mut();
@@ -156,16 +165,16 @@ impl Cors {
             Origins::Listed(_) => vary_by_origin(headers),
             Origins::Any => {}
         }
-        let Some(granted) = self.granted(origin) else { return };
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, granted);
+        let Some(allowed) = self.allowed_origin(origin) else { return };
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
         if self.credentials {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
         }
-        expose(headers);
+        expose_fields(headers);
     }
 
-    /// What this origin is told that it may read; none if it may not.
-    fn granted(&self, origin: Option<&HeaderValue>) -> Option<HeaderValue> {
+    /// Returns the value of `Access-Control-Allow-Origin` for this origin; `None` if it is not allowed.
+    fn allowed_origin(&self, origin: Option<&HeaderValue>) -> Option<HeaderValue> {
         let origin = origin?;
         match &self.origins {
             Origins::Any => Some(HeaderValue::from_static("*")),
@@ -174,7 +183,7 @@ impl Cors {
     }
 }
 
-/// Who made an answer, in its extensions. The handler's first answer has none.
+/// The maker of a response, in its extensions. The handler's first response has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MadeBy {
     /// ibid itself: a refusal, 202, a page.
@@ -183,14 +192,14 @@ pub(super) enum MadeBy {
     Replay,
 }
 
-/// Lets scripts read ibid's fields of an answer whose origin is allowed already.
-pub(super) fn expose(headers: &mut HeaderMap) {
+/// Lets scripts read ibid's fields of a response whose origin is allowed already.
+pub(super) fn expose_fields(headers: &mut HeaderMap) {
     if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
         headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
     }
 }
 
-/// Takes the CORS fields off.
+/// Removes all CORS fields.
 pub(super) fn remove(headers: &mut HeaderMap) {
     let is_cors = |name: &&HeaderName| name.as_str().starts_with("access-control-");
     let names: Vec<HeaderName> = headers.keys().filter(is_cors).cloned().collect();
@@ -199,8 +208,8 @@ pub(super) fn remove(headers: &mut HeaderMap) {
     }
 }
 
-/// Keeps the stored CORS fields if they allow every origin or the one that asks now; takes them off if not. The
-/// handler decided for the origin that asked then, and what it would say to another is not known here.
+/// Keeps the stored CORS fields if they allow every origin or the origin of the retry, and removes them otherwise. The
+/// handler decided for the origin of the first request; its decision for another is not known here.
 fn keep_if_safe(origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
     let mut allowed = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
     let is_safe = match (allowed.next().cloned(), allowed.next()) {
@@ -214,25 +223,25 @@ fn keep_if_safe(origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         (Some(_), Some(_)) => false,
     };
     if is_safe {
-        expose(headers);
+        expose_fields(headers);
     } else {
         remove(headers);
     }
 }
 
-/// Says that another origin gets another answer.
+/// Adds `Vary: Origin`, because another origin gets a different response.
 fn vary_by_origin(headers: &mut HeaderMap) {
-    let says_so = |line: &HeaderValue| {
+    let names_origin = |line: &HeaderValue| {
         let names = line.to_str().unwrap_or_default().split(',').map(str::trim);
         names.into_iter().any(|name| name == "*" || name.eq_ignore_ascii_case("origin"))
     };
-    if !headers.get_all(VARY).iter().any(says_so) {
+    if !headers.get_all(VARY).iter().any(names_origin) {
         headers.append(VARY, HeaderValue::from_static("Origin"));
     }
 }
 
-/// An origin as browsers write it: scheme, host in lower case, the port unless it is the scheme's own, nothing after.
-/// Anything else would never be equal to what they send.
+/// Parses an origin as browsers write it: scheme, host in lower case, the port unless it is the scheme's own, nothing after.
+/// Anything else would never equal the `Origin` that they send.
 fn parse_origin(text: &str) -> Option<HeaderValue> {
     let (scheme, authority) = text.split_once("://")?;
     let is_scheme = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
@@ -250,10 +259,11 @@ fn parse_origin(text: &str) -> Option<HeaderValue> {
     (is_plain && is_written_so).then(|| HeaderValue::from_str(text).ok())?
 }
 
-/// Fields that scripts may read besides those that browsers always show.
+/// Fields that scripts may read in addition to those that browsers always show.
 const EXPOSED: &str = "Idempotent-Replayed, Idempotency-Expires, Idempotency-Outcome, Idempotency-Stored, Repeatability-Result, Retry-After, Location, Link";
 
-/// A change of the configuration reaches browsers within minutes, and a page that polls asks once.
+/// Default time for which a browser caches the response to a preflight. A change of the configuration reaches browsers within
+/// minutes, and a page that polls sends one preflight for many requests.
 const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 
 #[cfg(test)]
@@ -265,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_browser_sends_is_taken_for_an_origin() {
+    fn only_origins_that_browsers_send_are_accepted() {
         for good in [
             "https://a.example",
             "http://127.0.0.1:3000",
@@ -298,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn stored_fields_are_repeated_for_every_origin_or_the_same() {
-        // Stored value, the retry's origin, what the retry is told.
+    fn stored_cors_fields_are_replayed_only_to_allowed_origins() {
+        // Stored value, origin of the retry, value that the retry gets.
         let cases = [
             (Some("*"), Some("https://a"), Some("*")),
             (Some("*"), None, Some("*")),
@@ -309,7 +319,7 @@ mod tests {
             (Some("https://a"), None, None),
             (None, Some("https://a"), None),
         ];
-        for (stored, origin, told) in cases {
+        for (stored, origin, sent) in cases {
             let mut headers = HeaderMap::new();
             if let Some(stored) = stored {
                 headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, value(stored));
@@ -318,9 +328,9 @@ mod tests {
             headers.insert(VARY, value("Accept"));
             keep_if_safe(origin.map(value).as_ref(), &mut headers);
             let case = format!("{stored:?} {origin:?}");
-            assert_eq!(headers.get(ACCESS_CONTROL_ALLOW_ORIGIN), told.map(value).as_ref(), "{case}");
-            assert_eq!(headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS), told.is_some(), "{case}");
-            assert_eq!(headers.contains_key(ACCESS_CONTROL_EXPOSE_HEADERS), told.is_some(), "{case}");
+            assert_eq!(headers.get(ACCESS_CONTROL_ALLOW_ORIGIN), sent.map(value).as_ref(), "{case}");
+            assert_eq!(headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS), sent.is_some(), "{case}");
+            assert_eq!(headers.contains_key(ACCESS_CONTROL_EXPOSE_HEADERS), sent.is_some(), "{case}");
             let varies = headers.get_all(VARY).iter().any(|line| line == "Origin");
             assert_eq!(varies, stored.is_some_and(|stored| stored != "*"), "{case}");
         }

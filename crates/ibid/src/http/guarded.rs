@@ -19,7 +19,7 @@ use tracing::Instrument;
 use super::body::ReplyBody;
 use super::handler_attempt::{HandlerOutcome, UnreservedRequest};
 use super::intake::{self, GuardedRequest, Intake};
-use super::layer::{Shared, passed};
+use super::layer::{Shared, pass_on};
 use super::render::{self, Reply};
 use super::respond::{self, Candidate, respond};
 use super::routes::{ReservedBy, Route};
@@ -50,8 +50,8 @@ where
         Intake::Unguarded(mut request) => {
             telemetry::without_key(&route.pattern, 1);
             without_key::notice(&shared.keys_elsewhere, &route, &mut request);
-            let Ok(answer) = inner.call(request).await;
-            return passed(answer);
+            let Ok(response) = inner.call(request).await;
+            return pass_on(response);
         }
         Intake::Refused(refusal) => {
             let _entered = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
@@ -152,7 +152,7 @@ where
         ended.map(|answered| answered.unwrap_or_else(|never| match never {}))
     };
     let response = match tokio::spawn(run.instrument(span)).await {
-        Ok(Ok(response)) => Ok(response.map(ReplyBody::passed)),
+        Ok(Ok(response)) => Ok(response.map(ReplyBody::pass_through)),
         Ok(Err(_)) if unreserved.outcome().is_none() => {
             // A commit that was in flight when the handler was dropped may have succeeded. The record tells.
             return wait_as_duplicate(&shared.ibid, &route, ask, Duration::ZERO).await;

@@ -90,7 +90,7 @@ pub struct UnreservedRequest {
     outcome: Arc<Mutex<Option<HandlerOutcome>>>,
 }
 
-/// What a handler that reserves its key itself has found or stored.
+/// The outcome for a handler that reserves its key itself.
 #[derive(Clone, Debug)]
 pub(super) enum HandlerOutcome {
     /// The request does not run.
@@ -99,7 +99,7 @@ pub(super) enum HandlerOutcome {
     Ended(Outcome),
 }
 
-/// Why a handler has no transaction to run in.
+/// A handler could not reserve its key, and has no transaction to run in.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
     /// The request has an outcome already: completed, in flight, unknown or misused. The layer sends the response for it,
@@ -112,7 +112,7 @@ pub enum ReserveError {
 }
 
 impl ReserveError {
-    /// Whether another transaction was in the way: run the whole of it again.
+    /// Returns whether another transaction was in the way. If so, run the whole transaction again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, ReserveError::Failed(error) if error.is_retryable())
     }

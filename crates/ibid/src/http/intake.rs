@@ -25,7 +25,7 @@ use super::{MissingIdentity, TraceContext, original_uri, prefer, repeatability, 
 pub(super) enum Intake<B> {
     /// The request can be begun.
     Taken(Box<GuardedRequest>),
-    /// The request has no key where none is required: it passes unguarded.
+    /// The request has no key and needs none: it passes unguarded.
     Unguarded(Request<B>),
     /// The request is refused.
     Refused(Refusal),
@@ -36,11 +36,11 @@ pub(super) struct GuardedRequest {
     /// The request as the client sent it; `ask` holds it too.
     pub(super) asked: Arc<HttpRequestView>,
     pub(super) ask: BeginRequest,
-    /// How long the client waits as a duplicate, or before it gets 202.
+    /// Longest wait of the client as a duplicate, or before it gets 202.
     pub(super) wait: Duration,
-    /// Whether the request runs later because its client preferred that.
+    /// Set if the request runs later because its client preferred that.
     pub(super) preferred: bool,
-    /// Whether the client first sent it so long ago that it must not run under a new key.
+    /// Set if the client first sent it so long ago that it must not run under a new key.
     pub(super) too_old: bool,
     /// The resources that it holds while its client waits; `None` without an [`Admission`](super::Admission).
     pub(super) admitted: Option<AdmissionPermit>,
@@ -69,7 +69,7 @@ where
     B: Body<Data = Bytes> + From<Bytes> + Unpin,
 {
     let policy = &route.policy;
-    // An attacker may repeat early data as often as he likes. One value is defined, `1`, and several lines count as one
+    // An attacker can replay early data any number of times. Only the value `1` is defined, and several lines count as one
     // (RFC 8470, 5.1), so any value counts.
     if request.headers().contains_key("early-data") {
         return Err(Refusal::TooEarly);
@@ -86,9 +86,9 @@ where
     let mut asked = HttpRequestView { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
-    // Half of a repeatable request is not one, also where keys are optional.
+    // In profile `repeatability`, the first-sent field without a key is an error, even if keys are optional.
     let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
-    // A key in the place where a previous identity had it is no reason to run the request unguarded.
+    // A request whose key is in the source of a previous identity must not run unguarded.
     let may_be_previous = is_optional && shared.previous.may_find_key(&asked);
     if in_head == HeadSearch::Absent && !may_be_previous {
         return match is_optional {
@@ -96,9 +96,9 @@ where
             false => Err(Refusal::KeyMissing),
         };
     }
-    // Before the body is read: a caller without a tenant must not fill the memory. Only where a request without a key
-    // may pass does the key in the body decide first whether a tenant is needed.
-    let whose = match in_head {
+    // The tenant is looked up before the body is read, because a caller without a tenant must not fill the memory. The
+    // exception is a request whose key is optional and may be in the body: without a key it needs no tenant.
+    let owner = match in_head {
         HeadSearch::NeedsBody | HeadSearch::Absent if is_optional => None,
         _ => Some(RequestOwner::find(shared, policy, &asked.head)?),
     };
@@ -120,8 +120,8 @@ where
             false => Err(Refusal::KeyMissing),
         };
     };
-    let whose = match whose {
-        Some(whose) => whose,
+    let owner = match owner {
+        Some(owner) => owner,
         None => RequestOwner::find(shared, policy, &asked.head)?,
     };
     if policy.profile == Profile::Repeatability && first_sent.is_none() {
@@ -132,7 +132,7 @@ where
     Ok(Intake::Taken(Box::new(GuardedRequest {
         too_old,
         admitted,
-        ..taken(shared, route, asked, whose, key)
+        ..to_guarded(shared, route, asked, owner, key)
     })))
 }
 
@@ -151,15 +151,15 @@ impl RequestOwner {
 }
 
 /// Builds the request that is begun.
-fn taken(
+fn to_guarded(
     shared: &Shared,
     route: &Route,
     asked: HttpRequestView,
-    whose: RequestOwner,
+    owner: RequestOwner,
     key: Key,
 ) -> GuardedRequest {
     let policy = &route.policy;
-    let RequestOwner { tenant, principal } = whose;
+    let RequestOwner { tenant, principal } = owner;
     let asked = Arc::new(asked);
     let operation = asked.operation.clone();
     let headers = &asked.head.headers;
@@ -280,7 +280,7 @@ impl RequestView for HttpRequestView {
     }
 
     fn header_lines(&self, name: &str, each: &mut dyn FnMut(&[u8])) {
-        // Faster than a look-up, which would parse and hash the name first: a request has a handful of lines.
+        // Faster than a lookup, which would parse and hash the name first: a request has a handful of lines.
         for (line, value) in &self.head.headers {
             if line.as_str().eq_ignore_ascii_case(name) {
                 each(value.as_bytes());

@@ -70,7 +70,7 @@ pub(super) struct Shared {
     pub(super) keys_elsewhere: Arc<KeysElsewhere>,
     pub(super) cors: Cors,
     pub(super) admission: Option<Arc<dyn Admission>>,
-    /// Whether handlers can take the attempt of their request ([`HeldAttempt`](super::HeldAttempt)).
+    /// Set if handlers can take the attempt of their request ([`HeldAttempt`](super::HeldAttempt)).
     pub(super) lends_attempts: bool,
 }
 
@@ -80,7 +80,8 @@ impl Shared {
         self.admission.as_ref().map(|admission| admission.admit(head)).transpose()
     }
 
-    /// Returns the response, or a refusal if it is a replay that memory has no room for. Its retry gets it, so nothing is lost.
+    /// Returns the response, or a refusal if it is a replay that memory has no room for. The next retry gets it, so nothing is
+    /// lost.
     pub(super) fn within_room<A>(&self, reply: Reply<A>, profile: Profile) -> Reply<A> {
         let has_room = match &self.admission {
             Some(admission) if render::is_replay(&reply) => {
@@ -91,7 +92,7 @@ impl Shared {
         if has_room { reply } else { render::refusal(Refusal::Overloaded, profile, None) }
     }
 
-    /// The principal within the tenant that sent this request, if the policy binds keys to one.
+    /// Returns the principal within the tenant that sent this request, if the policy binds keys to one.
     pub(super) fn principal(&self, policy: &Policy, head: &Parts) -> Result<Option<String>, MissingIdentity> {
         match policy.bind {
             BindRule::Tenant => Ok(None),
@@ -114,7 +115,7 @@ impl IdempotencyLayer {
     pub fn with_routes(ibid: Ibid, tenants: TenantSource, routes: Routes) -> IdempotencyLayer {
         let previous = PreviousRoutes::new(ibid.previous_identities());
         assert_identity(&ibid, &routes);
-        telemetry::init_reserve_counters(routes.named());
+        telemetry::init_reserve_counters(routes.guarded_patterns());
         routes.with_optional_keys().for_each(|route| telemetry::without_key(route, 0));
         IdempotencyLayer {
             shared: Arc::new(Shared {
@@ -236,7 +237,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<Q>) -> Self::Future {
-        // The service that was made ready has to be the one that is called; the clone takes its place.
+        // The service that `poll_ready` made ready has to be the one that is called, so the clone replaces it.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         if let Cow::Owned(method) = upper_case(request.method()) {
@@ -251,7 +252,7 @@ where
         match ruling {
             Ruling::Passes => {
                 let call = inner.call(request);
-                Box::pin(async move { Ok(passed(call.await?)) })
+                Box::pin(async move { Ok(pass_on(call.await?)) })
             }
             Ruling::Refused { route, refusal } => {
                 let mut reply = render::refusal(refusal, route.policy.profile, None);
@@ -298,12 +299,12 @@ impl<S> IdempotencyService<S> {
     }
 }
 
-/// Returns the handler's response to an unguarded request.
-pub(super) fn passed<A>(mut answer: Response<A>) -> Reply<A> {
-    proof::hide_outcome(answer.headers_mut());
-    answer.map(ReplyBody::passed)
+/// Passes on the handler's response to an unguarded request.
+pub(super) fn pass_on<A>(mut response: Response<A>) -> Reply<A> {
+    proof::hide_outcome(response.headers_mut());
+    response.map(ReplyBody::pass_through)
 }
 
-/// How long a request body may take in all. A slower client holds a connection and a buffer for nothing; large bodies are
-/// bounded anyway.
+/// Longest time in which a whole request body has to arrive. A slower client holds a connection and a buffer for nothing;
+/// large bodies are bounded anyway.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);

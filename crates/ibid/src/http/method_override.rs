@@ -1,11 +1,12 @@
-//! Fields by which a client asks for another method than the one on the wire. They can only tighten what is guarded.
+//! Header fields by which a client asks for a method other than the one on the wire. They can only make a request guarded,
+//! never exempt it.
 
 use http::{HeaderMap, Method};
 
 use super::routes::{Routes, Ruling, upper_case};
 
-/// Decides about a request, and says which method made it guarded: the one on the wire, or else one that an override
-/// field names. The upstream may go by either.
+/// Decides about a request, and returns the method that the decision is for: the one on the wire, unless that would pass and
+/// an override field names one that would not. The upstream may use either.
 pub(super) fn judge<'r, 'p>(
     routes: &'r Routes,
     method: &Method,
@@ -24,8 +25,8 @@ pub(super) fn judge<'r, 'p>(
     (method.clone(), ruling)
 }
 
-/// The methods that override fields name, in upper case. One that can't be read counts as POST: some framework may
-/// read it.
+/// Returns the methods that override fields name, in upper case. One that cannot be parsed counts as POST, because some
+/// framework may accept it.
 fn named_methods(headers: &HeaderMap) -> impl Iterator<Item = Method> {
     let lines = headers.iter().filter(|(name, _)| is_override_field(name.as_str()));
     lines
@@ -39,7 +40,7 @@ fn named_methods(headers: &HeaderMap) -> impl Iterator<Item = Method> {
         })
 }
 
-/// Whether a field names the method, in any spelling that CGI and its heirs read as one name.
+/// Returns whether a field names the method, in any spelling that CGI and its successors read as the same name.
 fn is_override_field(name: &str) -> bool {
     let reads_as = |field: &str| {
         let fold = |byte: u8| if byte.is_ascii_alphanumeric() { byte } else { b'-' };

@@ -42,9 +42,9 @@
 //! - inside authentication: the tenant scopes the key, and [`TenantSource`] takes it from what authentication has found;
 //! - inside compression: every retry gets the stored bytes, whichever codings it accepts;
 //! - outside everything that belongs to the work, such as a time-out for the handler. A time-out outside the layer only stops
-//!   the wait of the client: the request goes on, and its retry gets the result.
+//!   the wait of the client: the request keeps running, and its retry gets the result.
 //!
-//! A service in front of it that answers by itself, such as a rate limiter, reserves nothing.
+//! A service in front of it that responds by itself, such as a rate limiter, reserves nothing.
 //!
 //! # What is replayed
 //!
@@ -54,7 +54,7 @@
 //! that is larger than the policy's `max_response_body`, a stream or an upgrade reaches the first client and is not stored; a
 //! retry gets 410. The policy decides which statuses are stored, which release the key, and which leave the outcome unknown.
 //!
-//! # The way of a request
+//! # The path of a request
 //!
 //! `layer` (is it guarded?) → `intake` (tenant, key, body, fingerprint, or a refusal) → the engine's `begin` → `run` (the
 //! handler, detached from its client) → `capture` (what may be stored) → the engine's `finish` → `respond`.
@@ -121,7 +121,8 @@ pub struct Guarded {
     pub policy: Arc<Policy>,
 }
 
-/// What a response says about the work if its status does not; a handler puts it into the response's extensions.
+/// A handler's statement about the work, for responses whose status does not tell. The handler puts it into the response's
+/// extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionHint {
     /// The work was done: this response is final, whatever its status.

@@ -12,9 +12,9 @@ mod imp {
 
     use crate::http::trace::TraceContext;
 
-    /// Makes a span that has not begun a child of the caller's.
+    /// Makes a span that has not begun a child of the caller's span.
     pub(crate) fn adopt(span: &Span, parent: &TraceContext) {
-        // It fails if this span is not collected: then it needs no parent.
+        // This fails if the span is not collected, and then it needs no parent.
         let _ = span.set_parent(Context::new().with_remote_span_context(remote(parent)));
     }
 

@@ -63,7 +63,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
     };
     let query = head.uri.query().unwrap_or_default();
     let operation = (parameter(query, "method"), parameter(query, "path"));
-    let (Some(key), (Some(method), Some(path))) = (decoded(key), operation) else {
+    let (Some(key), (Some(method), Some(path))) = (percent_decode(key), operation) else {
         return plain(StatusCode::BAD_REQUEST, "text/plain", "needs ?method=…&path=…\n".to_owned());
     };
     let (Ok(key), Ok(parsed)) = (Key::stored(&key), Method::from_bytes(method.as_bytes())) else {
@@ -81,11 +81,11 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
     let profile = route.policy.profile;
     let up_to = prefer::wait(&head.headers).map_or(Duration::ZERO, |wait| wait.min(route.policy.wait));
     let asked_at = Instant::now();
-    let found = match shared.ibid.engine().find_stored_id(id, &previous).await {
+    let lookup = match shared.ibid.engine().find_stored_id(id, &previous).await {
         Ok(id) => shared.ibid.engine().watch(id, &identity.tenant, up_to).await,
         Err(error) => Err(error),
     };
-    let stored = match found {
+    let stored = match lookup {
         Err(_) => return render::refusal(render::store_unavailable(), profile, None),
         Ok(None) => return not_found(),
         Ok(Some(stored)) => stored,
@@ -130,7 +130,7 @@ fn advice(view: &StatusView) -> Option<&'static str> {
 /// Renders the stored response, or the refusal that a retry would get.
 fn response<B>(shared: &Shared, view: &StatusView, stored: StoredRecord, read_at: Instant) -> Reply<B> {
     let profile = stored.record.policy.profile;
-    let refused = match view {
+    let reason = match view {
         StatusView::Stored => match shared.ibid.engine().replay(stored, read_at) {
             Some(stored) => return render::stored_page(&stored),
             None => Refusal::ResponseNotRetained,
@@ -144,7 +144,7 @@ fn response<B>(shared: &Shared, view: &StatusView, stored: StoredRecord, read_at
         }
         _ => return not_found(),
     };
-    render::refusal(refused, profile, None)
+    render::refusal(reason, profile, None)
 }
 
 /// Renders the state of a record for its client. Every value is a number, a date or a word of ibid's, so nothing needs escaping.
@@ -178,11 +178,11 @@ fn policy(shared: &Shared) -> String {
         .rules()
         .map(|rule| {
             let methods: Vec<_> = rule.methods.iter().map(|method| format!("\"{method}\"")).collect();
-            let what = rule.policy.as_ref().map_or("\"guard\":\"off\"".to_owned(), described);
-            format!("{{\"methods\":[{}],\"path\":{},{what}}}", methods.join(","), quoted(&rule.pattern))
+            let what = rule.policy.as_ref().map_or("\"guard\":\"off\"".to_owned(), describe_policy);
+            format!("{{\"methods\":[{}],\"path\":{},{what}}}", methods.join(","), quote(&rule.pattern))
         })
         .collect();
-    let defaults = described(shared.routes.defaults());
+    let defaults = describe_policy(shared.routes.defaults());
     let unguarded = list(routes::UNGUARDED_METHODS.into_iter());
     let unless_routed = list(routes::UNGUARDED_UNLESS_ROUTED.iter().map(Method::as_str));
     format!(
@@ -192,7 +192,7 @@ fn policy(shared: &Shared) -> String {
     )
 }
 
-fn described(policy: &Policy) -> String {
+fn describe_policy(policy: &Policy) -> String {
     let key = if policy.key == KeyRule::Required { "required" } else { "optional" };
     let answer = match policy.answer {
         AnswerRule::Sync => "sync",
@@ -217,11 +217,11 @@ fn described(policy: &Policy) -> String {
 }
 
 fn list(items: impl Iterator<Item = impl AsRef<str>>) -> String {
-    items.map(|item| quoted(item.as_ref())).collect::<Vec<_>>().join(",")
+    items.map(|item| quote(item.as_ref())).collect::<Vec<_>>().join(",")
 }
 
 /// Quotes text as a JSON string.
-fn quoted(text: &str) -> String {
+fn quote(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
         match c {
@@ -263,11 +263,11 @@ fn parameter(query: &str, name: &str) -> Option<String> {
     query
         .split('&')
         .find_map(|pair| pair.split_once('=').filter(|(n, _)| *n == name))
-        .and_then(|(_, v)| decoded(v))
+        .and_then(|(_, v)| percent_decode(v))
 }
 
-/// Decodes %XX. `None` if it is malformed or not UTF-8.
-fn decoded(text: &str) -> Option<String> {
+/// Decodes %XX. Returns `None` if it is malformed or not UTF-8.
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
@@ -288,16 +288,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percent_coding_is_undone_and_malformed_coding_refused() {
-        assert_eq!(decoded("a%2Fb%20c").as_deref(), Some("a/b c"));
-        assert_eq!(decoded("%c3%a9").as_deref(), Some("é"));
+    fn malformed_percent_encoding_is_refused() {
+        assert_eq!(percent_decode("a%2Fb%20c").as_deref(), Some("a/b c"));
+        assert_eq!(percent_decode("%c3%a9").as_deref(), Some("é"));
         for bad in ["%", "%4", "%zz", "%ff"] {
-            assert_eq!(decoded(bad), None, "{bad}");
+            assert_eq!(percent_decode(bad), None, "{bad}");
         }
     }
 
     #[test]
-    fn any_text_is_quoted_as_json() {
-        assert_eq!(quoted("a\"b\\c\n"), r#""a\"b\\c\u000a""#);
+    fn any_text_is_quoted_as_a_json_string() {
+        assert_eq!(quote("a\"b\\c\n"), r#""a\"b\\c\u000a""#);
     }
 }

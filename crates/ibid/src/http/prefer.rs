@@ -1,22 +1,23 @@
-//! `Prefer: wait=N` (RFC 7240): how long the client itself is willing to wait; and `respond-async`: it would rather not.
-//! Unknown preferences are ignored.
+//! The preferences of a client (RFC 7240): `wait=N`, how long it is willing to wait, and `respond-async`, that it would rather
+//! not wait. Unknown preferences are ignored.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// The `wait` preference, if one is given that can be read. The first counts.
+/// Returns the `wait` preference, if it can be parsed. The first one counts.
 pub(super) fn wait(headers: &HeaderMap) -> Option<Duration> {
     let (_, value) = preferences(headers).find(|(name, _)| name.eq_ignore_ascii_case("wait"))?;
     value.parse().ok().map(Duration::from_secs)
 }
 
-/// Whether the client prefers 202 now to the answer later. It takes no value, and an empty one is none.
+/// Returns whether the client prefers a 202 now to the response later. The preference takes no value; an empty value counts
+/// as none.
 pub(super) fn respond_async(headers: &HeaderMap) -> bool {
     preferences(headers).any(|(name, value)| name.eq_ignore_ascii_case("respond-async") && value.is_empty())
 }
 
-/// Name and value of each preference, without its parameters.
+/// Returns name and value of each preference, without its parameters.
 fn preferences(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
     let lines = headers.get_all("prefer").iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(|preference| {
@@ -39,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_preference_is_found_among_others() {
+    fn wait_is_found_among_other_preferences() {
         assert_eq!(read(&["wait=2"]), Some(2));
         assert_eq!(read(&["respond-async, Wait = \"10\"; x=1"]), Some(10));
         assert_eq!(read(&["return=minimal", "wait=0"]), Some(0));
@@ -47,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wish_for_an_answer_later_is_found_among_others() {
+    fn respond_async_is_found_among_other_preferences() {
         let asks = |line: &str| {
             let mut headers = HeaderMap::new();
             headers.append("prefer", line.parse().unwrap());
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_ignored() {
+    fn unreadable_preferences_are_ignored() {
         for line in ["foo", "wait", "wait=-1", "wait=soon", "waiting=3", "wait=99999999999999999999999"] {
             assert_eq!(read(&[line]), None, "{line}");
         }

@@ -1,4 +1,4 @@
-//! The identity of a store whose records the routes make, and the names that a request's record would have under previous
+//! The identity of a store as its routes define it, and the names that a request's record would have under previous
 //! identities.
 
 use std::borrow::Cow;
@@ -18,8 +18,8 @@ use super::routes::{ReservedBy, Routes, Rule};
 use crate::identity::{PreviousIdentity, StoreIdentity};
 
 impl Routes {
-    /// The identity of a store whose records these routes make: what goes into the ids of its records. `tenant` names the
-    /// source of the tenant, such as `header:x-tenant-id` or `access token`: change the name when the source changes.
+    /// Returns the identity of a store under these routes: all that goes into the ids of its records. `tenant` names the
+    /// source of the tenant, such as `header:x-tenant-id` or `access token`. Change the name when the source changes.
     pub fn identity(&self, tenant: &str) -> StoreIdentity {
         let routes = self.rules().filter_map(|rule| Some((rule, rule.policy.as_ref()?.identity())));
         let routes = routes.flat_map(|(rule, rules)| {
@@ -31,23 +31,24 @@ impl Routes {
     }
 }
 
-/// The routes of previous identities, newest first, as far as they go into a record's id.
+/// The routes of previous identities, newest first, as far as they matter for a record's id.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreviousRoutes(Vec<(Routes, StoreIdentity)>);
 
 impl PreviousRoutes {
-    /// Reads stored identities.
+    /// Builds the routes of the stored identities.
     ///
     /// # Panics
     ///
-    /// If a stored pattern can't be used: without it records would not be found, and their requests executed again.
+    /// Panics if a stored pattern cannot be used. Without it, records would not be found, and their requests would be executed
+    /// again.
     pub(super) fn new(previous: &[PreviousIdentity]) -> PreviousRoutes {
-        let known =
+        let routes =
             previous.iter().map(|previous| (routes_of(&previous.identity), previous.identity.clone()));
-        PreviousRoutes(known.collect())
+        PreviousRoutes(routes.collect())
     }
 
-    /// Returns the names of a request's record that are not its current one.
+    /// Returns the names of a request's record under previous identities, as far as they differ from its current name.
     pub(super) fn names(
         &self,
         shared: &Shared,
@@ -65,7 +66,7 @@ impl PreviousRoutes {
                     Err(_) => continue,
                 },
             };
-            // The fingerprint covers the path as the scope names it, so it has to be made as it was then.
+            // The fingerprint covers the path as the scope names it, so it is computed with the path of that identity.
             let asked = match path == *asked.operation.path {
                 true => asked.clone(),
                 false => Arc::new(HttpRequestView {
@@ -85,8 +86,8 @@ impl PreviousRoutes {
         names
     }
 
-    /// Returns the ids of a record that is spoken of without its request. `principal` is asked for only where keys were
-    /// bound to one.
+    /// Returns the ids that a record would have under previous identities, without its request. `principal` is called only
+    /// where keys were bound to one.
     pub(super) fn ids(&self, current: &Identity, principal: impl Fn() -> Option<String>) -> Vec<RecordId> {
         let operation = &current.operation;
         let ids = self.rules_over(&operation.method, &operation.path).filter_map(|rules| {
@@ -99,7 +100,7 @@ impl PreviousRoutes {
         ids.collect()
     }
 
-    /// Whether a request may carry its key where a previous identity had it, as far as its head tells.
+    /// Returns whether a request may carry its key in a source of a previous identity, judged by its head alone.
     pub(super) fn may_find_key(&self, asked: &HttpRequestView) -> bool {
         let mut rules = self.rules_of(asked);
         rules.any(|(rules, _)| {
@@ -107,13 +108,13 @@ impl PreviousRoutes {
         })
     }
 
-    /// Whether a request carries its key where a previous identity had it.
+    /// Returns whether a request carries its key in a source of a previous identity.
     pub(super) fn finds_key(&self, asked: &HttpRequestView) -> bool {
         let mut rules = self.rules_of(asked);
         rules.any(|(rules, _)| rules.key_from.find(asked, KeyForm::QuotedOrBare) != Ok(None))
     }
 
-    /// The rules of each previous identity for a request, and the path that these read in it.
+    /// Returns the rules of each previous identity for a request, each with the path that they put into the scope.
     fn rules_of<'a>(
         &'a self,
         asked: &'a HttpRequestView,
@@ -122,7 +123,7 @@ impl PreviousRoutes {
         self.rules_over(&asked.operation.method, path).map(move |rules| (rules, rules.path_of_scope(path)))
     }
 
-    /// The rules of each previous identity for this operation.
+    /// Returns the rules of each previous identity for this operation.
     fn rules_over<'a>(&'a self, method: &'a str, path: &'a str) -> impl Iterator<Item = &'a IdentityRules> {
         let parsed = Method::from_bytes(method.as_bytes()).ok();
         self.0.iter().map(move |(routes, identity)| {
@@ -133,7 +134,7 @@ impl PreviousRoutes {
     }
 }
 
-/// What is needed to find the route of a request; its rules are in the identity.
+/// Builds routes that find the pattern of a request; the rules of that pattern are in the identity.
 fn routes_of(identity: &StoreIdentity) -> Routes {
     let policy = |rules: &IdentityRules| Policy { path: rules.path, ..Policy::default() };
     let rules = identity.routes().filter_map(|(route, rules)| {
@@ -146,5 +147,5 @@ fn routes_of(identity: &StoreIdentity) -> Routes {
         })
     });
     Routes::new(policy(identity.defaults()), rules.collect())
-        .expect("a stored identity has patterns that were used before")
+        .expect("the patterns of a stored identity were valid when it was stored")
 }

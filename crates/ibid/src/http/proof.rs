@@ -7,18 +7,22 @@ use ibid_core::policy::Policy;
 use ibid_core::proof::{self, IgnoredProof, OUTCOME_FIELD, Proof};
 
 use super::ExecutionHint;
-use super::capture::Captured;
+use super::capture::CapturedResponse;
 use crate::telemetry;
 
 /// Reads what a captured response proves under the rules that its record was begun with, and removes the fields that no client
 /// gets and no store keeps.
 ///
 /// A response that broke off proves nothing. Whether one that was not read to its end does is for the machine to decide.
-pub(super) fn take_proof<B>(captured: &mut Captured<B>, policy: &Policy, route: &Arc<str>) -> Option<Proof> {
+pub(super) fn take_proof<B>(
+    captured: &mut CapturedResponse<B>,
+    policy: &Policy,
+    route: &Arc<str>,
+) -> Option<Proof> {
     let (head, trailers) = match captured {
-        Captured::Whole { head, trailers, .. } => (head, trailers.as_mut()),
-        Captured::Unkept { head, .. } => (head, None),
-        Captured::Broken => return None,
+        CapturedResponse::Whole { head, trailers, .. } => (head, trailers.as_mut()),
+        CapturedResponse::Unkept { head, .. } => (head, None),
+        CapturedResponse::Broken => return None,
     };
     let read = proof_of(head, policy);
     if let Some(why) = read.ignored {

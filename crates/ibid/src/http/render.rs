@@ -19,7 +19,7 @@ use super::repeatability;
 use crate::outcome::StoredResponse;
 use crate::random::random;
 
-/// The response to the client and its body.
+/// The response to the client.
 pub(super) type Reply<B> = Response<ReplyBody<B>>;
 
 /// Renders a refusal for a service that turns requests away before they reach the layer.
@@ -64,7 +64,7 @@ pub(super) fn refusal<B>(refusal: Refusal, profile: Profile, watched: Option<&Id
 
 /// Renders the 202 of a request that runs without its client, with the page that shows its result. Every retry gets the same
 /// until the result is there.
-pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Reply<B> {
+pub(super) fn render_accepted<B>(identity: &Identity, profile: Profile) -> Reply<B> {
     let page = status_page(identity);
     // The page is percent-encoded, so it needs no escaping in JSON.
     let body = format!("{{\"accepted\":true,\"monitor\":\"{page}\"}}");
@@ -80,23 +80,24 @@ pub(super) fn accepted<B>(identity: &Identity, profile: Profile) -> Reply<B> {
     if profile == Profile::Stripe {
         set(headers, "request-id", &request_id());
     }
-    response.extensions_mut().insert(Accepted);
+    response.extensions_mut().insert(AcceptedMarker);
     response.extensions_mut().insert(MadeBy::Ibid);
     response
 }
 
 /// Confirms the preference of a client that asked for a 202 and gets one.
 pub(super) fn confirm_preference<B>(response: &mut Response<B>) {
-    if response.extensions().get::<Accepted>().is_some() {
+    if response.extensions().get::<AcceptedMarker>().is_some() {
         set(response.headers_mut(), "preference-applied", "respond-async");
     }
 }
 
-/// In the extensions of a 202 of ibid's own.
+/// Marks a 202 of ibid's own, in its extensions.
 #[derive(Clone, Copy)]
-struct Accepted;
+struct AcceptedMarker;
 
-/// The refusal of a request that got no answer from the store. Whether the next one will is not known.
+/// Returns the refusal of a request that got no answer from the store. It asks for a retry in one second, because it is not
+/// known when the store answers again.
 pub(super) fn store_unavailable() -> Refusal {
     Refusal::StoreUnavailable { retry_after: Duration::from_secs(1) }
 }
@@ -105,7 +106,7 @@ pub(super) fn store_unavailable() -> Refusal {
 pub(super) fn just_stored<B>(stored: &StoredResponse) -> Reply<B> {
     let mut response = to_http(&stored.response);
     mark_stored(response.headers_mut(), &stored.record, stored.record.policy.profile);
-    cors::expose(response.headers_mut());
+    cors::expose_fields(response.headers_mut());
     response
 }
 
@@ -207,13 +208,13 @@ pub(super) fn mark_not_stored(headers: &mut HeaderMap) {
     headers.insert(STORED, HeaderValue::from_static("false"));
 }
 
-/// The path of the page that shows a record to the client that knows its key.
+/// Returns the path of the page that shows a record to the client that knows its key.
 pub(super) fn status_page(identity: &Identity) -> String {
     format!(
         "/.ibid/keys/{}?method={}&path={}",
-        encoded(identity.key.as_str()),
-        encoded(&identity.operation.method),
-        encoded(&identity.operation.path)
+        percent_encode(identity.key.as_str()),
+        percent_encode(&identity.operation.method),
+        percent_encode(&identity.operation.path)
     )
 }
 
@@ -258,7 +259,7 @@ fn request_id() -> String {
 }
 
 /// Encodes everything but unreserved characters as %XX, so that any key fits into a path segment or a query.
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(char::from(byte)),
@@ -268,15 +269,15 @@ fn encoded(text: &str) -> String {
     })
 }
 
-/// When to look for the result of an accepted request: most have one by then, and a look is cheap.
+/// `Retry-After` of an accepted request. Most have a result by then, and a look at the page is cheap.
 pub(super) const ACCEPTED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Fields that let caches and CDNs store a response, besides `Cache-Control` and `…-Cache-Control` (RFC 9213).
 const FOR_CACHES: [&str; 5] = ["expires", "pragma", "surrogate-control", "edge-control", "x-accel-expires"];
 
-/// Marks a replay.
+/// Field that marks a replay.
 const REPLAYED: &str = "idempotent-replayed";
-/// Until when the response is replayed.
+/// The date until which the response is replayed.
 const EXPIRES: &str = "idempotency-expires";
 /// `unknown`: this response does not tell whether the request was executed.
 const OUTCOME: &str = "idempotency-outcome";

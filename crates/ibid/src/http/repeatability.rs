@@ -1,4 +1,4 @@
-//! The fields of profile `repeatability`: when a request was first sent, and what became of it.
+//! The header fields of profile `repeatability`: the time when a request was first sent, and its result.
 
 use std::time::UNIX_EPOCH;
 
@@ -13,8 +13,8 @@ use ibid_core::time::Timestamp;
 use super::hooks;
 use crate::ibid::Ibid;
 
-/// Says in profile `repeatability` whether the request was accepted. An upstream's own word is replaced: only the guard
-/// knows what a retry will get.
+/// Sets `Repeatability-Result` in profile `repeatability`: whether the request was accepted. The value of an upstream is
+/// replaced, because only the layer knows what a retry will get.
 pub(super) fn mark(headers: &mut HeaderMap, profile: Profile, is_accepted: bool) {
     if profile == Profile::Repeatability {
         let result = if is_accepted { "accepted" } else { "rejected" };
@@ -22,7 +22,7 @@ pub(super) fn mark(headers: &mut HeaderMap, profile: Profile, is_accepted: bool)
     }
 }
 
-/// When the client first sent this request, if the policy asks and the field is there.
+/// Returns when the client first sent this request, if the policy limits its age and the field is there.
 pub(super) fn first_sent(policy: &Policy, headers: &HeaderMap) -> Result<Option<Timestamp>, Refusal> {
     if policy.request_age_max().is_none() {
         return Ok(None);
@@ -35,13 +35,13 @@ pub(super) fn first_sent(policy: &Policy, headers: &HeaderMap) -> Result<Option<
     }
 }
 
-/// Whether the request was first sent too long ago to run under a new key, by this node's clock.
+/// Returns whether the request was first sent too long ago to run under a new key, by this node's clock.
 pub(super) fn is_too_old(policy: &Policy, first_sent: Option<Timestamp>) -> bool {
     let (Some(first_sent), Some(age_max)) = (first_sent, policy.request_age_max()) else { return false };
     repeatability::is_too_old(first_sent, hooks::now(), age_max)
 }
 
-/// Whether no record remembers this request, so that it would run as new.
+/// Returns whether no live record of this request exists, so that it would run as new.
 pub(super) async fn is_new(ibid: &Ibid, ask: &BeginRequest) -> Result<bool, StoreError> {
     let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id));
     let stored = ibid.engine().load_all(ids.collect()).await?;
@@ -50,17 +50,17 @@ pub(super) async fn is_new(ibid: &Ibid, ask: &BeginRequest) -> Result<bool, Stor
     }))
 }
 
-/// Whether the request carries a field of the profile.
+/// Returns whether the request carries a field of the profile.
 pub(super) fn is_asked_for(policy: &Policy, headers: &HeaderMap) -> bool {
     let mut fields = policy.key_from.header_names().chain([policy.first_sent_field()]);
     fields.any(|name| headers.contains_key(name))
 }
 
-/// The one form that senders may use (RFC 9110, 5.6.7); the obsolete ones are refused, as OASIS demands.
+/// Parses a date in the only form that senders may use (RFC 9110, 5.6.7). The obsolete forms are refused, as OASIS demands.
 fn imf_fixdate(line: &HeaderValue) -> Option<Timestamp> {
     let text = line.to_str().ok()?;
     let at = httpdate::parse_http_date(text).ok()?;
-    // The parser takes all three forms and any day of the week; only this form comes back as it was.
+    // The parser accepts all three forms and any day of the week. Only this form is formatted back to the same text.
     if httpdate::fmt_http_date(at) != text {
         return None;
     }

@@ -10,7 +10,7 @@ use ibid_core::policy::InFlight;
 use ibid_core::refusal::Refusal;
 
 use super::render::{
-    Reply, accepted, just_stored, mark_not_stored, mark_stored, mark_unknown, refusal, replay,
+    Reply, just_stored, mark_not_stored, mark_stored, mark_unknown, refusal, render_accepted, replay,
     store_unavailable,
 };
 use super::routes::Route;
@@ -21,14 +21,14 @@ use crate::telemetry::{self, ReserveOutcome};
 
 /// The response that a client gets if the outcome of its request allows it.
 pub(super) enum Candidate<B> {
-    /// None: the request did not run.
+    /// No response, because the request did not run.
     Duplicate,
     /// A 202: the request was accepted just now, and its client waits for the result.
     Accepted,
-    /// The handler's response.
+    /// The response that the handler returned.
     Handler(Reply<B>),
-    /// The handler's response, or a refusal if it made none, after it ended the attempt in its own transaction. What that
-    /// stored counts.
+    /// The handler's response, or a refusal if it returned none, after it ended the attempt in its own transaction. If the
+    /// transaction stored a response, that one is sent.
     Transaction(Result<Reply<B>, Refusal>),
     /// A refusal of ibid's own, because the handler gave no response.
     Refusal(Refusal),
@@ -67,7 +67,7 @@ pub(super) fn respond<B>(
 /// Returns the response to a request that did not run.
 fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tracing::Span) -> Reply<B> {
     let profile = route.policy.profile;
-    let (met, refused) = match outcome {
+    let (reserved, reason) = match outcome {
         Outcome::Completed(stored) => {
             trace::link_to_first(span, &stored.record);
             route.counters.count(ReserveOutcome::Replay);
@@ -75,18 +75,18 @@ fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tra
         }
         Outcome::NotRetained(_) => (ReserveOutcome::Gone, Refusal::ResponseNotRetained),
         Outcome::Expired => (ReserveOutcome::Gone, Refusal::KeyExpired),
-        // The run counts it.
-        Outcome::Accepted { new: true } => return accepted(&ask.identity, profile),
+        // Its run counts the request.
+        Outcome::Accepted { new: true } => return render_accepted(&ask.identity, profile),
         Outcome::Accepted { new: false } => {
             route.counters.count(ReserveOutcome::InProgress);
-            return accepted(&ask.identity, profile);
+            return render_accepted(&ask.identity, profile);
         }
         // This client takes a 202, even if the request that runs came from a client that does not.
         Outcome::InFlight { .. } | Outcome::AwaitingEffect
             if route.policy.in_flight == InFlight::Accepted || ask.later.is_some() =>
         {
             route.counters.count(ReserveOutcome::InProgress);
-            return accepted(&ask.identity, profile);
+            return render_accepted(&ask.identity, profile);
         }
         Outcome::InFlight { retry_in } => {
             (ReserveOutcome::InProgress, Refusal::RequestInProgress { retry_after: *retry_in })
@@ -99,20 +99,22 @@ fn duplicate<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tra
             (ReserveOutcome::Unknown, Refusal::OutcomeUnknown { retry_after: *settled_in })
         }
         Outcome::Mismatch => {
-            // A client that reuses keys is broken or hostile. An operator should hear of either.
+            // A client that reuses keys is broken or hostile. An operator should know of either.
             tracing::warn!(target: "ibid::security", record = %ask.id.short(), route = %route.pattern, "key misuse");
             (ReserveOutcome::KeyMisuse, Refusal::KeyReused)
         }
     };
-    route.counters.count(met);
-    refusal(refused, profile, Some(&ask.identity))
+    route.counters.count(reserved);
+    refusal(reason, profile, Some(&ask.identity))
 }
 
 /// Returns the response to a request that was accepted, after its client waited for the result.
 fn accepted_now<B>(outcome: &Outcome, route: &Route, ask: &BeginRequest, span: &tracing::Span) -> Reply<B> {
     match outcome {
         Outcome::Completed(stored) => just_stored(stored),
-        Outcome::Accepted { .. } | Outcome::InFlight { .. } => accepted(&ask.identity, route.policy.profile),
+        Outcome::Accepted { .. } | Outcome::InFlight { .. } => {
+            render_accepted(&ask.identity, route.policy.profile)
+        }
         outcome => duplicate(outcome, route, ask, span),
     }
 }
@@ -132,12 +134,12 @@ fn first<B>(outcome: &Outcome, mut response: Reply<B>, route: &Route, ask: &Begi
         Outcome::Unknown { .. } => mark_unknown(headers, &ask.identity),
         _ => {}
     }
-    cors::expose(headers);
+    cors::expose_fields(headers);
     response
 }
 
-/// Returns the response after the handler ended the attempt in its own transaction: what that stored, or else the
-/// handler's own response.
+/// Returns the response after the handler ended the attempt in its own transaction: the stored one, or else the response that
+/// the handler returned.
 fn in_transaction<B>(
     outcome: &Outcome,
     response: Result<Reply<B>, Refusal>,
@@ -170,7 +172,7 @@ pub(super) fn not_reserved<B>(refused: &Unavailable, route: &Route) -> Reply<B> 
     refusal(Refusal::StoreUnavailable { retry_after: refused.retry_after() }, profile, None)
 }
 
-/// The refusal of a request whose upstream may or may not have executed it, with the advice that a retry gets now.
+/// Returns the refusal of a request that the upstream may have executed, with the advice that a retry gets now.
 pub(super) fn uncertain(timed_out: bool, outcome: &Outcome) -> Refusal {
     let may_settle = !matches!(outcome, Outcome::Unknown { settled_in: None });
     Refusal::UpstreamUncertain { timed_out, may_settle }

@@ -62,7 +62,7 @@ where
     }
 }
 
-/// The route of a stored request, under the policy that its record was begun with.
+/// Returns the route of a stored request, under the policy that its record was begun with.
 fn route_of(shared: &Shared, ask: &BeginRequest) -> Arc<Route> {
     let operation = &ask.identity.operation;
     let method = Method::from_bytes(operation.method.as_bytes()).ok();

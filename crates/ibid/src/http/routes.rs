@@ -12,10 +12,10 @@ use ibid_core::refusal::Refusal;
 
 use crate::telemetry::RouteCounters;
 
-/// The policies of an API: one for all, and rules that refine it.
+/// The policies of an API: a default, and rules that override it for some routes.
 #[derive(Clone, Debug)]
 pub struct Routes {
-    /// Routes are shared: each guarded request holds the one that it runs under.
+    /// Shared, because each guarded request holds the route that it runs under.
     defaults: Arc<Route>,
     rules: Vec<(Rule, Option<Arc<Route>>)>,
     by_method: HashMap<Method, matchit::Router<usize>>,
@@ -23,7 +23,7 @@ pub struct Routes {
     guarded: HashSet<Method>,
 }
 
-/// Whether a request is guarded.
+/// The decision about a request: guarded, passed on or refused.
 #[derive(Clone, Debug)]
 pub enum Ruling<'r, 'p> {
     /// The request is guarded.
@@ -35,11 +35,11 @@ pub enum Ruling<'r, 'p> {
     },
     /// The request is not guarded and passes untouched.
     Passes,
-    /// The request is refused, because it is ambiguous which operation it asks for.
+    /// The request is refused: its path has more than one reading, is too long or is missing.
     Refused {
         /// The route whose profile renders the refusal.
         route: &'r Route,
-        /// The reason.
+        /// The reason of the refusal.
         refusal: Refusal,
     },
 }
@@ -47,24 +47,24 @@ pub enum Ruling<'r, 'p> {
 /// One rule, as configured.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// The methods that it covers.
+    /// The methods that the rule covers.
     pub methods: Vec<Method>,
-    /// The paths that it covers: `{name}` and `{*rest}` as in axum.
+    /// The paths that the rule covers: `{name}` and `{*rest}` as in axum.
     pub pattern: String,
     /// The policy; `None` exempts the route.
     pub policy: Option<Policy>,
-    /// Who reserves the key.
+    /// The side that reserves the key.
     pub reserved_by: ReservedBy,
 }
 
-/// Who reserves a route's keys.
+/// The side that reserves a route's keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservedBy {
-    /// The layer, durably and before the handler runs.
+    /// The layer reserves the key, durably and before the handler runs.
     #[default]
     Layer,
-    /// The handler, as the first statement of its own transaction ([`UnreservedRequest`](super::UnreservedRequest)):
-    /// for handlers that touch only the database.
+    /// The handler reserves the key as the first statement of the transaction that it opens
+    /// ([`UnreservedRequest`](super::UnreservedRequest)). For handlers that touch only the database.
     Handler,
 }
 
@@ -75,7 +75,7 @@ pub struct Route {
     pub pattern: Arc<str>,
     /// The policy of its requests.
     pub policy: Arc<Policy>,
-    /// Who reserves the key.
+    /// The side that reserves the key.
     pub reserved_by: ReservedBy,
     pub(super) counters: RouteCounters,
 }
@@ -87,21 +87,21 @@ impl Route {
     }
 }
 
-/// A rule that can't be used.
+/// A rule that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RoutesError {
-    /// Its policy can't be kept.
+    /// The policy is not valid.
     #[error("{0}")]
     Policy(#[from] PolicyError),
-    /// Its pattern is wrong, or another rule covers the same paths.
+    /// The pattern is not valid, or another rule covers the same paths.
     #[error("the pattern `{pattern}` {problem}")]
     Pattern {
-        /// The pattern.
+        /// The pattern of the rule.
         pattern: String,
-        /// What is wrong with it.
+        /// The problem, as a phrase that follows the pattern.
         problem: String,
     },
-    /// GET, HEAD, OPTIONS, TRACE, QUERY and CONNECT are never guarded.
+    /// The rule names a method that is never guarded: GET, HEAD, OPTIONS, TRACE, QUERY or CONNECT.
     #[error("{0} is never guarded")]
     Method(Method),
 }
@@ -114,11 +114,16 @@ impl Default for Routes {
 }
 
 impl Routes {
-    /// Everything that is guarded by default under `defaults`, and what the rules say.
+    /// Guards by `rules` what they cover, and everything else that is guarded by default under `defaults`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a policy or a pattern is not valid, if two rules cover the same paths, if a rule names a method that is never
+    /// guarded, or if `defaults` would exempt every request.
     pub fn new(defaults: Policy, rules: Vec<Rule>) -> Result<Routes, RoutesError> {
         defaults.check()?;
         if defaults.is_exempt() {
-            let problem = "`false` is for routes: it would exempt every request";
+            let problem = "`false` is for single routes: as a default it would exempt every request";
             return Err(PolicyError { field: "repeatable", problem: problem.to_owned() }.into());
         }
         let mut routes = Routes {
@@ -143,27 +148,27 @@ impl Routes {
             return Ruling::Refused { route: &self.defaults, refusal: Refusal::TargetInvalid };
         }
         let path = path::normalized(sent);
-        let find = |path: &str| self.by_method.get(&*method)?.at(path).ok().map(|found| *found.value);
-        // Without its parameters a path may be that of a guarding rule, to servers that drop them.
+        let find = |path: &str| self.by_method.get(&*method)?.at(path).ok().map(|matched| *matched.value);
+        // A server may drop path parameters (`;x=1`) and then see the path of a guarding rule.
         let is_guarding = |index: &usize| self.rules[*index].1.is_some();
-        let found = find(&path).or_else(|| find(&path::without_parameters(&path)?).filter(is_guarding));
+        let rule = find(&path).or_else(|| find(&path::without_parameters(&path)?).filter(is_guarding));
         let ambiguous = Ruling::Refused { route: &self.defaults, refusal: Refusal::PathAmbiguous };
         let is_strict = self.defaults.policy.path == PathRule::Strict;
-        match found.map(|index| &self.rules[index].1) {
-            Some(Some(route)) => guarded(route, sent, path),
+        match rule.map(|index| &self.rules[index].1) {
+            Some(Some(route)) => guard(route, sent, path),
             // An upstream may read `/open/..;/payments` as another path, so an exempt path must be harmless. Under
-            // `as-sent` it must match as it was sent.
+            // `as-sent` the path must match exactly as it was sent.
             Some(None) if is_strict && path::is_harmless(sent) => Ruling::Passes,
             Some(None) if is_strict => ambiguous,
-            Some(None) if find(sent) == found => Ruling::Passes,
-            _ if by_default => guarded(&self.defaults, sent, path),
-            // A PUT or DELETE that some server would read as one on a guarded route.
+            Some(None) if find(sent) == rule => Ruling::Passes,
+            _ if by_default => guard(&self.defaults, sent, path),
+            // Some server could read this PUT or DELETE as one on a guarded route.
             _ if is_strict && (path::is_ambiguous(sent) || path::hides_separator(sent)) => ambiguous,
             _ => Ruling::Passes,
         }
     }
 
-    /// The route that guards this request; none if it passes untouched or is refused.
+    /// Returns the route that guards this request; `None` if it passes untouched or is refused.
     pub fn find(&self, method: &Method, path: &str) -> Option<&Route> {
         match self.judge(method, path) {
             Ruling::Guarded { route, .. } => Some(route),
@@ -171,24 +176,24 @@ impl Routes {
         }
     }
 
-    /// The policy of everything that no rule covers.
+    /// Returns the policy of everything that no rule covers.
     pub fn defaults(&self) -> &Policy {
         &self.defaults.policy
     }
 
-    /// Every route that is guarded, as metrics name it.
-    pub(super) fn named(&self) -> impl Iterator<Item = (&Arc<str>, Profile)> {
+    /// Returns the pattern and profile of every guarded route, as metrics name them.
+    pub(super) fn guarded_patterns(&self) -> impl Iterator<Item = (&Arc<str>, Profile)> {
         let routes = self.rules.iter().filter_map(|(_, route)| route.as_ref()).chain([&self.defaults]);
         routes.map(|route| (&route.pattern, route.policy.profile))
     }
 
-    /// The patterns of guarded routes on which keys are optional.
+    /// Returns the patterns of guarded routes on which keys are optional.
     pub(super) fn with_optional_keys(&self) -> impl Iterator<Item = &Arc<str>> {
         let routes = self.rules.iter().filter_map(|(_, route)| route.as_ref()).chain([&self.defaults]);
         routes.filter(|route| route.policy.key == KeyRule::Optional).map(|route| &route.pattern)
     }
 
-    /// The rules, in their order.
+    /// Returns the rules, in their order.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.rules.iter().map(|(rule, _)| rule)
     }
@@ -197,7 +202,7 @@ impl Routes {
         if let Some(policy) = &rule.policy {
             policy.check()?;
         }
-        // From here on it is an exempt route like any other, and listed as one.
+        // A policy that exempts its route is the same as no policy, and is listed as such.
         rule.policy = rule.policy.filter(|policy| !policy.is_exempt());
         if let Some(method) = rule.methods.iter().find(|method| is_never_guarded(method)) {
             return Err(RoutesError::Method(method.clone()));
@@ -220,7 +225,7 @@ impl Routes {
         }
         let route = rule.policy.clone().map(|mut policy| {
             policy.route.get_or_insert_with(|| rule.pattern.clone());
-            // It travels with the record, whose own route a later configuration may not have.
+            // Stored with the record, because a later configuration may not have its route any more.
             if let Some(reconcile) = &mut policy.reconcile {
                 reconcile.route.get_or_insert_with(|| rule.pattern.clone());
             }
@@ -230,7 +235,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Lets each guarding rule match with and without a trailing slash, which many servers take for the same path. An
+    /// Lets each guarding rule match with and without a trailing slash, because many servers treat both as the same path. An
     /// exempt rule matches only as it is written.
     fn add_trailing_slashes(&mut self) {
         for (index, (rule, route)) in self.rules.iter().enumerate() {
@@ -239,14 +244,14 @@ impl Routes {
             };
             for method in rule.methods.iter().filter(|_| route.is_some()) {
                 let router = self.by_method.entry(upper_case(method).into_owned()).or_default();
-                // It conflicts only with a rule that is written for this very path, and that one wins.
+                // This fails only if another rule is written for this very path, and that one wins.
                 let _ = router.insert(pattern.clone(), index);
             }
         }
     }
 }
 
-/// The method in upper case: many servers read `patch` as PATCH.
+/// Returns the method in upper case: many servers read `patch` as PATCH.
 pub(super) fn upper_case(method: &Method) -> Cow<'_, Method> {
     if !method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Cow::Borrowed(method);
@@ -257,7 +262,7 @@ pub(super) fn upper_case(method: &Method) -> Cow<'_, Method> {
 
 fn is_never_guarded(method: &Method) -> bool {
     let method = upper_case(method);
-    // CONNECT has no path and no answer to keep, and the gateway refuses it.
+    // CONNECT has no path and no response to store, and the gateway refuses it.
     *method == Method::CONNECT || UNGUARDED_METHODS.contains(&method.as_str())
 }
 
@@ -265,7 +270,7 @@ fn is_guarded_by_default(method: &Method) -> bool {
     !is_never_guarded(method) && !UNGUARDED_UNLESS_ROUTED.contains(method)
 }
 
-fn guarded<'r, 'p>(route: &'r Arc<Route>, sent: &'p str, normalized: Cow<'p, str>) -> Ruling<'r, 'p> {
+fn guard<'r, 'p>(route: &'r Arc<Route>, sent: &'p str, normalized: Cow<'p, str>) -> Ruling<'r, 'p> {
     if sent.len() > path::PATH_BYTES_MAX {
         return Ruling::Refused { route, refusal: Refusal::PathTooLong };
     }
@@ -281,10 +286,10 @@ fn guarded<'r, 'p>(route: &'r Arc<Route>, sent: &'p str, normalized: Cow<'p, str
 /// Methods that change nothing, so repeating them is safe already.
 pub(super) const UNGUARDED_METHODS: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
 
-/// Methods that HTTP calls idempotent: guarded where a rule says that this API's are not.
+/// Methods that HTTP calls idempotent. They are guarded only by a rule, for APIs where they are not.
 pub(super) const UNGUARDED_UNLESS_ROUTED: [Method; 2] = [Method::PUT, Method::DELETE];
 
-/// Why a pattern is refused that no strict route can be reached by.
+/// Problem of a pattern under which no request can reach a strict route.
 const UNREACHABLE: &str =
     "matches nothing: servers read such a path differently, so under `path = \"strict\"` it is refused";
 
@@ -301,8 +306,8 @@ mod tests {
         }
     }
 
-    /// How a request is judged, in a word: its pattern and scope, `passes`, or the refusal's code.
-    fn judged(routes: &Routes, method: &str, path: &str) -> String {
+    /// Returns the ruling as text: pattern and scope, `passes`, or the refusal's code.
+    fn judge(routes: &Routes, method: &str, path: &str) -> String {
         match routes.judge(&Method::from_bytes(method.as_bytes()).unwrap(), path) {
             Ruling::Guarded { route, path } => format!("{} {path}", route.pattern),
             Ruling::Passes => "passes".to_owned(),
@@ -312,7 +317,7 @@ mod tests {
 
     fn check(routes: &Routes, cases: &[(&str, &str, &str)]) {
         for (method, path, expected) in cases {
-            assert_eq!(judged(routes, method, path), *expected, "{method} {path}");
+            assert_eq!(judge(routes, method, path), *expected, "{method} {path}");
         }
     }
 
@@ -324,16 +329,16 @@ mod tests {
     fn every_method_is_guarded_but_the_five_safe_ones() {
         let routes = Routes::default();
         for method in ["POST", "PATCH", "post", "Post", "patch", "LOCK", "PURGE", "mkcol", "X"] {
-            assert_eq!(judged(&routes, method, "/any"), "* /any", "{method}");
+            assert_eq!(judge(&routes, method, "/any"), "* /any", "{method}");
         }
         for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE", "get", "Query", "delete"]
         {
-            assert_eq!(judged(&routes, method, "/any"), "passes", "{method}");
+            assert_eq!(judge(&routes, method, "/any"), "passes", "{method}");
         }
     }
 
     #[test]
-    fn a_rule_guards_put_and_delete_and_only_guard_off_exempts() {
+    fn a_rule_can_guard_put_and_delete_or_exempt_a_path() {
         let rules = vec![
             guarding(&[Method::PUT, Method::DELETE], "/orders/{id}"),
             rule(&[Method::POST], "/open/{*rest}", None),
@@ -413,10 +418,10 @@ mod tests {
         let routes = Routes::new(Policy::default(), rules).unwrap();
         for path in ["/orders//1", "//orders/1", "/orders/./1", "/x/../orders/1", "/x/..;/orders/1", "/%zz"] {
             for method in ["POST", "PATCH", "PUT", "put"] {
-                assert_eq!(judged(&routes, method, path), "path-ambiguous", "{method} {path}");
+                assert_eq!(judge(&routes, method, path), "path-ambiguous", "{method} {path}");
             }
             for method in ["GET", "HEAD", "DELETE"] {
-                assert_eq!(judged(&routes, method, path), "passes", "{method} {path}");
+                assert_eq!(judge(&routes, method, path), "passes", "{method} {path}");
             }
         }
     }
@@ -428,16 +433,16 @@ mod tests {
         let routes = Routes::new(Policy::default(), rules).unwrap();
         for (hidden, scope) in [("a%2Fb", "a%2Fb"), ("a%5cb", "a%5Cb"), ("a\\b", "a\\b")] {
             let at = |prefix: &str| format!("{prefix}{hidden}");
-            assert_eq!(judged(&routes, "PUT", &at("/orders/")), format!("/orders/{{id}} /orders/{scope}"));
-            assert_eq!(judged(&routes, "POST", &at("/files/")), format!("* /files/{scope}"));
-            assert_eq!(judged(&routes, "POST", &at("/open/")), "path-ambiguous");
-            assert_eq!(judged(&routes, "PUT", &at("/files/")), "path-ambiguous");
-            assert_eq!(judged(&routes, "DELETE", &at("/files/")), "passes", "no rule guards DELETE");
+            assert_eq!(judge(&routes, "PUT", &at("/orders/")), format!("/orders/{{id}} /orders/{scope}"));
+            assert_eq!(judge(&routes, "POST", &at("/files/")), format!("* /files/{scope}"));
+            assert_eq!(judge(&routes, "POST", &at("/open/")), "path-ambiguous");
+            assert_eq!(judge(&routes, "PUT", &at("/files/")), "path-ambiguous");
+            assert_eq!(judge(&routes, "DELETE", &at("/files/")), "passes", "no rule guards DELETE");
         }
     }
 
     #[test]
-    fn an_exempt_rule_takes_harmless_paths_only() {
+    fn an_exempt_rule_matches_harmless_paths_only() {
         let rules = vec![rule(&[Method::POST], "/open/{*rest}", None), rule(&[Method::POST], "/login", None)];
         let routes = Routes::new(Policy::default(), rules).unwrap();
         for path in [
@@ -463,17 +468,17 @@ mod tests {
             "/open/a;b",
             "/open/100%25",
         ] {
-            assert_eq!(judged(&routes, "POST", path), "path-ambiguous", "{path}");
+            assert_eq!(judge(&routes, "POST", path), "path-ambiguous", "{path}");
         }
         for path in
             ["/open/x", "/open/x/y/", "/open/ann@example.com", "/open/caf%C3%A9", "/%6fpen/x", "/login"]
         {
-            assert_eq!(judged(&routes, "POST", path), "passes", "{path}");
+            assert_eq!(judge(&routes, "POST", path), "passes", "{path}");
         }
     }
 
     #[test]
-    fn as_sent_takes_a_path_as_it_is() {
+    fn as_sent_uses_the_path_unchanged() {
         let as_sent = || Policy { path: PathRule::AsSent, ..Policy::default() };
         let rules = || {
             vec![
@@ -508,8 +513,8 @@ mod tests {
     fn a_target_without_a_path_is_refused_where_it_would_be_guarded() {
         let routes = Routes::default();
         for target in ["*", "", "p"] {
-            assert_eq!(judged(&routes, "POST", target), "target-invalid", "{target}");
-            assert_eq!(judged(&routes, "OPTIONS", target), "passes", "{target}");
+            assert_eq!(judge(&routes, "POST", target), "target-invalid", "{target}");
+            assert_eq!(judge(&routes, "OPTIONS", target), "passes", "{target}");
         }
     }
 
@@ -517,9 +522,9 @@ mod tests {
     fn a_path_over_two_kib_is_refused_where_it_would_be_guarded() {
         let (fits, long) = (format!("/{}", "a".repeat(2047)), format!("/{}", "a".repeat(2048)));
         let routes = Routes::default();
-        assert_eq!(judged(&routes, "POST", &fits), format!("* {fits}"));
-        assert_eq!(judged(&routes, "POST", &long), "path-too-long");
-        assert_eq!(judged(&routes, "PUT", &long), "passes");
+        assert_eq!(judge(&routes, "POST", &fits), format!("* {fits}"));
+        assert_eq!(judge(&routes, "POST", &long), "path-too-long");
+        assert_eq!(judge(&routes, "PUT", &long), "passes");
     }
 
     #[test]

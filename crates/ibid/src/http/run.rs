@@ -21,7 +21,7 @@ use tracing::Instrument;
 
 use super::admission::BodyBytes;
 use super::body::ReplyBody;
-use super::capture::{self, Captured};
+use super::capture::{self, CapturedResponse};
 use super::handler_attempt::AttemptSlot;
 use super::intake::HttpRequestView;
 use super::respond::{Candidate, RETRY_SOON, uncertain};
@@ -35,7 +35,7 @@ use crate::telemetry::{self, ReserveOutcome};
 pub(super) struct Run {
     pub(super) route: Arc<Route>,
     pub(super) ask: Arc<BeginRequest>,
-    /// Whether the handler can take the attempt.
+    /// Set if the handler can take the attempt.
     pub(super) lends_attempt: bool,
 }
 
@@ -152,8 +152,8 @@ impl Run {
         mut attempt: Attempt,
         client: Client<A>,
     ) -> Option<(Attempt, Client<A>)> {
-        let met = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
-        self.route.counters.count(met);
+        let kind = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
+        self.route.counters.count(kind);
         if client.has_left() {
             attempt.release(ErrorCode::ClientGone).await;
             return None;
@@ -163,7 +163,7 @@ impl Run {
             client.send(outcome, Candidate::Refusal(render::store_unavailable()));
             return None;
         }
-        // Asked again, because `ready` may have waited for the store.
+        // Checked again, because `ready` may have waited for the store.
         if client.has_left() {
             attempt.release(ErrorCode::ClientGone).await;
             return None;
@@ -171,7 +171,7 @@ impl Run {
         Some((attempt, client))
     }
 
-    /// The request as the handler sees it, and the slot from which the run takes its attempt back.
+    /// Returns the request as the handler sees it, and the slot from which the run takes its attempt back.
     fn handler_request<Q: From<Bytes>>(
         &self,
         attempt: Attempt,
@@ -208,7 +208,8 @@ impl Run {
         let mut captured = capture::read(response, policy.max_response_body, policy.stream).await;
         let proof = proof::take_proof(&mut captured, rules, &self.route.pattern);
         if policy.profile == Profile::Stripe
-            && let Captured::Whole { head, .. } | Captured::Unkept { head, .. } = &mut captured
+            && let CapturedResponse::Whole { head, .. } | CapturedResponse::Unkept { head, .. } =
+                &mut captured
         {
             render::add_stripe_fields(&mut head.headers, self.ask.identity.key.as_str());
         }
@@ -220,7 +221,7 @@ impl Run {
         let policy = &self.route.policy;
         if let Some(outcome) = attempt.take_outcome() {
             let response = match result {
-                HandlerResult::Captured(Captured::Whole { head, body, trailers }, _) => {
+                HandlerResult::Captured(CapturedResponse::Whole { head, body, trailers }, _) => {
                     Ok(Response::from_parts(head, ReplyBody::whole(body, trailers)))
                 }
                 _ => Err(Refusal::UpstreamUnavailable),
@@ -232,22 +233,22 @@ impl Run {
                 let outcome = attempt.release(ErrorCode::NotSent).await;
                 client.send(outcome, Candidate::Refusal(Refusal::UpstreamUnavailable));
             }
-            HandlerResult::Uncertain | HandlerResult::Captured(Captured::Broken, _) => {
+            HandlerResult::Uncertain | HandlerResult::Captured(CapturedResponse::Broken, _) => {
                 let (outcome, _) = attempt.unknown(ErrorCode::Broken).await;
                 let refusal = uncertain(false, &outcome);
                 client.send(outcome, Candidate::Refusal(refusal));
             }
-            HandlerResult::Captured(Captured::Whole { head, body, trailers }, proof) => {
+            HandlerResult::Captured(CapturedResponse::Whole { head, body, trailers }, proof) => {
                 let stored = capture::to_stored(&head, &body, trailers.as_ref(), policy);
                 let outcome = attempt.proven(proof).finish(stored).await;
                 let response = Response::from_parts(head, ReplyBody::whole(body, trailers));
                 client.send(outcome, Candidate::Handler(response));
             }
-            HandlerResult::Captured(Captured::Unkept { head, read, rest }, proof) => {
+            HandlerResult::Captured(CapturedResponse::Unkept { head, read, rest }, proof) => {
                 // Durable before the first byte leaves: after that the client may act on it.
                 let stored = capture::to_stored(&head, &Bytes::new(), None, policy);
                 let outcome = attempt.proven(proof).finish_unretained(&stored).await;
-                let response = Response::from_parts(head, ReplyBody::spliced(read, rest));
+                let response = Response::from_parts(head, ReplyBody::splice(read, rest));
                 client.send(outcome, Candidate::Handler(response));
             }
             HandlerResult::Panicked => {
@@ -289,7 +290,7 @@ impl Run {
 struct Client<A>(Option<oneshot::Sender<RunResult<A>>>);
 
 impl<A> Client<A> {
-    /// Whether there was a client and it has left.
+    /// Returns whether there was a client and it has left.
     fn has_left(&self) -> bool {
         self.0.as_ref().is_some_and(oneshot::Sender::is_closed)
     }
@@ -302,28 +303,31 @@ impl<A> Client<A> {
     }
 }
 
-/// How a handler ended.
+/// The result of a handler.
 #[expect(
     clippy::large_enum_variant,
     reason = "one per run and short-lived: a box would cost more than the move"
 )]
 enum HandlerResult<A> {
-    /// It returned this response, whose fields may prove something about the work.
-    Captured(Captured<A>, Option<Proof>),
-    /// It reported that nothing was executed.
+    /// The handler returned this response, whose fields may prove something about the work.
+    Captured(CapturedResponse<A>, Option<Proof>),
+    /// The handler reported that nothing was executed.
     NotExecuted,
-    /// It reported that the work may have been done.
+    /// The handler reported that the work may have been done.
     Uncertain,
+    /// The handler or its response body panicked.
     Panicked,
 }
 
 impl<A> HandlerResult<A> {
-    /// The label of the run in its histogram.
+    /// Returns the label of the run in its histogram.
     fn label(&self) -> &'static str {
         match self {
-            HandlerResult::Captured(Captured::Whole { .. } | Captured::Unkept { .. }, _) => "answered",
+            HandlerResult::Captured(CapturedResponse::Whole { .. } | CapturedResponse::Unkept { .. }, _) => {
+                "answered"
+            }
             HandlerResult::NotExecuted => "not_executed",
-            HandlerResult::Uncertain | HandlerResult::Captured(Captured::Broken, _) => "broken",
+            HandlerResult::Uncertain | HandlerResult::Captured(CapturedResponse::Broken, _) => "broken",
             HandlerResult::Panicked => "panicked",
         }
     }
@@ -332,18 +336,19 @@ impl<A> HandlerResult<A> {
 /// Settles the record with a response that came after the time-out, unless it was settled otherwise meanwhile.
 async fn settle_late<A>(late: LateAnswer, result: HandlerResult<A>, policy: &Policy) {
     match result {
-        HandlerResult::Captured(Captured::Whole { head, body, trailers }, proof) => {
+        HandlerResult::Captured(CapturedResponse::Whole { head, body, trailers }, proof) => {
             let stored = capture::to_stored(&head, &body, trailers.as_ref(), policy);
             late.proven(proof).finish(stored).await;
         }
-        HandlerResult::Captured(Captured::Unkept { head, .. }, proof) => {
+        HandlerResult::Captured(CapturedResponse::Unkept { head, .. }, proof) => {
             let stored = capture::to_stored(&head, &Bytes::new(), None, policy);
             late.proven(proof).finish_unretained(&stored).await;
         }
         HandlerResult::NotExecuted => {
             late.release(ErrorCode::NotSent).await;
         }
-        HandlerResult::Uncertain | HandlerResult::Captured(Captured::Broken, _) | HandlerResult::Panicked => {
-        }
+        HandlerResult::Uncertain
+        | HandlerResult::Captured(CapturedResponse::Broken, _)
+        | HandlerResult::Panicked => {}
     }
 }

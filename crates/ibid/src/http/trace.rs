@@ -1,7 +1,7 @@
-//! W3C trace context: read strictly, kept with the record, passed on. A context that can't be read is no context: the
-//! trace is begun anew rather than half believed.
+//! W3C trace context: parsed strictly, stored with the record, and forwarded. If a context cannot be parsed, none of it is
+//! used, and a new trace starts.
 //!
-//! It must not know who collects spans: `otel` does.
+//! It must not depend on a collector of spans: only `otel` does.
 
 use std::fmt;
 
@@ -13,24 +13,24 @@ use super::otel;
 use crate::random::random;
 use crate::telemetry;
 
-/// Where a request stands in a trace; found in the extensions of a guarded request whose client sent one, or whose
-/// spans are collected.
+/// The position of a request in a trace. It is in the extensions of a guarded request if its client sent one, or if its spans
+/// are collected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     trace_id: u128,
     span_id: u64,
     flags: u8,
-    /// One line, as it was sent.
+    /// The lines of `tracestate`, joined into one.
     state: Option<String>,
 }
 
 impl TraceContext {
-    /// What these headers say: none without a `traceparent`, a trace of its own if that can't be read.
+    /// Reads the context from these headers. Returns `None` without a `traceparent`, and a new trace if that cannot be parsed.
     pub fn of(headers: &HeaderMap) -> Option<TraceContext> {
         let mut lines = headers.get_all(PARENT).iter();
         let first = lines.next()?;
         let parent = match lines.next() {
-            None => first.to_str().ok().and_then(|line| TraceContext::parse(trimmed(line))),
+            None => first.to_str().ok().and_then(|line| TraceContext::parse(trim(line))),
             Some(_) => None,
         };
         Some(match parent {
@@ -39,7 +39,7 @@ impl TraceContext {
         })
     }
 
-    /// A `traceparent`: of version 00 to the letter, of a later one as far as this one goes.
+    /// Parses a `traceparent`: strictly for version 00, and for a later version the fields that version 00 has.
     pub fn parse(line: &str) -> Option<TraceContext> {
         let bytes = line.as_bytes();
         let version = hex(bytes.get(..2)?)?;
@@ -57,20 +57,20 @@ impl TraceContext {
         (trace_id != 0 && span_id != 0).then_some(context)
     }
 
-    /// A trace of its own. Sampled: somebody tried to send one.
+    /// Starts a new trace. It is sampled, because the client tried to send one.
     fn restart() -> TraceContext {
         let trace_id = u128::from_be_bytes(random()).max(1);
         TraceContext { trace_id, span_id: new_span_id(), flags: SAMPLED, state: None }
     }
 
-    /// The context of a call that is made within this one, under a span id of its own.
+    /// Returns the context for a call that is made within this one, under a new span id.
     pub fn next(&self) -> TraceContext {
         otel::own(&Span::current()).unwrap_or_else(|| TraceContext { span_id: new_span_id(), ..self.clone() })
     }
 
-    /// Writes it into the headers of a call, in the place of any other.
+    /// Writes the context into the headers of a call, and removes any other.
     pub fn write(&self, headers: &mut HeaderMap) {
-        // Digits, dashes and what came in a field: both are field values.
+        // Neither conversion fails: one text is digits and dashes, the other came from a header field.
         if let Ok(parent) = HeaderValue::from_str(&self.to_string()) {
             headers.insert(PARENT, parent);
         }
@@ -80,7 +80,7 @@ impl TraceContext {
         }
     }
 
-    /// The trace, without a place in it.
+    /// Returns the id of the trace.
     pub fn trace_id(&self) -> u128 {
         self.trace_id
     }
@@ -96,14 +96,15 @@ impl TraceContext {
     }
 }
 
-/// As `traceparent` has it.
+/// Formats the context as a `traceparent` of version 00.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags)
     }
 }
 
-/// The span of a guarded request, within the trace that its client sent; the request carries its context from here on.
+/// Opens the span of a guarded request, within the trace that its client sent, and puts its context into the request's
+/// extensions.
 pub(super) fn begin<B>(request: &mut Request<B>, route: &str) -> Span {
     let span = tracing::debug_span!(telemetry::SPAN_REQUEST, otel.kind = "server", route);
     let sent = TraceContext::of(request.headers());
@@ -116,7 +117,7 @@ pub(super) fn begin<B>(request: &mut Request<B>, route: &str) -> Span {
     span
 }
 
-/// Makes a span of later work part of the trace of the request that caused it, if `traceparent` can be read.
+/// Makes a span of later work part of the trace of the request that caused it, if `traceparent` can be parsed.
 #[cfg(feature = "opentelemetry")]
 pub(crate) fn continue_trace(span: &Span, traceparent: &str) {
     if let Some(parent) = TraceContext::parse(traceparent) {
@@ -137,11 +138,11 @@ pub(super) fn link_to_first(span: &Span, record: &Record) {
     }
 }
 
-/// The lines of `tracestate` as one; none if any of it can't be read.
+/// Joins the lines of `tracestate` into one; `None` if any part of it cannot be parsed.
 fn state(headers: &HeaderMap) -> Option<String> {
     let mut members: Vec<&str> = Vec::new();
     for line in headers.get_all(STATE) {
-        for member in line.to_str().ok()?.split(',').map(trimmed).filter(|member| !member.is_empty()) {
+        for member in line.to_str().ok()?.split(',').map(trim).filter(|member| !member.is_empty()) {
             let (key, value) = member.split_once('=')?;
             let known = members.iter().any(|other| other.split_once('=').is_some_and(|(k, _)| k == key));
             if known || !is_state_key(key) || !is_state_value(value) || members.len() == STATE_MEMBERS_MAX {
@@ -165,11 +166,11 @@ fn is_state_value(value: &str) -> bool {
     !value.is_empty() && value.len() <= STATE_PART_MAX && value.bytes().all(of_value)
 }
 
-fn trimmed(text: &str) -> &str {
+fn trim(text: &str) -> &str {
     text.trim_matches([' ', '\t'])
 }
 
-/// Parses lower-case hexadecimal digits, and nothing else: `from_str_radix` would take a sign and upper case.
+/// Parses lower-case hexadecimal digits and nothing else: `from_str_radix` alone would accept a sign and upper case.
 pub(super) fn hex(digits: &[u8]) -> Option<u128> {
     let digits = str::from_utf8(digits).ok()?;
     let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
@@ -183,14 +184,16 @@ fn new_span_id() -> u64 {
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
 const STATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Somebody keeps this trace.
+/// Flag of a trace that the caller may have recorded.
 const SAMPLED: u8 = 0x01;
 
-/// Sampled, and drawn at random; what a later version adds is not passed on under version 00.
+/// The flags `sampled` and `random`. Flags that a later version adds are not forwarded under version 00.
 const FLAGS_KNOWN: u8 = 0x03;
 
-/// As the recommendation has them.
+/// Most members of `tracestate`, by the W3C recommendation.
 const STATE_MEMBERS_MAX: usize = 32;
+
+/// Longest key or value of a member, by the W3C recommendation.
 const STATE_PART_MAX: usize = 256;
 
 #[cfg(test)]
@@ -227,11 +230,11 @@ mod tests {
             assert_eq!((context.to_string().as_str(), context.state), (LINE, None), "{bad}");
         }
         let context = TraceContext::of(&with(&[("traceparent", "bad"), ("tracestate", "a=1")])).unwrap();
-        assert!(context.state.is_none(), "it belongs to the trace that was not believed");
+        assert!(context.state.is_none(), "it belongs to the trace that could not be parsed");
     }
 
     #[test]
-    fn flags_of_a_later_version_are_not_passed_on_under_this_one() {
+    fn flags_of_later_versions_are_not_forwarded() {
         let later = TraceContext::parse(&LINE.replace("00-4", "cc-4").replace("-01", "-ff")).unwrap();
         assert_eq!(later.to_string(), LINE.replace("-01", "-03"));
     }

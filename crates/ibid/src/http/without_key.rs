@@ -1,7 +1,7 @@
-//! Requests that pass unguarded because they carry no key, and keys that they carry where nobody looks.
+//! Requests that pass unguarded because they carry no key in a configured source, and the keys that they carry elsewhere.
 //!
-//! A client whose key is in another place runs unguarded in silence, and its operator believes otherwise. So the first
-//! such request of each route is logged, with the place and never with the key.
+//! A client that puts its key elsewhere runs unguarded without a sign of it, and its operator believes that it is guarded. So
+//! the first such request of each route is logged, with the source of the key and never with the key.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,34 +13,34 @@ use ibid_core::policy::Policy;
 
 use super::routes::Route;
 
-/// The routes that were reported. There are as many as are configured.
+/// The routes that were reported; at most as many as are configured.
 #[derive(Debug, Default)]
 pub(super) struct KeysElsewhere(Mutex<HashSet<Arc<str>>>);
 
-/// Marks a request that passes unguarded because it carries no key; found in its extensions until a request of its
-/// route was reported.
+/// Marks a request that passes unguarded because it carries no key. It is in the request's extensions until a request of its
+/// route has been reported.
 ///
-/// The guard has looked at the head. A service that sees the body pass may look into that too.
+/// The layer has searched the head. A service that reads the body may search that with [`WithoutKey::look_into`].
 #[derive(Clone, Debug)]
 pub struct WithoutKey {
     route: Arc<str>,
     policy: Arc<Policy>,
     reported: Arc<KeysElsewhere>,
-    /// What the body's fields say about it.
+    /// The header fields that describe the body.
     headers: HeaderMap,
 }
 
 impl WithoutKey {
-    /// Whether no request of this route was reported so far.
+    /// Returns whether no request of this route has been reported so far.
     pub fn is_open(&self) -> bool {
         !self.reported.lock().contains(&self.route)
     }
 
-    /// Looks for a key in the whole body, and logs its place if there is one.
+    /// Looks for a key in the whole body, and logs its source if there is one.
     pub fn look_into(&self, body: &[u8]) {
         let sent = KeylessRequest { headers: &self.headers, body };
-        if let Some(place) = self.policy.key_from.find_elsewhere(&sent) {
-            self.reported.report(&self.route, &place);
+        if let Some(source) = self.policy.key_from.find_elsewhere(&sent) {
+            self.reported.report(&self.route, &source);
         }
     }
 }
@@ -51,8 +51,8 @@ pub(super) fn notice<B>(reported: &Arc<KeysElsewhere>, route: &Route, request: &
         return;
     }
     let sent = KeylessRequest { headers: request.headers(), body: b"" };
-    if let Some(place) = route.policy.key_from.find_elsewhere(&sent) {
-        return reported.report(&route.pattern, &place);
+    if let Some(source) = route.policy.key_from.find_elsewhere(&sent) {
+        return reported.report(&route.pattern, &source);
     }
     let mut headers = HeaderMap::new();
     for name in [header::CONTENT_TYPE, header::CONTENT_ENCODING] {
@@ -65,11 +65,11 @@ pub(super) fn notice<B>(reported: &Arc<KeysElsewhere>, route: &Route, request: &
 }
 
 impl KeysElsewhere {
-    fn report(&self, route: &Arc<str>, place: &KeySource) {
+    fn report(&self, route: &Arc<str>, source: &KeySource) {
         if self.lock().insert(route.clone()) {
             tracing::warn!(
                 %route,
-                %place,
+                place = %source,
                 "a request without a key passed unguarded, and has one in another place: see `key_from`"
             );
         }

@@ -1,4 +1,4 @@
-//! A process that starts agrees with its store on the identity, or is refused.
+//! Compares the identity of a starting process with the stored one, and refuses the start if they differ.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use super::{IdentityError, IdentityPhase, IdentitySetting, StoreIdentity};
 pub(crate) struct Agreement {
     /// The setting as it was read or written.
     pub(crate) setting: IdentitySetting,
-    /// From before that read or write was sent.
+    /// Instant before that read or write was sent.
     pub(crate) read_at: Instant,
 }
 
-/// Compares `ours` with the stored identity. Writes it where none is stored or the stored one is retired; `valid_for`
-/// counts only then.
+/// Compares `ours` with the stored identity. Writes `ours` if none is stored or the stored one is retired. `valid_for` is
+/// used only if `ours` is new to the store.
 pub(crate) async fn agree(
     store: &dyn Store,
     ours: &StoreIdentity,
@@ -39,26 +39,26 @@ pub(crate) async fn agree(
                     }
                     IdentityPhase::Active => return Err(IdentityError::Differs(differences)),
                     IdentityPhase::Retiring => return Err(IdentityError::Changing),
-                    IdentityPhase::Retired if differences.is_empty() => setting.reactivated(),
+                    IdentityPhase::Retired if differences.is_empty() => setting.reactivate(),
                     IdentityPhase::Retired => {
-                        may_take_tenants_from(store, &setting, ours).await?;
+                        check_tenant_source(store, &setting, ours).await?;
                         setting.succeeded_by(ours, valid_for)
                     }
                 }
             }
         };
         let read_at = Instant::now();
-        // Lost: another process wrote first. Each turn ends here or follows a write by another process, of which a start
-        // sees a few at most.
+        // If this loses, another process wrote first. The loop is unbounded, but each turn needs such a write, and a start
+        // sees few of them.
         if store.compare_and_set(SETTING, stored, next.to_bytes()).await? == SetOutcome::Won {
             return Ok(Agreement { setting: next, read_at });
         }
     }
 }
 
-/// Refuses another tenant source while records of the old one could be asked for: their new ids can't be told from the old
-/// ones, so each of their retries would run again.
-async fn may_take_tenants_from(
+/// Refuses a different tenant source while keys of the old one are in use. The new id of a record cannot be computed from the
+/// old one, so each of their retries would run again.
+async fn check_tenant_source(
     store: &dyn Store,
     stored: &IdentitySetting,
     ours: &StoreIdentity,

@@ -1,8 +1,8 @@
-//! An operator changes the identity of a store: retires the stored one, waits until no process can still act on it, and
-//! later ends the look-up of previous ids.
+//! Lets an operator change the identity of a store: retire the stored one, wait until no process can still act on it, and
+//! later end the lookup of previous ids.
 //!
-//! There is no list of running processes. Each one reads the setting again and again and acts only on a recent read
-//! (`Settings::identity_valid_for`), so waiting twice that long is enough, whoever is running and whoever is paused.
+//! There is no list of running processes. Each process re-reads the setting and acts only on a recent read
+//! (`Settings::identity_valid_for`). So waiting twice that long is enough, whichever processes run or are paused.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use ibid_core::time::Timestamp;
 use super::setting::SETTING;
 use super::{IdentityError, IdentityPhase, IdentitySetting, PREVIOUS_MAX};
 
-/// Why an identity was not changed.
+/// The identity of a store was not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
     /// No process has started on this store yet.
     #[error("the store has no identity yet: the first start writes its own")]
     NotSet,
-    /// As many previous identities are looked up as there may be.
+    /// [`PREVIOUS_MAX`] previous identities are looked up already.
     #[error("the ids of {PREVIOUS_MAX} previous identities are looked up already")]
     TooManyPrevious,
     /// The identity is being changed or waits for its successor.
@@ -38,9 +38,9 @@ pub enum ChangeError {
 /// The step that [`retire`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetireWait {
-    /// Processes that have not read that the identity is retired, for so long.
+    /// Waits this long for processes that have not read yet that the identity is being retired.
     ForReaders(Duration),
-    /// Transactions that were open in the database when the readers' time was over.
+    /// Waits for transactions that were open in the database when the readers' time was over.
     ForTransactions,
 }
 
@@ -53,27 +53,37 @@ pub struct ForgetReport {
     pub kept: usize,
     /// Records from before the last change.
     pub records: u64,
-    /// When the last of these will have gone, if none is used again; none if one of them stays until it is settled.
+    /// Time by which the last of these records is deleted, if none is used again; `None` if one of them stays until it is
+    /// settled.
     pub gone_by: Option<Timestamp>,
 }
 
-/// Reads the stored identity; none if no process has started on this store yet.
+/// Reads the stored identity; `None` if no process has started on this store yet.
+///
+/// # Errors
+///
+/// Fails if the store does not answer, or if this version cannot read the stored text.
 pub async fn stored(store: &dyn Store) -> Result<Option<IdentitySetting>, IdentityError> {
     store.setting(SETTING).await?.map(|text| IdentitySetting::parse(&text)).transpose()
 }
 
-/// Retires the stored identity and returns once no process can act on it any more. The next start writes its own.
+/// Retires the stored identity and returns once no process can act on it any more. The next process to start writes its own.
 ///
-/// `abandon` lets that one take the tenant from another source, under which no present record can be found. `told` hears
-/// what it waits for.
+/// With `abandon`, that process may take the tenant from another source, under which no present record can be found.
+/// `on_wait` is called with each step before it is waited for.
+///
+/// # Errors
+///
+/// Fails if the store has no identity yet or does not answer, or if [`PREVIOUS_MAX`] previous identities are looked up
+/// already. Once the identity is retiring, call it again until it succeeds.
 ///
 /// # Cancel safety
 ///
-/// Dropped midway it leaves the identity retiring: no process starts on the store until it is called again.
+/// If it is dropped midway, the identity stays retiring: no process starts on the store until this is called again.
 pub async fn retire(
     store: &dyn Store,
     abandon: bool,
-    mut told: impl FnMut(RetireWait),
+    mut on_wait: impl FnMut(RetireWait),
 ) -> Result<IdentitySetting, ChangeError> {
     let retiring = update(store, |setting| {
         if setting.phase == IdentityPhase::Active && setting.previous.len() >= PREVIOUS_MAX {
@@ -90,14 +100,14 @@ pub async fn retire(
         return Ok(retiring);
     }
     // A process may have read the setting just before the write above. It acts on that read for `valid_for`, counted from
-    // before it asked; as much again is for what it sent last to arrive.
+    // before it sent the read. The second `valid_for` is for its last write to arrive.
     let wait = retiring.valid_for * 2;
-    told(RetireWait::ForReaders(wait));
+    on_wait(RetireWait::ForReaders(wait));
     tokio::time::sleep(wait).await;
-    wait_for_transactions(store, told).await?;
+    wait_for_transactions(store, on_wait).await?;
     let retired_at = latest_creation(store).await?;
     update(store, |setting| match setting.phase {
-        // Another operator's call may have come to its end first.
+        // Another operator's call may have finished first.
         IdentityPhase::Retiring => {
             Ok(IdentitySetting { phase: IdentityPhase::Retired, retired_at, ..setting })
         }
@@ -106,22 +116,26 @@ pub async fn retire(
     .await
 }
 
-/// Ends the look-up of previous ids, of each previous identity for which no record is left that was created under it.
+/// Ends the lookup of previous ids for each previous identity under which no remaining record was created.
+///
+/// # Errors
+///
+/// Fails if the identity is not active, or if the store does not answer.
 pub async fn forget_previous(store: &dyn Store) -> Result<ForgetReport, ChangeError> {
     let setting = stored(store).await?.ok_or(ChangeError::NotSet)?;
     if setting.phase != IdentityPhase::Active {
         return Err(ChangeError::NotActive(setting.phase.name()));
     }
     let last = setting.previous.iter().filter_map(|previous| previous.until).max();
-    let mut remainder = ForgetReport { forgotten: 0, kept: 0, records: 0, gone_by: last };
+    let mut report = ForgetReport { forgotten: 0, kept: 0, records: 0, gone_by: last };
     let mut oldest: Option<Timestamp> = None;
     if let Some(last) = last {
         // Records created at that very instant belong to it.
         let until = last.after(Duration::from_micros(1));
         each_record(store, Some(until), |stored| {
             let record = &stored.record;
-            remainder.records += 1;
-            remainder.gone_by = remainder.gone_by.zip(record.purge_at).map(|(one, other)| one.max(other));
+            report.records += 1;
+            report.gone_by = report.gone_by.zip(record.purge_at).map(|(one, other)| one.max(other));
             oldest = Some(oldest.map_or(record.created_at, |at| at.min(record.created_at)));
             true
         })
@@ -135,12 +149,16 @@ pub async fn forget_previous(store: &dyn Store) -> Result<ForgetReport, ChangeEr
         Ok(setting)
     })
     .await?;
-    remainder.kept = changed.previous.len();
-    remainder.forgotten = before.saturating_sub(remainder.kept);
-    Ok(remainder)
+    report.kept = changed.previous.len();
+    report.forgotten = before.saturating_sub(report.kept);
+    Ok(report)
 }
 
-/// Counts the records whose keys are in use: under another tenant source each of these keys could run again.
+/// Counts the records whose keys are in use. Under another tenant source, each of these keys could run again.
+///
+/// # Errors
+///
+/// Fails if the store does not answer.
 pub async fn live_records(store: &dyn Store) -> Result<u64, StoreError> {
     let mut count = 0;
     let counts = |stored: &StoredRecord| {
@@ -151,18 +169,18 @@ pub async fn live_records(store: &dyn Store) -> Result<u64, StoreError> {
     Ok(count)
 }
 
-/// Whether the key of some record is in use.
+/// Returns whether the key of any record is in use.
 pub(super) async fn holds_live_records(store: &dyn Store) -> Result<bool, StoreError> {
-    let mut found = false;
+    let mut is_live = false;
     let look = |stored: &StoredRecord| {
-        found = machine::holds_key(&stored.record, stored.now);
-        !found
+        is_live = machine::holds_key(&stored.record, stored.now);
+        !is_live
     };
     each_record(store, None, look).await?;
-    Ok(found)
+    Ok(is_live)
 }
 
-/// Walks through records, those created before an instant or all, until `each` says no.
+/// Calls `each` with every record, or with those created before an instant, until it returns `false`.
 async fn each_record(
     store: &dyn Store,
     created_before: Option<Timestamp>,
@@ -183,27 +201,27 @@ async fn each_record(
     }
 }
 
-/// An instant of the store's clock that is not before any record's creation; none if there is no record.
+/// Returns an instant of the store's clock that is not before any record's creation; `None` if there is no record.
 async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreError> {
     let some = store.list(RecordFilter { limit: 1, ..RecordFilter::default() }).await?;
     Ok(some.first().map(|stored| stored.now))
 }
 
-/// Waits for transactions in which a process may have reserved a key that no one else sees yet.
+/// Waits for transactions in which a process may have reserved a key that no other transaction sees yet.
 ///
 /// T2 (old identity) reserves K inside its transaction and is about to commit; T1 (new identity) looks up K's old id, sees
 /// nothing, reserves the new id and runs. Then T2's commit would be the second execution. T2 sends no commit once its last
-/// read of the identity is `valid_for` old, and one that it sent before is over when this returns.
+/// read of the identity is `valid_for` old, and a commit that it sent before has ended when this returns.
 async fn wait_for_transactions(
     store: &dyn Store,
-    mut told: impl FnMut(RetireWait),
+    mut on_wait: impl FnMut(RetireWait),
 ) -> Result<(), StoreError> {
     let Some(sql) = store.sql() else { return Ok(()) };
     let mark = sql.transaction_mark().await?;
-    let mut is_told = false;
+    let mut has_called = false;
     while !sql.is_settled_before(mark).await? {
-        if !std::mem::replace(&mut is_told, true) {
-            told(RetireWait::ForTransactions);
+        if !std::mem::replace(&mut has_called, true) {
+            on_wait(RetireWait::ForTransactions);
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -215,7 +233,8 @@ async fn update(
     store: &dyn Store,
     change: impl Fn(IdentitySetting) -> Result<IdentitySetting, ChangeError>,
 ) -> Result<IdentitySetting, ChangeError> {
-    // Each turn but the last follows another operator's write or a start, of which there are a few at most.
+    // Unbounded, but each lost race means that another operator or a starting process has written, and there are few of
+    // them.
     loop {
         let text = store.setting(SETTING).await?.ok_or(ChangeError::NotSet)?;
         let next = change(IdentitySetting::parse(&text)?)?;
@@ -225,8 +244,8 @@ async fn update(
     }
 }
 
-/// Records read at once.
+/// Number of records per page.
 const PAGE: u32 = 1000;
 
-/// How often open transactions are looked at: an operator waits for them.
+/// Pause between two checks for open transactions. It is short, because an operator waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -1,8 +1,8 @@
-//! How a store's records are identified: what goes into a record's id, kept in the store, compared at every start, and
+//! The identity of a store: the settings that go into the ids of its records. It is stored, compared at every start, and
 //! changed by an operator.
 //!
-//! Under another identity a retry finds no record and is executed again, so a process whose identity differs from the
-//! stored one does not start. [`change`] holds the way out.
+//! Under a different identity a retry finds no record and is executed again. So a process whose identity differs from the
+//! stored one does not start. [`change`] is the way to change it.
 //!
 //! ```
 //! use ibid::identity::StoreIdentity;
@@ -37,7 +37,7 @@ pub use tenant_secret::tenant_secret;
 
 use overlap::{covers, overlaps};
 
-/// What makes up the ids of a store's records.
+/// The settings that go into the ids of a store's records.
 ///
 /// Services whose identities differ use separate stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,21 +45,21 @@ pub struct StoreIdentity {
     tenant: String,
     tenant_secret: Option<String>,
     defaults: IdentityRules,
-    /// By method and pattern (`POST /payments`): routes whose rules differ from the defaults, and routes with the
-    /// defaults' rules that take paths away from one of those.
+    /// Routes by method and pattern (`POST /payments`): those whose rules differ from the defaults, and those with the default
+    /// rules that take paths away from them.
     routes: BTreeMap<String, IdentityRules>,
 }
 
 impl StoreIdentity {
-    /// The identity of a service whose routes leave scope and bind at their defaults. `tenant` names the source of the
-    /// tenant, such as `header:x-tenant-id` or `access token`: change the name when the source changes.
+    /// Creates the identity of a service whose routes have the default [`IdentityRules`]. `tenant` names the source of the
+    /// tenant, such as `header:x-tenant-id` or `access token`. Change the name when the source changes.
     ///
-    /// For other routes there is `Routes::identity`.
+    /// For other routes use `Routes::identity`.
     pub fn new(tenant: &str) -> StoreIdentity {
         StoreIdentity::of(tenant, IdentityRules::default(), std::iter::empty())
     }
 
-    /// The identity of a service with these rules by default and by route: each guarded route's `METHOD /pattern`.
+    /// Creates the identity of a service with these default rules and the rules of each guarded route, by `METHOD /pattern`.
     pub fn of(
         tenant: &str,
         defaults: IdentityRules,
@@ -67,51 +67,51 @@ impl StoreIdentity {
     ) -> StoreIdentity {
         let all: BTreeMap<String, IdentityRules> = routes.collect();
         let differs = |route: &str| all.get(route).is_some_and(|rules| *rules != defaults);
-        // Without it `POST /a/b` (the defaults' rules) beside `POST /a/{id}` (others) would look as if it were not
-        // there, and adding it would move its paths to other ids in silence.
+        // If these were left out, adding `POST /a/b` (default rules) next to `POST /a/{id}` (other rules) would be no
+        // difference, and would silently move the paths of `/a/b` to other ids.
         let shadows = |route: &str| all.keys().any(|other| differs(other) && overlaps(route, other));
         let routes = all.iter().filter(|(route, _)| differs(route) || shadows(route));
         let routes = routes.map(|(route, rules)| (route.clone(), rules.clone())).collect();
         StoreIdentity { tenant: tenant.to_owned(), tenant_secret: None, defaults, routes }
     }
 
-    /// Names the secret that the tenant's name is made with, by its id.
+    /// Sets the id of the secret with which tenant names are computed.
     #[must_use]
     pub fn with_tenant_secret(self, id: impl fmt::Display) -> StoreIdentity {
         StoreIdentity { tenant_secret: Some(id.to_string()), ..self }
     }
 
-    /// The name of the tenant source.
+    /// Returns the name of the tenant source.
     pub fn tenant(&self) -> &str {
         &self.tenant
     }
 
-    /// The id of the secret that the tenant's name is made with.
+    /// Returns the id of the secret with which tenant names are computed.
     pub fn tenant_secret(&self) -> Option<&str> {
         self.tenant_secret.as_deref()
     }
 
-    /// The rules of every path that no route of [`StoreIdentity::routes`] covers.
+    /// Returns the rules of every path that no route of [`StoreIdentity::routes`] covers.
     pub fn defaults(&self) -> &IdentityRules {
         &self.defaults
     }
 
-    /// Routes with rules that differ from the defaults, by `METHOD /pattern`, and those that take paths away from them.
+    /// Returns the routes whose rules differ from the defaults, by `METHOD /pattern`, and those that take paths away from them.
     pub fn routes(&self) -> impl Iterator<Item = (&str, &IdentityRules)> {
         self.routes.iter().map(|(route, rules)| (route.as_str(), rules))
     }
 
-    /// The rules of a route by its `METHOD /pattern`: its own if they are listed, else the defaults'.
+    /// Returns the rules of a route by its `METHOD /pattern`: its own if they are listed, otherwise the defaults.
     pub fn rules_of(&self, route: &str) -> &IdentityRules {
         self.routes.get(route).unwrap_or(&self.defaults)
     }
 
-    /// Whether both take the tenant from the same source.
+    /// Returns whether both take the tenant from the same source, under the same secret.
     pub fn has_tenant_source_of(&self, other: &StoreIdentity) -> bool {
         (&self.tenant, &self.tenant_secret) == (&other.tenant, &other.tenant_secret)
     }
 
-    /// Lists what `ours` would change. Empty: every request finds its record under the same id.
+    /// Lists what `ours` would change. If the list is empty, every request finds its record under the same id.
     pub fn differences(&self, ours: &StoreIdentity) -> Vec<Difference> {
         let mut all = Vec::new();
         let secret = |identity: &StoreIdentity| identity.tenant_secret.clone().unwrap_or("none".to_owned());
@@ -130,7 +130,8 @@ impl StoreIdentity {
         all
     }
 
-    /// Every rule that may govern a path of `route`: its own, or those of the routes and defaults that have its paths.
+    /// Returns all rules that may apply to a path of `route`: its own, or those of the routes and defaults that cover its
+    /// paths.
     fn rules_over(&self, route: &str) -> Vec<&IdentityRules> {
         if let Some(rules) = self.routes.get(route) {
             return vec![rules];
@@ -144,7 +145,7 @@ impl StoreIdentity {
     }
 }
 
-/// An unnamed tenant source, and every rule at its default.
+/// An identity with an unnamed tenant source and the default rules.
 impl Default for StoreIdentity {
     fn default() -> StoreIdentity {
         StoreIdentity::new("unnamed")
@@ -158,9 +159,9 @@ pub struct Difference {
     pub place: String,
     /// The field that differs there.
     pub field: String,
-    /// Its stored value.
+    /// The stored value of the field.
     pub stored: String,
-    /// This process's value.
+    /// The value of the field in this process.
     pub ours: String,
 }
 
@@ -184,12 +185,12 @@ fn differing(place: &str, stored: &IdentityRules, ours: &IdentityRules) -> Vec<D
         .collect()
 }
 
-/// Why a process may not use a store under its identity.
+/// A process may not use a store under its identity.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
     /// The store has another identity.
-    #[error("retries would not find their records: {}", joined(.0))]
+    #[error("retries would not find their records: {}", join(.0))]
     Differs(Vec<Difference>),
     /// The identity is being changed.
     #[error("the identity of this store is being changed, and other processes may still act on the old one")]
@@ -199,12 +200,12 @@ pub enum IdentityError {
         "the tenant source would change from `{stored}` to `{ours}`, and no live record could be found under it"
     )]
     OtherTenant {
-        /// The stored source.
+        /// The stored tenant source.
         stored: String,
-        /// This process's source.
+        /// The tenant source of this process.
         ours: String,
     },
-    /// The stored text is not from this version.
+    /// The stored text has a format or rules that this version does not know.
     #[error("the stored identity can't be read: {0}")]
     Unreadable(String),
     /// The store did not answer.
@@ -212,11 +213,11 @@ pub enum IdentityError {
     Store(#[from] StoreError),
 }
 
-fn joined(differences: &[Difference]) -> String {
+fn join(differences: &[Difference]) -> String {
     differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Most previous identities whose ids are looked up: each costs every begin one more row to read.
+/// Most previous identities whose ids are looked up. Each costs every begin one more row to read.
 pub const PREVIOUS_MAX: usize = 2;
 
 #[cfg(test)]
@@ -233,7 +234,7 @@ mod tests {
         StoreIdentity::of("t", IdentityRules::default(), routes)
     }
 
-    fn said(stored: &StoreIdentity, ours: &StoreIdentity) -> Vec<String> {
+    fn list(stored: &StoreIdentity, ours: &StoreIdentity) -> Vec<String> {
         stored.differences(ours).iter().map(ToString::to_string).collect()
     }
 
@@ -241,33 +242,33 @@ mod tests {
     fn a_route_with_the_defaults_rules_is_free() {
         let stored = identity(&[]);
         let ours = identity(&[("POST /payments", Policy::payments())]);
-        assert_eq!(said(&stored, &ours), [""; 0]);
-        assert_eq!(said(&ours, &stored), [""; 0]);
+        assert_eq!(list(&stored, &ours), [""; 0]);
+        assert_eq!(list(&ours, &stored), [""; 0]);
     }
 
     #[test]
     fn a_route_with_other_rules_is_a_difference_both_ways() {
         let (stored, ours) = (identity(&[]), identity(&[("POST /payments", Policy::stripe())]));
-        assert_eq!(said(&stored, &ours), ["`POST /payments`: scope `operation` → `tenant`"]);
-        assert_eq!(said(&ours, &stored), ["`POST /payments`: scope `tenant` → `operation`"]);
+        assert_eq!(list(&stored, &ours), ["`POST /payments`: scope `operation` → `tenant`"]);
+        assert_eq!(list(&ours, &stored), ["`POST /payments`: scope `tenant` → `operation`"]);
     }
 
     #[test]
     fn a_plain_route_that_takes_paths_from_another_is_a_difference() {
         let stored = identity(&[("POST /a/{id}", Policy::stripe())]);
         let ours = identity(&[("POST /a/{id}", Policy::stripe()), ("POST /a/b", Policy::default())]);
-        assert_eq!(said(&stored, &ours), ["`POST /a/b`: scope `tenant` → `operation`"]);
+        assert_eq!(list(&stored, &ours), ["`POST /a/b`: scope `tenant` → `operation`"]);
         let same = identity(&[("POST /a/{id}", Policy::stripe()), ("POST /a/b", Policy::stripe())]);
-        assert_eq!(said(&stored, &same), [""; 0], "its paths had these rules before");
+        assert_eq!(list(&stored, &same), [""; 0], "its paths had these rules before");
         let patch = identity(&[("POST /a/{id}", Policy::stripe()), ("PATCH /a/b", Policy::default())]);
-        assert_eq!(said(&stored, &patch), [""; 0], "another method");
+        assert_eq!(list(&stored, &patch), [""; 0], "another method");
     }
 
     #[test]
     fn tenant_source_and_secret_are_differences() {
         let stored = StoreIdentity::new("header:x").with_tenant_secret("0a");
         assert_eq!(
-            said(&stored, &StoreIdentity::new("none")),
+            list(&stored, &StoreIdentity::new("none")),
             ["the tenant: source `header:x` → `none`", "the tenant: secret `0a` → `none`"]
         );
         assert!(!stored.has_tenant_source_of(&StoreIdentity::new("header:x")));

@@ -1,7 +1,7 @@
-//! Whether two routes can match the same path. Doubts count as yes: a difference that is none costs a question, one that is
-//! missed costs a second execution.
+//! Decides whether two routes can match the same path. In doubt it says yes: a false difference costs an operator a
+//! question, a missed one costs a second execution.
 
-/// Whether some path of one route (`METHOD /pattern`) may be a path of the other.
+/// Returns whether some path of one route (`METHOD /pattern`) may be a path of the other.
 pub(super) fn overlaps(one: &str, other: &str) -> bool {
     let (Some((method, one)), Some((same, other))) = (one.split_once(' '), other.split_once(' ')) else {
         return true;
@@ -20,7 +20,7 @@ pub(super) fn overlaps(one: &str, other: &str) -> bool {
     }
 }
 
-/// Whether every path of `part` is a path of `whole`.
+/// Returns whether every path of `part` is a path of `whole`. In doubt it says no.
 pub(super) fn covers(whole: &str, part: &str) -> bool {
     let (Some((method, whole)), Some((same, part))) = (whole.split_once(' '), part.split_once(' ')) else {
         return false;
@@ -39,7 +39,7 @@ pub(super) fn covers(whole: &str, part: &str) -> bool {
     }
 }
 
-/// The segments of a pattern; a guarded route matches with and without one trailing slash.
+/// Returns the segments of a pattern, without a trailing slash: a guarded route matches with and without one.
 fn segments(pattern: &str) -> impl Iterator<Item = &str> {
     pattern.strip_suffix('/').unwrap_or(pattern).split('/')
 }
@@ -48,7 +48,7 @@ fn is_variable(segment: &str) -> bool {
     segment.contains('{')
 }
 
-/// `{name}` and nothing around it.
+/// Returns whether the segment is `{name}` with nothing around it.
 fn is_whole_variable(segment: &str) -> bool {
     segment.starts_with('{') && segment.ends_with('}') && !is_rest(segment)
 }

@@ -1,4 +1,4 @@
-//! The identity as a store keeps it: JSON text under one setting, changed by compare-and-set.
+//! The stored form of an identity: JSON text in one setting, changed by compare-and-set.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,40 +10,40 @@ use serde::{Deserialize, Serialize};
 
 use super::{IdentityError, StoreIdentity};
 
-/// The identity of a store's records, and where it stands.
+/// The identity of a store's records, and the phase of its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentitySetting {
-    /// Counts the identities that were active. A process acts only on the one that it started with: after a change there
-    /// and back the rules are the same, but not the previous ids that have to be looked up.
+    /// Number of this identity in the store, from 1. A process acts only on the generation that it started with: after a
+    /// change there and back the rules are the same, but the previous ids that have to be looked up are not.
     pub generation: u64,
-    /// Whether processes may act on it.
+    /// The phase, which decides whether processes may act on the identity.
     pub phase: IdentityPhase,
-    /// How long a process may act on its last read of this setting. A change waits twice as long.
+    /// Time for which a process may act on its last read of this setting. A change waits twice as long.
     pub valid_for: Duration,
-    /// Whether the next identity may have another tenant source, whatever becomes of the records of this one.
+    /// Set if the next identity may have a different tenant source, although records of this one are then lost to retries.
     pub is_abandoned: bool,
-    /// When it was retired, by the store's clock; none if no record was there then.
+    /// Time of the retirement, by the store's clock; `None` if there was no record then.
     pub retired_at: Option<Timestamp>,
-    /// The identity.
+    /// The identity of this generation.
     pub current: StoreIdentity,
-    /// Those before it whose ids are still looked up, newest first.
+    /// Earlier identities whose ids are still looked up, newest first.
     pub previous: Vec<PreviousIdentity>,
 }
 
-/// Whether processes may act on an identity.
+/// The phase of an identity, which decides whether processes may act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdentityPhase {
     /// Processes with this identity begin attempts.
     Active,
-    /// No process may begin anything, but one that has not read this yet may still do so.
+    /// No process may begin anything, but one that has not read this yet still can.
     Retiring,
     /// No process acts on it any more; the next start writes its own.
     Retired,
 }
 
 impl IdentityPhase {
-    /// The word for it.
+    /// Returns the name of the phase.
     pub fn name(self) -> &'static str {
         match self {
             IdentityPhase::Active => "active",
@@ -56,14 +56,14 @@ impl IdentityPhase {
 /// An identity that was active before, whose ids are still looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreviousIdentity {
-    /// The identity.
+    /// The identity that was active.
     pub identity: StoreIdentity,
-    /// No record was created under it after this instant of the store's clock; none if there was no record at all.
+    /// Instant of the store's clock after which no record was created under it; `None` if there was no record at all.
     pub until: Option<Timestamp>,
 }
 
 impl IdentitySetting {
-    /// The first identity of a store.
+    /// Creates the setting for the first identity of a store.
     pub(super) fn first(current: &StoreIdentity, valid_for: Duration) -> IdentitySetting {
         IdentitySetting {
             generation: 1,
@@ -76,8 +76,8 @@ impl IdentitySetting {
         }
     }
 
-    /// The setting after this one was retired and a process with identity `next` started. The caller has checked the
-    /// tenant source: ids of another one can't be computed, so there are no previous ones then.
+    /// Returns the setting that a process with identity `next` writes when it starts after this one was retired. The caller has
+    /// checked the tenant source. Identities with another tenant source are dropped, because ids under it cannot be computed.
     pub(super) fn succeeded_by(&self, next: &StoreIdentity, valid_for: Duration) -> IdentitySetting {
         let retired = PreviousIdentity { identity: self.current.clone(), until: self.retired_at };
         let all = std::iter::once(retired).chain(self.previous.iter().cloned());
@@ -93,8 +93,8 @@ impl IdentitySetting {
         }
     }
 
-    /// The same identity, active again: no other one was in between.
-    pub(super) fn reactivated(&self) -> IdentitySetting {
+    /// Returns the setting for a start with the identity that was retired, with no other one in between.
+    pub(super) fn reactivate(&self) -> IdentitySetting {
         IdentitySetting {
             phase: IdentityPhase::Active,
             is_abandoned: false,
@@ -103,7 +103,7 @@ impl IdentitySetting {
         }
     }
 
-    /// The text that a store keeps.
+    /// Encodes the setting as the text that a store keeps.
     pub fn to_bytes(&self) -> Bytes {
         let text = Text {
             format: FORMAT,
@@ -119,11 +119,11 @@ impl IdentitySetting {
         Bytes::from(serde_json::to_vec(&text).expect("the identity can be written as JSON"))
     }
 
-    /// Reads what [`IdentitySetting::to_bytes`] wrote.
+    /// Parses the text that [`IdentitySetting::to_bytes`] wrote.
     ///
     /// # Errors
     ///
-    /// A text of another format, or with rules that this version doesn't know.
+    /// Fails if the text has another format, or rules that this version does not know.
     pub fn parse(bytes: &[u8]) -> Result<IdentitySetting, IdentityError> {
         let unreadable = |why: String| IdentityError::Unreadable(why);
         let format: Format = serde_json::from_slice(bytes).map_err(|error| unreadable(error.to_string()))?;
@@ -221,16 +221,16 @@ fn rules_of(fields: &BTreeMap<String, String>) -> Result<IdentityRules, Identity
     IdentityRules::parse(texts).map_err(|error| IdentityError::Unreadable(error.to_string()))
 }
 
-/// The name of the setting.
+/// The name of the identity's setting in the store.
 pub(crate) const SETTING: &str = "identity";
 
-/// Shorter, and a process would do little but read the setting.
+/// Shortest `valid_for`. With a shorter one, a process would do little but read the setting.
 const VALID_FOR_MIN: Duration = Duration::from_millis(100);
 
-/// Longer, and no operator would wait for a change.
+/// Longest `valid_for`. With a longer one, no operator would wait for a change.
 const VALID_FOR_MAX: Duration = Duration::from_secs(3600);
 
-/// The format of the text. A version that doesn't know it refuses to start.
+/// The format of the text. A version that does not know it refuses to start.
 const FORMAT: u32 = 1;
 
 #[cfg(test)]
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
     use ibid_core::policy::Policy;
 
-    fn retired(identity: &StoreIdentity, at: i64) -> IdentitySetting {
+    fn retire(identity: &StoreIdentity, at: i64) -> IdentitySetting {
         IdentitySetting {
             phase: IdentityPhase::Retired,
             retired_at: Some(Timestamp::from_micros(at)),
@@ -254,8 +254,8 @@ mod tests {
     const VALID_FOR: Duration = Duration::from_secs(15);
 
     #[test]
-    fn the_stored_text_reads_back_and_can_be_read_by_people() {
-        let setting = retired(&StoreIdentity::new("t"), 7).succeeded_by(&stripe(), VALID_FOR);
+    fn stored_setting_round_trips_as_readable_json() {
+        let setting = retire(&StoreIdentity::new("t"), 7).succeeded_by(&stripe(), VALID_FOR);
         let text = setting.to_bytes();
         assert_eq!(IdentitySetting::parse(&text).unwrap(), setting);
         let text = String::from_utf8(text.to_vec()).unwrap();
@@ -266,20 +266,20 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_another_format_is_refused() {
+    fn setting_of_another_format_is_refused() {
         for text in ["", "tenant=none", "{}", r#"{"format":2}"#] {
             let refused = IdentitySetting::parse(text.as_bytes());
             assert!(matches!(refused, Err(IdentityError::Unreadable(_))), "{text}");
         }
-        let text = String::from_utf8(retired(&stripe(), 7).to_bytes().to_vec()).unwrap();
+        let text = String::from_utf8(retire(&stripe(), 7).to_bytes().to_vec()).unwrap();
         let moon = text.replace(r#""scope":"tenant""#, r#""moon":"full""#);
         assert!(matches!(IdentitySetting::parse(moon.as_bytes()), Err(IdentityError::Unreadable(_))));
     }
 
     #[test]
-    fn a_change_there_and_back_leaves_the_one_in_between() {
+    fn changing_there_and_back_keeps_the_identity_in_between() {
         let plain = StoreIdentity::new("t");
-        let there = retired(&plain, 7).succeeded_by(&stripe(), VALID_FOR);
+        let there = retire(&plain, 7).succeeded_by(&stripe(), VALID_FOR);
         let back = IdentitySetting {
             phase: IdentityPhase::Retired,
             retired_at: Some(Timestamp::from_micros(9)),
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_new_tenant_source_leaves_no_previous_ids() {
-        let next = retired(&stripe(), 7).succeeded_by(&StoreIdentity::new("u"), VALID_FOR);
+        let next = retire(&stripe(), 7).succeeded_by(&StoreIdentity::new("u"), VALID_FOR);
         assert_eq!(next.previous, []);
     }
 }

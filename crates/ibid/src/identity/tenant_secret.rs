@@ -1,4 +1,4 @@
-//! The secret that names tenants and principals by their credentials.
+//! The secret with which names of tenants and principals are computed from their credentials.
 
 use bytes::Bytes;
 use ibid_core::fingerprint::Secret;
@@ -6,19 +6,24 @@ use ibid_core::store::{Store, StoreError};
 
 use crate::random::random;
 
-/// Returns the store's tenant secret, made once: a digest under it can name a tenant by its credential, and a weak credential
-/// can't be guessed from the name. Its id belongs into the identity ([`StoreIdentity::with_tenant_secret`]).
+/// Returns the store's tenant secret, and creates it on the first call. A digest under it can name a tenant by its credential,
+/// and even a weak credential cannot be guessed from that name. The secret's id belongs into the identity
+/// ([`StoreIdentity::with_tenant_secret`]).
 ///
-/// It is not a fingerprint secret. Those rotate, and with this one every tenant would get another name.
+/// It is not a fingerprint secret. Those rotate; if this one did, every tenant would get a different name.
+///
+/// # Errors
+///
+/// Fails if the store does not answer, or if the stored secret is not valid.
 ///
 /// [`StoreIdentity::with_tenant_secret`]: super::StoreIdentity::with_tenant_secret
 pub async fn tenant_secret(store: &dyn Store) -> Result<Secret, StoreError> {
-    let kept = store.put_if_absent(SETTING, Bytes::copy_from_slice(&random::<SECRET_BYTES>())).await?;
-    Secret::new(&kept).map_err(|error| StoreError::lasting(store.kind(), "read the tenant secret", error))
+    let secret = store.put_if_absent(SETTING, Bytes::copy_from_slice(&random::<SECRET_BYTES>())).await?;
+    Secret::new(&secret).map_err(|error| StoreError::lasting(store.kind(), "read the tenant secret", error))
 }
 
-/// The name of the setting.
+/// The name of the secret's setting in the store.
 const SETTING: &str = "tenant secret";
 
-/// As long as the digest that it keys: more adds nothing.
+/// Length of a new secret: as long as the digest that it keys. More would add nothing.
 const SECRET_BYTES: usize = 32;

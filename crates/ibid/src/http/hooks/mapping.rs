@@ -1,4 +1,4 @@
-//! What a webhook's payload says, by JSON pointers: of which record or Effect, and what became of it. It must not know
+//! Reads a webhook's payload by JSON pointers: which record or effect it is about, and its outcome. It must not know
 //! signatures.
 
 use std::time::Duration;
@@ -16,46 +16,48 @@ use serde::de::IgnoredAny;
 use super::signature::VerifiedHook;
 use super::timestamp;
 
-/// Where a source's payload says what.
+/// The pointers to each fact in the payload of a source.
 #[derive(Clone, Debug)]
 pub struct HookMapping {
-    /// What it speaks of.
+    /// The record or effect that the payload is about.
     pub target: HookTarget,
-    /// What became of it.
+    /// Pointer to the outcome.
     pub outcome: Pointer,
-    /// Outcomes that say it was executed, each with the status of the answer to be kept. A decline is an answer.
+    /// Outcomes that mean "executed", each with the status of the response to be stored. A decline is a response, too.
     pub executed: Vec<(String, u16)>,
-    /// Outcomes after which it will never be executed. They count only of an instant after the Attempt's or call's end.
+    /// Outcomes after which it will never be executed. They count only if the event happened after the end of the attempt or
+    /// call.
     pub not_executed: Vec<String>,
-    /// The body of the answer to be kept, as it stands in the payload; of an Effect, its result.
+    /// The body of the response to be stored, copied from the payload as is; for an effect, its result.
     pub body: Pointer,
-    /// The source's own id of what was done, to be kept. An Effect is found by it only if [`HookMapping::target`] says so.
+    /// The source's own id of the object that was created, to be stored. An effect is found by it only if
+    /// [`HookMapping::target`] says so.
     pub provider_id: Option<Pointer>,
-    /// The id of the event, where the signature does not cover one or the payload's is to count.
+    /// The id of the event, if the signature covers none or the id in the payload is to be used instead.
     pub event: Option<Pointer>,
-    /// When it happened: seconds or milliseconds since the epoch, or as RFC 3339 writes it. None: when it arrived, and then
-    /// `not_executed` must be empty.
+    /// The time of the event: seconds or milliseconds since the epoch, or RFC 3339. `None` means the time of its arrival, and
+    /// `not_executed` must then be empty.
     pub event_time: Option<Pointer>,
 }
 
-/// How a payload names what it speaks of. Each way leads to one tenant's alone, or tenant A could be given tenant B's
-/// payment.
+/// The way in which a payload names its record or effect. Each way names those of one tenant only; otherwise tenant A could
+/// get tenant B's payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookTarget {
-    /// A record.
+    /// A record, by its client's key.
     Record {
-        /// Whose it is.
+        /// The tenant that owns the record.
         tenant: TenantAt,
-        /// What its key was used for: method and concrete path.
+        /// The operation that the key was used for: method and concrete path.
         operation: Operation,
-        /// The client's key.
+        /// Pointer to the client's key.
         key: Pointer,
     },
-    /// An Effect, by the key that the provider was called under.
+    /// An effect, by the key that the provider was called under.
     DownstreamKey(Pointer),
-    /// An Effect, by the provider's own id.
+    /// An effect, by the provider's own id.
     ProviderId(ProviderIdAt),
-    /// An Effect, by the key; where the payload has no key of ours, by the provider's id.
+    /// An effect, by the downstream key, or by the provider's id if the payload has no key of ours.
     Either {
         /// The key that the provider was called under.
         downstream_key: Pointer,
@@ -64,47 +66,47 @@ pub enum HookTarget {
     },
 }
 
-/// Where the provider's own id of an Effect is named.
+/// The provider's own id of an effect, in the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderIdAt {
-    /// Of which kind its Effects are: another provider may use the same ids.
+    /// The kind of its effects. Another provider may use the same ids.
     pub kind: String,
-    /// The id.
+    /// Pointer to the id.
     pub id: Pointer,
 }
 
-/// Where the tenant of a record is named.
+/// The source of a record's tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TenantAt {
-    /// There is one tenant, and this is it: for deployments that have no others.
+    /// Always this tenant, for deployments that have only one.
     Only(Tenant),
-    /// In the payload.
+    /// The tenant's name in the payload.
     Pointer(Pointer),
 }
 
-/// What a payload says.
+/// An event, as the mapping reads it from a payload.
 #[derive(Clone, Debug)]
 pub(super) struct MappedEvent {
     pub(super) named: EventTarget,
     pub(super) what: Observation,
     pub(super) name: EventName,
-    /// How long before its arrival the event was: at least, or at most if it frees the key.
+    /// Time from the event to its arrival: a lower bound, or an upper bound if the event releases the key.
     pub(super) age: Duration,
 }
 
-/// What a payload speaks of.
+/// The record or effect that a payload is about.
 #[derive(Clone, Debug)]
 pub(super) enum EventTarget {
     Record(Identity),
     Effect(EffectRef),
 }
 
-/// What a payload lacks, in the words of the mapping.
+/// The mapping's name for a field that is missing or invalid in a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MissingField(pub(super) &'static str);
 
 impl HookMapping {
-    /// What the payload says; none if its outcome is not one that counts, or it is no call of ours.
+    /// Reads a payload. Returns `None` if its outcome is not in the mapping, or if it is about a call that is not ours.
     pub(super) fn read(
         &self,
         source: &str,
@@ -174,7 +176,7 @@ impl HookMapping {
 }
 
 impl HookTarget {
-    /// What the payload speaks of; none if that is no call of ours.
+    /// Finds the record or effect that the payload is about. Returns `None` if the call is not ours.
     fn read(&self, payload: &[u8]) -> Result<Option<EventTarget>, MissingField> {
         let effect = match self {
             HookTarget::Record { tenant, operation, key } => {
@@ -220,15 +222,15 @@ fn record(
     Ok(Identity { tenant, operation: operation.clone(), key })
 }
 
-/// How long before its signature the event was, at least. Both instants are of the source's clock, so that it need not
-/// agree with ours; they are whole seconds, so up to one of them is not counted.
+/// Returns a lower bound of the time from the event to its signature. Both instants come from the source's clock, so that it
+/// need not agree with ours. They are whole seconds, so one second is subtracted.
 fn age_at_least(happened_us: i64, signed_at: i64) -> Duration {
     between(happened_us, signed_at, -RESOLUTION_US)
 }
 
-/// How long before its arrival the event was, at most: a key that is freed for an event from before the Attempt's end
-/// may be executed twice. So the time since its signature counts, by our clock if that makes it older, and up to a
-/// second is added for what whole seconds leave open.
+/// Returns an upper bound of the time from the event to its arrival. If a key were released by an event from before the end
+/// of the attempt, its request could be executed twice. So the time since the signature counts, by our clock if that makes
+/// the event older, and one second is added, because the instants are whole seconds.
 fn age_at_most(happened_us: i64, arrived_at: i64) -> Duration {
     between(happened_us, arrived_at, RESOLUTION_US)
 }
@@ -238,7 +240,7 @@ fn between(happened_us: i64, then: i64, more_us: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-/// A string as it reads, a number or a truth value as it is written.
+/// Returns a JSON string decoded, and a number or boolean as it is written. `None` for anything else.
 fn text(pointer: &Pointer, payload: &[u8]) -> Option<String> {
     let part = pointer.find(payload)?;
     match part.first()? {
@@ -248,15 +250,15 @@ fn text(pointer: &Pointer, payload: &[u8]) -> Option<String> {
     }
 }
 
-/// An id of the source's that may stand in a history and an index.
+/// Returns whether an id of the source's may be stored in a history and an index.
 fn is_name(id: &str) -> bool {
     !id.is_empty() && id.len() <= ID_LEN_MAX && !id.chars().any(char::is_control)
 }
 
-/// Longest id of an event, or of what was done. Sources send some forty bytes; this much fits every index.
+/// Longest id of an event or a provider's object, in bytes. Sources send about forty; this many fit every index.
 const ID_LEN_MAX: usize = 255;
 
-/// What an instant in whole seconds leaves open.
+/// Uncertainty of an instant in whole seconds.
 const RESOLUTION_US: i64 = 1_000_000;
 
 #[cfg(test)]
@@ -273,20 +275,20 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_an_event_that_frees_the_key_is_never_understated() {
+    fn age_of_a_releasing_event_is_never_understated() {
         let age = |outcome: &str, happened: i64, signed_at, now| {
             let payload = format!(r#"{{"is":"{outcome}","key":"k","at":{happened}}}"#);
             let verified = VerifiedHook { signed_at: Some(signed_at), event: Some("evt".into()) };
-            let said = mapping().read("psp", &verified, &payload.into(), now, 0);
-            said.expect("it can be read").expect("it says something").age
+            let event = mapping().read("psp", &verified, &payload.into(), now, 0);
+            event.expect("the payload is readable").expect("the outcome is in the mapping").age
         };
         let secs = Duration::from_secs;
-        assert_eq!(age("void", 100, 100, 100), secs(1), "what came at the second's end is rounded up");
+        assert_eq!(age("void", 100, 100, 100), secs(1), "the end of the second is rounded up");
         assert_eq!(age("void", 40, 100, 100), secs(61));
-        assert_eq!(age("void", 40, 100, 160), secs(121), "it was under way for a minute");
-        assert_eq!(age("void", 40, 100, 50), secs(61), "a clock of ours that is late makes it no younger");
+        assert_eq!(age("void", 40, 100, 160), secs(121), "the delivery took a minute");
+        assert_eq!(age("void", 40, 100, 50), secs(61), "our clock, if slow, does not make it younger");
         assert_eq!(age("void", 130, 100, 100), Duration::ZERO);
-        assert_eq!(age("paid", 40, 100, 160), secs(59), "what was executed stays so");
+        assert_eq!(age("paid", 40, 100, 160), secs(59), "the time of delivery does not count for `executed`");
         assert!(age_at_most(i64::MIN, i64::MAX) > Duration::from_secs(1 << 40), "no sum overflows");
     }
 
@@ -308,7 +310,7 @@ mod tests {
         let both = format!(r#"{{"key":"{ours}","id":"ch_1"}}"#);
         let other = r#"{"key":"order-7","id":"ch_1"}"#;
         assert_eq!(read(&by_key, &both), format!("key {ours}"));
-        assert_eq!(read(&by_key, other), "not ours", "somebody else calls that provider, too");
+        assert_eq!(read(&by_key, other), "not ours", "the provider has other callers, too");
         assert_eq!(read(&by_key, r#"{"id":"ch_1"}"#), "lacks downstream_key");
         assert_eq!(read(&by_id, &both), "charge ch_1");
         assert_eq!(read(&by_id, "{}"), "lacks provider_id");

@@ -1,5 +1,5 @@
-//! `POST /.ibid/hooks/{source}`: a provider says what became of a request or a call, and an unknown record or Effect is
-//! settled without asking. Who may say so is told by the signature alone.
+//! Webhooks, `POST /.ibid/hooks/{source}`: a provider reports the outcome of a request or a call, which settles an unknown
+//! record or effect without a lookup. Only the signature authenticates the provider.
 
 mod mapping;
 mod signature;
@@ -35,17 +35,17 @@ use mapping::EventTarget;
 /// One source of webhooks.
 #[derive(Clone, Debug)]
 pub struct Hook {
-    /// Its name: the last part of its address, and its label in metrics.
+    /// The source's name: the last part of its address, and its label in metrics.
     pub name: String,
-    /// How it signs.
+    /// The signature scheme of the source.
     pub scheme: SignatureScheme,
-    /// What it signs with; more than one while a secret is being changed.
+    /// The secrets that the source may sign with; more than one while a secret is being changed.
     pub secrets: Vec<HookSecret>,
-    /// Where its payload says what.
+    /// The pointers to each fact in its payload.
     pub mapping: HookMapping,
 }
 
-/// Every source whose webhooks are taken.
+/// Every source whose webhooks are accepted.
 #[derive(Clone, Debug, Default)]
 pub struct Hooks(Arc<BTreeMap<String, HookEntry>>);
 
@@ -55,39 +55,46 @@ struct HookEntry {
     policy: Arc<Policy>,
 }
 
-/// A source that can't be used.
+/// A source that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the hook `{hook}` {problem}")]
 pub struct HookError {
-    /// Its name.
+    /// The name of the source.
     pub hook: String,
-    /// What is wrong with it.
+    /// The problem, as a phrase that follows the name.
     pub problem: &'static str,
 }
 
 impl Hooks {
-    /// Takes sources whose records are begun under `routes`. Those that speak of Effects need an outbox.
+    /// Checks the sources of webhooks. `routes` are those under which their records are begun. A source that reports on
+    /// effects needs an outbox, which is not checked here.
+    ///
+    /// # Errors
+    ///
+    /// Fails if two sources have one name, or if a source cannot be used: its name, its secrets or its mapping is not valid,
+    /// or its operation is not guarded.
     pub fn new(hooks: Vec<Hook>, routes: &Routes) -> Result<Hooks, HookError> {
-        let mut known = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         for hook in hooks {
             let name = hook.name.clone();
             let policy = check(&hook, routes).map_err(|problem| HookError { hook: name.clone(), problem })?;
-            if known.insert(name.clone(), HookEntry { hook, policy }).is_some() {
+            if entries.insert(name.clone(), HookEntry { hook, policy }).is_some() {
                 return Err(HookError { hook: name, problem: "is there twice" });
             }
         }
-        Ok(Hooks(Arc::new(known)))
+        Ok(Hooks(Arc::new(entries)))
     }
 
-    /// A source that speaks of Effects, if there is one.
+    /// Returns the name of a source that reports on effects, if there is one.
     pub(super) fn of_effects(&self) -> Option<&str> {
         let is_of_effects =
-            |known: &&HookEntry| !matches!(known.hook.mapping.target, HookTarget::Record { .. });
-        self.0.values().find(is_of_effects).map(|known| known.hook.name.as_str())
+            |entry: &&HookEntry| !matches!(entry.hook.mapping.target, HookTarget::Record { .. });
+        self.0.values().find(is_of_effects).map(|entry| entry.hook.name.as_str())
     }
 }
 
-/// The rules under which the records of this source are begun; the usual ones if it speaks of Effects, which any may have.
+/// Checks a source, and returns the policy under which its records are begun. For a source that reports on effects it is the
+/// default policy, because records of any policy may have effects.
 fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
     let is_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
@@ -99,20 +106,20 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
     }
     let mapping = &hook.mapping;
     if hook.scheme != SignatureScheme::Standard && mapping.event.is_none() {
-        return Err("needs a pointer to the event's id: this scheme signs none beside the payload");
+        return Err("needs a pointer to the event's id: this scheme signs no id outside the payload");
     }
     let values = mapping.executed.iter().map(|(value, _)| value).chain(&mapping.not_executed);
-    let mut seen = std::collections::BTreeSet::new();
-    if !values.clone().all(|value| seen.insert(value)) {
+    let mut outcomes = std::collections::BTreeSet::new();
+    if !values.clone().all(|value| outcomes.insert(value)) {
         return Err("names one outcome twice");
     }
-    if seen.is_empty() {
-        return Err("names no outcome that says anything");
+    if outcomes.is_empty() {
+        return Err("names no outcome for `executed` or `not_executed`");
     }
     if !mapping.not_executed.is_empty() && mapping.event_time.is_none() {
         return Err(
-            "frees keys by `not_executed` and needs a pointer to the event's instant (`event_time`): without it \
-                    an old event, delivered late, would free what a later attempt executes",
+            "releases keys by `not_executed` and needs a pointer to the event's instant (`event_time`): without it \
+                    an old event, delivered late, would release a key that a later attempt executes under",
         );
     }
     let operation = match &mapping.target {
@@ -137,12 +144,12 @@ fn check(hook: &Hook, routes: &Routes) -> Result<Arc<Policy>, &'static str> {
     Ok(route.policy.clone())
 }
 
-/// The source that a path of ibid's own names, if it is for webhooks.
+/// Returns the source that a path names, if the path is for webhooks.
 pub(super) fn source(path: &str) -> Option<&str> {
     path.strip_prefix("/.ibid/hooks/")
 }
 
-/// Takes one webhook.
+/// Verifies, maps and applies one webhook.
 pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>>
 where
     R: Body<Data = Bytes> + Unpin,
@@ -155,7 +162,8 @@ where
     let (head, body) = request.into_parts();
     let path = original_uri(&head.extensions, &head.uri).path().to_owned();
     let refused = |refusal| render::refusal(refusal, Profile::Ietf, None);
-    // Read before anything is looked up: a source that we do not know is refused no sooner than one that we do.
+    // The body is read before the source is looked up, so that a refusal takes as long for an unknown source as for a
+    // known one.
     let Ok(admitted) = shared.admit(&head) else { return refused(Refusal::Overloaded) };
     let read = intake::read(body, BODY_MAX, admitted.as_ref().map(|admitted| &*admitted.body));
     let body = match tokio::time::timeout(shared.body_timeout, read).await {
@@ -163,36 +171,36 @@ where
         Ok(Err(refusal)) => return refused(refusal),
         Err(_) => return refused(Refusal::BodyTimeout),
     };
-    let known = source(&path).and_then(|name| shared.hooks.0.get(name));
+    let entry = source(&path).and_then(|name| shared.hooks.0.get(name));
     let now = now();
-    let verified = known.and_then(|HookEntry { hook, .. }| {
+    let verified = entry.and_then(|HookEntry { hook, .. }| {
         hook.scheme.verify(&hook.secrets, &head.headers, &body, now).map(|verified| (hook, verified))
     });
-    let (Some(known), Some((hook, verified))) = (known, verified) else {
-        let source = known.map_or("-", |known| known.hook.name.as_str());
+    let (Some(entry), Some((hook, verified))) = (entry, verified) else {
+        let source = entry.map_or("-", |entry| entry.hook.name.as_str());
         telemetry::count_hook(source, "refused");
-        tracing::warn!(target: "ibid::security", source, "a webhook was refused");
+        tracing::warn!(target: "ibid::security", source, "webhook refused: unknown source or bad signature");
         return refused(Refusal::HookRefused);
     };
-    let version = known.policy.response_version;
-    let said = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs(), version) {
-        Ok(Some(said)) => said,
+    let version = entry.policy.response_version;
+    let event = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs(), version) {
+        Ok(Some(event)) => event,
         Ok(None) => {
             telemetry::count_hook(&hook.name, "ignored");
             return answer(StatusCode::OK, "ignored");
         }
         Err(mapping::MissingField(what)) => {
             telemetry::count_hook(&hook.name, "unreadable");
-            tracing::warn!(source = hook.name, what, "a signed webhook lacks what its mapping points at");
+            tracing::warn!(source = hook.name, what, "signed webhook refused: field missing or invalid");
             return refused(Refusal::HookUnreadable);
         }
     };
-    let about = match said.named {
+    let about = match event.named {
         EventTarget::Record(identity) => {
-            let id = RecordId::of(&identity, known.policy.scope);
+            let id = RecordId::of(&identity, entry.policy.scope);
             match shared.ibid.engine().find_stored_id(id, &shared.previous.ids(&identity, || None)).await {
                 Ok(id) => EvidenceSubject::Record(id),
-                // Whether it is kept is not known, so it must come again.
+                // Nothing is stored, so the source has to deliver it again.
                 Err(_) => {
                     telemetry::count_hook(&hook.name, "failed");
                     return refused(render::store_unavailable());
@@ -201,10 +209,10 @@ where
         }
         EventTarget::Effect(at) => EvidenceSubject::Effect(at),
     };
-    let report = EvidenceReport { name: said.name, about, what: said.what, age: said.age };
-    match tokio::time::timeout(HEAR_FOR, shared.ibid.report_evidence(report)).await {
+    let report = EvidenceReport { name: event.name, about, what: event.what, age: event.age };
+    match tokio::time::timeout(APPLY_TIMEOUT, shared.ibid.report_evidence(report)).await {
         Ok(Ok(result)) => respond(&hook.name, result),
-        // Whether it is kept is not known, so it must come again.
+        // It is not known whether the event is stored, so the source has to deliver it again.
         Ok(Err(_)) | Err(_) => {
             telemetry::count_hook(&hook.name, "failed");
             refused(render::store_unavailable())
@@ -226,7 +234,7 @@ fn respond<B>(source: &str, result: EvidenceResult) -> Response<ReplyBody<B>> {
     answer(status, result)
 }
 
-/// A word of ours, for whoever reads the provider's log.
+/// Renders a result as JSON, for the provider's delivery log.
 fn answer<B>(status: StatusCode, result: &'static str) -> Response<ReplyBody<B>> {
     let body = format!("{{\"result\":\"{result}\"}}");
     let mut response = Response::new(ReplyBody::whole(Bytes::from(body), None));
@@ -237,7 +245,8 @@ fn answer<B>(status: StatusCode, result: &'static str) -> Response<ReplyBody<B>>
     response
 }
 
-/// This node's clock. It only ever refuses: what a webhook proves is judged by the store's.
+/// Returns the time by this node's clock. A wrong clock can only cause refusals; the store's clock decides what a webhook
+/// proves.
 pub(super) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
@@ -246,10 +255,10 @@ pub(super) fn now() -> Timestamp {
 /// Largest webhook that is read. Published advice is to stay below 20 kB; some sources send the whole object.
 const BODY_MAX: u64 = 256 << 10;
 
-/// How long a webhook is worked on. Sources give up after 15 to 30 s, and then deliver again.
-const HEAR_FOR: Duration = Duration::from_secs(10);
+/// Longest time to apply a webhook. Sources give up after 15 to 30 s, and then deliver again.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest name of a source.
+/// Longest name of a source, in bytes.
 const NAME_LEN_MAX: usize = 64;
 
 /// Secrets of one source: the old one and the new one, and room for a mistake.

@@ -1,7 +1,7 @@
-//! Whether a webhook is signed by whoever knows the secret, and recently. Nothing here reads the payload.
+//! Verifies that a webhook was signed with one of the source's secrets, and recently. Nothing here reads the payload.
 //!
-//! Each scheme names what is signed; the digest is HMAC-SHA-256 in all of them, made once per secret and compared in
-//! constant time with every signature that came.
+//! The schemes differ in the bytes that are signed. The digest is HMAC-SHA-256 in all of them, computed once per secret and
+//! compared in constant time with every signature of the webhook.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,76 +16,81 @@ use subtle::ConstantTimeEq as _;
 
 use crate::http::trace;
 
-/// How a source signs.
+/// The signature scheme of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SignatureScheme {
     /// Standard Webhooks 1.0: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
     Standard,
-    /// Stripe: `Stripe-Signature: t=…,v1=…`.
+    /// Stripe's scheme: `Stripe-Signature: t=…,v1=…`.
     Stripe,
-    /// An HMAC-SHA-256 in a field of the source's own.
+    /// An HMAC-SHA-256 in a field that the source chose.
     Hmac(PlainSignature),
 }
 
-/// A signature in a field of the source's own.
+/// A signature in a field that the source chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainSignature {
-    /// The field.
+    /// The field with the signature.
     pub header: HeaderName,
-    /// What stands before the digest, such as `sha256=`.
+    /// The text before the digest, such as `sha256=`.
     pub prefix: String,
-    /// How the digest is written.
+    /// The encoding of the digest.
     pub encoding: SignatureEncoding,
-    /// What is signed, and when.
+    /// The content that is signed.
     pub signed: SignedContent,
 }
 
-/// How a digest is written.
+/// The encoding of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignatureEncoding {
-    /// Two digits a byte, of either case.
+    /// Two hexadecimal digits per byte, in upper or lower case.
     Hex,
-    /// With padding.
+    /// Standard base64 with padding.
     Base64,
 }
 
-/// What a plain signature covers.
+/// The content that a plain signature covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SignedContent {
-    /// The body alone. A webhook that somebody caught can be sent again at any time: only its event's id stops it, and
-    /// only for as long as that is known.
+    /// The body alone. An intercepted webhook can be replayed at any time: only the id of its event stops it, and only for as
+    /// long as that id is stored.
     BodyAlone,
-    /// An instant, and the body after it.
+    /// A timestamp, and the body after it.
     Timestamped {
-        /// The field with the instant, in seconds since the epoch.
+        /// The field with the timestamp, in seconds since the epoch.
         header: HeaderName,
-        /// What stands before the instant: `v0:` in `v0:1700000000:{…}`.
+        /// The text before the timestamp: `v0:` in `v0:1700000000:{…}`.
         before: String,
-        /// What stands between instant and body.
+        /// The text between timestamp and body.
         between: String,
     },
 }
 
-/// What webhooks of a source are signed with. It never shows itself.
+/// A secret that a source signs its webhooks with. Its `Debug` output does not show it.
 #[derive(Clone)]
 pub struct HookSecret(Hmac<Sha256>);
 
-/// A secret that can't be used.
+/// A secret that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookSecretError {
-    /// `whsec_` is followed by base64.
+    /// The text after `whsec_` is not base64.
     #[error("is not base64 after `whsec_`")]
     NotBase64,
-    /// Fewer bytes than [`HookSecret::LEN_MIN`].
+    /// The secret has fewer bytes than [`HookSecret::LEN_MIN`].
     #[error("has fewer than {min} bytes", min = HookSecret::LEN_MIN)]
     TooShort,
 }
 
 impl HookSecret {
-    /// Fewest bytes we take, as of every other secret of ours: 128 bits can't be searched.
+    /// Fewest bytes of a secret, as for every other secret of ibid: 128 bits cannot be searched.
     pub const LEN_MIN: usize = 16;
 
-    /// A secret as sources hand them out for this scheme: `standard` in base64 with or without `whsec_`, others as text.
+    /// Parses a secret as sources hand it out for this scheme: for `standard`, base64 with or without `whsec_`; for the
+    /// others, the text itself.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the text is not base64 where it has to be, or if the secret is shorter than [`HookSecret::LEN_MIN`].
     pub fn parse(scheme: &SignatureScheme, text: &str) -> Result<HookSecret, HookSecretError> {
         let bytes = match scheme {
             SignatureScheme::Standard => {
@@ -108,17 +113,18 @@ impl fmt::Debug for HookSecret {
     }
 }
 
-/// A signature that holds.
+/// The facts that a valid signature covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VerifiedHook {
-    /// When it was signed, in seconds since the epoch by the source's clock; none where nothing says so.
+    /// Time of the signature, in seconds since the epoch by the source's clock; `None` if the scheme signs none.
     pub(super) signed_at: Option<i64>,
-    /// The id of the event, where the signature covers one.
+    /// The id of the event, if the signature covers one.
     pub(super) event: Option<String>,
 }
 
 impl SignatureScheme {
-    /// Checks the signature of a webhook that came at `now`. None whatever is wrong: who guesses learns nothing.
+    /// Checks the signature of a webhook that arrived at `now`. Returns `None` whatever is wrong, so that an attacker who
+    /// guesses learns nothing.
     pub(super) fn verify(
         &self,
         secrets: &[HookSecret],
@@ -145,7 +151,7 @@ impl SignatureScheme {
     }
 }
 
-/// What the fields of a webhook say.
+/// The fields of a webhook that its signature needs.
 struct SignedMessage {
     before_body: String,
     signed_at: Option<i64>,
@@ -155,7 +161,7 @@ struct SignedMessage {
 
 fn standard(headers: &HeaderMap) -> Option<SignedMessage> {
     let (id, at) = (field(headers, "webhook-id")?, field(headers, "webhook-timestamp")?);
-    // A full stop in the id could move the border between id, instant and body.
+    // A full stop in the id could move the border between id, timestamp and body.
     if id.is_empty() || id.contains('.') {
         return None;
     }
@@ -202,14 +208,14 @@ impl PlainSignature {
     }
 }
 
-/// The one line of a field. Two of them could be read in two ways.
+/// Returns the only line of a field. Two lines could be read in two ways, so they count as none.
 fn field<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     let mut lines = headers.get_all(name).iter();
     let (Some(line), None) = (lines.next(), lines.next()) else { return None };
     line.to_str().ok()
 }
 
-/// Whole seconds, as they were signed: digits and nothing else.
+/// Parses whole seconds as they were signed: digits and nothing else.
 fn seconds(text: &str) -> Option<i64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -220,11 +226,11 @@ fn hex(digits: &str) -> Option<Vec<u8>> {
     digits.as_bytes().chunks(2).map(byte).collect()
 }
 
-/// How far the source's clock and ours may be apart, and how long a webhook may be under way. What the published
-/// libraries use.
+/// Largest difference between the time of the signature and our clock: for clocks that disagree, and for the time of
+/// delivery. The published libraries use the same value.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
-/// Signatures of one webhook that are compared. A source that changes its secret sends two.
+/// Most signatures of one webhook that are compared. A source that changes its secret sends two.
 const SIGNATURES_MAX: usize = 16;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Timestamps as webhook sources write them: seconds or milliseconds since the epoch, or RFC 3339.
 
-/// Parses a timestamp. Returns microseconds since the epoch; none if it is neither a number nor RFC 3339.
+/// Parses a timestamp. Returns microseconds since the epoch, or `None` if it is neither a number nor RFC 3339.
 pub(super) fn parse(text: &str) -> Option<i64> {
     match text.parse::<i64>() {
         Ok(number) if number.unsigned_abs() < MILLIS_FROM => number.checked_mul(1_000_000),
@@ -13,7 +13,7 @@ pub(super) fn parse(text: &str) -> Option<i64> {
     }
 }
 
-/// Whether a text has seconds and an offset with a colon. jiff reads more of ISO 8601 than RFC 3339 allows.
+/// Returns whether a text has seconds and an offset with a colon. jiff reads more of ISO 8601 than RFC 3339 allows.
 fn has_rfc_3339_shape(text: &[u8]) -> bool {
     let has = |at: usize, one_of: &[u8]| text.get(at).is_some_and(|byte| one_of.contains(byte));
     let (has_date, has_time) =
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_that_its_month_does_not_have_is_refused() {
+    fn impossible_dates_are_refused() {
         for text in ["2026-02-31T00:00:00Z", "2026-02-29T00:00:00Z", "2026-04-31T00:00:00Z"] {
             assert_eq!(parse(text), None, "{text}");
         }

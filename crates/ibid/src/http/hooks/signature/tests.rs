@@ -4,7 +4,7 @@ use standardwebhooks::Webhook;
 
 use super::*;
 
-/// Published cases; see `tests/data/webhooks/SOURCE`.
+/// Reads the published cases; see `tests/data/webhooks/SOURCE`.
 fn vectors() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/webhooks/signing.json");
     let bytes = std::fs::read(path).expect("the vectors are part of the crate");
@@ -22,7 +22,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_micros(seconds * 1_000_000)
 }
 
-/// Whether the case verifies; `case` says what differs from its base.
+/// Returns whether the case verifies; `case` says what differs from its base.
 fn verdict(base: &Value, case: &Value) -> bool {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let signed_at = base["timestamp"].as_i64().unwrap();
@@ -42,7 +42,7 @@ fn verdict(base: &Value, case: &Value) -> bool {
 }
 
 #[test]
-fn every_published_case_comes_out_as_published() {
+fn published_test_vectors_verify_as_published() {
     let vectors = vectors();
     let list = |name: &str| vectors[name].as_array().unwrap().clone();
     let signed = list("sign");
@@ -96,7 +96,7 @@ fn reference_signatures_verify_within_the_tolerance() {
 }
 
 #[test]
-fn an_id_can_not_move_the_border_to_the_body() {
+fn event_id_cannot_shift_bytes_into_the_body() {
     let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     // Signed as `a.5.6.{}`: once as (a, 5, `6.{}`), and read as (`a.5`, 6, `{}`).
     let signature = Webhook::new(secret).unwrap().sign("a", 5, b"6.{}").unwrap();
@@ -113,7 +113,7 @@ fn an_id_can_not_move_the_border_to_the_body() {
     assert!(!read("a.5", "6", b"{}"));
 }
 
-/// HMAC-SHA-256 in hex, made apart from what is tested.
+/// Computes an HMAC-SHA-256 without the code under test.
 fn digest(secret: &str, message: &[u8]) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
     mac.update(message);
@@ -125,7 +125,7 @@ fn as_hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn stripes_own_field_is_read_with_several_signatures() {
+fn stripe_signature_may_hold_several_signatures() {
     let secret = "whsec_test_0123456789";
     let secrets = [HookSecret::parse(&SignatureScheme::Stripe, secret).unwrap()];
     let good = as_hex(&digest(secret, b"1000000.{}"));
@@ -195,7 +195,7 @@ fn a_plain_signature_is_hex_or_base64() {
 }
 
 #[test]
-fn a_secret_does_not_show_itself_and_a_short_one_is_refused() {
+fn secrets_are_hidden_and_must_not_be_short() {
     let secret = HookSecret::parse(&SignatureScheme::Stripe, "whsec_sixteen_bytes_and_more").unwrap();
     assert_eq!(format!("{secret:?}"), "HookSecret(…)");
     assert_eq!(HookSecret::parse(&SignatureScheme::Stripe, "hunter2").err(), Some(HookSecretError::TooShort));

@@ -51,7 +51,7 @@ impl EffectAction {
             EffectAction::Retry => EffectEvent::Retry,
             EffectAction::Discard => EffectEvent::Discard,
         };
-        EffectResult { event, made: None, why: None, provider_id: None, told: None }
+        EffectResult { event, made: None, why: None, provider_id: None, evidence: None }
     }
 
     fn refused(self, effect: &StoredEffect) -> OperatorError {
@@ -157,7 +157,7 @@ impl Operator {
         let answered = write.await??;
         if let Some(ibid) = &self.ibid {
             if let Some(answered) = answered {
-                answered.tell(ibid, sent_at);
+                answered.publish(ibid, sent_at);
             }
             // The effect is due, or the next one of its aggregate may run.
             ibid.outbox().enqueued.notify_waiters();

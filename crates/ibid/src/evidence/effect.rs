@@ -55,7 +55,7 @@ pub(super) async fn find(ibid: &Ibid, at: EffectRef) -> Result<EffectLookup, Sto
 pub(super) enum EffectLookup {
     /// No effect, or not yet.
     None,
-    /// Exactly this one.
+    /// Exactly one effect, as stored.
     One(Box<StoredEffect>),
     /// More than one, so it is not known which is meant.
     Several,
@@ -205,7 +205,7 @@ impl KindRegistry {
 
 /// Settles effects by evidence, through the handlers of one worker.
 pub(crate) trait EffectSettler: Send + Sync {
-    /// Whether there is a handler for this kind.
+    /// Returns whether there is a handler for this kind.
     fn serves(&self, kind: &str) -> bool;
 
     /// Settles an effect that no worker holds, and uses up the evidence.

@@ -126,7 +126,7 @@ pub enum CallOutcome {
     },
     /// The provider refused the call permanently.
     Refused {
-        /// The provider's reason.
+        /// Reason that the provider gave.
         why: String,
     },
     /// The call may have been made: a timeout, a connection reset, an ambiguous status.
@@ -154,7 +154,7 @@ pub struct CallResult {
     pub answer: Option<Response>,
 }
 
-/// Outcome of [`EffectHandler::verify`].
+/// Result of [`EffectHandler::verify`], which asks the provider about an earlier call.
 #[derive(Clone, Debug)]
 pub enum VerifyOutcome {
     /// The call was made.

@@ -13,7 +13,7 @@
 //! | [`verified`](NewEffect::verified) | a worker asks [`EffectHandler::verify`], once the call must have settled |
 //!
 //! Whatever was declared, a signed webhook of the provider also settles an `unknown` effect, if it names the key or the
-//! provider's id (`ibid::http::hooks`, or [`Ibid::hear`](crate::Ibid::hear)).
+//! provider's id (`ibid::http::hooks`, or [`Ibid::report_evidence`](crate::Ibid::report_evidence)).
 //!
 //! ```
 //! # use std::sync::Arc;

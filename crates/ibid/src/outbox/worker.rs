@@ -62,7 +62,7 @@ pub struct HandlerLimits {
     pub lease: Duration,
 }
 
-/// Error of [`WorkerBuilder::build`].
+/// Error of [`WorkerBuilder::build`] for options that do not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerError {
     /// The store has no outbox.

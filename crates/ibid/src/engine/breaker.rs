@@ -92,7 +92,7 @@ impl Pass<'_> {
         self.used = true;
         let before = std::mem::take(&mut *self.breaker.state());
         if matches!(before, BreakerState::Open { .. }) {
-            tracing::info!("circuit breaker closed: store answers again");
+            tracing::info!("circuit breaker closed: the store answers again");
             self.breaker.publish_gauge();
         }
     }

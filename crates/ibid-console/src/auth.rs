@@ -1,4 +1,4 @@
-//! Who may ask: whoever knows the token. No token, no API.
+//! Authentication: every request must carry the token.
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -9,15 +9,19 @@ use subtle::ConstantTimeEq;
 
 use crate::problem::Problem;
 
-/// What an operator must show. Only its digest is kept.
+/// The token that an operator must send. Only its digest is kept in memory.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
 
 impl Token {
-    /// Shortest token, in bytes: 16 random ones can't be guessed.
+    /// Shortest token, in bytes: 16 random characters cannot be guessed.
     pub const LEN_MIN: usize = 16;
 
-    /// This token. A `Bearer` credential has visible ASCII without blanks, so that is what it must be made of.
+    /// Makes a token from its text: visible ASCII without blanks, because that is what a `Bearer` credential allows.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the text is shorter than [`Self::LEN_MIN`], or has other characters.
     pub fn new(text: &str) -> Result<Token, TokenError> {
         if text.len() < Self::LEN_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(TokenError);
@@ -25,9 +29,9 @@ impl Token {
         Ok(Token(digest(text)))
     }
 
-    /// In a time that tells nothing about the token: digests are compared, whole.
-    fn is(&self, shown: &str) -> bool {
-        bool::from(self.0.ct_eq(&digest(shown)))
+    /// Compares in constant time: the digests are compared as a whole.
+    fn matches(&self, text: &str) -> bool {
+        bool::from(self.0.ct_eq(&digest(text)))
     }
 }
 
@@ -37,23 +41,24 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// No good token.
+/// Error for a token that is too short or has other characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a token has at least 16 characters of visible ASCII, without blanks")]
 pub struct TokenError;
 
 pub(crate) async fn check(State(token): State<Token>, request: Request, next: Next) -> Response {
     let mut lines = request.headers().get_all(AUTHORIZATION).iter();
-    let shown = match (lines.next().and_then(|line| line.to_str().ok()), lines.next()) {
+    let scheme_and_credential = match (lines.next().and_then(|line| line.to_str().ok()), lines.next()) {
         (Some(line), None) => {
             line.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         }
         _ => None,
     };
-    match shown {
-        Some((_, shown)) if token.is(shown.trim()) => next.run(request).await,
+    match scheme_and_credential {
+        Some((_, credential)) if token.matches(credential.trim()) => next.run(request).await,
         _ => {
-            tracing::warn!(target: "ibid::security", path = request.uri().path(), "refused at the admin API");
+            let path = request.uri().path();
+            tracing::warn!(target: "ibid::security", path, "admin API request refused: token missing or wrong");
             Problem::unauthorized().into_response()
         }
     }

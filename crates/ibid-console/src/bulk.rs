@@ -1,4 +1,4 @@
-//! Many records at once: first what would be changed is shown, then the act names what it was shown.
+//! Actions on many records at once. A preview lists the records that would change; the action then names those records.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,17 +12,17 @@ use crate::extract::JsonBody;
 use crate::problem::{Problem, Refusals};
 use crate::views::RecordView;
 
-/// What would be done to which records.
+/// Filter and action of a preview.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PreviewBody {
-    /// Which records; `limit` is at most 500 here.
+    /// Filter for the records; `limit` is at most 500 here.
     filter: RecordQuery,
-    /// What would be done.
+    /// Action that would be applied.
     deed: DeedWord,
 }
 
-/// What would be done to each record.
+/// Action that would be applied to each record.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DeedWord {
@@ -32,42 +32,42 @@ pub(crate) enum DeedWord {
     Forgotten,
 }
 
-/// What an act would change.
+/// Records that an action would change.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct PreviewView {
-    /// How many records would be changed.
+    /// Number of records that would change.
     count: u64,
-    /// How many more fit and can't be changed so.
+    /// Number of matching records that the action cannot change.
     left_alone: u64,
-    /// The records that would be changed: an act takes `id` and `version` of each.
+    /// Records that would change. Pass the `id` and `version` of each to the action.
     records: Vec<SeenView>,
-    /// The `after` of the next preview, if more records fit.
+    /// The `after` of the next preview, if more records match.
     next: Option<String>,
 }
 
-/// A record as it was shown.
+/// A record as the preview showed it.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SeenView {
-    /// Its id in full.
+    /// Full id of the record.
     #[schema(pattern = "^[0-9a-f]{64}$")]
     id: String,
-    /// Its version then.
+    /// Version of the record in the preview.
     #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
     version: String,
 }
 
-/// Shows what an act on many records would change
+/// Shows what an action on many records would change
 ///
 /// Writes nothing.
 #[utoipa::path(
     post,
     path = "/v1/records/preview",
     request_body = PreviewBody,
-    responses((status = 200, description = "What would be changed", body = PreviewView), Refusals)
+    responses((status = 200, description = "The records that would change", body = PreviewView), Refusals)
 )]
 pub(crate) async fn preview(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     JsonBody(body): JsonBody<PreviewBody>,
 ) -> Result<Json<PreviewView>, Problem> {
     let filter = body.filter.filter()?;
@@ -79,9 +79,9 @@ pub(crate) async fn preview(
         DeedWord::Seen => BulkAction::Acknowledge,
         DeedWord::Forgotten => BulkAction::Forget,
     };
-    let shown =
-        desk.operator.preview(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
-    let seen = |stored: &ibid_core::change::StoredRecord| {
+    let preview =
+        app.operator.preview(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
+    let view = |stored: &ibid_core::change::StoredRecord| {
         let version = stored.record.version;
         SeenView {
             id: stored.record.id.to_string(),
@@ -89,36 +89,36 @@ pub(crate) async fn preview(
         }
     };
     Ok(Json(PreviewView {
-        count: shown.records.len() as u64,
-        left_alone: shown.left_alone,
-        records: shown.records.iter().map(seen).collect(),
-        next: shown.next.map(|id| id.to_string()),
+        count: preview.records.len() as u64,
+        left_alone: preview.left_alone,
+        records: preview.records.iter().map(view).collect(),
+        next: preview.next.map(|id| id.to_string()),
     }))
 }
 
-/// What is to be done to the records that a preview showed.
+/// Action on the records that a preview showed.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BulkBody {
-    /// Who acts: kept in the history of each record.
+    /// Name of the operator, stored in the history of each record.
     #[schema(schema_with = dto::who_schema)]
     who: String,
-    /// Why: kept in the history of each record.
+    /// Reason for the action, stored in the history of each record.
     #[schema(schema_with = dto::reason_schema)]
     reason: String,
-    /// What is done.
+    /// Action to apply to each record.
     deed: DeedBody,
-    /// The records as they were shown; each is left alone if it has changed since.
+    /// The records as the preview showed them. A record that has changed since is left alone.
     #[schema(min_items = 1, max_items = 500)]
     records: Vec<SeenView>,
 }
 
-/// What came of it.
+/// Result of an action on many records.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct BulkView {
-    /// How many records were changed.
+    /// Number of records that were changed.
     done: u64,
-    /// Those that were not, and why.
+    /// Records that were not changed, and why.
     refused: Vec<NotDone>,
 }
 
@@ -126,42 +126,41 @@ pub(crate) struct BulkView {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct NotDone {
     id: String,
-    /// Why, and what last settled it.
+    /// Reason, and what last settled the record.
     why: String,
     /// The record as it is now.
     record: Option<RecordView>,
 }
 
-/// Acts on the records that a preview showed
+/// Applies an action to the records that a preview showed
 ///
-/// Only on those, and only where nothing has changed since: it can't hit more than was shown.
+/// Changes only these records, and only those that have not changed since the preview.
 #[utoipa::path(
     post,
     path = "/v1/records/bulk",
     request_body = BulkBody,
-    responses((status = 200, description = "What came of each", body = BulkView), Refusals)
+    responses((status = 200, description = "Result for each record", body = BulkView), Refusals)
 )]
 pub(crate) async fn act(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     JsonBody(body): JsonBody<BulkBody>,
 ) -> Result<Json<BulkView>, Problem> {
-    let act = dto::checked(&body.who, &body.reason)?;
+    let act = dto::operator_action(&body.who, &body.reason)?;
     if !(1..=BULK_MAX as usize).contains(&body.records.len()) {
         return Err(Problem::invalid(format!("`records` has 1 to {BULK_MAX} records")));
     }
-    let seen = |seen: &SeenView| {
-        let id =
-            dto::cursor(&seen.id).map_err(|_| Problem::invalid("`id` is an id in full: 64 hex digits"))?;
-        Ok(SeenVersion { id, version: dto::version(&seen.version)? })
+    let parse = |view: &SeenView| {
+        let id = dto::cursor(&view.id).map_err(|_| Problem::invalid("`id` is a full id: 64 hex digits"))?;
+        Ok(SeenVersion { id, version: dto::version(&view.version)? })
     };
-    let seen: Vec<SeenVersion> = body.records.iter().map(seen).collect::<Result<_, Problem>>()?;
+    let versions: Vec<SeenVersion> = body.records.iter().map(parse).collect::<Result<_, Problem>>()?;
     let deed = body.deed.read()?;
-    if let BulkAction::Resolve(found) = &deed {
-        dto::possible(found)?;
+    if let BulkAction::Resolve(observation) = &deed {
+        dto::check_body_allowed(observation)?;
     }
-    let results = desk.operator.apply(&seen, &deed, &act).await;
+    let results = app.operator.apply(&versions, &deed, &act).await;
     let done = results.iter().filter(|(_, result)| result.is_ok()).count() as u64;
-    tracing::info!(done, of = results.len(), who = act.who(), "an operator acted on many records");
+    tracing::info!(done, of = results.len(), who = act.who(), "operator acted on many records");
     let refused = results.into_iter().filter_map(|(id, result)| {
         let refused = result.err()?;
         let why = refused.to_string();

@@ -1,5 +1,4 @@
-//! The words of requests: filters, names and reasons, given answers. Each is checked here, and what comes out is the
-//! engine's own type.
+//! Request types: filters, names and reasons, given responses. Each is checked here and converted into the engine's type.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -57,55 +56,55 @@ macro_rules! state_word {
 state_word!(StateWord, State, "The state of a record.");
 state_word!(EffectWord, EffectState, "The state of an effect.");
 
-/// Which records. All that is given must fit.
+/// Filter for records. A record must match every given field.
 #[derive(Debug, Default, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 #[schema(as = Filter)]
 pub(crate) struct RecordQuery {
-    /// Only in this state.
+    /// Only records in this state.
     #[param(nullable = false, inline)]
     state: Option<StateWord>,
-    /// Only this tenant's.
+    /// Only records of this tenant.
     #[param(nullable = false, min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
     #[schema(min_length = 1, max_length = 255, pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
     tenant: Option<String>,
-    /// Only under this key, written without quotes.
+    /// Only records with this key, written without quotes.
     #[param(nullable = false, min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
     #[schema(min_length = 1, max_length = 255, pattern = "^[ -~]*$")]
     key: Option<String>,
-    /// Only of this HTTP method, upper case.
+    /// Only records with this HTTP method, in upper case.
     #[param(nullable = false, pattern = "^[A-Z]{1,16}$")]
     #[schema(pattern = "^[A-Z]{1,16}$")]
     method: Option<String>,
-    /// Only of this very path.
+    /// Only records with exactly this path.
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
     #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     path: Option<String>,
-    /// Only of paths that this pattern matches, such as `/payments/{id}`; with a trailing slash: `/payments/{id}/`.
+    /// Only records whose path matches this pattern, such as `/payments/{id}`; with a trailing slash: `/payments/{id}/`.
     #[param(nullable = false, max_length = 2000, pattern = "^/[!-~]*$")]
     #[schema(max_length = 2000, pattern = "^/[!-~]*$")]
     route: Option<String>,
-    /// Only those that a person must look at.
+    /// Only records that need an operator.
     #[param(nullable = false)]
     dead_letter: Option<bool>,
-    /// Only those whose first request came at this instant or later.
+    /// Only records whose first request came at this instant or later.
     #[param(nullable = false, format = DateTime)]
     #[schema(format = DateTime)]
     created_from: Option<String>,
-    /// Only those whose first request came before this instant.
+    /// Only records whose first request came before this instant.
     #[param(nullable = false, format = DateTime)]
     #[schema(format = DateTime)]
     created_before: Option<String>,
-    /// Only those whose first request came longer ago, by the store's clock: `90s`, `15m`, `24h`, `7d`.
+    /// Only records whose first request came longer ago than this, by the store's clock: `90s`, `15m`, `24h`, `7d`.
     #[param(nullable = false, pattern = "^[0-9]{1,6}[smhd]$")]
     #[schema(pattern = "^[0-9]{1,6}[smhd]$")]
     older_than: Option<String>,
-    /// Only ids after this one: `next` of the page before.
+    /// Only records after this id: `next` of the previous page.
     #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
     #[schema(pattern = "^[0-9a-f]{64}$")]
     after: Option<String>,
-    /// How many at most; 100 unless said.
+    /// Most records per page; 100 by default.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
@@ -116,7 +115,7 @@ impl RecordQuery {
         let path = match (self.path, self.route) {
             (Some(path), Some(route)) => {
                 let (path, route) = (in_path("path", path)?, in_path("route", route)?);
-                // Both must fit; if they exclude one another nothing does, and no record has an empty path.
+                // Both must match. If they exclude each other, an empty path matches no record.
                 let both = PathPattern::of_route(&route).fits(&path);
                 Some(PathPattern::exactly(if both { &path } else { "" }))
             }
@@ -157,17 +156,18 @@ impl RecordQuery {
     }
 }
 
-/// How the document describes who acts.
+/// Returns the schema of the name of an operator.
 pub(crate) fn who_schema() -> Object {
-    line("Who acts: kept in the history.", 100)
+    line("Name of the operator, stored in the history.", 100)
 }
 
-/// How the document describes why.
+/// Returns the schema of the reason for an action.
 pub(crate) fn reason_schema() -> Object {
-    line("Why: kept in the history.", 500)
+    line("Reason for the action, stored in the history.", 500)
 }
 
-/// Text without control characters that does not begin with space, as [`OperatorAction::new`] takes it.
+/// Returns the schema of text without control characters that does not begin with a space, as [`OperatorAction::new`]
+/// accepts it.
 fn line(description: &str, length_max: usize) -> Object {
     ObjectBuilder::new()
         .schema_type(Type::String)
@@ -178,23 +178,23 @@ fn line(description: &str, length_max: usize) -> Object {
         .build()
 }
 
-/// Who acts and why. Both are kept in the record's history.
-pub(crate) fn checked(who: &str, reason: &str) -> Result<OperatorAction, Problem> {
+/// Checks the name of the operator and the reason, which are stored in the record's history.
+pub(crate) fn operator_action(who: &str, reason: &str) -> Result<OperatorAction, Problem> {
     OperatorAction::new(who, reason).map_err(|error| Problem::invalid(error.to_string()))
 }
 
-/// An act without more.
+/// An action without further parameters.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Act)]
 pub(crate) struct ActBody {
-    /// Who acts: kept in the history.
+    /// Name of the operator, stored in the history.
     #[schema(schema_with = who_schema)]
     who: String,
-    /// Why: kept in the history.
+    /// Reason for the action, stored in the history.
     #[schema(schema_with = reason_schema)]
     reason: String,
-    /// The `version` that was looked at: if the record has changed since, nothing is done.
+    /// The `version` that the operator saw. If the record has changed since, the action is refused.
     #[serde(default)]
     #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
     version: Option<String>,
@@ -202,67 +202,69 @@ pub(crate) struct ActBody {
 
 impl ActBody {
     pub(crate) fn read(&self) -> Result<(OperatorAction, Option<Version>), Problem> {
-        Ok((checked(&self.who, &self.reason)?, self.version.as_deref().map(version).transpose()?))
+        Ok((operator_action(&self.who, &self.reason)?, self.version.as_deref().map(version).transpose()?))
     }
 }
 
-/// How an unknown record is settled.
+/// Outcome with which an unknown record is settled.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Resolve)]
 pub(crate) struct ResolveBody {
-    /// Who acts: kept in the history.
+    /// Name of the operator, stored in the history.
     #[schema(schema_with = who_schema)]
     who: String,
-    /// Why: kept in the history.
+    /// Reason for the action, stored in the history.
     #[schema(schema_with = reason_schema)]
     reason: String,
-    /// The `version` that was looked at: if the record has changed since, nothing is done.
+    /// The `version` that the operator saw. If the record has changed since, the action is refused.
     #[serde(default)]
     #[schema(pattern = "^[0-9]{1,9}:[0-9a-f]{16}$")]
     version: Option<String>,
-    /// What was found out.
+    /// Outcome that the operator found.
     found: FoundBody,
 }
 
 impl ResolveBody {
-    /// Who and why, at which Version, and what was found; none: it has only been seen to.
+    /// Returns the action, the expected version, and the observation. `None` for the observation means that the operator only
+    /// acknowledges the record.
     pub(crate) fn read(self) -> Result<(OperatorAction, Option<Version>, Option<Observation>), Problem> {
-        let act = checked(&self.who, &self.reason)?;
-        let found = match self.found {
+        let act = operator_action(&self.who, &self.reason)?;
+        let observation = match self.found {
             FoundBody::Completed(answer) => Some(Observation::Executed(answer.read()?)),
             FoundBody::NotExecuted => Some(Observation::NotExecuted),
             FoundBody::Seen => None,
         };
-        Ok((act, self.version.as_deref().map(version).transpose()?, found))
+        Ok((act, self.version.as_deref().map(version).transpose()?, observation))
     }
 }
 
-/// What a person found out.
+/// Outcome that an operator found.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Found)]
 pub(crate) enum FoundBody {
-    /// It was executed, and every retry gets this answer (a decline is an answer, too).
+    /// The request was executed, and every retry gets this response. A decline is a response too.
     Completed(GivenAnswer),
-    /// It was not executed: the next retry runs.
+    /// The request was not executed: the next retry runs.
     NotExecuted,
-    /// It is a dead letter whose outcome is known, and has been seen to: it is one no longer, and stays as it is.
+    /// The outcome of this dead letter is known, and an operator has handled it. The record stays as it is and is no longer a
+    /// dead letter.
     Seen,
 }
 
-/// What is done to each of many records.
+/// Action that is applied to each of many records.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Deed)]
 pub(crate) enum DeedBody {
-    /// Resolved as executed, each with this answer.
+    /// Resolves each record as executed, with this response.
     Completed(GivenAnswer),
-    /// Resolved as not executed.
+    /// Resolves each record as not executed.
     NotExecuted,
-    /// A dead letter no longer; it stays as it is.
+    /// Acknowledges each dead letter: it stays as it is and is no longer a dead letter.
     Seen,
-    /// Its answer is forgotten.
+    /// Forgets the response of each record.
     Forgotten,
 }
 
@@ -277,18 +279,18 @@ impl DeedBody {
     }
 }
 
-/// An answer as a person gives it.
+/// A response that an operator gives.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GivenAnswer {
-    /// Its HTTP status. With 204, 205 and 304 there is no body.
+    /// HTTP status. With 204, 205 and 304 there is no body.
     #[schema(minimum = 200, maximum = 599)]
     status: u16,
-    /// The type of its body; JSON unless said.
+    /// Media type of the body; `application/json` by default.
     #[serde(default = "json")]
     #[schema(max_length = 200, pattern = "^[!-~]([ -~]*[!-~])?$")]
     content_type: String,
-    /// Its body; empty unless said.
+    /// Body of the response; empty by default.
     #[serde(default)]
     #[schema(max_length = 1000000)]
     body: String,
@@ -312,17 +314,17 @@ impl GivenAnswer {
     }
 }
 
-/// Whether HTTP can carry the answer.
-pub(crate) fn possible(found: &Observation) -> Result<(), Problem> {
+/// Refuses a body with a status that has none in HTTP.
+pub(crate) fn check_body_allowed(observation: &Observation) -> Result<(), Problem> {
     let Observation::Executed(AttemptResponse {
         status: status @ (204 | 205 | 304), kept: Some(kept), ..
-    }) = found
+    }) = observation
     else {
         return Ok(());
     };
     match Response::from_bytes(kept) {
         Ok(response) if response.body.is_empty() => Ok(()),
-        _ => Err(Problem::unacceptable(format!("an answer {status} has no body"))),
+        _ => Err(Problem::unacceptable(format!("a response with status {status} has no body"))),
     }
 }
 
@@ -331,9 +333,9 @@ fn json() -> String {
 }
 
 fn in_path(name: &str, text: String) -> Result<String, Problem> {
-    let fits =
+    let is_valid =
         text.starts_with('/') && text.len() <= 2000 && text.bytes().all(|byte| byte.is_ascii_graphic());
-    if fits {
+    if is_valid {
         Ok(text)
     } else {
         Err(Problem::invalid(format!("`{name}` begins with `/` and has visible ASCII only")))
@@ -365,9 +367,9 @@ fn age(text: &str) -> Result<Duration, Problem> {
     Ok(Duration::from_secs(number * seconds))
 }
 
-/// A cursor is an id in full, as `next` gave it.
+/// Parses a cursor: a full id, as in `next`.
 pub(crate) fn cursor(text: &str) -> Result<RecordId, Problem> {
-    let wrong = || Problem::invalid("`after` is `next` of the page before: 64 hex digits");
+    let wrong = || Problem::invalid("`after` is `next` of the previous page: 64 hex digits");
     if text.len() != 2 * RecordId::LEN || text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Err(wrong());
     }
@@ -386,7 +388,7 @@ pub(crate) fn limit(limit: Option<u32>) -> Result<u32, Problem> {
     }
 }
 
-/// As records show it: how many writes, and who wrote last.
+/// Parses a version as records show it: the number of writes, and the nonce of the last one.
 pub(crate) fn version(text: &str) -> Result<Version, Problem> {
     let wrong = || Problem::invalid("`version` is as the record shows it, such as `3:00000000000000ff`");
     let (count, nonce) = text.split_once(':').ok_or_else(wrong)?;
@@ -399,11 +401,11 @@ pub(crate) fn version(text: &str) -> Result<Version, Problem> {
     Ok(Version { count, nonce: Nonce(nonce) })
 }
 
-/// A screenful or two; the cursor gets the rest.
+/// Default page size: a screenful or two. The cursor gets the rest.
 const LIMIT: u32 = 100;
 
-/// A page that is still answered at once.
+/// Largest page that is still answered at once.
 const LIMIT_MAX: u32 = 1000;
 
-/// What a route keeps by default is a mebibyte; a person writes far less.
+/// Most characters of a given response. A route stores a mebibyte by default, and an operator writes far less.
 const ANSWER_CHARS_MAX: usize = 1_000_000;

@@ -1,4 +1,4 @@
-//! Effects, and all that waits for a person.
+//! Endpoints for effects and dead letters.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,26 +13,26 @@ use crate::extract::{JsonBody, PathParam, QueryParams};
 use crate::problem::{Problem, Refusals};
 use crate::views::{EffectView, RecordView};
 
-/// Which effects. All that is given must fit.
+/// Filter for effects. An effect must match every given field.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct EffectQuery {
-    /// Only in this state.
+    /// Only effects in this state.
     #[param(nullable = false, inline)]
     state: Option<EffectWord>,
-    /// Only this record's: its id in full.
+    /// Only effects of this record, by its full id.
     #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
     record: Option<String>,
-    /// Only after this place: `next` of the page before.
+    /// Only effects after this one: `next` of the previous page.
     #[param(nullable = false, minimum = 0)]
     after: Option<i64>,
-    /// How many at most; 100 unless said.
+    /// Most effects per page; 100 by default.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
-/// Effects that fit, in the order of their places.
+/// Effects that match the filter, in outbox order.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct EffectPage {
     effects: Vec<EffectView>,
@@ -40,122 +40,123 @@ pub(crate) struct EffectPage {
     next: Option<i64>,
 }
 
-/// Finds effects
+/// Lists the effects that match a filter
 ///
-/// A store without an outbox has none.
+/// The list is empty if the store has no outbox.
 #[utoipa::path(
     get,
     path = "/v1/effects",
     params(EffectQuery),
-    responses((status = 200, description = "The effects that fit", body = EffectPage), Refusals)
+    responses((status = 200, description = "The matching effects", body = EffectPage), Refusals)
 )]
 pub(crate) async fn list(
-    State(desk): State<AppState>,
-    QueryParams(which): QueryParams<EffectQuery>,
+    State(app): State<AppState>,
+    QueryParams(query): QueryParams<EffectQuery>,
 ) -> Result<Json<EffectPage>, Problem> {
     let filter = EffectFilter {
-        state: which.state.map(|word| word.0),
-        record: which.record.as_deref().map(cursor).transpose()?,
+        state: query.state.map(|word| word.0),
+        record: query.record.as_deref().map(cursor).transpose()?,
         dead_letter: false,
-        after: place(which.after)?,
-        limit: limit(which.limit)?,
+        after: outbox_position(query.after)?,
+        limit: limit(query.limit)?,
     };
-    let (effects, next) = match desk.operator.effects(filter).await {
+    let (effects, next) = match app.operator.effects(filter).await {
         Err(OperatorError::NoOutbox) => (Vec::new(), None),
-        found => found?,
+        result => result?,
     };
     Ok(Json(EffectPage { effects: effects.iter().map(EffectView::of).collect(), next }))
 }
 
-/// Has a dead or unknown effect made
+/// Queues a dead or unknown effect for another call
 ///
-/// The operator's word that making it, or making it again, is right. Its tries count anew.
+/// The operator confirms that making the call, or repeating it, is right. Its tries start again from zero.
 #[utoipa::path(
     post,
     path = "/v1/effects/{seq}/retry",
-    params(("seq" = i64, Path, description = "Its place in the outbox", minimum = 1)),
+    params(("seq" = i64, Path, description = "Position of the effect in the outbox", minimum = 1)),
     request_body = EffectAct,
-    responses((status = 200, description = "It is queued", body = EffectView), Refusals)
+    responses((status = 200, description = "The queued effect", body = EffectView), Refusals)
 )]
 pub(crate) async fn retry(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     PathParam(seq): PathParam<i64>,
     JsonBody(body): JsonBody<EffectAct>,
 ) -> Result<Json<EffectView>, Problem> {
     let act = body.read()?;
-    match desk.operator.retry(seq, &act).await {
+    match app.operator.retry(seq, &act).await {
         Ok(effect) => {
-            tracing::info!(effect = seq, who = act.who(), "an operator retried an effect");
+            tracing::info!(effect = seq, who = act.who(), "operator retried an effect");
             Ok(Json(EffectView::of(&effect)))
         }
-        Err(error) => Err(told(&desk, seq, error).await),
+        Err(error) => Err(effect_problem(&app, seq, error).await),
     }
 }
 
-/// Lets a dead or unknown effect go
+/// Discards a dead or unknown effect
 ///
-/// It will not be made. A record that it owes its answer becomes `unknown`, and others of its aggregate go on.
+/// Its call will not be made. If it owes its record the response, the record becomes `unknown`. Later effects of its
+/// aggregate continue.
 #[utoipa::path(
     post,
     path = "/v1/effects/{seq}/discard",
-    params(("seq" = i64, Path, description = "Its place in the outbox", minimum = 1)),
+    params(("seq" = i64, Path, description = "Position of the effect in the outbox", minimum = 1)),
     request_body = EffectAct,
-    responses((status = 200, description = "It is discarded", body = EffectView), Refusals)
+    responses((status = 200, description = "The discarded effect", body = EffectView), Refusals)
 )]
 pub(crate) async fn discard(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     PathParam(seq): PathParam<i64>,
     JsonBody(body): JsonBody<EffectAct>,
 ) -> Result<Json<EffectView>, Problem> {
     let act = body.read()?;
-    match desk.operator.discard(seq, &act).await {
+    match app.operator.discard(seq, &act).await {
         Ok(effect) => {
-            tracing::info!(effect = seq, who = act.who(), "an operator discarded an effect");
+            tracing::info!(effect = seq, who = act.who(), "operator discarded an effect");
             Ok(Json(EffectView::of(&effect)))
         }
-        Err(error) => Err(told(&desk, seq, error).await),
+        Err(error) => Err(effect_problem(&app, seq, error).await),
     }
 }
 
-/// Who acts on an effect and why.
+/// The operator who acts on an effect, and the reason.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EffectAct {
-    /// Who acts: kept in the history of its record.
+    /// Name of the operator, stored in the history of the effect's record.
     #[schema(schema_with = dto::who_schema)]
     who: String,
-    /// Why: kept in the history of its record.
+    /// Reason for the action, stored in the history of the effect's record.
     #[schema(schema_with = dto::reason_schema)]
     reason: String,
 }
 
 impl EffectAct {
     fn read(&self) -> Result<ibid::operator::OperatorAction, Problem> {
-        dto::checked(&self.who, &self.reason)
+        dto::operator_action(&self.who, &self.reason)
     }
 }
 
-/// Where to go on in either list.
+/// Cursors into the two lists of dead letters.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct DeadLetterQuery {
-    /// Only records after this id: `next_record` of the page before.
+    /// Only records after this id: `next_record` of the previous page.
     #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
     records_after: Option<String>,
-    /// Only effects after this place: `next_effect` of the page before.
+    /// Only effects after this one: `next_effect` of the previous page.
     #[param(nullable = false, minimum = 0)]
     effects_after: Option<i64>,
-    /// How many of each at most; 100 unless said.
+    /// Most records and most effects per page; 100 each by default.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
-/// All that waits for a person.
+/// All dead letters: records and effects that need an operator.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct DeadLetters {
     records: Vec<RecordView>,
-    /// Dead, or unknown with nobody left to ask.
+    /// Effects that are dead, or unknown with no verification due.
     effects: Vec<EffectView>,
     /// The `records_after` of the next page, if there is one.
     next_record: Option<String>,
@@ -163,7 +164,7 @@ pub(crate) struct DeadLetters {
     next_effect: Option<i64>,
 }
 
-/// Shows all that waits for a person
+/// Lists all dead letters: records and effects that need an operator
 #[utoipa::path(
     get,
     path = "/v1/dead-letters",
@@ -171,12 +172,12 @@ pub(crate) struct DeadLetters {
     responses((status = 200, description = "Records and effects", body = DeadLetters), Refusals)
 )]
 pub(crate) async fn dead_letters(
-    State(desk): State<AppState>,
-    QueryParams(which): QueryParams<DeadLetterQuery>,
+    State(app): State<AppState>,
+    QueryParams(query): QueryParams<DeadLetterQuery>,
 ) -> Result<Json<DeadLetters>, Problem> {
-    let after = which.records_after.as_deref().map(cursor).transpose()?;
-    let effects_after = place(which.effects_after)?;
-    let letters = desk.operator.dead_letters(after, effects_after, limit(which.limit)?).await?;
+    let after = query.records_after.as_deref().map(cursor).transpose()?;
+    let effects_after = outbox_position(query.effects_after)?;
+    let letters = app.operator.dead_letters(after, effects_after, limit(query.limit)?).await?;
     Ok(Json(DeadLetters {
         records: letters.records.records.iter().map(RecordView::of).collect(),
         effects: letters.effects.iter().map(EffectView::of).collect(),
@@ -185,19 +186,19 @@ pub(crate) async fn dead_letters(
     }))
 }
 
-/// With the effect as it is now, for whoever came too late.
-async fn told(desk: &AppState, seq: i64, error: OperatorError) -> Problem {
+/// Converts an error. If the effect has changed, adds the effect as it is now.
+async fn effect_problem(app: &AppState, seq: i64, error: OperatorError) -> Problem {
     let late = matches!(error, OperatorError::EffectNotNow(_) | OperatorError::EffectChanged);
     let problem = Problem::from(error);
-    match desk.operator.effect(seq).await {
+    match app.operator.effect(seq).await {
         Ok(effect) if late => problem.effect(EffectView::of(&effect)),
         _ => problem,
     }
 }
 
-fn place(after: Option<i64>) -> Result<i64, Problem> {
+fn outbox_position(after: Option<i64>) -> Result<i64, Problem> {
     match after.unwrap_or(0) {
         after @ 0.. => Ok(after),
-        _ => Err(Problem::invalid("a place in the outbox is not negative")),
+        _ => Err(Problem::invalid("a position in the outbox is not negative")),
     }
 }

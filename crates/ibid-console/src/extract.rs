@@ -1,4 +1,4 @@
-//! What a request carries, read strictly: unknown names are refused, bodies are bounded, and every refusal says why.
+//! Strict extractors: they refuse unknown names, bound the body, and say why they refuse a request.
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use http::StatusCode;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::problem::Problem;
 
-/// The query string.
+/// The parsed query string.
 pub(crate) struct QueryParams<T>(pub(crate) T);
 
 impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
@@ -23,7 +23,7 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
     }
 }
 
-/// One segment of the path.
+/// One parsed segment of the path.
 pub(crate) struct PathParam<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathParam<T> {
@@ -37,7 +37,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathPar
     }
 }
 
-/// The body.
+/// The parsed JSON body.
 pub(crate) struct JsonBody<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
@@ -51,30 +51,32 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
         }
         let bytes = axum::body::to_bytes(request.into_body(), BODY_MAX).await.map_err(|_| {
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large")
-                .detail(format!("a body has at most {BODY_MAX} bytes and comes to its end"))
+                .detail(format!("a body has at most {BODY_MAX} bytes and must be complete"))
         })?;
         let unreadable = |error: serde_json::Error| Problem::invalid(format!("the body: {error}"));
         let value: Value = serde_json::from_slice(&bytes).map_err(unreadable)?;
         if has_stray_list(&value, false) {
-            return Err(Problem::invalid("the body: a list stands where an object belongs"));
+            return Err(Problem::invalid("the body: found a list where an object belongs"));
         }
-        serde_json::from_value(whole(value)).map(JsonBody).map_err(unreadable)
+        serde_json::from_value(normalize_numbers(value)).map(JsonBody).map_err(unreadable)
     }
 }
 
-/// The reader would take a list for an object, its fields in their order. Only `records` is one, and of objects.
-fn has_stray_list(value: &Value, listed: bool) -> bool {
+/// Returns whether a list is in a place where an object belongs. serde would accept it as an object, with its items as the
+/// fields in order. Only `records` may be a list, and only of objects.
+fn has_stray_list(value: &Value, is_list_field: bool) -> bool {
     match value {
         Value::Array(items) => {
-            !listed || items.iter().any(|item| !item.is_object() || has_stray_list(item, false))
+            !is_list_field || items.iter().any(|item| !item.is_object() || has_stray_list(item, false))
         }
         Value::Object(fields) => fields.iter().any(|(name, value)| has_stray_list(value, name == "records")),
         _ => false,
     }
 }
 
-/// In JSON `201` and `201.0` are one number, and a schema's integer is either. Depth is the parser's own bound.
-fn whole(value: Value) -> Value {
+/// Turns floats without a fraction into integers: in JSON, `201` and `201.0` are the same number, and a schema's integer
+/// allows both. The parser bounds the depth of the recursion.
+fn normalize_numbers(value: Value) -> Value {
     match value {
         Value::Number(number) => match number.as_f64() {
             Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < WHOLE_MAX => {
@@ -82,8 +84,10 @@ fn whole(value: Value) -> Value {
             }
             _ => Value::Number(number),
         },
-        Value::Array(items) => items.into_iter().map(whole).collect(),
-        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        Value::Array(items) => items.into_iter().map(normalize_numbers).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (name, normalize_numbers(value))).collect()
+        }
         other => other,
     }
 }
@@ -94,8 +98,8 @@ fn is_json(request: &Request) -> bool {
     essence.eq_ignore_ascii_case("application/json")
 }
 
-/// Up to here every whole number has a float of its own.
+/// 2^53: below this, a float represents every whole number exactly.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// An answer of a megabyte, escaped, or the names of five hundred records.
+/// Longest body, in bytes: a response of a megabyte with JSON escapes, or the ids of five hundred records.
 const BODY_MAX: usize = 2 << 20;

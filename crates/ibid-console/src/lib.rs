@@ -1,7 +1,7 @@
 //! The operator's API: records, effects, dead letters, tenants and upkeep, as JSON under `/v1`.
 //!
-//! It cannot decide, only ask: everything goes through [`ibid::operator`]. Whoever mounts it keeps it off the listener
-//! that clients reach.
+//! It decides nothing itself: every action goes through [`ibid::operator`]. Do not mount it on the listener that clients can
+//! reach.
 //!
 //! ```no_run
 //! # async fn serve(ibid: ibid::Ibid) -> Result<(), Box<dyn std::error::Error>> {
@@ -42,25 +42,25 @@ pub use views::rfc3339;
 
 use problem::Problem;
 
-/// The API over this engine, for those who know the token.
+/// Returns the router of the API for this engine. Every request must carry the token.
 pub fn router(ibid: &Ibid, token: Token) -> Router {
     let (router, document) = parts();
-    let desk = AppState { operator: Operator::new(ibid), ibid: ibid.clone() };
+    let state = AppState { operator: Operator::new(ibid), ibid: ibid.clone() };
     router
         .route("/v1/openapi.json", axum::routing::get(move || async move { Json(document) }))
-        .fallback(nowhere)
-        .method_not_allowed_fallback(not_so)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(token, auth::check))
-        .layer(middleware::from_fn(bounded))
-        .with_state(desk)
+        .layer(middleware::from_fn(limit_time))
+        .with_state(state)
 }
 
-/// The OpenAPI document of the API.
+/// Returns the OpenAPI document of the API.
 pub fn openapi() -> Document {
     parts().1
 }
 
-/// What every answer is made from.
+/// State that every handler uses.
 #[derive(Clone)]
 struct AppState {
     operator: Operator,
@@ -74,7 +74,8 @@ fn parts() -> (Router<AppState>, Document) {
     (router, document)
 }
 
-/// A choice is one of its forms and nothing beside: the reader refuses more, so the document must say so.
+/// Adds `additionalProperties: false` to each form of a choice. The API refuses unknown fields there, so the document must
+/// say so.
 fn close(schema: &mut RefOr<Schema>) {
     let RefOr::T(Schema::OneOf(choice)) = schema else { return };
     for form in &mut choice.items {
@@ -106,7 +107,7 @@ fn api() -> OpenApiRouter<AppState> {
 #[openapi(
     info(
         title = "ibid operator API",
-        description = "What an operator sees and does. Every act needs a name and a reason, and is kept in the record's \
+        description = "Views and actions for operators. Every action needs a name and a reason, and is stored in the record's \
                        history with who, what, before and after. Served on the admin listener only.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
@@ -125,25 +126,26 @@ impl Modify for Bearer {
     }
 }
 
-async fn nowhere(uri: Uri) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "not-found", "There is nothing here")
-        .detail(format!("`{}` is no path of this API: see `/v1/openapi.json`", uri.path()))
+async fn no_such_path(uri: Uri) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "not-found", "No such path")
+        .detail(format!("`{}` is not a path of this API: see `/v1/openapi.json`", uri.path()))
 }
 
-async fn not_so(method: Method, uri: Uri) -> Problem {
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Not with this method")
-        .detail(format!("`{}` does not take {method}: see `/v1/openapi.json`", uri.path()))
+async fn wrong_method(method: Method, uri: Uri) -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed")
+        .detail(format!("`{}` does not accept {method}: see `/v1/openapi.json`", uri.path()))
 }
 
-/// No answer takes for ever, and none is kept by a cache: they are about now.
-async fn bounded(request: Request, next: Next) -> Response {
-    let answered = tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await;
-    let mut response = answered.unwrap_or_else(|_| Problem::too_slow().into_response());
+/// Bounds the time of every response, and forbids caching, because responses describe the current state.
+async fn limit_time(request: Request, next: Next) -> Response {
+    let result = tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await;
+    let mut response = result.unwrap_or_else(|_| Problem::too_slow().into_response());
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-/// The patience of a person; a list that walks millions of rows takes some seconds.
+/// Longest time for a response. A list that scans millions of rows takes some seconds, and an operator will not wait longer
+/// than this.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Answers that say no (RFC 9457), and what each error of the engine means here.
+//! Problem responses (RFC 9457), and the mapping of operator errors to them.
 
 use std::collections::BTreeMap;
 
@@ -16,35 +16,35 @@ use utoipa::{IntoResponses, ToSchema};
 
 use crate::views::{EffectView, HistoryView, RecordView};
 
-/// Why a request was turned away.
+/// A refused request, with the reason.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub(crate) struct ProblemView {
     /// `urn:ibid:problem:` and a code that stays the same.
     #[serde(rename = "type")]
     kind: String,
-    /// The same for every problem of this type.
+    /// Short summary, the same for every problem of this type.
     title: &'static str,
-    /// The HTTP status.
+    /// HTTP status of the response.
     status: u16,
-    /// What is wrong with this request.
+    /// Details of the problem with this request.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    /// The record as it is now, where it stands in the way.
+    /// The record as it is now, if it prevents the action.
     #[serde(skip_serializing_if = "Option::is_none")]
     record: Option<Box<RecordView>>,
-    /// What last settled it.
+    /// History line of what last settled the record.
     #[serde(skip_serializing_if = "Option::is_none")]
     last: Option<HistoryView>,
-    /// The records that begin so, where several do.
+    /// The matching records, if the id prefix is ambiguous.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     records: Vec<RecordView>,
-    /// The effect as it is now, where it stands in the way.
+    /// The effect as it is now, if it prevents the action.
     #[serde(skip_serializing_if = "Option::is_none")]
     effect: Option<Box<EffectView>>,
 }
 
-/// A [`ProblemView`] on its way out.
+/// An error response with a [`ProblemView`] as its body.
 #[derive(Debug)]
 pub(crate) struct Problem(Box<ProblemView>);
 
@@ -73,36 +73,36 @@ impl Problem {
 
     pub(crate) fn unacceptable(detail: impl Into<String>) -> Problem {
         let status = StatusCode::UNPROCESSABLE_ENTITY;
-        Problem::new(status, "answer-impossible", "The answer can't be kept").detail(detail)
+        Problem::new(status, "answer-impossible", "The response cannot be stored").detail(detail)
     }
 
     pub(crate) fn unauthorized() -> Problem {
-        Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "Who are you?")
+        Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "Token missing or wrong")
             .detail("send `Authorization: Bearer` and the value of `IBID_ADMIN_TOKEN`")
     }
 
     pub(crate) fn too_slow() -> Problem {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too-slow", "It took too long")
-            .detail("an act may have been written all the same: look again")
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too-slow", "The request took too long")
+            .detail("the action may have been written nevertheless: check before you retry")
     }
 
-    /// With the record as it is now, and the line of history that last settled it.
+    /// Adds the record as it is now, and the history line of what last settled it.
     fn record(mut self, stored: &StoredRecord, last: Option<Box<(Timestamp, History)>>) -> Problem {
         self.0.record = Some(Box::new(RecordView::of(stored)));
         self.0.last = last.map(|last| HistoryView::of(&last));
         self
     }
 
-    /// With the effect as it is now.
+    /// Adds the effect as it is now.
     pub(crate) fn effect(mut self, effect: EffectView) -> Problem {
         self.0.effect = Some(Box::new(effect));
         self
     }
 
     fn store(error: &StoreError) -> Problem {
-        tracing::warn!(error = error as &dyn std::error::Error, "the store failed an operator");
+        tracing::warn!(error = error as &dyn std::error::Error, "store failed during an operator request");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store failed")
-            .detail("an act may have been written all the same: look again")
+            .detail("the action may have been written nevertheless: check before you retry")
     }
 }
 
@@ -131,10 +131,10 @@ impl From<OperatorError> for Problem {
         let conflict = |code, title| new(StatusCode::CONFLICT, code, title);
         match error {
             OperatorError::NoSuchRecord => new(StatusCode::NOT_FOUND, "no-such-record", "No such record")
-                .detail("no record's id begins so; expired records are removed"),
+                .detail("no record has an id with this prefix; expired records are removed"),
             OperatorError::Ambiguous(page) => {
-                let mut problem =
-                    conflict("ambiguous-id", "Several records begin so").detail("give more digits of the id");
+                let mut problem = conflict("ambiguous-id", "Several records have this prefix")
+                    .detail("give more digits of the id");
                 problem.0.records = page.records.iter().map(RecordView::of).collect();
                 problem
             }
@@ -145,7 +145,7 @@ impl From<OperatorError> for Problem {
                 conflict("changed", "The record has changed").record(&stored, last)
             }
             OperatorError::TooLarge { .. } => Problem::unacceptable(detail),
-            OperatorError::NoOutbox => conflict("no-outbox", "There is no outbox"),
+            OperatorError::NoOutbox => conflict("no-outbox", "The store has no outbox"),
             OperatorError::NoSuchEffect(_) => new(StatusCode::NOT_FOUND, "no-such-effect", "No such effect"),
             OperatorError::Store(error) => Problem::store(&error),
             _ => conflict("not-now", "The effect does not allow it now"),
@@ -153,7 +153,7 @@ impl From<OperatorError> for Problem {
     }
 }
 
-/// Every way to be turned away, for the OpenAPI document.
+/// Every error response, for the OpenAPI document.
 pub(crate) struct Refusals;
 
 impl IntoResponses for Refusals {
@@ -171,12 +171,15 @@ impl IntoResponses for Refusals {
 }
 
 const REFUSALS: [(&str, &str); 8] = [
-    ("400", "The request can't be read"),
-    ("401", "No token, or another one"),
+    ("400", "The request cannot be read"),
+    ("401", "The token is missing or wrong"),
     ("404", "No such record or effect"),
-    ("409", "What is stored does not allow it, or somebody was quicker: the answer says who"),
+    (
+        "409",
+        "The stored state does not allow the action, or another process has changed it: the response says how",
+    ),
     ("413", "The body is too large"),
     ("415", "The body is not JSON"),
-    ("422", "The given answer can't be kept"),
-    ("503", "The store failed"),
+    ("422", "The given response cannot be stored"),
+    ("503", "The store failed, or the request took too long"),
 ];

@@ -1,4 +1,4 @@
-//! Records: found, shown, resolved, forgotten.
+//! Endpoints that find, show, resolve and forget records.
 
 use axum::Json;
 use axum::extract::State;
@@ -6,12 +6,12 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::AppState;
-use crate::dto::{ActBody, RecordQuery, ResolveBody, possible, prefix};
+use crate::dto::{ActBody, RecordQuery, ResolveBody, check_body_allowed, prefix};
 use crate::extract::{JsonBody, PathParam, QueryParams};
 use crate::problem::{Problem, Refusals};
 use crate::views::{HistoryView, RecordView};
 
-/// Records that fit, in the order of their ids.
+/// Records that match the filter, in the order of their ids.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct RecordPage {
     records: Vec<RecordView>,
@@ -19,29 +19,29 @@ pub(crate) struct RecordPage {
     next: Option<String>,
 }
 
-/// Finds records
+/// Lists the records that match a filter
 #[utoipa::path(
     get,
     path = "/v1/records",
     params(RecordQuery),
-    responses((status = 200, description = "The records that fit", body = RecordPage), Refusals)
+    responses((status = 200, description = "The matching records", body = RecordPage), Refusals)
 )]
 pub(crate) async fn list(
-    State(desk): State<AppState>,
-    QueryParams(which): QueryParams<RecordQuery>,
+    State(app): State<AppState>,
+    QueryParams(query): QueryParams<RecordQuery>,
 ) -> Result<Json<RecordPage>, Problem> {
-    let page = desk.operator.find(which.filter()?).await?;
+    let page = app.operator.find(query.filter()?).await?;
     let records = page.records.iter().map(RecordView::of).collect();
     Ok(Json(RecordPage { records, next: page.next.map(|id| id.to_string()) }))
 }
 
-/// A record and all that happened to it.
+/// A record with its history.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Life {
     record: RecordView,
-    /// How many bytes of an answer are kept.
+    /// Size of the stored response, in bytes.
     answer_bytes: Option<u64>,
-    /// What happened to it, oldest first.
+    /// History of the record, oldest line first.
     history: Vec<HistoryView>,
 }
 
@@ -49,15 +49,15 @@ pub(crate) struct Life {
 #[utoipa::path(
     get,
     path = "/v1/records/{id}",
-    params(("id" = String, Path, description = "The first 4 to 64 hex digits of its id", pattern = "^[0-9a-f]{4,64}$")),
+    params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
     responses((status = 200, description = "The record", body = Life), Refusals)
 )]
 pub(crate) async fn show(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     PathParam(id): PathParam<String>,
 ) -> Result<Json<Life>, Problem> {
-    let found = desk.operator.get(&prefix(&id)?).await?;
-    let life = desk.operator.history(found.record.id).await?;
+    let stored = app.operator.get(&prefix(&id)?).await?;
+    let life = app.operator.history(stored.record.id).await?;
     Ok(Json(Life {
         record: RecordView::of(&life.stored),
         answer_bytes: life.stored.answer.as_ref().map(|bytes| bytes.len() as u64),
@@ -65,62 +65,62 @@ pub(crate) async fn show(
     }))
 }
 
-/// Settles an unknown record by what a person found out
+/// Settles an unknown record with the outcome that an operator found
 ///
-/// Only an `unknown` record, or with `seen` a dead letter whose outcome is known: anything else, and whoever comes
-/// second, gets 409 with the record as it is and what settled it.
+/// Works only for an `unknown` record, or with `seen` for a dead letter whose outcome is known. For any other record, and if
+/// another process was first, the response is 409 with the record as it is now and what settled it.
 #[utoipa::path(
     post,
     path = "/v1/records/{id}/resolve",
-    params(("id" = String, Path, description = "The first 4 to 64 hex digits of its id", pattern = "^[0-9a-f]{4,64}$")),
+    params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
     request_body = ResolveBody,
-    responses((status = 200, description = "It is settled: the record as it is now", body = RecordView), Refusals)
+    responses((status = 200, description = "The settled record", body = RecordView), Refusals)
 )]
 pub(crate) async fn resolve(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     PathParam(id): PathParam<String>,
     JsonBody(body): JsonBody<ResolveBody>,
 ) -> Result<Json<RecordView>, Problem> {
-    let (act, seen, found) = body.read()?;
-    let id = desk.operator.get(&prefix(&id)?).await?.record.id;
-    let stored = match &found {
-        None => desk.operator.acknowledge(id, seen, &act).await?,
-        Some(found) => {
-            possible(found)?;
-            desk.operator.resolve(id, seen, found, &act).await?
+    let (act, version, observation) = body.read()?;
+    let id = app.operator.get(&prefix(&id)?).await?.record.id;
+    let stored = match &observation {
+        None => app.operator.acknowledge(id, version, &act).await?,
+        Some(observation) => {
+            check_body_allowed(observation)?;
+            app.operator.resolve(id, version, observation, &act).await?
         }
     };
-    tracing::info!(record = %id.short(), who = act.who(), "an operator resolved a record");
+    tracing::info!(record = %id.short(), who = act.who(), "operator resolved a record");
     Ok(Json(RecordView::of(&stored)))
 }
 
-/// What is forgotten, and when that is final.
+/// The forgotten record, and when the change is final on every node.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Forgotten {
     record: RecordView,
-    /// Other nodes may replay the answer for so many seconds more (`cache_ttl`); on this one it is gone.
+    /// Seconds for which other nodes may still replay the response (`cache_ttl`). On this node it is gone.
     final_everywhere_in_seconds: u64,
 }
 
-/// Forgets the answer of a completed or expired record
+/// Forgets the response of a completed or expired record
 ///
-/// The next request under its key runs as new. An `unknown` record is resolved, never forgotten.
+/// The next request with its key runs as a new one. An `unknown` record can be resolved, never forgotten.
 #[utoipa::path(
     post,
     path = "/v1/records/{id}/forget",
-    params(("id" = String, Path, description = "The first 4 to 64 hex digits of its id", pattern = "^[0-9a-f]{4,64}$")),
+    params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
     request_body = ActBody,
-    responses((status = 200, description = "It is forgotten", body = Forgotten), Refusals)
+    responses((status = 200, description = "The forgotten record", body = Forgotten), Refusals)
 )]
 pub(crate) async fn forget(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     PathParam(id): PathParam<String>,
     JsonBody(body): JsonBody<ActBody>,
 ) -> Result<Json<Forgotten>, Problem> {
-    let (act, seen) = body.read()?;
-    let id = desk.operator.get(&prefix(&id)?).await?.record.id;
-    let stored = desk.operator.forget(id, seen, &act).await?;
-    tracing::info!(record = %id.short(), who = act.who(), "an operator forgot a record");
-    let final_everywhere_in_seconds = desk.ibid.cache_ttl().as_secs();
+    let (act, version) = body.read()?;
+    let id = app.operator.get(&prefix(&id)?).await?.record.id;
+    let stored = app.operator.forget(id, version, &act).await?;
+    tracing::info!(record = %id.short(), who = act.who(), "operator forgot a record");
+    let final_everywhere_in_seconds = app.ibid.cache_ttl().as_secs();
     Ok(Json(Forgotten { record: RecordView::of(&stored), final_everywhere_in_seconds }))
 }

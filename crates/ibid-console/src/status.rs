@@ -1,4 +1,4 @@
-//! How things stand in this process: tenants by duplicate rate, and the chores.
+//! Status of this process: tenants by duplicate rate, and the chores.
 
 use std::time::SystemTime;
 
@@ -16,12 +16,12 @@ use crate::extract::QueryParams;
 use crate::problem::{Problem, Refusals};
 use crate::views::rfc3339;
 
-/// How many tenants.
+/// Number of tenants to list.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct LimitQuery {
-    /// How many at most; 100 unless said.
+    /// Most tenants to list; 100 by default.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
@@ -30,22 +30,22 @@ pub(crate) struct LimitQuery {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TenantsView {
     tenants: Vec<TenantView>,
-    /// How many are above the configured duplicate rate.
+    /// Number of tenants above the configured duplicate rate.
     above: u64,
 }
 
-/// What one tenant sent to this process in the last five to ten minutes.
+/// Requests of one tenant to this process in the last five to ten minutes.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Tenant)]
 pub(crate) struct TenantView {
     tenant: String,
-    /// Guarded requests that were decided on.
+    /// Guarded requests that were decided.
     requests: u64,
-    /// Those whose key had come before.
+    /// Requests whose key had been used before.
     duplicates: u64,
-    /// Those of the duplicates that came with another request.
+    /// Duplicates whose request differs from the first one with that key.
     misused: u64,
-    /// Duplicates by requests, from 0 to 1.
+    /// Share of duplicates among the requests, from 0 to 1.
     rate: f64,
 }
 
@@ -63,8 +63,8 @@ impl TenantView {
 
 /// Shows tenants by duplicate rate
 ///
-/// As this process saw them. Of very many tenants only the busiest are followed; those with fewer than 20 requests stand
-/// last.
+/// Counts only requests to this process. If there are very many tenants, only the busiest are tracked. Tenants with fewer
+/// than 20 requests are listed last.
 #[utoipa::path(
     get,
     path = "/v1/tenants",
@@ -72,36 +72,36 @@ impl TenantView {
     responses((status = 200, description = "Tenants", body = TenantsView), Refusals)
 )]
 pub(crate) async fn tenants(
-    State(desk): State<AppState>,
-    QueryParams(many): QueryParams<LimitQuery>,
+    State(app): State<AppState>,
+    QueryParams(query): QueryParams<LimitQuery>,
 ) -> Result<Json<TenantsView>, Problem> {
-    let rates = desk.ibid.tenants(limit(many.limit)? as usize);
-    let above = desk.ibid.tenants_above_duplicate_rate() as u64;
+    let rates = app.ibid.tenants(limit(query.limit)? as usize);
+    let above = app.ibid.tenants_above_duplicate_rate() as u64;
     Ok(Json(TenantsView { tenants: rates.iter().map(TenantView::of).collect(), above }))
 }
 
-/// How this process looks after the store.
+/// Status of the chores and the engine of this process.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct UpkeepView {
     /// Every chore that has run in this process.
     chores: Vec<ChoreView>,
-    /// Whether new keys are refused because the store does not answer.
+    /// `true` while new keys are refused because the store does not answer.
     breaker_open: bool,
-    /// How many duplicates wait for an answer.
+    /// Number of duplicates that wait for a response.
     waiting: u64,
 }
 
-/// One chore.
+/// Status of one chore.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Chore)]
 pub(crate) struct ChoreView {
     name: &'static str,
-    /// When it last succeeded, by this node's clock.
+    /// Time of the last success, by this node's clock.
     succeeded_at: Option<String>,
-    /// How much it did then.
+    /// Number of items that the last successful run handled.
     did: u64,
     failed_at: Option<String>,
-    /// Why it failed; gone once it succeeds.
+    /// Error of the last failure, cleared by the next success.
     error: Option<String>,
 }
 
@@ -121,24 +121,24 @@ impl ChoreView {
     }
 }
 
-/// Parameters that are not there: so that unknown ones are refused.
+/// An empty set of parameters, so that unknown ones are refused.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NoParams {}
 
-/// Shows when each chore last ran
+/// Shows the last run of each chore
 #[utoipa::path(
     get,
     path = "/v1/upkeep",
     responses((status = 200, description = "The chores of this process", body = UpkeepView), Refusals)
 )]
 pub(crate) async fn upkeep(
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     QueryParams(NoParams {}): QueryParams<NoParams>,
 ) -> Result<Json<UpkeepView>, Problem> {
     Ok(Json(UpkeepView {
-        chores: desk.ibid.chores().iter().map(ChoreView::of).collect(),
-        breaker_open: desk.ibid.is_breaker_open(),
-        waiting: desk.ibid.waiting() as u64,
+        chores: app.ibid.chores().iter().map(ChoreView::of).collect(),
+        breaker_open: app.ibid.is_breaker_open(),
+        waiting: app.ibid.waiting() as u64,
     }))
 }

@@ -1,4 +1,4 @@
-//! The document is the one that is committed; `IBID_BLESS=1` writes it anew.
+//! Checks that the committed OpenAPI document is current (`IBID_BLESS=1` rewrites it), and checks tokens.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ fn every_openapi_operation_needs_the_token() {
     assert_eq!(paths.len(), 12);
     for (path, operations) in paths {
         for (method, operation) in operations.as_object().expect("operations") {
-            assert!(operation.get("security").is_none(), "{method} {path} has a rule of its own");
+            assert!(operation.get("security").is_none(), "{method} {path} has a separate security rule");
             assert!(operation["responses"].get("401").is_some(), "{method} {path}");
         }
     }

@@ -1,4 +1,4 @@
-//! Records, effects and history as the API shows them. Payloads and bodies are not shown: they are the clients'.
+//! Records, effects and history as the API shows them. Payloads and bodies are not shown, because they belong to the clients.
 
 use ibid_core::change::{History, StoredRecord};
 use ibid_core::effect::StoredEffect;
@@ -8,56 +8,56 @@ use utoipa::ToSchema;
 
 use crate::dto::{EffectWord, StateWord};
 
-/// A record.
+/// A record with its details.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Record)]
 pub(crate) struct RecordView {
-    /// Its id in full, 64 hex digits; elsewhere the first 4 or more will do.
+    /// Full id, 64 hex digits. Requests may use the first 4 or more.
     id: String,
-    /// Where it stands.
+    /// State of the record.
     state: StateWord,
-    /// Whether a person must look at it.
+    /// `true` if the record needs an operator.
     dead_letter: bool,
-    /// `success` or `error`, once it is completed.
+    /// `success` or `error`, once the record is completed.
     outcome: Option<&'static str>,
-    /// The status of its answer.
+    /// HTTP status of the response.
     status: Option<u16>,
-    /// Whether its answer is kept for replay.
+    /// `true` if the response is stored for replay.
     retained: bool,
-    /// Whether its answer is owed by an effect.
+    /// `true` if an effect owes the response.
     owed: bool,
-    /// Whether it was accepted to be run later.
+    /// `true` if the request was accepted to run later.
     #[serde(rename = "async")]
     asynchronous: bool,
-    /// How many attempts there were.
+    /// Number of attempts so far.
     attempt: u32,
     tenant: String,
     method: String,
     path: String,
     key: String,
-    /// Names the last write. An act may name it, and is then refused if the record has changed since.
+    /// Version of the last write. An action that names it is refused if the record has changed since.
     version: String,
-    /// The last phase committed.
+    /// Number of the last committed phase.
     recovery_point: u16,
     created_at: String,
-    /// When the last attempt began.
+    /// Start of the last attempt.
     ran_at: Option<String>,
-    /// Lease end, next reconciliation or pending deadline, by state.
+    /// End of the lease, next lookup or deadline of a pending request, depending on the state.
     due_at: Option<String>,
     completed_at: Option<String>,
-    /// When replay ends.
+    /// End of replay: the record expires.
     expires_at: Option<String>,
-    /// When the row goes.
+    /// Time at which the row is removed.
     purge_at: Option<String>,
-    /// Why the last attempt did not complete.
+    /// Reason that the last attempt did not complete.
     last_error: Option<&'static str>,
-    /// The provider's own id of what was done.
+    /// The provider's id of the operation.
     provider_id: Option<String>,
-    /// How often its lease lapsed.
+    /// Number of lapsed leases.
     lapses: u32,
-    /// How often a reconciler has asked.
+    /// Number of lookups by a reconciler.
     tries: u32,
-    /// The trace id of the first execution.
+    /// Trace id of the first execution.
     trace: Option<String>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct HistoryView {
     at: String,
     /// `lapse`, `takeover`, `unknown`, `reconcile try`, `late answer`, `settled` or `operator`.
     what: &'static str,
-    /// In words; of an operator's act: what, before, after, who and why.
+    /// Description. For an operator's action: what, before, after, who and why.
     detail: String,
 }
 
@@ -113,35 +113,35 @@ impl HistoryView {
     }
 }
 
-/// An effect: a call to the outside, still to be made or made.
+/// An effect: a call to another service, made or still to be made.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Effect)]
 pub(crate) struct EffectView {
-    /// Its place in the outbox, by which it is named.
+    /// Position in the outbox, which identifies the effect.
     seq: i64,
-    /// The record that asked for it, which may be gone.
+    /// Id of the record that enqueued the effect. The record may have been removed.
     record: String,
     tenant: String,
-    /// Its name within the record.
+    /// Name of the effect within its record.
     name: String,
-    /// Which handler carries it out.
+    /// Kind, which selects the handler.
     kind: String,
     state: EffectWord,
-    /// How often it was tried.
+    /// Number of tries so far.
     tries: u32,
-    /// Next try, end of the claim or next verification, by state.
+    /// Next try, end of the claim or next verification, depending on the state.
     due_at: Option<String>,
     created_at: String,
-    /// When the first call was about to be made.
+    /// Time just before the first call.
     called_at: Option<String>,
     done_at: Option<String>,
-    /// What it is kept in order with.
+    /// Effects with the same aggregate run one after the other.
     aggregate: Option<String>,
-    /// The key that the provider is given, the same at every try.
+    /// Key that the provider gets, the same for every try.
     downstream_key: String,
-    /// Whether the record's answer waits for it.
+    /// `true` if the effect owes its record the response.
     owes: bool,
-    /// Whether calling now may do it a second time, for the provider may have forgotten the key.
+    /// `true` if a call now may be executed a second time, because the provider may have forgotten the key.
     may_be_second: bool,
     provider_id: Option<String>,
     last_error: Option<String>,
@@ -171,11 +171,11 @@ impl EffectView {
     }
 }
 
-/// An instant as the API writes it, to the millisecond: enough to compare with a log, short enough for a table.
+/// Formats an instant as the API writes it, to the millisecond: enough to compare with a log, short enough for a table.
 pub fn rfc3339(at: Timestamp) -> String {
     match jiff::Timestamp::from_microsecond(at.as_micros()) {
         Ok(instant) => format!("{instant:.3}"),
-        // A saturated sum: past the year 9999.
+        // A saturated sum, past the year 9999.
         Err(_) => "never".to_owned(),
     }
 }

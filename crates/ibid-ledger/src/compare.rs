@@ -55,11 +55,11 @@ struct TheirLines {
 pub enum DifferenceKind {
     /// The provider has more than one line for a key: the double charge.
     TheirsTwice,
-    /// The provider has it, and we don't.
+    /// The provider has a line for a key, and we have none.
     TheirsOnly,
-    /// Both have it, with different values.
+    /// Both sides have a line for a key, with different values.
     Differs,
-    /// We have it, and the provider does not.
+    /// We have a line for a key, and the provider has none.
     OursOnly,
     /// We have more than one line for a key.
     OursTwice,
@@ -92,20 +92,20 @@ impl DifferenceKind {
     }
 }
 
-/// One difference.
+/// One difference between the two ledgers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerDifference {
-    /// Kind of difference.
+    /// Kind of this difference.
     pub kind: DifferenceKind,
     /// Key of the line; empty if it has none.
     pub key: String,
-    /// Our line.
+    /// Our line, if we have one.
     pub ours: Option<LineValues>,
-    /// Their line.
+    /// The provider's line, if it has one.
     pub theirs: Option<LineValues>,
     /// Set if this side has several lines with this key.
     pub repeat: Option<RepeatedLine>,
-    /// Columns that differ.
+    /// Columns whose values differ.
     pub columns: Vec<ColumnDifference>,
     /// The provider's complete line, if we have none for it.
     pub raw: Option<String>,
@@ -134,18 +134,18 @@ pub struct RepeatedLine {
 pub struct ColumnDifference {
     /// Name of the column.
     pub column: String,
-    /// Our value.
+    /// Value in our line.
     pub ours: String,
-    /// The provider's value.
+    /// Value in the provider's line.
     pub theirs: String,
 }
 
 /// Numbers of lines read and matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCounts {
-    /// Our lines.
+    /// Number of our lines.
     pub ours: u64,
-    /// Their lines.
+    /// Number of the provider's lines.
     pub theirs: u64,
     /// Keys that both sides have with equal values.
     pub alike: u64,
@@ -180,7 +180,7 @@ impl ComparisonReport {
 
 /// The lines to keep in memory exceed the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the lines to be line take more than {} MiB", .memory_bytes_max >> 20)]
+#[error("the lines to keep in memory take more than {} MiB", .memory_bytes_max >> 20)]
 pub struct TooLargeError {
     memory_bytes_max: usize,
 }
@@ -217,11 +217,11 @@ impl Comparison {
     /// Fails if the lines in memory exceed the limit.
     pub fn ours(&mut self, line: LedgerLine) -> Result<(), TooLargeError> {
         self.counts.ours += 1;
-        self.hold(&line.key, &line.values)?;
+        self.count_bytes(&line.key, &line.values)?;
         let LedgerLine { number, key, values, open, partial } = line;
         let side = LineValues { number, values };
         if key.is_empty() {
-            self.missing(key, side, open);
+            self.add_missing(key, side, open);
             return Ok(());
         }
         if let Some(line) = self.ours.get_mut(key.as_str()) {
@@ -287,7 +287,7 @@ impl Comparison {
         };
         let raw = kind.is_unknown_to_us().then(raw);
         self.memory_bytes = self.memory_bytes.saturating_add(raw.as_ref().map_or(0, String::len));
-        self.hold(&key, &values)?;
+        self.count_bytes(&key, &values)?;
         let theirs = Some(LineValues { number, values });
         self.differences.push(LedgerDifference {
             ours,
@@ -300,11 +300,11 @@ impl Comparison {
         Ok(Some(kind))
     }
 
-    /// Ends the comparison.
+    /// Ends the comparison and returns the report.
     pub fn finish(mut self) -> ComparisonReport {
         for (key, line) in std::mem::take(&mut self.ours) {
             if line.theirs.is_none() {
-                self.missing(key.into(), line.values, line.open);
+                self.add_missing(key.into(), line.values, line.open);
             }
         }
         let line = |difference: &LedgerDifference| {
@@ -316,7 +316,7 @@ impl Comparison {
     }
 
     /// Counts a line of ours that the provider does not have.
-    fn missing(&mut self, key: String, side: LineValues, open: bool) {
+    fn add_missing(&mut self, key: String, side: LineValues, open: bool) {
         if open {
             self.counts.open_missing += 1;
         } else {
@@ -327,7 +327,7 @@ impl Comparison {
         }
     }
 
-    fn hold(&mut self, key: &str, values: &[String]) -> Result<(), TooLargeError> {
+    fn count_bytes(&mut self, key: &str, values: &[String]) -> Result<(), TooLargeError> {
         let values: usize = values.iter().map(|value| value.len() + VALUE_BYTES).sum();
         self.memory_bytes = self.memory_bytes.saturating_add(key.len() + values + LINE_BYTES);
         match self.memory_bytes > self.memory_bytes_max {

@@ -42,7 +42,7 @@ pub struct CompareOptions {
 
 impl CompareOptions {
     /// Returns the columns that a file must have, if the caller named those to compare.
-    fn wanted(&self, open: Option<&String>) -> Option<Vec<String>> {
+    fn columns_to_read(&self, open: Option<&String>) -> Option<Vec<String>> {
         let named = [&self.key].into_iter().chain(&self.compare).chain(open);
         (!self.compare.is_empty()).then(|| named.cloned().collect())
     }
@@ -53,7 +53,7 @@ impl CompareOptions {
     ///
     /// See [`InputFile::open`].
     pub fn open_theirs(&self, name: &str, format: Option<InputFormat>) -> Result<InputFile, InputError> {
-        InputFile::open(name, format, self.wanted(None).as_deref())
+        InputFile::open(name, format, self.columns_to_read(None).as_deref())
     }
 }
 
@@ -100,7 +100,7 @@ impl<'a> OurSide<'a> {
     ///
     /// Fails if the file cannot be read, or after 20 bad lines. Fewer bad lines are reported by [`OurSide::finish`].
     pub fn read_file(&mut self, name: &str, format: Option<InputFormat>) -> Result<(), Vec<InputError>> {
-        let wanted = self.options.wanted(self.options.open.as_ref());
+        let wanted = self.options.columns_to_read(self.options.open.as_ref());
         let mut file = InputFile::open(name, format, wanted.as_deref()).map_err(one)?;
         if !file.is_blank() {
             self.start(&file.name, &file.columns).map_err(one)?;
@@ -147,7 +147,7 @@ impl<'a> OurSide<'a> {
         }
     }
 
-    /// Name in messages, for rows of the store.
+    /// Returns the name of the source in messages, for rows of the store.
     fn name(&self) -> &'static str {
         if matches!(self.source, OurSource::Effects(_)) { "`--ours effects`" } else { "`--ours sql:`" }
     }
@@ -295,7 +295,7 @@ impl Progress<'_> {
     fn line(&mut self) -> Result<(), InputError> {
         self.lines += 1;
         match self.lines.is_multiple_of(PROGRESS_EVERY) && (self.on_progress)(self.lines).is_break() {
-            true => Err(InputError::unreadable("told to stop")),
+            true => Err(InputError::unreadable("stopped by the caller")),
             false => Ok(()),
         }
     }
@@ -305,7 +305,7 @@ fn one(error: InputError) -> Vec<InputError> {
     vec![error]
 }
 
-/// Keeps a bad line. Past a screenful, more would only scroll the first away.
+/// Keeps a bad line. Fails after a screenful, because more would only scroll the first ones away.
 fn add_bad_line(bad_lines: &mut Vec<InputError>, error: InputError) -> Result<(), Vec<InputError>> {
     let is_final = error.kind == InputErrorKind::Unreadable;
     bad_lines.push(error);
@@ -318,7 +318,7 @@ fn add_bad_line(bad_lines: &mut Vec<InputError>, error: InputError) -> Result<()
 fn too_large(error: TooLargeError) -> InputError {
     InputError::unreadable("there is too much to compare at once")
         .because(error)
-        .hint("compare a shorter period: day by day the same is found")
+        .hint("compare a shorter period: day by day finds the same differences")
 }
 
 /// Returns the instant `length` ago, in microseconds since the epoch.
@@ -331,8 +331,8 @@ fn micros_ago(length: Duration) -> i64 {
 /// `done_at` (microseconds). They include dead letters of a ledger, by [`DEAD_LETTER_KIND`].
 pub const EFFECTS_SQL: &str = include_str!("sql/effects.sql");
 
-/// A screenful.
+/// Bad lines that are reported: about a screenful.
 const BAD_LINES_MAX: usize = 20;
 
-/// A few milliseconds' worth of lines: reporting each would cost more than reading it.
+/// Lines between two reports: a few milliseconds. Reporting each line would cost more than reading it.
 const PROGRESS_EVERY: u64 = 10_000;

@@ -20,7 +20,7 @@ use crate::compare::{DifferenceKind, LedgerDifference};
 /// Effect kind of these dead letters. No handler may be registered for it.
 pub const DEAD_LETTER_KIND: &str = "ibid.ledger";
 
-/// Why dead letters were not written.
+/// Error of [`write_dead_letters`]. Batches before the error may be written; calling it again adds only what is missing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeadLetterError {
@@ -30,7 +30,7 @@ pub enum DeadLetterError {
     /// The name of the source is not valid.
     #[error("`{0}` can't be the name of a source: 1 to 255 visible ASCII characters")]
     Source(String),
-    /// The store failed.
+    /// The store could not be written.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -83,7 +83,7 @@ impl DeadLetter {
         let digest = |text: &str| downstream_key(record, BIRTH, text);
         let raw = raw.as_deref().unwrap_or_default();
         let (name, why) = match kind {
-            // Without a key only the line itself tells one from another.
+            // Without a key, only the line itself tells one charge from another.
             DifferenceKind::TheirsOnly if key.is_empty() => (
                 format!("line {}", digest(raw)),
                 format!("`{source}` has one that we don't have, without a key"),
@@ -152,7 +152,7 @@ fn record_id(source: &str) -> Option<RecordId> {
 
 fn nonce() -> Nonce {
     let bits = getrandom::u64();
-    // No later call would fare better.
+    // If the system has no random bytes now, a retry will not help.
     Nonce(bits.expect("the system gives random bytes"))
 }
 

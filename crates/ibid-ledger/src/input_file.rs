@@ -13,7 +13,7 @@ use crate::json_line::JsonLine;
 
 /// An open file whose header has been read.
 pub struct InputFile {
-    /// Name in messages.
+    /// Name of the file in messages.
     pub name: String,
     /// Column names; for JSON lines, the fields of the first line or those that the caller asked for.
     pub columns: Vec<String>,
@@ -24,14 +24,14 @@ pub struct InputFile {
 pub struct InputRow {
     /// Line number, from 1.
     pub number: u64,
-    /// Values by column.
+    /// Values, in the order of the columns.
     pub cells: Vec<String>,
     /// The JSON line, which may have more fields than there are columns.
     json: Option<JsonLine>,
 }
 
 enum Reader {
-    Csv { reader: Box<csv::Reader<Bounded>>, taken: Rc<Cell<u64>> },
+    Csv { reader: Box<csv::Reader<Bounded>>, bytes_read: Rc<Cell<u64>> },
     Json { reader: BufReader<Box<dyn Read>>, number: u64, first: Option<(u64, JsonLine)>, strict: bool },
 }
 
@@ -61,8 +61,8 @@ impl InputFile {
             InputFormat::Csv => InputFile::csv(input, name)?,
             InputFormat::JsonLines => InputFile::json(input, name, wanted)?,
         };
-        let mut seen = HashSet::new();
-        match table.columns.iter().find(|column| !seen.insert(column.as_str())) {
+        let mut names = HashSet::new();
+        match table.columns.iter().find(|column| !names.insert(column.as_str())) {
             Some(twice) => {
                 Err(InputError::invalid(format!("{}: two columns are called `{twice}`", table.name)))
             }
@@ -71,8 +71,8 @@ impl InputFile {
     }
 
     fn csv(input: Box<dyn Read>, name: String) -> Result<InputFile, InputError> {
-        let taken = Rc::new(Cell::new(0));
-        let bounded = Bounded { input, taken: Rc::clone(&taken) };
+        let bytes_read = Rc::new(Cell::new(0));
+        let bounded = Bounded { input, bytes_read: Rc::clone(&bytes_read) };
         let mut reader = Box::new(csv::ReaderBuilder::new().from_reader(bounded));
         let header = reader.headers().map_err(|error| bad_csv(&name, &error))?;
         let columns: Vec<String> = header.iter().map(str::to_owned).collect();
@@ -80,7 +80,7 @@ impl InputFile {
             return Err(InputError::invalid(format!("{name}: there is no header"))
                 .hint("the first line names the columns"));
         }
-        Ok(InputFile { name, columns, rows: Reader::Csv { reader, taken } })
+        Ok(InputFile { name, columns, rows: Reader::Csv { reader, bytes_read } })
     }
 
     fn json(input: Box<dyn Read>, name: String, wanted: Option<&[String]>) -> Result<InputFile, InputError> {
@@ -104,8 +104,8 @@ impl InputFile {
     pub fn next_row(&mut self) -> Option<Result<InputRow, InputError>> {
         let InputFile { name, columns, rows } = self;
         match rows {
-            Reader::Csv { reader, taken } => {
-                taken.set(0);
+            Reader::Csv { reader, bytes_read } => {
+                bytes_read.set(0);
                 let mut record = csv::StringRecord::new();
                 match reader.read_record(&mut record) {
                     Ok(false) => None,
@@ -141,7 +141,7 @@ impl InputRow {
     }
 }
 
-/// File formats.
+/// Format of an input file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InputFormat {
@@ -157,17 +157,17 @@ pub enum InputFormat {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InputError {
-    /// Whether the input is wrong, or could not be read.
+    /// Tells wrong input from input that could not be read.
     pub kind: InputErrorKind,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
     /// The underlying error, as text.
     pub cause: Option<String>,
-    /// What to do about it.
+    /// Advice for the user, if there is any.
     pub hint: Option<String>,
 }
 
-/// Kinds of [`InputError`].
+/// Kind of an [`InputError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputErrorKind {
     /// The input or the options are wrong.
@@ -277,22 +277,22 @@ fn by_ending(name: &str) -> Option<InputFormat> {
 /// Fails when a single line needs more than [`LINE_BYTES_MAX`], read-ahead included.
 struct Bounded {
     input: Box<dyn Read>,
-    taken: Rc<Cell<u64>>,
+    bytes_read: Rc<Cell<u64>>,
 }
 
 impl Read for Bounded {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.taken.get() > LINE_BYTES_MAX {
+        if self.bytes_read.get() > LINE_BYTES_MAX {
             // Most likely a quote that is never closed.
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let read = self.input.read(into)?;
-        self.taken.set(self.taken.get() + read as u64);
+        self.bytes_read.set(self.bytes_read.get() + read as u64);
         Ok(read)
     }
 }
 
-/// A charge is a few hundred bytes, a few kilobytes with all its metadata.
+/// Longest line. A charge has a few hundred bytes, or a few kilobytes with all its metadata.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -25,20 +25,20 @@ use crate::ibid::Ibid;
 use crate::ibid::Shared;
 use crate::telemetry;
 
-/// What a provider says became of a record or an effect.
+/// A provider's report about the outcome of a record or an effect.
 #[derive(Clone, Debug)]
 pub struct EvidenceReport {
-    /// The event that says it. A second delivery of the event has the same name.
+    /// Name of the event. A second delivery of the event has the same name.
     pub name: EventName,
     /// The record or effect that it is about.
     pub about: EvidenceSubject,
-    /// What became of it.
+    /// Reported outcome of the record or effect.
     pub what: Observation,
-    /// How long ago that was.
+    /// Time since the reported outcome was observed.
     pub age: Duration,
 }
 
-/// What was done with a piece of evidence.
+/// Result of reporting a piece of evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvidenceResult {
     /// The outcome was unknown, and the evidence settled it.
@@ -247,13 +247,13 @@ fn useless(verdict: EvidenceVerdict) -> Option<EvidenceResult> {
     }
 }
 
-/// How long evidence about an existing record or effect is stored: longer than any run should take, so that it is there
-/// when the run is given up, and longer than a service whose worker must apply it should be away.
+/// Retention of evidence about an existing record or effect: longer than any run should take, so that it is there when the
+/// run is given up, and longer than a service whose worker must apply it should be down.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How long evidence is stored for which there is no record or effect. Both are written before the call, so a missing one
-/// is in an open transaction, or was lost by a failover; most likely the call was not made through us.
+/// Retention of evidence without a record or effect. Both are written before the call, so a missing one is in an open
+/// transaction, or was lost by a failover. Most likely the call was not made through ibid.
 const EARLY_KEPT_FOR: Duration = Duration::from_secs(3600);
 
-/// How many events about one record or effect are looked at: a payment has a handful in its life.
+/// Events about one record or effect that are read: a payment has a handful in its life.
 const OF_SUBJECT_MAX: u32 = 64;

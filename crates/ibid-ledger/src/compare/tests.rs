@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Lines as `key amount`, numbered from 1; `?` before the key: open. `-` is no key.
+/// Parses lines of the form `key amount`, numbered from 1. `?` before the key marks an open line; `-` is no key.
 fn lines(text: &str) -> Vec<LedgerLine> {
     let line = |(number, text): (u64, &str)| {
         let (key, amount) = text.trim().split_once(' ').expect("a key and an amount");
@@ -17,7 +17,7 @@ fn lines(text: &str) -> Vec<LedgerLine> {
     (1..).zip(text.split(',').filter(|text| !text.trim().is_empty())).map(line).collect()
 }
 
-fn compared(ours: Vec<LedgerLine>, theirs: Vec<LedgerLine>) -> ComparisonReport {
+fn run(ours: Vec<LedgerLine>, theirs: Vec<LedgerLine>) -> ComparisonReport {
     let mut comparison = Comparison::new(vec!["amount".to_owned()]);
     ours.into_iter().for_each(|line| comparison.ours(line).unwrap());
     for line in theirs {
@@ -27,9 +27,9 @@ fn compared(ours: Vec<LedgerLine>, theirs: Vec<LedgerLine>) -> ComparisonReport 
     comparison.finish()
 }
 
-/// What is found, in words.
-fn found(ours: &str, theirs: &str) -> Vec<String> {
-    let report = compared(lines(ours), lines(theirs));
+/// Runs a comparison and returns each difference as its kind and key.
+fn differences(ours: &str, theirs: &str) -> Vec<String> {
+    let report = run(lines(ours), lines(theirs));
     report
         .differences
         .iter()
@@ -39,15 +39,15 @@ fn found(ours: &str, theirs: &str) -> Vec<String> {
 
 #[test]
 fn equal_ledgers_are_equal_in_any_order_and_by_value() {
-    let report = compared(lines("a 12.50, b 3, c 0"), lines("c 0.0, a 12.5, b 3.00"));
+    let report = run(lines("a 12.50, b 3, c 0"), lines("c 0.0, a 12.5, b 3.00"));
     assert!(report.is_equal());
     assert_eq!((report.counts.ours, report.counts.theirs, report.counts.alike), (3, 3, 3));
-    assert!(found("", "").is_empty());
+    assert!(differences("", "").is_empty());
 }
 
 #[test]
 fn a_double_charge_is_found_and_comes_first() {
-    let report = compared(lines("a 1, b 2"), lines("x 9, a 1, b 3, a 1, a 1"));
+    let report = run(lines("a 1, b 2"), lines("x 9, a 1, b 3, a 1, a 1"));
     let words: Vec<&str> = report.differences.iter().map(|difference| difference.kind.name()).collect();
     assert_eq!(words, ["theirs_twice", "theirs_twice", "theirs_only", "differs"]);
     let [second, third, ..] = &report.differences[..] else { unreachable!() };
@@ -59,12 +59,12 @@ fn a_double_charge_is_found_and_comes_first() {
 
 #[test]
 fn a_double_charge_of_a_key_that_is_not_ours_is_found_too() {
-    assert_eq!(found("", "x 1, x 1"), ["theirs_twice x", "theirs_only x"]);
+    assert_eq!(differences("", "x 1, x 1"), ["theirs_twice x", "theirs_only x"]);
 }
 
 #[test]
 fn what_differs_is_named_by_its_column() {
-    let report = compared(lines("a 12.50"), lines("a 12.51"));
+    let report = run(lines("a 12.50"), lines("a 12.51"));
     let ColumnDifference { column, ours, theirs } = &report.differences[0].columns[0];
     assert_eq!((column.as_str(), ours.as_str(), theirs.as_str()), ("amount", "12.50", "12.51"));
     assert_eq!(report.differences[0].raw, None);
@@ -72,19 +72,19 @@ fn what_differs_is_named_by_its_column() {
 
 #[test]
 fn what_only_one_has_is_found_on_its_side() {
-    assert_eq!(found("a 1, b 2", "b 2, c 3"), ["theirs_only c", "ours_only a"]);
-    assert_eq!(found("a 1, a 1", "a 1"), ["ours_twice a"]);
+    assert_eq!(differences("a 1, b 2", "b 2, c 3"), ["theirs_only c", "ours_only a"]);
+    assert_eq!(differences("a 1, a 1", "a 1"), ["ours_twice a"]);
 }
 
 #[test]
 fn a_line_without_a_key_stands_alone_and_is_never_a_double() {
-    assert_eq!(found("- 1", "- 1, - 1"), ["theirs_only ", "theirs_only ", "ours_only "]);
-    assert!(found("?- 1", "").is_empty());
+    assert_eq!(differences("- 1", "- 1, - 1"), ["theirs_only ", "theirs_only ", "ours_only "]);
+    assert!(differences("?- 1", "").is_empty());
 }
 
 #[test]
 fn an_open_line_of_ours_may_be_there_or_not_and_must_not_differ() {
-    let report = compared(lines("?a 1, ?b 1, ?c 1"), lines("a 1, c 2"));
+    let report = run(lines("?a 1, ?b 1, ?c 1"), lines("a 1, c 2"));
     assert_eq!((report.counts.open_found, report.counts.open_missing), (2, 1));
     assert_eq!((report.differences.len(), report.count(DifferenceKind::Differs)), (1, 1));
 }
@@ -98,8 +98,8 @@ fn what_we_do_not_know_is_compared_with_nothing() {
         open: false,
         partial,
     };
-    let found = |line| compared(vec![line], lines("a 1")).count(DifferenceKind::Differs);
-    assert_eq!((found(ours("", true)), found(ours("", false)), found(ours("2", true))), (0, 1, 1));
+    let count = |line| run(vec![line], lines("a 1")).count(DifferenceKind::Differs);
+    assert_eq!((count(ours("", true)), count(ours("", false)), count(ours("2", true))), (0, 1, 1));
 }
 
 #[test]
@@ -129,7 +129,7 @@ proptest! {
             };
             (1..).zip(side).map(line).collect()
         };
-        let report = compared(side(&ours), side(&theirs));
+        let report = run(side(&ours), side(&theirs));
         let by_key = |side: &[(u8, u8)]| {
             let mut map: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
             side.iter().for_each(|(key, amount)| map.entry(*key).or_default().push(*amount));

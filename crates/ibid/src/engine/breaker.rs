@@ -22,11 +22,11 @@ enum BreakerState {
         failures: u32,
     },
     Open {
-        /// When the next probe may start.
+        /// Instant at which the next probe may start.
         until: Instant,
         /// Longest pause if the next probe fails.
         pause: Duration,
-        /// Whether a probe is in flight.
+        /// `true` while a probe is in flight.
         probing: bool,
     },
 }
@@ -41,7 +41,7 @@ impl Default for BreakerState {
 /// if it was cancelled: a client that hung up says nothing about the store.
 pub(crate) struct Pass<'a> {
     breaker: &'a Breaker,
-    /// Whether this is the probe of an open breaker.
+    /// `true` for the probe of an open breaker.
     probe: bool,
     used: bool,
 }
@@ -92,7 +92,7 @@ impl Pass<'_> {
         self.used = true;
         let before = std::mem::take(&mut *self.breaker.state());
         if matches!(before, BreakerState::Open { .. }) {
-            tracing::info!("the store answers again");
+            tracing::info!("circuit breaker closed: the store answers again");
             self.breaker.publish_gauge();
         }
     }
@@ -178,7 +178,7 @@ mod tests {
         breaker.enter(at).unwrap_or_else(|left| panic!("the breaker is open for {left:?}"))
     }
 
-    fn opened(at: Instant) -> Breaker {
+    fn open_breaker(at: Instant) -> Breaker {
         let breaker = Breaker::default();
         for _ in 0..FAILURES_MAX {
             assert!(!breaker.is_open());
@@ -191,7 +191,7 @@ mod tests {
     #[tokio::test]
     async fn breaker_opens_after_failures_and_closes_after_a_probe() {
         let start = Instant::now();
-        let breaker = opened(start);
+        let breaker = open_breaker(start);
         let left = breaker.enter(start).err().expect("it is open");
         assert!(left > PAUSE_MIN / 2 && left <= PAUSE_MIN, "{left:?}");
         let later = start + left;
@@ -206,7 +206,7 @@ mod tests {
     #[tokio::test]
     async fn each_failed_probe_lengthens_the_pause_up_to_a_bound() {
         let mut now = Instant::now();
-        let breaker = opened(now);
+        let breaker = open_breaker(now);
         let mut pauses = Vec::new();
         for _ in 0..6 {
             let left = breaker.enter(now).err().expect("it is open");
@@ -234,18 +234,18 @@ mod tests {
     async fn begins_in_flight_when_it_opens_do_not_prolong_the_pause() {
         let start = Instant::now();
         let breaker = Breaker::default();
-        let under_way: Vec<_> = (0..20).map(|_| pass(&breaker, start)).collect();
+        let in_flight: Vec<_> = (0..20).map(|_| pass(&breaker, start)).collect();
         for _ in 0..FAILURES_MAX {
             pass(&breaker, start).failed(start);
         }
         let left = breaker.enter(start).err().expect("it is open");
-        let mut under_way = under_way.into_iter();
-        under_way.next().expect("one").failed(start + left / 2);
+        let mut in_flight = in_flight.into_iter();
+        in_flight.next().expect("one").failed(start + left / 2);
         assert_eq!(breaker.enter(start).err(), Some(left));
         let probe = pass(&breaker, start + left);
-        under_way.next().expect("one").failed(start + left);
+        in_flight.next().expect("one").failed(start + left);
         assert!(breaker.enter(start + left).is_err(), "the probe is still out");
-        under_way.next().expect("one").answered();
+        in_flight.next().expect("one").answered();
         assert!(!breaker.is_open(), "an answer is an answer");
         probe.answered();
     }
@@ -253,7 +253,7 @@ mod tests {
     #[tokio::test]
     async fn a_panicked_or_unused_probe_lets_another_caller_probe() {
         let start = Instant::now();
-        let breaker = opened(start);
+        let breaker = open_breaker(start);
         let later = start + PAUSE_MIN;
         pass(&breaker, later).unused();
         panics_with(pass(&breaker, later));
@@ -270,7 +270,7 @@ mod tests {
             drop(pass(&breaker, start));
         }
         assert!(!breaker.is_open(), "clients that hung up are no failures");
-        let breaker = opened(start);
+        let breaker = open_breaker(start);
         let later = start + PAUSE_MIN;
         drop(pass(&breaker, later));
         assert!(breaker.is_open(), "nor an answer");

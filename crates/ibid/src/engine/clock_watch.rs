@@ -16,9 +16,9 @@ pub(crate) struct ClockWatch(Mutex<Observed>);
 struct Observed {
     /// The last time that the store returned, and when it was asked for.
     last: Option<(Instant, Timestamp)>,
-    /// When the clocks last disagreed, or the store came back after an outage.
+    /// Instant at which the clocks last disagreed, or the store came back after an outage.
     jumped_at: Option<Instant>,
-    /// When the store first failed since it last answered.
+    /// Instant of the first failure since the store last answered.
     away_at: Option<Instant>,
 }
 

@@ -21,16 +21,16 @@ use crate::backoff::Backoff;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 
-/// When a write or a read that the store rejects permanently is abandoned. An outage is always waited out.
+/// Limit after which a write or a read that the store rejects permanently is abandoned. An outage is always waited out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GiveUp {
     /// After [`SOON_TRIES_MAX`] tries: upkeep finds the record again in its next round.
     Soon,
-    /// After [`LATE_TRIES_MAX`] tries: what only this process knows, a response above all.
+    /// After [`LATE_TRIES_MAX`] tries: for data that only this process has, such as a response.
     Late,
 }
 
-/// Outcome of [`Engine::write_until_done`].
+/// Outcome of a write with [`Engine::write_until_done`].
 pub(crate) struct Settlement {
     pub(crate) decision: Decision,
     /// The stored record, as far as it is known.
@@ -296,10 +296,10 @@ pub(crate) fn apply_change(
     before: Option<&StoredRecord>,
 ) -> Option<StoredRecord> {
     let record = change.applied(stamp, before.map(|stored| &*stored.record))?;
-    let written =
+    let new_answer =
         change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
-    let kept = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);
-    Some(StoredRecord { record, answer: written.or(kept), now: stamp.now })
+    let old_answer = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);
+    Some(StoredRecord { record, answer: new_answer.or(old_answer), now: stamp.now })
 }
 
 /// Returns whether the attempt that began as `begun` still owns the record and may renew it.

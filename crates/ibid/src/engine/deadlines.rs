@@ -1,5 +1,5 @@
-//! Deadlines of operations on the store, with one timer for all of them: nearly every operation is answered long before
-//! its deadline, and a timer for each costs several times what it takes to note one deadline down.
+//! Deadlines of operations on the store, with one timer for all of them. The store answers nearly every operation long before
+//! its deadline, and a separate timer for each would cost several times as much as storing one deadline.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -25,9 +25,9 @@ struct Waits {
     /// One slot for each wait, at an index that the wait knows.
     slots: Vec<Option<Wait>>,
     free: Vec<usize>,
-    /// When the timer wakes next. `None` while nothing waits.
+    /// Instant at which the timer wakes next. `None` while nothing waits.
     timer_at: Option<Instant>,
-    /// Whether the timer has ended.
+    /// `true` once the timer has ended.
     closed: bool,
 }
 
@@ -37,7 +37,7 @@ struct Wait {
 }
 
 impl Deadlines {
-    /// Starts the timer.
+    /// Starts the timer task on the current runtime.
     pub(crate) fn start() -> Deadlines {
         let shared = Arc::new(Shared::default());
         tokio::spawn(Timer(shared.clone()).run());

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// The requests of one tenant within the last five to ten minutes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantRate {
-    /// The tenant.
+    /// Tenant that sent the requests.
     pub tenant: Tenant,
     /// Guarded requests that the store or the cache answered.
     pub requests: u64,
@@ -61,7 +61,7 @@ pub(crate) struct DuplicateRates {
 struct Windows {
     since: Instant,
     current: HashMap<Tenant, Count>,
-    /// The window before.
+    /// Counts of the previous window.
     last: HashMap<Tenant, Count>,
 }
 

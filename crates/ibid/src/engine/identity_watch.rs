@@ -24,16 +24,16 @@ pub(crate) struct IdentityWatch(Option<HeldIdentity>);
 #[derive(Debug)]
 struct HeldIdentity {
     started_with: IdentitySetting,
-    seen: Mutex<Seen>,
+    last_read: Mutex<LastRead>,
     /// Lets one read run at a time: a crowd of requests after a pause needs one reply.
     reading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
-    /// When the last read that got a reply was sent.
+struct LastRead {
+    /// Instant at which the last read that got a reply was sent.
     at: Instant,
-    /// Whether that read showed the identity as active.
+    /// `true` if that read showed the identity as active.
     is_active: bool,
     /// Reads so far, with or without a reply.
     reads: u64,
@@ -41,10 +41,10 @@ struct Seen {
 
 impl IdentityWatch {
     pub(super) fn holding(agreement: Agreement) -> IdentityWatch {
-        let seen = Seen { at: agreement.read_at, is_active: true, reads: 0 };
+        let last_read = LastRead { at: agreement.read_at, is_active: true, reads: 0 };
         IdentityWatch(Some(HeldIdentity {
             started_with: agreement.setting,
-            seen: Mutex::new(seen),
+            last_read: Mutex::new(last_read),
             reading: tokio::sync::Mutex::default(),
         }))
     }
@@ -53,23 +53,23 @@ impl IdentityWatch {
     /// `patience`; that read is no older than this call.
     pub(crate) async fn confirm(&self, store: &dyn Store, patience: Duration) -> bool {
         let Some(held) = &self.0 else { return true };
-        let seen = held.seen();
-        if !seen.is_active || held.is_fresh(seen) {
+        let last = held.last_read();
+        if !last.is_active || held.is_fresh(last) {
             // A retired identity is read again by the task only, not once per request.
-            return seen.is_active;
+            return last.is_active;
         }
         let _reading = held.reading.lock().await;
         // Another caller may have read meanwhile.
-        if held.seen().reads == seen.reads {
+        if held.last_read().reads == last.reads {
             held.read(store, patience).await;
         }
-        let seen = held.seen();
-        seen.is_active && held.is_fresh(seen)
+        let last = held.last_read();
+        last.is_active && held.is_fresh(last)
     }
 
     /// Returns whether the last read showed the identity as active, however old that read is.
     pub(crate) fn is_active(&self) -> bool {
-        self.0.as_ref().is_none_or(|held| held.seen().is_active)
+        self.0.as_ref().is_none_or(|held| held.last_read().is_active)
     }
 
     /// Returns how long a client should wait before it retries: the next read may show the identity as active.
@@ -90,12 +90,12 @@ impl IdentityWatch {
 }
 
 impl HeldIdentity {
-    fn seen(&self) -> Seen {
-        *self.seen.lock()
+    fn last_read(&self) -> LastRead {
+        *self.last_read.lock()
     }
 
-    fn is_fresh(&self, seen: Seen) -> bool {
-        seen.at.elapsed() < self.started_with.valid_for
+    fn is_fresh(&self, last: LastRead) -> bool {
+        last.at.elapsed() < self.started_with.valid_for
     }
 
     /// Returns the pause between reads. Three reads fit into the time that one is valid for, so one lost read refuses no
@@ -107,19 +107,19 @@ impl HeldIdentity {
     async fn read(&self, store: &dyn Store, patience: Duration) {
         let sent_at = Instant::now();
         let read = tokio::time::timeout(patience, store.setting(SETTING)).await;
-        let mut seen = self.seen.lock();
-        seen.reads += 1;
+        let mut last = self.last_read.lock();
+        last.reads += 1;
         // Without a reply the last read counts, until it is too old.
         let Ok(Ok(text)) = read else { return };
         let is_active = text.is_some_and(|text| self.is_ours(&text));
-        match (seen.is_active, is_active) {
+        match (last.is_active, is_active) {
             (true, false) => tracing::warn!(
                 "store identity retired: no keys are reserved here until a restart with the new configuration"
             ),
             (false, true) => tracing::info!("store identity is active again"),
             _ => {}
         }
-        (seen.at, seen.is_active) = (sent_at, is_active);
+        (last.at, last.is_active) = (sent_at, is_active);
     }
 
     /// Returns whether the stored setting shows the identity that this process started with as active. The generation

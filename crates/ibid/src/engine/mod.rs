@@ -106,7 +106,7 @@ pub(crate) struct Engine {
 /// A stored response and its record.
 #[derive(Clone, Debug)]
 pub struct StoredResponse {
-    /// The completed record.
+    /// The completed record of the response.
     pub record: Arc<Record>,
     /// The response that retries get.
     pub response: Arc<Response>,
@@ -163,7 +163,7 @@ impl Engine {
         self.waiters.notify(id);
     }
 
-    /// Loads one record.
+    /// Loads one record from the store.
     pub(crate) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
         Ok(self.load_all(vec![id]).await?.pop().flatten())
     }

@@ -76,8 +76,8 @@ impl Engine {
         let loaded = self.deadlines.within(Some(deadline), self.store.load(ids)).await;
         let loaded = loaded.unwrap_or_else(|| Err(self.no_reply()))?;
         let holds = |stored: &&StoredRecord| machine::holds_key(&stored.record, stored.now);
-        let held = loaded.iter().flatten().find(holds).or_else(|| loaded.iter().flatten().next());
-        Ok(held.map_or(current, |stored| stored.record.id))
+        let stored = loaded.iter().flatten().find(holds).or_else(|| loaded.iter().flatten().next());
+        Ok(stored.map_or(current, |stored| stored.record.id))
     }
 
     /// Returns the id that holds the key, and the previous records that no longer hold it.

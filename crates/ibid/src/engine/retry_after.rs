@@ -11,7 +11,7 @@ use ibid_core::time::Timestamp;
 #[error("the store did not answer in time")]
 pub struct Unavailable {
     retry_after: Duration,
-    /// Whether the request reached the store. Only then does the refusal say something about the store.
+    /// `true` if the request reached the store. Only then does the refusal say something about the store.
     pub(super) asked: bool,
 }
 

@@ -31,9 +31,9 @@ use crate::random::{Nonces, random};
 pub struct Settings {
     /// Fingerprint secrets, newest first. If there are none, one is drawn once and stored.
     pub secrets: Vec<Secret>,
-    /// The rules that make up the ids of the store's records. The store keeps the first identity it was used with, and a start with
-    /// another one is refused: a retry would not find its record. `Routes::identity` makes it from the routes and a name for
-    /// the tenant source; `ibid identity change` changes it.
+    /// The rules that make up the ids of the store's records. The store keeps the first identity it was used with, and a
+    /// start with another one is refused, because a retry would not find its record. `Routes::identity` makes it from the
+    /// routes and a name for the tenant source; `ibid identity change` changes it.
     pub identity: StoreIdentity,
     /// Validity of this process's last read of the store's identity; it reads three times as often, and
     /// `ibid identity change` waits twice as long. The value that the identity was stored with counts for all processes.
@@ -110,8 +110,8 @@ impl Engine {
         let mut secrets = std::mem::take(&mut settings.secrets);
         if secrets.is_empty() {
             // All nodes on one store must make the same fingerprints, so the secret of the first one counts.
-            let kept = store.put_if_absent("secret", Bytes::copy_from_slice(&random::<32>())).await?;
-            secrets.push(Secret::new(&kept).map_err(|error| StartError::Secrets(error.to_string()))?);
+            let secret = store.put_if_absent("secret", Bytes::copy_from_slice(&random::<32>())).await?;
+            secrets.push(Secret::new(&secret).map_err(|error| StartError::Secrets(error.to_string()))?);
         }
         // Some stores walk all records for this, a second for millions: better than refusing their retries for a day.
         let known: Vec<SecretId> = secrets.iter().map(Secret::id).collect();

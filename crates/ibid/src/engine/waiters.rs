@@ -98,10 +98,10 @@ mod tests {
     fn waiters_are_bounded_per_key_and_leave_when_dropped() {
         let waiters = Waiters::default();
         let (id, tenant) = (RecordId::from_bytes([1; 32]), Tenant::only());
-        let held: Vec<_> = (0..PER_KEY_MAX).map(|_| waiters.enter(id, &tenant).expect("room")).collect();
+        let entered: Vec<_> = (0..PER_KEY_MAX).map(|_| waiters.enter(id, &tenant).expect("room")).collect();
         assert!(waiters.enter(id, &tenant).is_none());
         assert!(waiters.enter(RecordId::from_bytes([2; 32]), &tenant).is_some());
-        drop(held);
+        drop(entered);
         assert!(waiters.enter(id, &tenant).is_some());
         assert!(waiters.0.lock().by_key.is_empty() && waiters.0.lock().by_tenant.is_empty());
     }
@@ -111,10 +111,10 @@ mod tests {
         let waiters = Waiters::default();
         let (greedy, other) = (Tenant::new("greedy").unwrap(), Tenant::new("other").unwrap());
         let mut id = [0; 32];
-        let mut held = Vec::new();
+        let mut entered = Vec::new();
         for n in 0..PER_TENANT_MAX {
             id[..8].copy_from_slice(&n.to_be_bytes());
-            held.push(waiters.enter(RecordId::from_bytes(id), &greedy).expect("room"));
+            entered.push(waiters.enter(RecordId::from_bytes(id), &greedy).expect("room"));
         }
         assert!(waiters.enter(RecordId::from_bytes([255; 32]), &greedy).is_none());
         assert!(waiters.enter(RecordId::from_bytes([255; 32]), &other).is_some());

@@ -55,7 +55,7 @@ pub(super) async fn find(ibid: &Ibid, at: EffectRef) -> Result<EffectLookup, Sto
 pub(super) enum EffectLookup {
     /// No effect, or not yet.
     None,
-    /// Exactly this one.
+    /// Exactly one effect, as stored.
     One(Box<StoredEffect>),
     /// More than one, so it is not known which is meant.
     Several,
@@ -205,7 +205,7 @@ impl KindRegistry {
 
 /// Settles effects by evidence, through the handlers of one worker.
 pub(crate) trait EffectSettler: Send + Sync {
-    /// Whether there is a handler for this kind.
+    /// Returns whether there is a handler for this kind.
     fn serves(&self, kind: &str) -> bool;
 
     /// Settles an effect that no worker holds, and uses up the evidence.
@@ -226,7 +226,7 @@ pub(crate) struct WorkerHandlers<D: Database> {
 /// The handler of one kind of effect.
 pub(crate) struct KindHandler<T> {
     pub(crate) handler: Arc<dyn EffectHandler<T>>,
-    /// How long a call, a verification or the handler's rows may take.
+    /// Longest time for a call, for a verification, and for writing the handler's rows.
     pub(crate) timeout: Duration,
 }
 
@@ -248,17 +248,17 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
             };
             let until = Instant::now() + SETTLE_FOR;
             let call = EffectCall::new(effect, until);
-            let mut happened = match &kept.evidence.what {
+            let mut result = match &kept.evidence.what {
                 Observation::Executed(answer) => {
-                    let made = handler.on_evidence(&call, made(answer));
+                    let made = handler.on_evidence(&call, reported_result(answer));
                     EffectResult::made(EffectEvent::Verified(Some(true)), made)
                 }
                 Observation::NotExecuted | Observation::Nothing => {
                     EffectResult::because(EffectEvent::Verified(Some(false)), "a webhook said: not made")
                 }
             };
-            happened.told = Some(kept.evidence.name.clone());
-            let ending = ResultWriter {
+            result.evidence = Some(kept.evidence.name.clone());
+            let writer = ResultWriter {
                 ibid,
                 database: &*self.database,
                 handler: &**handler,
@@ -267,7 +267,7 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
                 timeout: (*timeout).min(SETTLE_FOR),
                 until,
             };
-            let ended = ending.write(happened).await;
+            let ended = writer.write(result).await;
             if let Ended::Moved { to, due } = ended {
                 count_move(effect, to, due);
                 // The next effect of its aggregate may run.
@@ -278,8 +278,8 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
     }
 }
 
-/// What the webhook says was made, before the handler puts it into its own words.
-fn made(answer: &AttemptResponse) -> CallResult {
+/// Returns the result that a webhook reports, before the handler converts it ([`EffectHandler::on_evidence`]).
+fn reported_result(answer: &AttemptResponse) -> CallResult {
     let response = answer.kept.as_deref().and_then(|bytes| Response::from_bytes(bytes).ok());
     CallResult {
         result: response.as_ref().map(|response| response.body.clone()).unwrap_or_default(),
@@ -290,10 +290,10 @@ fn made(answer: &AttemptResponse) -> CallResult {
 
 const SETTLE: &str = "settle an effect";
 
-/// How often one piece of evidence is judged again because its effect changed: an effect changes a handful of times in
-/// its life.
+/// Times that one piece of evidence is judged while its effect keeps changing. An effect changes a handful of times in its
+/// life.
 const TRIES_MAX: u32 = 4;
 
-/// How long the end of an effect is tried to be written. Half of what a webhook is given, so that a failure is answered
-/// in time; upkeep tries again.
+/// Longest time for writing the result of an effect. Half of the time limit of a webhook request, so that the sender gets
+/// a response in time. If the write fails, upkeep tries again.
 const SETTLE_FOR: Duration = Duration::from_secs(5);

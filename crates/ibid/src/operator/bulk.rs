@@ -16,7 +16,7 @@ use super::{Operator, OperatorError};
 /// An action on each of many records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BulkAction {
-    /// Settle an unknown record by what was found out.
+    /// Settle an unknown record with the outcome that the operator found.
     Resolve(Observation),
     /// Clear the dead-letter flag; change nothing else.
     Acknowledge,
@@ -27,9 +27,13 @@ pub enum BulkAction {
 impl BulkAction {
     pub(super) fn event<'a>(&'a self, nonce: Nonce, as_of: Timestamp, act: &'a OperatorAction) -> Event<'a> {
         match self {
-            BulkAction::Resolve(found) => {
-                Event::Observed { nonce, by: ObservedBy::Operator(act), what: found, as_of, jitter: 0.0 }
-            }
+            BulkAction::Resolve(observation) => Event::Observed {
+                nonce,
+                by: ObservedBy::Operator(act),
+                what: observation,
+                as_of,
+                jitter: 0.0,
+            },
             BulkAction::Acknowledge => Event::Acknowledged { nonce, act },
             BulkAction::Forget => Event::Forget { nonce, act },
         }
@@ -41,23 +45,23 @@ impl BulkAction {
 pub struct BulkPreview {
     /// The records that it would change, at most [`BULK_MAX`].
     pub records: Vec<StoredRecord>,
-    /// How many of the records that fit cannot be changed so.
+    /// Number of matching records that the action cannot change.
     pub left_alone: u64,
-    /// The cursor of the next preview, if more records fit.
+    /// The cursor of the next preview, if more records match.
     pub next: Option<RecordId>,
 }
 
 /// A record at the version that the operator saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenVersion {
-    /// The record.
+    /// Id of the record.
     pub id: RecordId,
-    /// Its version then.
+    /// Version that the operator saw.
     pub version: Version,
 }
 
 impl Operator {
-    /// Returns the records that fit and that `action` would change. Writes nothing.
+    /// Returns the matching records that `action` would change. Writes nothing.
     ///
     /// # Errors
     ///
@@ -67,16 +71,16 @@ impl Operator {
         filter: RecordFilter,
         action: &BulkAction,
     ) -> Result<BulkPreview, StoreError> {
-        // Whether there is something to write does not depend on who writes it.
-        let act = OperatorAction::new("nobody", "a preview").expect("a name and a reason");
+        // The decision does not depend on who acts, so a placeholder will do.
+        let act = OperatorAction::new("preview", "a preview").expect("a name and a reason");
         let page = self.find(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }).await?;
-        let looked_at = page.records.len();
+        let matching = page.records.len();
         let changes = |stored: &StoredRecord| {
             let event = action.event(Nonce(0), stored.now, &act);
             matches!(machine::decide(Some(&stored.record), &event, stored.now), Verdict::Write(..))
         };
         let records: Vec<StoredRecord> = page.records.into_iter().filter(changes).collect();
-        Ok(BulkPreview { left_alone: (looked_at - records.len()) as u64, records, next: page.next })
+        Ok(BulkPreview { left_alone: (matching - records.len()) as u64, records, next: page.next })
     }
 
     /// Applies `action` to each of these records, unless it has changed since it was seen. Returns one result per
@@ -95,8 +99,8 @@ impl Operator {
     }
 }
 
-/// How many records one call changes at most: some seconds of work, and a list that an operator can still read.
+/// Most records that one call changes: some seconds of work, and a list that an operator can still read.
 pub const BULK_MAX: u32 = 500;
 
-/// How many actions run at once: enough to share commits, few enough for requests not to notice.
+/// Actions that run at once: enough to share commits, few enough that requests do not notice.
 const AT_ONCE: usize = 16;

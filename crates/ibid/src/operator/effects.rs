@@ -19,7 +19,7 @@ use crate::transaction::statements::{self as records, WriteOptions};
 /// Records and effects that an operator must look at.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
-    /// The records.
+    /// Records that are dead letters.
     pub records: RecordList,
     /// Effects that are dead, or unknown with no verification due. A store without an outbox has none.
     pub effects: Vec<StoredEffect>,
@@ -27,12 +27,12 @@ pub struct DeadLetters {
     pub next_effect: Option<i64>,
 }
 
-/// What an operator does about an effect that is dead or unknown.
+/// Action of an operator on a dead or unknown effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EffectAction {
-    /// Queue it again: the operator answers for making the call (again).
+    /// Queue it again: the operator is responsible for making the call (again).
     Retry,
-    /// Never make it.
+    /// Discard it: the call is never made.
     Discard,
 }
 
@@ -43,25 +43,25 @@ impl EffectAction {
     ///
     /// Fails with the error that [`Operator::retry`] or [`Operator::discard`] would return.
     pub fn check(self, effect: &StoredEffect) -> Result<(), OperatorError> {
-        self.happened().change(effect).map(drop).ok_or_else(|| self.refused(effect))
+        self.to_result().change(effect).map(drop).ok_or_else(|| self.refusal(effect))
     }
 
-    fn happened(self) -> EffectResult {
+    fn to_result(self) -> EffectResult {
         let event = match self {
             EffectAction::Retry => EffectEvent::Retry,
             EffectAction::Discard => EffectEvent::Discard,
         };
-        EffectResult { event, made: None, why: None, provider_id: None, told: None }
+        EffectResult { event, made: None, why: None, provider_id: None, evidence: None }
     }
 
-    fn refused(self, effect: &StoredEffect) -> OperatorError {
+    fn refusal(self, effect: &StoredEffect) -> OperatorError {
         match self {
             EffectAction::Retry if effect.to_decide().is_letter() => OperatorError::NothingToMake,
             _ => OperatorError::EffectNotNow(effect.state),
         }
     }
 
-    /// The word for it in the history.
+    /// Returns the word for this action in the history.
     fn name(self) -> &'static str {
         match self {
             EffectAction::Retry => "retried",
@@ -71,7 +71,7 @@ impl EffectAction {
 }
 
 impl Operator {
-    /// Lists the effects that fit, in outbox order, with the cursor of the next page if there is one.
+    /// Lists the effects that match `filter`, in outbox order, with the cursor of the next page if there is one.
     ///
     /// # Errors
     ///
@@ -103,8 +103,8 @@ impl Operator {
         load.await?.ok_or(OperatorError::NoSuchEffect(seq))
     }
 
-    /// Queues an effect that is dead or unknown: the operator answers for making the call (again). Its tries start from
-    /// zero. Returns the effect as it is then.
+    /// Queues an effect that is dead or unknown: the operator is responsible for making the call (again). Its tries
+    /// start from zero. Returns the effect as it is then.
     ///
     /// # Errors
     ///
@@ -140,7 +140,7 @@ impl Operator {
         let dead = EffectFilter { dead_letter: true, after: effects_after, limit, ..EffectFilter::default() };
         let (effects, next_effect) = match self.effects(dead).await {
             Err(OperatorError::NoOutbox) => (Vec::new(), None),
-            found => found?,
+            result => result?,
         };
         Ok(DeadLetters { records, effects, next_effect })
     }
@@ -157,7 +157,7 @@ impl Operator {
         let answered = write.await??;
         if let Some(ibid) = &self.ibid {
             if let Some(answered) = answered {
-                answered.tell(ibid, sent_at);
+                answered.publish(ibid, sent_at);
             }
             // The effect is due, or the next one of its aggregate may run.
             ibid.outbox().enqueued.notify_waiters();
@@ -181,8 +181,8 @@ async fn write(
     let Some(effect) = statements::load(tx, seq, terms.now).await? else {
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
     };
-    let Some(change) = action.happened().change(&effect) else {
-        return Ok(Err(action.refused(&effect)));
+    let Some(change) = action.to_result().change(&effect) else {
+        return Ok(Err(action.refusal(&effect)));
     };
     if statements::commit(tx, &change, terms).await?.is_none() {
         return Ok(Err(OperatorError::EffectChanged));

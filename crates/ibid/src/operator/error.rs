@@ -1,4 +1,4 @@
-//! Why an operator's action was not done.
+//! The error of operator actions.
 
 use ibid_core::change::{History, StoredRecord};
 use ibid_core::machine::EffectState;
@@ -7,18 +7,18 @@ use ibid_core::time::Timestamp;
 
 use super::RecordList;
 
-/// Why an operator's action was not done.
+/// Error of an operator's action, which was not done unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperatorError {
-    /// No record has this id, or an id that begins so.
+    /// No record has this id or id prefix.
     #[error("there is no such record")]
     NoSuchRecord,
-    /// Several records have an id that begins so.
-    #[error("several records begin so")]
+    /// Several records have an id with this prefix.
+    #[error("several records have an id with this prefix")]
     Ambiguous(RecordList),
     /// The record's state does not allow it; perhaps another action was first.
-    #[error("the record is {}{}", state(.stored), said(.last))]
+    #[error("the record is {}{}", state(.stored), last_line(.last))]
     NotNow {
         /// The record as it is now.
         stored: Box<StoredRecord>,
@@ -26,7 +26,7 @@ pub enum OperatorError {
         last: Option<Box<(Timestamp, History)>>,
     },
     /// The record has changed since the version that the operator saw.
-    #[error("the record has changed since it was looked at: it is {}{}", state(.stored), said(.last))]
+    #[error("the record has changed since it was looked at: it is {}{}", state(.stored), last_line(.last))]
     Changed {
         /// The record as it is now.
         stored: Box<StoredRecord>,
@@ -34,11 +34,13 @@ pub enum OperatorError {
         last: Option<Box<(Timestamp, History)>>,
     },
     /// The given response is larger than the record's route stores.
-    #[error("the answer has {bytes} bytes, and the record's rules keep {max} (`max_response_body`)")]
+    #[error(
+        "the response has {bytes} bytes, but the record's policy stores at most {max} (`max_response_body`)"
+    )]
     TooLarge {
         /// Size of the response's body.
         bytes: u64,
-        /// The limit of the record's rules.
+        /// The limit of the record's policy.
         max: u64,
     },
     /// The store has no outbox.
@@ -47,16 +49,16 @@ pub enum OperatorError {
     /// No effect has this number.
     #[error("there is no effect {0}")]
     NoSuchEffect(i64),
-    /// The effect's state does not allow it: only a dead or unknown effect is an operator's to decide.
+    /// The effect's state does not allow it: operators act only on dead or unknown effects.
     #[error("the effect is {}: only one that is dead or unknown can be retried or discarded", .0.name())]
     EffectNotNow(EffectState),
-    /// The effect is a letter to an operator, and no call: it can only be discarded.
-    #[error("the effect is no call of ours, so there is nothing to make: discard it once it is dealt with")]
+    /// The effect is a dead letter without a call, so it can only be discarded.
+    #[error("the effect has no call that could be made: discard it once it is dealt with")]
     NothingToMake,
-    /// The effect changed at the same moment: look again.
-    #[error("the effect has just changed: look again")]
+    /// Another process changed the effect at the same moment. Load it again before you retry.
+    #[error("the effect has just changed: look at it again before you retry")]
     EffectChanged,
-    /// The store failed. The action may have been written all the same: look again.
+    /// The store failed. The action may have been written nevertheless: check before you retry.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -70,6 +72,6 @@ fn state(stored: &StoredRecord) -> String {
     }
 }
 
-fn said(last: &Option<Box<(Timestamp, History)>>) -> String {
+fn last_line(last: &Option<Box<(Timestamp, History)>>) -> String {
     last.as_ref().map_or(String::new(), |last| format!("; last: {}", last.1.detail))
 }

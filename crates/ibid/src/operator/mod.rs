@@ -1,8 +1,9 @@
 //! Operator actions on records and effects: find them, resolve an unknown outcome, forget a response, retry or discard a
 //! dead effect.
 //!
-//! Nothing is decided here: `ibid_core::machine` says what an action does to a record, the store refuses one that comes
-//! too late, and the history gets who did what and why in the same commit. An action that loses a race returns the winner.
+//! Nothing is decided here. `ibid_core::machine` decides what an action does to a record, the store refuses an action that
+//! comes too late, and the same commit adds who did what and why to the history. An action that loses a race returns the
+//! record as the winner left it.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -67,13 +68,13 @@ pub struct RecordList {
 pub struct RecordHistory {
     /// The record with its response.
     pub stored: StoredRecord,
-    /// What happened to it, oldest first.
+    /// History of the record, oldest line first.
     pub history: Vec<(Timestamp, History)>,
 }
 
 impl Operator {
-    /// Acts on the store of `ibid`. Waiting duplicates of this process learn of an action at once, and its cache drops
-    /// what is forgotten.
+    /// Acts on the store of `ibid`. An action wakes duplicates that wait in this process, and removes the record from its
+    /// cache.
     pub fn new(ibid: &Ibid) -> Operator {
         Operator { store: ibid.store().clone(), ibid: Some(ibid.clone()) }
     }
@@ -84,7 +85,7 @@ impl Operator {
         Operator { store, ibid: None }
     }
 
-    /// Returns one page of the records that fit.
+    /// Returns one page of the records that match `filter`.
     ///
     /// # Errors
     ///
@@ -140,5 +141,5 @@ impl std::fmt::Debug for Operator {
     }
 }
 
-/// How many records are shown for an ambiguous id: a screenful.
+/// Records that are listed for an ambiguous id: a screenful.
 const AMBIGUOUS_MAX: u32 = 20;

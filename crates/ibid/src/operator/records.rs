@@ -34,8 +34,8 @@ pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Attemp
 }
 
 impl Operator {
-    /// Settles an unknown record by what the operator found out: executed, with this response for every retry, or not
-    /// executed, and the next retry runs. `seen` is the version that the operator saw; none: any version.
+    /// Settles an unknown record with the outcome that the operator found: executed, and every retry gets this response, or
+    /// not executed, and the next retry runs. `seen` is the version that the operator saw; `None` accepts any version.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Operator {
         act: &OperatorAction,
     ) -> Result<StoredRecord, OperatorError> {
         let mut stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
-        // What an operator knows is about the attempts until now: it does not settle one that begins meanwhile.
+        // The operator knows only about attempts until now, so the action does not settle one that begins meanwhile.
         let as_of = stored.now;
         for _ in 0..RACES_MAX {
             if seen.is_some_and(|seen| seen != stored.record.version) {
@@ -99,18 +99,19 @@ impl Operator {
             let event = action.event(nonce(), as_of, act);
             let verdict = machine::decide(Some(&stored.record), &event, stored.now);
             let Verdict::Write(change, _) = verdict else { break };
-            if let BulkAction::Resolve(Observation::Executed(AttemptResponse { kept: Some(kept), .. })) =
-                action
+            if let BulkAction::Resolve(Observation::Executed(AttemptResponse {
+                kept: Some(response), ..
+            })) = action
             {
-                fits(kept, &stored)?;
+                check_size(response, &stored)?;
             }
             match self.commit(&change).await? {
                 Commit::Done(stamp) => {
-                    self.tell(&id);
+                    self.notify(&id);
                     return Ok(apply_change(&change, stamp, Some(&stored)).unwrap_or(stored));
                 }
                 Commit::Conflict(Some(newer)) if change.is_stored_as(&newer) => {
-                    self.tell(&id);
+                    self.notify(&id);
                     return Ok(*newer);
                 }
                 Commit::Conflict(newer) => stored = *newer.ok_or(OperatorError::NoSuchRecord)?,
@@ -148,7 +149,7 @@ impl Operator {
         Some(Box::new(history.swap_remove(index)))
     }
 
-    fn tell(&self, id: &RecordId) {
+    fn notify(&self, id: &RecordId) {
         if let Some(ibid) = &self.ibid {
             ibid.engine().forget(id);
             ibid.engine().notify_waiters(id);
@@ -156,17 +157,17 @@ impl Operator {
     }
 }
 
-fn fits(kept: &Bytes, stored: &StoredRecord) -> Result<(), OperatorError> {
+fn check_size(response: &Bytes, stored: &StoredRecord) -> Result<(), OperatorError> {
     let max = stored.record.policy.max_response_body;
-    let bytes = Response::from_bytes(kept).map_or(0, |response| response.body.len() as u64);
+    let bytes = Response::from_bytes(response).map_or(0, |response| response.body.len() as u64);
     if bytes > max { Err(OperatorError::TooLarge { bytes, max }) } else { Ok(()) }
 }
 
-/// How often one action is decided again after a lost race. A record changes a handful of times in its life; after eight
+/// Times that one action is decided while it loses races. A record changes a handful of times in its life; after eight
 /// lost races the operator gets the record as it is now.
 const RACES_MAX: u32 = 8;
 
-/// How often one write is sent while the store fails: about two seconds in all, as long as an operator waits patiently.
+/// Times that one write is sent while the store fails: about two seconds in all, as long as an operator waits patiently.
 const COMMIT_TRIES_MAX: u32 = 6;
 
 /// First pause after a failed write. It doubles.

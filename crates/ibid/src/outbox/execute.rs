@@ -19,7 +19,7 @@ use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::telemetry;
 
-/// One claimed effect, and what is needed to execute it.
+/// A claimed effect with everything that its execution needs.
 pub(super) struct ClaimedEffect<D: Database> {
     pub(super) ibid: Ibid,
     pub(super) database: Arc<D>,
@@ -27,25 +27,25 @@ pub(super) struct ClaimedEffect<D: Database> {
     pub(super) timeout: Duration,
     pub(super) effect: StoredEffect,
     pub(super) reason: ClaimReason,
-    /// Whether the commit of the claim was acknowledged. If not, nothing is begun, and the effect is given back.
+    /// `true` if the commit of the claim was acknowledged. If not, the call is not made, and the effect is released.
     pub(super) is_confirmed: bool,
-    /// From before it was claimed.
+    /// Instant before the claim was sent.
     pub(super) at: Instant,
 }
 
 impl<D: Database> ClaimedEffect<D> {
-    /// Makes the call, or asks about an earlier one, and writes the result.
+    /// Makes the call, or verifies an earlier one, and writes the result.
     pub(super) async fn execute(self) -> Ended {
-        // The store started the lease after `at`, never before, so this end is never too late.
+        // The store started the lease after `at`, so the lease does not end before `until`.
         let until = self.at + self.effect.rules.lease();
         let call = EffectCall::new(&self.effect, (Instant::now() + self.timeout).min(until));
-        let happened = match self.reason {
+        let result = match self.reason {
             _ if !self.is_confirmed => not_made("the claim got no reply", None),
             ClaimReason::Call => self.call(&call, until).await,
             ClaimReason::Verify => self.verify(&call, until).await,
-            ClaimReason::Lapsed => self.lapsed(),
+            ClaimReason::Lapsed => self.after_lapse(),
         };
-        let ending = ResultWriter {
+        let writer = ResultWriter {
             ibid: &self.ibid,
             database: &*self.database,
             handler: &*self.handler,
@@ -54,8 +54,8 @@ impl<D: Database> ClaimedEffect<D> {
             timeout: self.timeout,
             until,
         };
-        let provider_id = happened.provider_id.clone();
-        let ended = ending.write(happened).await;
+        let provider_id = result.provider_id.clone();
+        let ended = writer.write(result).await;
         self.count(ended);
         if matches!(ended, Ended::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
             apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
@@ -72,11 +72,11 @@ impl<D: Database> ClaimedEffect<D> {
             return EffectResult::because(EffectEvent::Uncertain, why);
         }
         let outcome = AssertUnwindSafe(async { self.handler.call(call).await }).catch_unwind();
-        let called = tokio::time::timeout_at(call.deadline, outcome).await;
+        let reply = tokio::time::timeout_at(call.deadline, outcome).await;
         if failpoint::at("call.after").await != Hit::Go {
             return EffectResult::because(EffectEvent::Uncertain, "a failpoint");
         }
-        match called {
+        match reply {
             Ok(Ok(CallOutcome::Made(made))) => EffectResult::made(EffectEvent::Made, made),
             Ok(Ok(CallOutcome::NotMade { why, after })) => not_made(why, after),
             Ok(Ok(CallOutcome::Refused { why })) => EffectResult::because(EffectEvent::Refused, why),
@@ -98,8 +98,8 @@ impl<D: Database> ClaimedEffect<D> {
         if Instant::now() >= until {
             return unsure("the lease was over before the provider was asked");
         }
-        let verified = AssertUnwindSafe(async { self.handler.verify(call).await }).catch_unwind();
-        match tokio::time::timeout_at(call.deadline, verified).await {
+        let reply = AssertUnwindSafe(async { self.handler.verify(call).await }).catch_unwind();
+        match tokio::time::timeout_at(call.deadline, reply).await {
             Ok(Ok(VerifyOutcome::Made(made))) => EffectResult::made(EffectEvent::Verified(Some(true)), made),
             Ok(Ok(VerifyOutcome::NotMade)) => {
                 EffectResult::because(EffectEvent::Verified(Some(false)), "the provider was asked: not made")
@@ -110,9 +110,9 @@ impl<D: Database> ClaimedEffect<D> {
         }
     }
 
-    fn lapsed(&self) -> EffectResult {
+    fn after_lapse(&self) -> EffectResult {
         match decode_unrecorded(&self.effect) {
-            // The call was made, and its result could not be recorded.
+            // The call was made, but its result could not be recorded.
             Some(made) => EffectResult::made(EffectEvent::Made, made),
             None => EffectResult::because(EffectEvent::Lapsed, "the worker that held it went silent"),
         }
@@ -122,7 +122,7 @@ impl<D: Database> ClaimedEffect<D> {
         let (seq, kind) = (self.effect.seq, &*self.effect.kind);
         match ended {
             Ended::Moved { to, due } => count_move(&self.effect, to, due),
-            // Nothing was begun, so nothing is lost.
+            // No call was made, so no result is lost.
             Ended::Lost if !self.is_confirmed => {}
             Ended::Lost => {
                 tracing::warn!(
@@ -137,7 +137,7 @@ impl<D: Database> ClaimedEffect<D> {
     }
 }
 
-/// Counts the new state of an effect, and logs a dead letter.
+/// Updates the counters for an effect that changed to state `to`, and logs a dead letter.
 pub(crate) fn count_move(effect: &StoredEffect, to: EffectState, due: bool) {
     if to.is_dead_letter(due) {
         let (seq, kind) = (effect.seq, &*effect.kind);

@@ -1,4 +1,4 @@
-//! What carries out one kind of Effect, and what it is told and tells.
+//! The handler trait for one kind of effect, with its input and output types.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,30 +10,35 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::BoxFuture;
 use tokio::time::Instant;
 
-/// Carries out Effects of one kind. `T` is the transaction of the worker's [`Database`](ibid_core::sql::Database).
+/// Executes effects of one kind. `T` is the transaction type of the worker's [`Database`](ibid_core::sql::Database).
 pub trait EffectHandler<T>: Send + Sync {
-    /// Makes the outside call, with no transaction open. What is not certain is [`CallOutcome::Uncertain`]; running out of
-    /// time or panicking means the same.
+    /// Makes the call. No transaction is open.
+    ///
+    /// Return [`CallOutcome::Uncertain`] unless you know the result. A timeout or a panic counts as `Uncertain` too.
     fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome>;
 
-    /// Whether an earlier call, whose outcome nobody saw, was made. Asked only of Effects declared `verified`.
+    /// Asks the provider whether an earlier call with an unknown outcome was made. The worker calls it only for effects that
+    /// are declared `verified`.
     fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
         let _ = call;
         Box::pin(async { VerifyOutcome::Unsure })
     }
 
-    /// What a webhook says was made, in this handler's own words: as `call` or `verify` would have given it. `told` has the
-    /// payload's body for a result, and for an answer with the status of its outcome; a decline is an answer too.
+    /// Converts the result that a webhook reports into the form that `call` and `verify` return.
+    ///
+    /// `told` holds the body of the webhook's payload as `result`. Its `answer` has the same body, and the status of the
+    /// reported outcome. A decline is an answer too.
     fn on_evidence(&self, call: &EffectCall, told: CallResult) -> CallResult {
         let _ = call;
         told
     }
 
-    /// Writes the business rows that follow from it, in the transaction that ends the Effect: a payment succeeded, failed
-    /// or is for a person to look at. It may run more than once; only one of its transactions commits.
+    /// Writes your rows in the transaction that settles the effect: a payment succeeded, failed, or needs an operator. It
+    /// may run more than once, but only one of its transactions commits.
     ///
-    /// On an error the transaction is undone and run again. If that does not help, the call counts as uncertain with its
-    /// result kept; an end that is no success is taken up again once the claim has lapsed.
+    /// On an error the transaction is rolled back and run again until the lease ends. If it still fails, the result of a
+    /// call that was made is stored with the effect. The claim lapses, and the next worker records the stored result, or
+    /// handles the lapse if there is none.
     fn record<'a>(
         &'a self,
         call: &'a EffectCall,
@@ -45,34 +50,34 @@ pub trait EffectHandler<T>: Send + Sync {
     }
 }
 
-/// Any error.
+/// Any error, boxed and sendable.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// One call to be made.
 #[derive(Clone)]
 pub struct EffectCall {
-    /// The key for the provider: the same over every try.
+    /// The key for the provider, the same for every try.
     pub downstream_key: String,
-    /// What was enqueued.
+    /// The payload that was enqueued.
     pub payload: Bytes,
-    /// Which try it is, from 1.
+    /// Number of this try, from 1.
     pub tries: u32,
-    /// Whose it is.
+    /// Tenant that the effect belongs to.
     pub tenant: String,
-    /// The Record that asked for it.
+    /// The record that enqueued the effect.
     pub record: RecordId,
-    /// The W3C `traceparent` of the request that caused it, to be sent on: where requests come through the layer, as
-    /// `ibid::http::TraceContext` has it, with a span of its own (`next`).
+    /// The W3C `traceparent` of the request that enqueued the effect. Send it to the provider with a new span id: behind
+    /// the layer, `ibid::http::TraceContext` parses it, and its `next` makes the new span.
     pub trace: Option<String>,
-    /// The Effect's name within the Record.
+    /// Name of the effect within its record.
     pub name: String,
-    /// Its kind.
+    /// Kind of the effect, which selects the handler.
     pub kind: String,
-    /// What it is kept in order with.
+    /// Effects with the same aggregate run one after the other, in commit order.
     pub aggregate: Option<String>,
     /// The provider's id from an earlier call whose result could not be recorded.
     pub provider_id: Option<String>,
-    /// When it is broken off.
+    /// Instant at which the worker cancels the call.
     pub deadline: Instant,
 }
 
@@ -94,7 +99,7 @@ impl EffectCall {
     }
 }
 
-/// Without payload and key: they are nobody's but the provider's.
+/// Omits payload and key, because only the provider may see them.
 impl fmt::Debug for EffectCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EffectCall")
@@ -106,73 +111,73 @@ impl fmt::Debug for EffectCall {
     }
 }
 
-/// What came of a call. The reasons are kept with the Effect and shown to operators, cut to a length: never put
-/// credentials or the payload into them.
+/// Outcome of a call. The reasons are stored with the effect, cut to 1 KiB, and shown to operators: never put credentials
+/// or the payload into them.
 #[derive(Clone, Debug)]
 pub enum CallOutcome {
-    /// It was made.
+    /// The call was made.
     Made(CallResult),
-    /// It certainly had no effect, and may have one later.
+    /// The call certainly had no effect. A later try may succeed.
     NotMade {
-        /// What stood in its way.
+        /// Reason that the call was not made.
         why: String,
-        /// The provider's `Retry-After`.
+        /// The provider's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
-    /// The provider refused for good.
+    /// The provider refused the call permanently.
     Refused {
-        /// What it said.
+        /// Reason that the provider gave.
         why: String,
     },
-    /// It may have been made: a time-out, a reset, an ambiguous status.
+    /// The call may have been made: a timeout, a connection reset, an ambiguous status.
     Uncertain {
-        /// What hid the result.
+        /// Reason that the result is unknown.
         why: String,
     },
-    /// As uncertain, and the provider has given it an id: it will say what came of it under that id, by webhook, or when
-    /// `verify` asks.
+    /// Like [`Uncertain`](CallOutcome::Uncertain), but the provider has returned an id. It reports the result under that id,
+    /// by webhook or when `verify` asks.
     Accepted {
-        /// The provider's own id of what may be done.
+        /// The provider's id of the operation.
         provider_id: String,
     },
 }
 
-/// What a call gave.
+/// Result of a call that was made.
 #[derive(Clone, Debug, Default)]
 pub struct CallResult {
-    /// Kept with the Effect.
+    /// Bytes that are stored with the effect.
     pub result: Bytes,
-    /// The provider's own id of what was done.
+    /// The provider's id of the operation.
     pub provider_id: Option<String>,
-    /// The Record's final answer, where the Effect owes it. If it is missing there, the Record becomes `unknown`, for a
-    /// person to answer: a made-up answer could never be taken back.
+    /// The record's final response, if the effect owes it. If the effect owes it and this is `None`, the record becomes
+    /// `unknown` and needs an operator: an invented response could never be taken back.
     pub answer: Option<Response>,
 }
 
-/// What a look at the provider gave.
+/// Result of [`EffectHandler::verify`], which asks the provider about an earlier call.
 #[derive(Clone, Debug)]
 pub enum VerifyOutcome {
     /// The call was made.
     Made(CallResult),
-    /// It was not.
+    /// The call was not made.
     NotMade,
-    /// Nobody can tell yet.
+    /// The provider cannot tell yet.
     Unsure,
 }
 
-/// How an Effect ended, for now or for good.
+/// A settled effect, as [`EffectHandler::record`] gets it. An operator can still change `Dead` and `Unknown`.
 #[derive(Clone, Debug)]
 pub enum SettledEffect {
-    /// It is done.
+    /// The call was made.
     Done(CallResult),
-    /// The provider refused, or the tries are used up. An operator may have it made after all.
+    /// The provider refused, or the tries are used up. An operator may retry the effect.
     Dead {
-        /// Why.
+        /// Reason of the last failure.
         why: String,
     },
-    /// Nobody knows whether it was made, and only a person can find out.
+    /// It is not known whether the call was made. An operator or a webhook has to settle it.
     Unknown {
-        /// Why.
+        /// Reason that the outcome is unknown.
         why: String,
     },
 }

@@ -1,20 +1,19 @@
-//! The outbox: calls to the outside, enqueued in the transaction that needs them and carried out by a [`Worker`] after
-//! it has committed.
+//! The outbox: calls to other services that you enqueue in your transaction and that a [`Worker`] makes after the commit.
 //!
-//! A call in the middle of a transaction is made although the transaction may roll back, and one after it is forgotten
-//! when the process dies. An Effect is a row: it exists exactly if the business rows do, and it stays until its call was
-//! made and the result recorded, or a person has looked at it. The provider is given the same key at every try.
+//! A call inside a transaction is made even if the transaction rolls back. A call after it is forgotten if the process dies
+//! first. An effect is a row: it exists exactly if your rows do, and it stays until its call was made and the result was
+//! recorded, or an operator has settled it. The provider gets the same key with every try.
 //!
-//! A call may have been made although nobody saw its answer. What then happens is declared with the Effect:
+//! After a lost reply, ibid cannot tell whether the call was made. Declare with the effect what happens then:
 //!
-//! | declared | after an uncertain call, or a worker that went silent |
+//! | declared | after an uncertain call, or if the worker crashed |
 //! | --- | --- |
-//! | nothing | `unknown`: a person finds out, nobody calls again |
-//! | [`repeatable`](NewEffect::repeatable) | called again, while the provider remembers the key |
-//! | [`verified`](NewEffect::verified) | [`EffectHandler::verify`] is asked, once the call must have settled |
+//! | nothing | the effect becomes `unknown`: ibid does not call again, and an operator has to find out |
+//! | [`repeatable`](NewEffect::repeatable) | a worker calls again, as long as the provider remembers the key |
+//! | [`verified`](NewEffect::verified) | a worker asks [`EffectHandler::verify`], once the call must have settled |
 //!
-//! What is `unknown`, whatever was declared, is also settled by a signed webhook of the provider that names the key or the
-//! provider's own id (`ibid::http::hooks`, or [`Ibid::hear`](crate::Ibid::hear)).
+//! Whatever was declared, a signed webhook of the provider also settles an `unknown` effect, if it names the key or the
+//! provider's id (`ibid::http::hooks`, or [`Ibid::report_evidence`](crate::Ibid::report_evidence)).
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -38,7 +37,7 @@
 //! impl EffectHandler<RusqliteTx<'static>> for Charge {
 //!     fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
 //!         Box::pin(async move {
-//!             // Here the provider is called, under `call.downstream_key` and before `call.deadline`.
+//!             // Call the provider here, with the key `call.downstream_key` and before `call.deadline`.
 //!             let provider_id = Some(format!("ch_{}", call.downstream_key));
 //!             CallOutcome::Made(CallResult { provider_id, ..CallResult::default() })
 //!         })
@@ -53,7 +52,7 @@
 //!         Box::pin(async move {
 //!             let state = match settled {
 //!                 SettledEffect::Done(_) => "succeeded",
-//!                 // An earlier try may have made it: only the provider can tell.
+//!                 // An earlier try may have made the call: only the provider can tell.
 //!                 SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => "in review",
 //!             };
 //!             let id = std::str::from_utf8(&call.payload)?;
@@ -92,10 +91,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Workers look for what is due every second or so, and at once for what their own process enqueued; a worker of another
-//! process notices at its next look. Effects of one [aggregate](NewEffect::ordered_by) are carried out one after the
-//! other, and one that needs a person holds up those behind it until an operator
-//! [retries](crate::operator::Operator::retry) or [discards](crate::operator::Operator::discard) it.
+//! A worker polls the outbox about once a second. It sees effects that its own process enqueues at once, and those of other
+//! processes at its next poll. Effects of one [aggregate](NewEffect::ordered_by) run one after the other. A dead letter
+//! blocks the effects behind it until an operator [retries](crate::operator::Operator::retry) or
+//! [discards](crate::operator::Operator::discard) it.
 
 pub use ibid_core::effect::{EffectFilter, EffectRules, NewEffect, Safety, StoredEffect};
 pub use ibid_core::machine::EffectState;
@@ -117,7 +116,7 @@ pub(crate) mod store_tx;
 #[cfg(feature = "opentelemetry")]
 use crate::http::continue_trace;
 
-/// Without OpenTelemetry a span has no parent. The trace of an effect is only passed on to its handler.
+/// Does nothing: without OpenTelemetry a span has no parent, and only the handler gets the trace of an effect.
 #[cfg(not(feature = "opentelemetry"))]
 fn continue_trace(_: &tracing::Span, _: &str) {}
 
@@ -128,7 +127,7 @@ use crate::evidence::effect::KindRegistry;
 /// The outbox's state in one process.
 #[derive(Default)]
 pub(crate) struct OutboxState {
-    /// Notified when this process has enqueued effects or freed some: its workers need not wait for their next poll.
+    /// Notified when this process has enqueued or unblocked effects, so that its workers need not wait for their next poll.
     pub(crate) enqueued: Notify,
     /// The kinds of effects that workers of this process have handlers for.
     pub(crate) kinds: KindRegistry,

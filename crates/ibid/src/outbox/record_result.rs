@@ -1,5 +1,5 @@
-//! Writes the result of an effect in one transaction: its new state, the record whose response it owes, and the handler's
-//! rows. It never chooses a state: `ibid_core::machine` does.
+//! Writes the result of an effect in one transaction: the effect's new state, the record whose response it owes, and the
+//! handler's rows. `ibid_core::machine` chooses the state; nothing here does.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -27,28 +27,28 @@ use crate::telemetry;
 use crate::transaction::attempt_tx::sql;
 use crate::transaction::statements::{self as records, WriteOptions};
 
-/// What happened to an effect, with everything that is stored about it.
+/// An event of an effect, with everything that is stored about it.
 pub(crate) struct EffectResult {
     pub(crate) event: EffectEvent,
     pub(crate) made: Option<CallResult>,
     pub(crate) why: Option<String>,
-    /// The provider's own id, if it is not known what was made.
+    /// The provider's id, if `made` is `None`. Otherwise it is in `made`.
     pub(crate) provider_id: Option<String>,
-    /// The evidence that says so. It is marked as used in the same transaction.
-    pub(crate) told: Option<EventName>,
+    /// The evidence that proves the result, if a webhook did. The transaction that writes the result marks it as used.
+    pub(crate) evidence: Option<EventName>,
 }
 
 impl EffectResult {
     pub(crate) fn made(event: EffectEvent, made: CallResult) -> EffectResult {
-        EffectResult { event, made: Some(made), why: None, provider_id: None, told: None }
+        EffectResult { event, made: Some(made), why: None, provider_id: None, evidence: None }
     }
 
     pub(crate) fn because(event: EffectEvent, why: impl Into<String>) -> EffectResult {
         let why = Some(bounded(why.into()));
-        EffectResult { event, made: None, why, provider_id: None, told: None }
+        EffectResult { event, made: None, why, provider_id: None, evidence: None }
     }
 
-    /// The write that the machine makes of it; none leaves the effect alone.
+    /// Returns the write that the machine decides on, or `None` if the effect stays as it is.
     pub(crate) fn change(&self, effect: &StoredEffect) -> Option<EffectChange> {
         let change = change_effect(effect, self.event, nonce(), jitter())?;
         Some(EffectChange {
@@ -70,19 +70,19 @@ impl EffectResult {
 /// The outcome of writing a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The effect is in this state now, due again or not.
+    /// The effect is in this state now; `due` says whether it is due again.
     Moved { to: EffectState, due: bool },
     /// Another process has changed the effect; nothing was written.
     Lost,
-    /// It could not be written before the lease ended. The claim lapses, and a worker claims the effect again.
+    /// The result could not be written before the lease ended. The claim lapses, and a worker claims the effect again.
     Unwritten,
 }
 
-/// Whether a transaction wrote the result.
+/// Outcome of one transaction that was to write the result.
 enum TxOutcome {
-    /// This one did, or an earlier try whose reply was lost.
+    /// This transaction wrote it, or an earlier try whose reply was lost.
     Yes,
-    /// Another process has changed the effect to this; nothing was committed.
+    /// Nothing was written. Holds the effect as another process has changed it.
     No(Option<Box<StoredEffect>>),
 }
 
@@ -93,28 +93,28 @@ pub(crate) struct ResultWriter<'a, D: Database> {
     pub(crate) handler: &'a dyn EffectHandler<D::Tx>,
     pub(crate) call: &'a EffectCall,
     pub(crate) effect: &'a StoredEffect,
-    /// How long writing the handler's rows may take.
+    /// Longest time for writing the handler's rows.
     pub(crate) timeout: Duration,
-    /// When the lease ends.
+    /// End of the lease.
     pub(crate) until: Instant,
 }
 
 impl<D: Database> ResultWriter<'_, D> {
     /// Writes the result, and retries until the lease ends.
     ///
-    /// Each try sends the same change with the same nonce: a commit whose reply was lost is recognised, and one that never
-    /// arrived is made again. After the end of the lease nothing is tried. The claim lapses, and the effect's rules say what
-    /// happens then: the call is made again under the same key, verified, or the effect is `unknown`. A late writer is
-    /// refused by the version, with all of its rows.
-    pub(crate) async fn write(&self, happened: EffectResult) -> Ended {
-        let Some(change) = happened.change(self.effect) else { return Ended::Lost };
-        let settled = settled(&change, &happened);
+    /// Each try sends the same change with the same nonce. So a commit whose reply was lost is recognised, and one that
+    /// never arrived is sent again. After the end of the lease there are no more tries. The claim lapses, and the effect's
+    /// rules decide what follows: a worker makes the call again under the same key, a worker verifies it, or the effect
+    /// becomes `unknown`. The version check rejects a late writer, and its transaction rolls back with all of its rows.
+    pub(crate) async fn write(&self, result: EffectResult) -> Ended {
+        let Some(change) = result.change(self.effect) else { return Ended::Lost };
+        let settled = settled_effect(&change, &result);
         let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         loop {
-            let error = match self.once(&change, &happened, settled.as_ref()).await {
+            let error = match self.try_write(&change, &result, settled.as_ref()).await {
                 Ok(TxOutcome::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
                 Ok(TxOutcome::No(stored)) => {
-                    tell_of_loss(&happened, stored.as_deref());
+                    log_lost_result(&result, stored.as_deref());
                     return Ended::Lost;
                 }
                 Err(error) => error,
@@ -122,9 +122,9 @@ impl<D: Database> ResultWriter<'_, D> {
             let next = Instant::now() + backoff.next();
             tracing::warn!(effect = self.effect.seq, %error, "result of an effect could not be written");
             if next >= self.until {
-                // Evidence is stored already, and no claim lapses.
-                if happened.told.is_none() {
-                    self.keep(&happened, &error).await;
+                // Evidence is already stored, and there is no claim that could lapse.
+                if result.evidence.is_none() {
+                    self.store_unrecorded(&result, &error).await;
                 }
                 return Ended::Unwritten;
             }
@@ -132,19 +132,18 @@ impl<D: Database> ResultWriter<'_, D> {
         }
     }
 
-    /// Tries it in one transaction.
-    async fn once(
+    /// Tries to write the result, in one transaction.
+    async fn try_write(
         &self,
         change: &EffectChange,
-        happened: &EffectResult,
+        result: &EffectResult,
         settled: Option<&SettledEffect>,
     ) -> Result<TxOutcome, BoxError> {
         let sent_at = Instant::now();
         let mut tx = self.database.begin().await?;
         let terms = WriteOptions::of(sql(self.ibid)?);
         let now = terms.now;
-        // The effect comes first, so that a lost claim is refused before any work; then the record. Every writer keeps
-        // this order.
+        // Effect first, then record. A lost claim is then noticed before any work, and every writer locks in this order.
         if statements::commit(&mut tx, change, terms).await?.is_none() {
             let stored = statements::load(&mut tx, change.seq, now).await?;
             if let Some(stored) = stored.as_ref().filter(|stored| stored.version.count < change.expect.count)
@@ -164,10 +163,11 @@ impl<D: Database> ResultWriter<'_, D> {
         if let Some(settled) = settled {
             self.record(settled, &mut tx).await?;
         }
-        if let Some(event) = &happened.told {
-            // Invariant: the evidence is used up by the very commit that it led to.
+        if let Some(event) = &result.evidence {
+            // Invariant: the commit that applies the evidence also marks it as used.
             statements::use_evidence(&mut tx, event, now).await?;
-            records::note(&mut tx, &self.effect.record, &line(self.effect, change, event), now).await?;
+            records::note(&mut tx, &self.effect.record, &history_line(self.effect, change, event), now)
+                .await?;
         }
         if failpoint::at("record.before").await == Hit::Error {
             return Err("a failpoint".into());
@@ -177,7 +177,7 @@ impl<D: Database> ResultWriter<'_, D> {
             return Err("a failpoint".into());
         }
         if let Some(answered) = answered {
-            answered.tell(self.ibid, sent_at);
+            answered.publish(self.ibid, sent_at);
         }
         Ok(TxOutcome::Yes)
     }
@@ -191,17 +191,18 @@ impl<D: Database> ResultWriter<'_, D> {
         }
     }
 
-    /// Stores a result that could not be recorded, without changing the effect's state: the worker that claims it after the
-    /// lapse uses what was made, and operators see the error. If this fails too, nothing is worse than before.
-    async fn keep(&self, happened: &EffectResult, error: &BoxError) {
+    /// Stores a result that could not be recorded, without changing the effect's state. The worker that claims the effect
+    /// after the lapse uses the stored result, and operators see the error. If this write fails too, the claim lapses
+    /// without a stored result, as after a crash.
+    async fn store_unrecorded(&self, result: &EffectResult, error: &BoxError) {
         let change = EffectChange {
             due_in: Some(self.effect.rules.lease()),
-            result: happened.made.as_ref().map(|made| encode_unrecorded(self.effect, made)),
-            provider_id: happened.provider_id(),
+            result: result.made.as_ref().map(|made| encode_unrecorded(self.effect, made)),
+            provider_id: result.provider_id(),
             last_error: Some(bounded(format!("its end could not be written: {error}"))),
             ..EffectChange::touch(self.effect, nonce())
         };
-        let keep = async {
+        let write = async {
             let mut tx = self.database.begin().await?;
             let terms = WriteOptions::of(sql(self.ibid)?);
             match statements::commit(&mut tx, &change, terms).await? {
@@ -210,38 +211,45 @@ impl<D: Database> ResultWriter<'_, D> {
             }
             Ok::<_, BoxError>(())
         };
-        if let Err(error) = keep.await {
+        if let Err(error) = write.await {
             tracing::warn!(effect = change.seq, %error, "unrecorded result of an effect could not be stored");
         }
     }
 }
 
-/// Logs a result that was not written because the effect had changed. An operator will want to know of a call that was
-/// made; the answer of a verification is nothing new if another process got it too.
-fn tell_of_loss(happened: &EffectResult, stored: Option<&StoredEffect>) {
-    let Some(made) = happened.made.as_ref().filter(|_| happened.told.is_none()) else { return };
+/// Logs a result that was not written because another process had changed the effect.
+///
+/// A call that was made is an error, because an operator may have to act on it. A verification that found the call made is
+/// only information if the effect is already done.
+fn log_lost_result(result: &EffectResult, stored: Option<&StoredEffect>) {
+    let Some(made) = result.made.as_ref().filter(|_| result.evidence.is_none()) else { return };
     let (effect, provider_id) = (stored.map(|stored| stored.seq), made.provider_id.as_deref());
-    match (happened.event, stored) {
+    match (result.event, stored) {
         (EffectEvent::Verified(_), Some(stored)) if stored.state == EffectState::Done => {
             tracing::info!(effect, provider_id, "effect was already settled by another process");
         }
-        _ => tracing::error!(effect, provider_id, "a call was made, and came too late"),
+        _ => tracing::error!(
+            effect,
+            provider_id,
+            "call succeeded, but the claim was lost; result not recorded"
+        ),
     }
 }
 
-/// The line of history for an effect that a webhook settled.
-fn line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> History {
+/// Returns the history line for an effect that a webhook settled.
+fn history_line(effect: &StoredEffect, change: &EffectChange, event: &EventName) -> History {
     let EventName { source, event } = event;
     let (name, before, after) = (&effect.name, effect.state.name(), change.state.name());
     let detail = format!("effect `{name}` by a webhook, {before} to {after} (event `{event}` of `{source}`)");
     History { what: Line::Settled, detail }
 }
 
-/// Makes sure that a claim which is given back can no longer commit.
+/// Makes sure that a claim that is being released can no longer commit.
 ///
-/// The effect is at the version from before that claim, and the claim's commit may still be in flight: then it holds the
-/// row, and a write at the version that was read waits for it. `TxOutcome::No`: the claim was not committed, and cannot be any
-/// more. An error: it was committed meanwhile, and has to be given back after all.
+/// The stored effect has the version from before the claim, but the claim's commit may still be in flight. If it is, its
+/// transaction holds the row lock, and a write that expects the stored version waits for it. `TxOutcome::No` means that the
+/// claim was not committed and no longer can be. An error means that it was committed meanwhile: the caller tries again,
+/// and then releases it.
 async fn write_fence<T: OwnedTx>(
     mut tx: T,
     stored: &StoredEffect,
@@ -259,7 +267,7 @@ async fn write_fence<T: OwnedTx>(
     }
 }
 
-/// A record that was just given its response, or became unknown.
+/// A record that has just got its response, or has become `unknown`.
 pub(crate) struct Answered {
     change: Arc<Change>,
     stored: Option<StoredRecord>,
@@ -267,8 +275,8 @@ pub(crate) struct Answered {
 }
 
 impl Answered {
-    /// Puts the response into the cache and wakes the duplicates that wait for it.
-    pub(crate) fn tell(self, ibid: &Ibid, sent_at: Instant) {
+    /// Puts the response into the cache and wakes the duplicates of this process that wait for it.
+    pub(crate) fn publish(self, ibid: &Ibid, sent_at: Instant) {
         let engine = ibid.engine();
         count_lapses(&self.change);
         if let (Some(stored), Some(response)) = (self.stored, self.response) {
@@ -278,7 +286,9 @@ impl Answered {
     }
 }
 
-/// Gives the record its response, or makes it unknown if no response will come.
+/// Completes the record with its response, or makes it `unknown` if the effect ended without one.
+///
+/// Returns `None` if the record no longer waits for this effect.
 pub(crate) async fn answer(
     tx: &mut dyn SqlTx,
     effect: &StoredEffect,
@@ -286,19 +296,21 @@ pub(crate) async fn answer(
     terms: WriteOptions,
 ) -> Result<Option<Answered>, SqlError> {
     let now = terms.now;
-    let held = records::lock(tx, &effect.record, now, effect.rules.lease()).await?;
+    let locked = records::lock(tx, &effect.record, now, effect.rules.lease()).await?;
     // A later generation of the record does not wait for this effect.
-    let Some(held) = held.filter(|held| held.stored.record.birth == effect.birth) else { return Ok(None) };
+    let Some(locked) = locked.filter(|locked| locked.stored.record.birth == effect.birth) else {
+        return Ok(None);
+    };
     let response = match settled {
         SettledEffect::Done(CallResult { answer: Some(response), .. }) => Some(response),
         SettledEffect::Done(_) => {
-            tracing::error!(effect = effect.seq, "effect owes a response, and its handler gave none");
+            tracing::error!(effect = effect.seq, "effect owes a response, but its handler returned none");
             None
         }
         SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => None,
     };
     let answer = response.map(|response| {
-        let fits = response.body.len() as u64 <= held.stored.record.policy.max_response_body;
+        let fits = response.body.len() as u64 <= locked.stored.record.policy.max_response_body;
         AttemptResponse {
             status: response.status,
             retry_after: false,
@@ -311,10 +323,10 @@ pub(crate) async fn answer(
         Some(answer) => Event::EffectDone { nonce: nonce(), answer },
         None => Event::EffectDead { nonce: nonce() },
     };
-    let Verdict::Write(change, _) = machine::decide(Some(&held.stored.record), &event, held.stored.now)
+    let Verdict::Write(change, _) = machine::decide(Some(&locked.stored.record), &event, locked.stored.now)
     else {
         if answer.is_some() {
-            // The record was settled otherwise meanwhile: an operator must learn that the call was made.
+            // Another process has settled the record meanwhile. An operator must learn that the call was made.
             tracing::error!(
                 effect = effect.seq,
                 "effect done, but its record no longer waits for the response"
@@ -326,31 +338,31 @@ pub(crate) async fn answer(
         }
         return Ok(None);
     };
-    let Some(stamp) = records::apply(tx, &change, Some(&held.stored.record), held.policy, terms).await?
+    let Some(stamp) = records::apply(tx, &change, Some(&locked.stored.record), locked.policy, terms).await?
     else {
-        // The record is locked, so this cannot happen; the next transaction reads it again.
+        // The record is locked, so this cannot happen. If it does, the next transaction reads the record again.
         return Err(SqlError::new(SqlFault::Serialization, "a locked record has changed"));
     };
-    let kept = answer.is_some_and(|answer| answer.kept.is_some());
+    let is_stored = answer.is_some_and(|answer| answer.kept.is_some());
     Ok(Some(Answered {
-        stored: apply_change(&change, stamp, Some(&held.stored)),
-        response: response.filter(|_| kept).cloned().map(Arc::new),
+        stored: apply_change(&change, stamp, Some(&locked.stored)),
+        response: response.filter(|_| is_stored).cloned().map(Arc::new),
         change,
     }))
 }
 
-/// What the handler and the record get to know; none while the effect is tried or verified again.
-fn settled(change: &EffectChange, happened: &EffectResult) -> Option<SettledEffect> {
-    let why = happened.why.clone().unwrap_or_default();
+/// Returns the settled state for the handler and the record, or `None` if the effect will be tried or verified again.
+fn settled_effect(change: &EffectChange, result: &EffectResult) -> Option<SettledEffect> {
+    let why = result.why.clone().unwrap_or_default();
     match change.state {
-        EffectState::Done => Some(SettledEffect::Done(happened.made.clone().unwrap_or_default())),
+        EffectState::Done => Some(SettledEffect::Done(result.made.clone().unwrap_or_default())),
         state if !state.is_dead_letter(change.due_in.is_some()) => None,
         EffectState::Unknown => Some(SettledEffect::Unknown { why }),
         _ => Some(SettledEffect::Dead { why }),
     }
 }
 
-/// Cuts a text to [`ERROR_BYTES_MAX`].
+/// Cuts a text to at most [`ERROR_BYTES_MAX`] bytes.
 pub(crate) fn bounded(mut text: String) -> String {
     if text.len() > ERROR_BYTES_MAX {
         text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
@@ -359,13 +371,13 @@ pub(crate) fn bounded(mut text: String) -> String {
     text
 }
 
-/// First pause before the next try: about one commit of a healthy disk.
+/// First pause between two tries: about as long as one commit on a healthy disk.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// Longest pause: short enough to notice the end of an outage well within a lease.
+/// Longest pause between two tries: short enough to notice the end of an outage well within a lease.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// How much of a handler's error is stored: a provider's message fits, a page of HTML does not.
+/// Bytes of a handler's error that are stored: a provider's message fits, a page of HTML does not.
 const ERROR_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -381,10 +393,10 @@ pub(super) mod tests {
 
     #[test]
     fn pauses_spread_around_the_backoff_above_the_minimum() {
-        // Those who failed together must not come back together.
+        // Effects that failed together must not retry together.
         let (least, most) = spread(Safety::Once, EffectEvent::NotMade { after: None });
         assert!((0.75..0.9).contains(&least) && (1.1..=1.25).contains(&most), "{least} to {most}");
-        // What the provider asks for, and what a call may still be under way for, is not shortened.
+        // A pause is never shortened if the provider asked for it, or if the call may still be in flight.
         let wanted = EffectEvent::NotMade { after: Some(Duration::from_secs(90)) };
         for (safety, event) in [(Safety::Once, wanted), (Safety::Verified, EffectEvent::Uncertain)] {
             let (least, most) = spread(safety, event);
@@ -392,20 +404,21 @@ pub(super) mod tests {
         }
     }
 
-    /// The shortest and the longest of many pauses, as parts of the one that the machine gives. That none of so many is
-    /// below 0.9 or above 1.1 of it happens once in more runs than there will be.
+    /// Returns the shortest and the longest of 500 pauses, relative to the pause that the machine returns.
+    ///
+    /// With 500 of them, it practically never happens that none is below 0.9 or none above 1.1.
     fn spread(safety: Safety, event: EffectEvent) -> (f64, f64) {
-        let effect = claimed(EffectRules { safety, ..EffectRules::default() });
-        let (_, given) = decide_effect(&effect.to_decide(), event).expect("it goes on");
-        let given = given.expect("it is due again").as_secs_f64();
-        let happened = EffectResult::because(event, "");
-        let pause = || happened.change(&effect).and_then(|change| change.due_in).expect("it is due again");
-        let all = std::iter::repeat_with(|| pause().as_secs_f64() / given).take(500);
+        let effect = claimed_effect(EffectRules { safety, ..EffectRules::default() });
+        let (_, due_in) = decide_effect(&effect.to_decide(), event).expect("a change");
+        let base = due_in.expect("it is due again").as_secs_f64();
+        let result = EffectResult::because(event, "");
+        let pause = || result.change(&effect).and_then(|change| change.due_in).expect("it is due again");
+        let all = std::iter::repeat_with(|| pause().as_secs_f64() / base).take(500);
         all.fold((f64::MAX, 0.0), |(least, most), part| (part.min(least), part.max(most)))
     }
 
-    /// At its fifth try.
-    pub(in crate::outbox) fn claimed(rules: EffectRules) -> StoredEffect {
+    /// Returns a claimed effect at its fifth try.
+    pub(in crate::outbox) fn claimed_effect(rules: EffectRules) -> StoredEffect {
         StoredEffect {
             seq: 1,
             record: RecordId::from_bytes([0; RecordId::LEN]),

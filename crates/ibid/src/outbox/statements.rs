@@ -1,6 +1,6 @@
-//! The outbox's own statements, in the dialect of the transaction that runs them.
+//! The outbox's SQL statements, in the dialect of the transaction that runs them.
 //!
-//! Like a store they compare versions and instants and hold no opinion on states. They must not know any driver.
+//! Like a store, they compare versions and timestamps and do not interpret states. They must not depend on a driver.
 
 use ibid_core::effect::{EffectChange, EffectClaim, EffectFilter, EffectRules, StoredEffect};
 use ibid_core::evidence::{EffectRef, EventName, USED_KEPT_FOR};
@@ -15,32 +15,32 @@ use crate::transaction::statements::{
     DialectSql, WriteOptions, bits, both, instant, interval, mark, micros, nonce, number, of,
 };
 
-/// Takes what is due. The rows are as they stand after the take.
+/// Claims due effects. Returns the rows as they are after the claim, in outbox order.
 pub(crate) async fn take(
     tx: &mut dyn SqlTx,
-    take: &EffectClaim,
+    claim: &EffectClaim,
     terms: WriteOptions,
 ) -> Result<Vec<StoredEffect>, SqlError> {
     let statement = of(tx, &TAKE);
-    let (from, to) = take.reason.states();
-    // Parameters know no arrays. A list of strings has no way to fail.
-    let kinds = serde_json::to_string(&take.kinds).expect("strings are JSON");
+    let (from, to) = claim.reason.states();
+    // `Param` has no array type, so the kinds are passed as JSON.
+    let kinds = serde_json::to_string(&claim.kinds).expect("strings are JSON");
     let params = [
         instant(terms.now),
         code(from),
         code(to),
-        bits(take.nonce),
-        Param::I64(i64::from(take.reason.is_try())),
+        bits(claim.nonce),
+        Param::I64(i64::from(claim.reason.is_try())),
         Param::Text(&kinds),
-        Param::I64(i64::from(take.limit)),
+        Param::I64(i64::from(claim.limit)),
         terms.lasts(),
     ];
-    let mut taken = read(tx.query(statement, &params).await?)?;
-    taken.sort_by_key(|effect| effect.seq);
-    Ok(taken)
+    let mut effects = read(tx.query(statement, &params).await?)?;
+    effects.sort_by_key(|effect| effect.seq);
+    Ok(effects)
 }
 
-/// Writes a change; none if the Effect is at another Version by now.
+/// Writes a change. Returns the time of the write, or `None` if the effect has another version by now.
 pub(crate) async fn commit(
     tx: &mut dyn SqlTx,
     change: &EffectChange,
@@ -71,24 +71,24 @@ pub(crate) async fn commit(
     written.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()
 }
 
-/// One Effect as the transaction sees it.
+/// Loads one effect, as the transaction sees it.
 pub(crate) async fn load(
     tx: &mut dyn SqlTx,
     seq: i64,
     now: Option<Timestamp>,
 ) -> Result<Option<StoredEffect>, SqlError> {
     let statement = of(tx, &LOAD);
-    let found = read(tx.query(statement, &[instant(now), Param::I64(seq)]).await?)?;
-    Ok(found.into_iter().next())
+    let effects = read(tx.query(statement, &[instant(now), Param::I64(seq)]).await?)?;
+    Ok(effects.into_iter().next())
 }
 
-/// The Effects that somebody outside may mean, by a name that the provider knows: one, unless the name is no name.
+/// Finds effects by a name that the provider knows: one effect, unless the name is ambiguous.
 pub(crate) async fn find(
     tx: &mut dyn SqlTx,
     at: &EffectRef,
     now: Option<Timestamp>,
 ) -> Result<Vec<StoredEffect>, SqlError> {
-    let found = match at {
+    let rows = match at {
         EffectRef::DownstreamKey(key) => {
             tx.query(of(tx, &FIND_BY_KEY), &[instant(now), Param::Text(key)]).await?
         }
@@ -97,10 +97,10 @@ pub(crate) async fn find(
             tx.query(of(tx, &FIND_BY_PROVIDER), &params).await?
         }
     };
-    read(found)
+    read(rows)
 }
 
-/// Uses up the evidence that a change comes from.
+/// Marks evidence as used by the change that applies it.
 pub(crate) async fn use_evidence(
     tx: &mut dyn SqlTx,
     name: &EventName,
@@ -112,7 +112,7 @@ pub(crate) async fn use_evidence(
     tx.execute(statement, &params).await.map(drop)
 }
 
-/// The Effects that fit, in the order of their places.
+/// Lists the effects that match `filter`, in outbox order.
 pub(crate) async fn list(
     tx: &mut dyn SqlTx,
     filter: &EffectFilter,
@@ -121,7 +121,7 @@ pub(crate) async fn list(
     let page = [instant(now), Param::I64(filter.after), Param::I64(i64::from(filter.limit))];
     let [at, after, limit] = page;
     let state = filter.state.map_or(Param::Null(I64), code);
-    let found = match (&filter.record, filter.state) {
+    let rows = match (&filter.record, filter.state) {
         (record, _) if filter.dead_letter => {
             let record = Param::maybe_bytes(record.as_ref().map(|id| &id.as_bytes()[..]));
             let (always, unless_due) = EffectState::DEAD_LETTERS;
@@ -135,10 +135,10 @@ pub(crate) async fn list(
         (None, Some(_)) => tx.query(of(tx, &LIST_OF_STATE), &[at, after, limit, state]).await?,
         (None, None) => tx.query(of(tx, &LIST), &page).await?,
     };
-    read(found)
+    read(rows)
 }
 
-/// The Version that the Effect has once this change is in.
+/// Returns the version that the effect has after this change.
 pub(crate) fn version_after(change: &EffectChange) -> Version {
     Version { count: change.expect.count.wrapping_add(1), nonce: change.nonce }
 }
@@ -147,7 +147,7 @@ fn read(rows: Vec<SqlRow>) -> Result<Vec<StoredEffect>, SqlError> {
     rows.into_iter().map(effect).collect()
 }
 
-/// The Effect in a row. What this program can't read is an error, never a default.
+/// Reads an effect from a row. A value that this program cannot read is an error, never a default.
 fn effect(mut row: SqlRow) -> Result<StoredEffect, SqlError> {
     let row = &mut row;
     let seq = row.i64()?;
@@ -197,7 +197,7 @@ fn code(state: EffectState) -> Param<'static> {
     Param::I64(i64::from(state.code()))
 }
 
-/// As `effect` reads them.
+/// Column types, in the order in which `effect` reads them.
 const EFFECT: &[Type] = &[
     I64, Blob, I64, Text, Text, Text, I64, I64, I64, I64, I64, I64, I64, I64, I64, Text, Text, Blob, Bool,
     Text, Blob, Blob, Text, Text, I64,

@@ -1,4 +1,4 @@
-//! Outbox statements in a transaction of the store's own connection, for callers without a database handle.
+//! Runs outbox statements in a transaction on the store's connection, for callers without a database handle.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use ibid_core::store::{BoxFuture, SqlStore, Store, StoreError, Work};
 
 use super::statements;
 
-/// Lists the effects that fit, in outbox order; none if the store has no outbox.
+/// Lists the effects that match `filter`, in outbox order. Returns `None` if the store has no outbox.
 pub(crate) async fn list(
     store: &dyn Store,
     filter: EffectFilter,

@@ -1,5 +1,6 @@
-//! What is kept of a call that was made while its end could not be written: the result and, where the Effect owes it, the
-//! Record's answer. Both stand in the place of the result until the end is written.
+//! Encodes the result of a call that was made but could not be recorded, together with the response if the effect owes one.
+//!
+//! The bytes are stored in the effect's `result` until a worker records it.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid_core::effect::StoredEffect;
@@ -7,7 +8,7 @@ use ibid_core::response::Response;
 
 use super::handler::CallResult;
 
-/// What takes the place of the result.
+/// Returns the bytes to store as the effect's `result`.
 pub(super) fn encode_unrecorded(effect: &StoredEffect, made: &CallResult) -> Bytes {
     if !effect.owes {
         return made.result.clone();
@@ -21,7 +22,7 @@ pub(super) fn encode_unrecorded(effect: &StoredEffect, made: &CallResult) -> Byt
     bytes.freeze()
 }
 
-/// What an Effect that nobody has ended was found to have made; none if that is not known, or can't be read.
+/// Returns the stored, unrecorded result of an effect, or `None` if there is none or it cannot be read.
 pub(super) fn decode_unrecorded(effect: &StoredEffect) -> Option<CallResult> {
     let (stored, provider_id) = (effect.result.as_ref()?, effect.provider_id.clone());
     if !effect.owes {
@@ -37,20 +38,20 @@ pub(super) fn decode_unrecorded(effect: &StoredEffect) -> Option<CallResult> {
     Some(CallResult { result: rest.slice(LEN..result_to), provider_id, answer })
 }
 
-/// Begins what is kept with an answer. Results kept without one, by an earlier version, do not begin so: their answer is
-/// to be asked for again.
+/// Prefix of an unrecorded result that has room for a response. Earlier versions stored the result alone. Such bytes are
+/// treated as unreadable, so that the response is fetched again.
 const MARK: &[u8] = b"ibid:kept:1\n";
 
-/// Of the result's length.
+/// Bytes of the length field in front of the result.
 const LEN: usize = size_of::<u64>();
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::record_result::tests::claimed;
+    use crate::outbox::record_result::tests::claimed_effect;
 
-    fn again(owes: bool, made: &CallResult) -> Option<CallResult> {
-        let mut effect = StoredEffect { owes, ..claimed(Default::default()) };
+    fn round_trip(owes: bool, made: &CallResult) -> Option<CallResult> {
+        let mut effect = StoredEffect { owes, ..claimed_effect(Default::default()) };
         effect.result = Some(encode_unrecorded(&effect, made));
         effect.provider_id = made.provider_id.clone();
         decode_unrecorded(&effect)
@@ -62,7 +63,7 @@ mod tests {
         for result in ["", "receipt", "ibid:kept:1\n"] {
             for answer in [None, Some(answer.clone())] {
                 let made = CallResult { result: result.into(), provider_id: Some("ch_1".into()), answer };
-                let read = again(true, &made).expect("it can be read");
+                let read = round_trip(true, &made).expect("it can be read");
                 assert_eq!(
                     (read.result, read.provider_id, read.answer),
                     (made.result, made.provider_id, made.answer)
@@ -73,10 +74,10 @@ mod tests {
 
     #[test]
     fn a_result_is_kept_as_it_is_where_no_answer_is_owed() {
-        let effect = claimed(Default::default());
+        let effect = claimed_effect(Default::default());
         let made = CallResult { result: "receipt".into(), ..CallResult::default() };
         assert_eq!(encode_unrecorded(&effect, &made), made.result);
-        assert_eq!(again(false, &made).unwrap().result, made.result);
+        assert_eq!(round_trip(false, &made).unwrap().result, made.result);
     }
 
     #[test]
@@ -85,7 +86,7 @@ mod tests {
             answer: Some(Response::plain(201, "text/plain", "paid".to_owned())),
             ..CallResult::default()
         };
-        let mut effect = StoredEffect { owes: true, ..claimed(Default::default()) };
+        let mut effect = StoredEffect { owes: true, ..claimed_effect(Default::default()) };
         let whole = encode_unrecorded(&effect, &made);
         assert!(decode_unrecorded(&effect).is_none());
         for bytes in [&b"receipt"[..], MARK, &whole[..MARK.len() + LEN - 1], &whole[..whole.len() - 1]] {

@@ -43,49 +43,49 @@ pub struct WorkerBuilder<D: Database> {
     ibid: Ibid,
     database: D,
     handlers: Handlers<D::Tx>,
-    /// Time limits of the kinds that have none of their own.
+    /// Time limits of kinds that set none themselves.
     within: HandlerLimits,
     concurrency: usize,
     poll_every: Duration,
     stop_within: Option<Duration>,
 }
 
-/// The handler of each kind, and its own time limits if it has any.
+/// The handler of each kind, and its time limits if it sets any.
 type Handlers<T> = HashMap<String, (Arc<dyn EffectHandler<T>>, Option<HandlerLimits>)>;
 
 /// Time limits of one kind of effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandlerLimits {
-    /// How long a call, a verification or the handler's rows may take.
+    /// Longest time for a call, for a verification, and for writing the handler's rows.
     pub timeout: Duration,
-    /// The shortest lease in the rules of these effects. A call under a shorter lease is broken off when that ends.
+    /// The shortest lease in the rules of these effects. A call under a shorter lease is cancelled when that lease ends.
     pub lease: Duration,
 }
 
-/// Why a worker could not be built.
+/// Error of [`WorkerBuilder::build`] for options that do not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerError {
     /// The store has no outbox.
     #[error("the store has no outbox: it is no SQL store")]
     NoSql,
     /// The worker would never have anything to do.
-    #[error("the worker has no handler, or may do nothing at once")]
+    #[error("the worker has no handler, or its concurrency is 0")]
     Idle,
     /// A call could outlast its claim.
     #[error(
-        "a call of `{kind}` may take {timeout:?}, and the claim that it is made under lasts only {lease:?}"
+        "a call of `{kind}` may take {timeout:?}, but its claim lasts only {lease:?}: shorten the timeout"
     )]
     OutlastsLease {
         /// The kind of effect.
         kind: String,
-        /// How long a call may take.
+        /// Longest time for a call.
         timeout: Duration,
-        /// How long a claim lasts.
+        /// Duration of a claim.
         lease: Duration,
     },
 }
 
-/// How many effects one round came to which end.
+/// Counts of one round, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerRound {
     /// Effects whose call was made.
@@ -122,8 +122,8 @@ impl<D: Database + 'static> WorkerBuilder<D> {
         self
     }
 
-    /// Like [`on`](Builder::on), with separate time limits: for a provider that is slower than others, or must not be
-    /// waited for.
+    /// Like [`on`](WorkerBuilder::on), with separate time limits: for a provider that is slower than the others, or one
+    /// that the worker must not wait for.
     pub fn on_with_limits(
         mut self,
         kind: impl Into<String>,
@@ -134,7 +134,8 @@ impl<D: Database + 'static> WorkerBuilder<D> {
         self
     }
 
-    /// Sets how many effects are executed at once. Each needs a connection of the pool only to record its result.
+    /// Sets how many effects are executed at once. An effect uses a connection of the pool only while its result is
+    /// recorded.
     pub fn concurrency(mut self, effects: usize) -> Self {
         self.concurrency = effects;
         self
@@ -153,24 +154,26 @@ impl<D: Database + 'static> WorkerBuilder<D> {
         self
     }
 
-    /// Sets the time between two polls of the outbox, give or take a quarter. Effects that this process enqueues are seen
-    /// at once; the poll finds those of other processes, the ends of pauses, and lapsed claims.
+    /// Sets the time between two polls of the outbox, give or take a quarter. The worker sees effects that this process
+    /// enqueues at once. The poll finds effects of other processes, effects whose pause is over, and lapsed claims.
     pub fn poll_every(mut self, every: Duration) -> Self {
         self.poll_every = every;
         self
     }
 
-    /// Sets how long a stopping worker waits for its running effects. By default as long as the slowest may take.
+    /// Sets how long a stopping worker waits for its running effects. The default is the longest timeout of any kind, plus
+    /// 5 s to write the result.
     pub fn stop_within(mut self, within: Duration) -> Self {
         self.stop_within = Some(within);
         self
     }
 
-    /// Builds the worker.
+    /// Builds the worker and registers its kinds with `ibid`, so that webhook evidence about them can be applied.
     ///
     /// # Errors
     ///
-    /// Fails if the store has no outbox, if there is nothing to do, or if a call could outlast its claim.
+    /// Fails if the store has no outbox, if there is no handler or the concurrency is 0, or if a call could outlast its
+    /// claim.
     pub fn build(self) -> Result<Worker<D>, WorkerError> {
         let WorkerBuilder { ibid, database, handlers, within, concurrency, poll_every, stop_within } = self;
         if ibid.store().sql().is_none() {
@@ -180,8 +183,8 @@ impl<D: Database + 'static> WorkerBuilder<D> {
             return Err(WorkerError::Idle);
         }
         let mut by_kind = HashMap::new();
-        for (kind, (handler, own)) in handlers {
-            let HandlerLimits { timeout, lease } = own.unwrap_or(within);
+        for (kind, (handler, limits)) in handlers {
+            let HandlerLimits { timeout, lease } = limits.unwrap_or(within);
             if timeout >= lease {
                 return Err(WorkerError::OutlastsLease { kind, timeout, lease });
             }
@@ -210,43 +213,43 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    /// Works until dropped. Running effects are then broken off, and claimed again when their claims have lapsed;
-    /// [`Worker::run_until`] finishes them.
+    /// Runs until dropped. Dropping it cancels the running effects; their claims lapse, and a worker claims them again.
+    /// [`Worker::run_until`] finishes them instead.
     pub async fn run(&self) {
         self.run_until(std::future::pending()).await;
     }
 
-    /// Works until `stop` resolves. Then it claims nothing more and waits for its running effects, for a bounded time
+    /// Runs until `stop` resolves. Then it claims nothing more and waits for its running effects, for a bounded time
     /// ([`WorkerBuilder::stop_within`]).
     pub async fn run_until(&self, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
-        let mut in_hand = JoinSet::new();
-        let (mut everything_at, mut more) = (Instant::now(), true);
+        let mut running = JoinSet::new();
+        let (mut next_poll, mut more_due) = (Instant::now(), true);
         loop {
             // Registered before the poll, so that an effect enqueued in between is not missed.
             let mut enqueued = std::pin::pin!(self.ibid.outbox().enqueued.notified());
             enqueued.as_mut().enable();
-            let free = self.concurrency - in_hand.len();
-            if free > 0 && (more || Instant::now() >= everything_at) {
-                let everything = Instant::now() >= everything_at;
-                if everything {
-                    everything_at = Instant::now() + spread(self.poll_every);
+            let free = self.concurrency - running.len();
+            if free > 0 && (more_due || Instant::now() >= next_poll) {
+                let all_reasons = Instant::now() >= next_poll;
+                if all_reasons {
+                    next_poll = Instant::now() + spread(self.poll_every);
                 }
-                more = self.take(free, everything, &mut in_hand).await;
+                more_due = self.claim_and_start(free, all_reasons, &mut running).await;
             }
             tokio::select! {
                 () = &mut stop => break,
-                () = enqueued => more = true,
-                () = tokio::time::sleep_until(everything_at), if in_hand.len() < self.concurrency => {}
-                Some(ended) = in_hand.join_next() => {
-                    more |= in_order(ended);
-                    while let Some(ended) = in_hand.try_join_next() {
-                        more |= in_order(ended);
+                () = enqueued => more_due = true,
+                () = tokio::time::sleep_until(next_poll), if running.len() < self.concurrency => {}
+                Some(ended) = running.join_next() => {
+                    more_due |= may_unblock_next(ended);
+                    while let Some(ended) = running.try_join_next() {
+                        more_due |= may_unblock_next(ended);
                     }
                 }
             }
         }
-        let finish = async { while in_hand.join_next().await.is_some() {} };
+        let finish = async { while running.join_next().await.is_some() {} };
         if tokio::time::timeout(self.stop_within, finish).await.is_err() {
             tracing::warn!("worker stopped with calls in flight; their claims will lapse");
         }
@@ -258,24 +261,29 @@ impl<D: Database + 'static> Worker<D> {
     ///
     /// Fails if the effects could not be claimed.
     pub async fn run_once(&self) -> Result<WorkerRound, TxError> {
-        let mut in_hand = JoinSet::new();
-        for taken in self.taken(self.concurrency, true).await? {
-            self.begin(&mut in_hand, taken);
+        let mut running = JoinSet::new();
+        for claim in self.claim(self.concurrency, true).await? {
+            self.start(&mut running, claim);
         }
         let mut round = WorkerRound::default();
-        while let Some(ended) = in_hand.join_next().await {
+        while let Some(ended) = running.join_next().await {
             round.add(ended.map_or(Ended::Unwritten, |(ended, _)| ended));
         }
         Ok(round)
     }
 
     /// Claims and starts due effects. Returns whether more may be due.
-    async fn take(&self, free: usize, everything: bool, in_hand: &mut JoinSet<(Ended, bool)>) -> bool {
-        match self.taken(free, everything).await {
-            Ok(taken) => {
-                let full = taken.len() >= free;
-                for taken in taken {
-                    self.begin(in_hand, taken);
+    async fn claim_and_start(
+        &self,
+        free: usize,
+        all_reasons: bool,
+        running: &mut JoinSet<(Ended, bool)>,
+    ) -> bool {
+        match self.claim(free, all_reasons).await {
+            Ok(claims) => {
+                let full = claims.len() >= free;
+                for claim in claims {
+                    self.start(running, claim);
                 }
                 full
             }
@@ -291,8 +299,8 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    fn begin(&self, in_hand: &mut JoinSet<(Ended, bool)>, taken: Taken) {
-        let Taken { effect, reason, is_confirmed, at } = taken;
+    fn start(&self, running: &mut JoinSet<(Ended, bool)>, claim: Claim) {
+        let Claim { effect, reason, is_confirmed, at } = claim;
         // Only effects of kinds that have a handler are claimed.
         let Some(KindHandler { handler, timeout }) = self.handlers.by_kind.get(&effect.kind) else { return };
         let span = tracing::debug_span!(
@@ -305,8 +313,8 @@ impl<D: Database + 'static> Worker<D> {
         if let Some(trace) = &effect.trace {
             continue_trace(&span, trace);
         }
-        let in_order = effect.aggregate.is_some();
-        let held = ClaimedEffect {
+        let is_ordered = effect.aggregate.is_some();
+        let claimed = ClaimedEffect {
             ibid: self.ibid.clone(),
             database: self.handlers.database.clone(),
             handler: handler.clone(),
@@ -316,21 +324,21 @@ impl<D: Database + 'static> Worker<D> {
             is_confirmed,
             at,
         };
-        in_hand.spawn(async move { (held.execute().await, in_order) }.instrument(span));
+        running.spawn(async move { (claimed.execute().await, is_ordered) }.instrument(span));
     }
 
     /// Claims up to `limit` due effects: for every reason, or only those whose call has to be made.
-    async fn taken(&self, limit: usize, everything: bool) -> Result<Vec<Taken>, TxError> {
+    async fn claim(&self, limit: usize, all_reasons: bool) -> Result<Vec<Claim>, TxError> {
         let mut tries = 0;
         loop {
-            match self.taken_once(limit, everything).await {
-                Err(error) if error.is_retryable() && tries < TAKE_TRIES_MAX => tries += 1,
-                taken => return taken,
+            match self.claim_once(limit, all_reasons).await {
+                Err(error) if error.is_retryable() && tries < CLAIM_TRIES_MAX => tries += 1,
+                result => return result,
             }
         }
     }
 
-    async fn taken_once(&self, limit: usize, everything: bool) -> Result<Vec<Taken>, TxError> {
+    async fn claim_once(&self, limit: usize, all_reasons: bool) -> Result<Vec<Claim>, TxError> {
         let at = Instant::now();
         let mut tx = self.handlers.database.begin().await?;
         let store = sql(&self.ibid)?;
@@ -339,21 +347,21 @@ impl<D: Database + 'static> Worker<D> {
         }
         let terms = WriteOptions::of(store);
         let kinds: Vec<String> = self.handlers.by_kind.keys().cloned().collect();
-        let mut taken = Vec::new();
+        let mut claims = Vec::new();
         let reasons = ClaimReason::ALL.into_iter();
-        for reason in reasons.filter(|reason| everything || *reason == ClaimReason::Call) {
-            let left = u32::try_from(limit - taken.len()).unwrap_or(u32::MAX);
+        for reason in reasons.filter(|reason| all_reasons || *reason == ClaimReason::Call) {
+            let left = u32::try_from(limit - claims.len()).unwrap_or(u32::MAX);
             if left == 0 {
                 break;
             }
-            let take = EffectClaim { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
-            let effects = statements::take(&mut tx, &take, terms).await?;
-            taken.extend(effects.into_iter().map(|effect| Taken { effect, reason, is_confirmed: true, at }));
+            let query = EffectClaim { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
+            let effects = statements::take(&mut tx, &query, terms).await?;
+            claims.extend(effects.into_iter().map(|effect| Claim { effect, reason, is_confirmed: true, at }));
         }
-        if taken.is_empty() {
-            // If this fails, the transaction is undone with its connection.
+        if claims.is_empty() {
+            // If the rollback fails, the database rolls back when the connection closes.
             let _ = tx.rollback().await;
-            return Ok(taken);
+            return Ok(claims);
         }
         if failpoint::at("claim.before").await == Hit::Error {
             return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
@@ -365,18 +373,18 @@ impl<D: Database + 'static> Worker<D> {
             committed => committed,
         };
         match committed {
-            Ok(()) => Ok(taken),
+            Ok(()) => Ok(claims),
             Err(error) if error.fault() == SqlFault::Lost => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "commit of a claim got no reply; giving the effects back"
+                    "commit of a claim got no reply; releasing the effects"
                 );
-                // It is not known whether the claim was committed, and the result of a call under it might never be
-                // recorded. Effects whose call was to be made certainly had none: they are given back. The others are
-                // claimed again when their lease is over.
-                taken.retain(|taken| taken.reason == ClaimReason::Call);
-                taken.iter_mut().for_each(|taken| taken.is_confirmed = false);
-                Ok(taken)
+                // The claim may not be committed, and then the result of a call under it could not be recorded. So no call
+                // is made. Effects that were claimed for a call are released, because none was made. The others stay
+                // claimed, if they are, until their lease lapses.
+                claims.retain(|claim| claim.reason == ClaimReason::Call);
+                claims.iter_mut().for_each(|claim| claim.is_confirmed = false);
+                Ok(claims)
             }
             Err(error) => Err(error.into()),
         }
@@ -384,18 +392,18 @@ impl<D: Database + 'static> Worker<D> {
 }
 
 /// An effect that this worker has claimed.
-struct Taken {
+struct Claim {
     effect: StoredEffect,
     reason: ClaimReason,
-    /// Whether the commit of the claim was acknowledged.
+    /// `true` if the commit of the claim was acknowledged.
     is_confirmed: bool,
-    /// From before the claim.
+    /// Instant before the claim was sent.
     at: Instant,
 }
 
 /// Returns whether the end of this effect may let the next one of its aggregate run.
-fn in_order(ended: Result<(Ended, bool), JoinError>) -> bool {
-    ended.is_ok_and(|(_, in_order)| in_order)
+fn may_unblock_next(ended: Result<(Ended, bool), JoinError>) -> bool {
+    ended.is_ok_and(|(_, is_ordered)| is_ordered)
 }
 
 impl<D: Database> fmt::Debug for Worker<D> {
@@ -412,19 +420,21 @@ impl<D: Database> fmt::Debug for WorkerBuilder<D> {
     }
 }
 
-/// Default concurrency. Calls wait for providers most of the time; whether more are welcome is up to the provider.
+/// Default concurrency. Calls wait for providers most of the time, so the worker could run more. How many a provider
+/// accepts is for the application to say.
 const CONCURRENCY: usize = 16;
 
-/// Default time-out of a call: what most HTTP clients wait for, and half of the default lease. The other half is for
+/// Default timeout of a call: as long as most HTTP clients wait, and half of the default lease. The other half is for
 /// writing the result.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Default time between two polls. An idle poll costs the database less than a millisecond, and a second more does not
-/// matter for work that happens later anyway.
+/// Default time between two polls. An idle poll costs the database less than a millisecond, and work that is deferred
+/// anyway can wait a second more.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// A call that starts just before the stop may use all of its time, and writing its result takes up to this much more.
+/// Time to write a result while the worker stops, on top of the call's timeout: a call that starts just before the stop
+/// may use all of that.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often a claim is retried after a conflict with another transaction; the next poll is never far.
-const TAKE_TRIES_MAX: u32 = 4;
+/// Retries of a claim after a conflict with another transaction. Few are enough, because the next poll comes soon.
+const CLAIM_TRIES_MAX: u32 = 4;

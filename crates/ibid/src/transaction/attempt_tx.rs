@@ -1,7 +1,8 @@
-//! An Attempt inside the caller's own transaction: business rows, outbox rows and the Record's completion commit
-//! together or not at all.
+//! An attempt inside the caller's transaction: your rows, the enqueued effects and the response commit together or not at
+//! all.
 //!
-//! The transaction is handed over by value and only ibid ends it, so that a refused completion can't be committed over.
+//! `AttemptTx` owns the transaction, and only ibid ends it. So the caller cannot commit its rows after ibid has refused the
+//! response.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -27,82 +28,91 @@ use crate::outcome::Outcome;
 use crate::random::nonce;
 use crate::telemetry;
 
-/// An Attempt and the caller's transaction, which holds its Record locked.
+/// An attempt with the caller's transaction, which holds the lock on the attempt's record.
 ///
-/// It derefs to the transaction, for the caller's own statements. [`AttemptTx::finish`] commits; dropping it undoes
-/// everything, and the Attempt may try again with another transaction.
-#[must_use = "dropped, the transaction is undone"]
+/// It derefs to the transaction, for your statements. [`AttemptTx::finish`] commits. Dropping it rolls everything back, and
+/// the attempt may start another transaction.
+#[must_use = "if dropped, the transaction is rolled back"]
 pub struct AttemptTx<'a, T: OwnedTx> {
     pub(super) attempt: Holder<'a>,
-    /// Taken out by the end.
+    /// `None` once the transaction has ended.
     pub(super) tx: Option<T>,
     pub(super) held: Locked,
-    /// The reservation is part of the transaction too.
+    /// `true` if the transaction also reserved the key.
     pub(super) reserves: bool,
     enqueued: u64,
     owes: bool,
-    /// While it lives, duplicates in this process wait without a connection.
+    /// Makes duplicates of this process wait without a connection, until it is dropped.
     _flight: Option<KeyLock>,
 }
 
-/// Whose Attempt it is.
+/// The attempt, borrowed from the caller or owned.
 pub(super) enum Holder<'a> {
     Lent(&'a mut Attempt),
     Own(Box<Attempt>),
 }
 
-/// Why a transaction was not committed. Nothing of it is stored.
+/// Error of a transaction that carries an attempt.
+///
+/// With every error except [`TxError::CommitUnknown`], nothing of the transaction is stored.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
-    /// The store can't share a transaction: it is no SQL store.
-    #[error("the store can't share a transaction")]
+    /// The store is not an SQL store, so it has no transactions to share.
+    #[error("the store cannot share a transaction: it is not an SQL store")]
     NoSql,
-    /// The transaction speaks another SQL than the store.
-    #[error("the transaction is not one of the store's kind of database")]
+    /// The transaction has another SQL dialect than the store.
+    #[error("the transaction belongs to another kind of database than the store")]
     OtherDialect,
-    /// The Attempt has ended.
-    #[error("the attempt has ended already")]
+    /// The attempt has already ended.
+    #[error("the attempt has already ended")]
     Ended,
-    /// The Record is no longer this Attempt's, or not in this database.
+    /// The record no longer belongs to this attempt, or it is not in this database.
     #[error("the lease is lost: the record is not this attempt's any more")]
     LeaseLost,
-    /// The Record has an Effect of this name.
-    #[error("the record has an effect `{0}` already")]
+    /// The record already has an effect with this name.
+    #[error("the record already has an effect `{0}`")]
     EffectExists(String),
-    /// An Effect owes the answer, and one was given all the same; or none does.
-    #[error("who gives the answer is not clear: finish with one, or owe it with an effect that owes it")]
+    /// `finish` was called although an enqueued effect owes the response, or `owe` although none does.
+    #[error("call `finish` with a response, or `owe` if an enqueued effect owes it, not both")]
     AnswerConflict,
-    /// The answer is larger than the policy keeps.
-    #[error("the answer is larger than `max_response_body`: a retry could not be given it")]
+    /// The response body exceeds the policy's `max_response_body`.
+    #[error("the response is larger than `max_response_body`, so a retry could not get it")]
     ResponseTooLarge,
-    /// The commit got no reply, and turned out not to have happened.
+    /// The connection was lost during the commit, and the commit is proven not to have happened. The attempt has ended.
     #[error("the transaction was not committed: its connection was lost")]
     NotCommitted,
-    /// The commit got no reply, and the store none either: the Record tells once it answers again.
-    #[error("nobody knows whether the transaction was committed: the store does not answer")]
+    /// The connection was lost during the commit, and the store could not be reached within `finish_wait` to check. The
+    /// attempt has ended; the record shows the result once the store answers.
+    #[error("commit result unknown: connection lost, and the store could not be reached to check")]
     CommitUnknown,
-    /// Begins are refused for now.
+    /// The engine refuses new begins for now.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
-    /// The store failed beside the transaction.
+    /// The store failed outside the transaction.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A statement failed in the transaction. The errors of every driver become this with `?`, so that the caller's own
-    /// statements count as ibid's do.
+    /// A statement of yours or of ibid failed in the transaction. `?` converts the errors of every driver into this.
     #[error(transparent)]
     Sql(#[from] SqlError),
 }
 
 impl TxError {
-    /// Whether another transaction was in the way: run the whole of it again.
+    /// Returns whether the transaction conflicted with another one. If so, run the whole transaction again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, TxError::Sql(error) if error.fault() == SqlFault::Serialization)
     }
 }
 
 impl Attempt {
-    /// Goes into the caller's transaction. It locks the Record first: a lost lease is refused before any work, and while
-    /// the transaction is open nobody takes over.
+    /// Continues this attempt inside the caller's transaction.
+    ///
+    /// Locks the record first. A lost lease is noticed before any work is done, and no other attempt can take the record
+    /// over while the transaction is open.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`TxError::LeaseLost`] if the record no longer belongs to this attempt, and with the other errors as their
+    /// docs say. The transaction is rolled back.
     pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<AttemptTx<'_, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Lent(self), tx, held)),
@@ -110,7 +120,7 @@ impl Attempt {
         }
     }
 
-    /// The same for one Phase: this Attempt goes on when the transaction has ended, and is not borrowed meanwhile.
+    /// Like [`Attempt::inside`], but for one phase: it does not borrow the attempt, which continues after the transaction.
     pub(crate) async fn inside_for_phase<'w, T: OwnedTx>(
         &self,
         mut tx: T,
@@ -121,7 +131,7 @@ impl Attempt {
         }
     }
 
-    /// Locks the Record if it is still this Attempt's.
+    /// Locks the record, if it still belongs to this attempt.
     async fn lock<T: OwnedTx>(&self, tx: &mut T) -> Result<Locked, TxError> {
         if self.has_ended() {
             return Err(TxError::Ended);
@@ -139,9 +149,9 @@ impl Attempt {
     }
 }
 
-/// Undoes a transaction that found its way barred.
+/// Rolls back a transaction that cannot be used, and returns the reason.
 async fn give_back<T: OwnedTx>(tx: T, why: TxError) -> TxError {
-    // Undone with the connection if this fails.
+    // If this fails, the database rolls back when the connection closes.
     let _ = tx.rollback().await;
     why
 }
@@ -156,22 +166,27 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         AttemptTx { reserves: true, _flight: Some(flight), ..inside }
     }
 
-    /// Which run of this request it is, from 1.
+    /// Returns the number of this attempt, from 1.
     pub fn number(&self) -> u32 {
         self.held.stored.record.attempt
     }
 
-    /// The record's name in the store, for a foreign key of the caller's own rows.
+    /// Returns the record's id, for a foreign key in your rows.
     pub fn record_id(&self) -> ibid_core::scope::RecordId {
         self.held.stored.record.id
     }
 
-    /// Tells `hears` once it has ended: for whoever answers the client.
+    /// Registers a callback that gets the outcome when the attempt ends. The code that responds to the client uses it.
     pub fn when_ended(&mut self, hears: impl FnOnce(&Outcome) + Send + Sync + 'static) {
         self.attempt.when_ended(hears);
     }
 
-    /// Puts an Effect into the outbox, to be carried out once the transaction has committed.
+    /// Enqueues an effect in the outbox. A worker executes it after the transaction has committed.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`TxError::EffectExists`] if the record already has an effect with this name, and with [`TxError::Sql`] if
+    /// the statement fails.
     pub async fn enqueue(&mut self, mut effect: NewEffect) -> Result<(), TxError> {
         let now = self.terms()?.now;
         if effect.trace.is_none() {
@@ -190,20 +205,44 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         Ok(())
     }
 
-    /// The work has an answer: it is stored in the same commit as the work. An answer that is no success undoes the work
-    /// and is stored, or leaves the key free, as the policy says.
+    /// Stores `response` as the outcome of this attempt and commits the transaction.
     ///
-    /// There is one end: nobody can commit after it, or twice.
+    /// On success (a status below 400 that the policy stores), your rows, the enqueued effects and the response become
+    /// durable in one commit, and retries replay the response. For any other status, your rows and effects are rolled back
+    /// first. The policy then decides whether the response is stored for replay or the key is released, so that a retry
+    /// runs.
+    ///
+    /// `finish` takes the transaction by value, so a second call does not compile:
     ///
     /// ```compile_fail,E0382
     /// # use ibid::core::response::Response;
     /// # use ibid::transaction::{AttemptTx, OwnedTx, TxError};
     /// async fn twice<T: OwnedTx>(inside: AttemptTx<'_, T>, answer: Response) -> Result<(), TxError> {
     ///     inside.finish(answer.clone()).await?;
-    ///     inside.finish(answer).await?; // it is used up
+    ///     inside.finish(answer).await?; // moved by the first call
     ///     Ok(())
     /// }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// With every error except [`TxError::CommitUnknown`], nothing of this transaction is stored.
+    ///
+    /// - [`AnswerConflict`](TxError::AnswerConflict): an effect in this transaction owes the response; call [`Self::owe`].
+    /// - [`ResponseTooLarge`](TxError::ResponseTooLarge): the body exceeds the policy's `max_response_body`.
+    /// - [`LeaseLost`](TxError::LeaseLost): the record no longer belongs to this attempt.
+    /// - [`Sql`](TxError::Sql): a statement or the commit failed. If [`TxError::is_retryable`], run the whole transaction
+    ///   again.
+    /// - [`NotCommitted`](TxError::NotCommitted): the connection was lost during the commit, and the commit is proven not to
+    ///   have happened. Ends the attempt.
+    /// - [`CommitUnknown`](TxError::CommitUnknown): the connection was lost during the commit, and the store could not be
+    ///   reached within `finish_wait` to check. Ends the attempt; the record shows the result once the store answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe. Dropping the future before `COMMIT` is sent rolls everything back. Dropping it later leaves the
+    /// result to the database, all or nothing; if it was committed, a later transaction on this attempt fails with
+    /// `LeaseLost`. A client that disconnects does not cancel a handler behind the layer: handlers run on their own task.
     pub async fn finish(self, response: Response) -> Result<Outcome, TxError> {
         if self.owes {
             return Err(TxError::AnswerConflict);
@@ -217,12 +256,18 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         let (answer, response) = into_answer(response, &self.held.stored.record.policy);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
-            // Not a success to the policy: then its work does not stand.
+            // The policy does not count this status as a success, so the rows are rolled back.
             _ => self.undo(response).await,
         }
     }
 
-    /// The answer is owed by an Effect that was enqueued here as owing: whoever asks waits for it.
+    /// Commits the transaction without a response. An effect that was enqueued here owes the response, and duplicates wait
+    /// for it.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`TxError::AnswerConflict`] if no effect of this transaction owes the response; otherwise as
+    /// [`Self::finish`] does.
     pub async fn owe(self) -> Result<Outcome, TxError> {
         if !self.owes {
             return Err(TxError::AnswerConflict);
@@ -233,7 +278,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
     }
 
-    /// Undoes the work. What is left is the answer, if the policy stores it.
+    /// Rolls back your rows and effects, and stores the response if the policy says so.
     async fn undo(mut self, response: Response) -> Result<Outcome, TxError> {
         if !self.reserves {
             self.roll_back().await;
@@ -247,7 +292,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
                 self.enqueued = 0;
                 self.write(change, Some(Arc::new(response))).await
             }
-            // The reservation goes with the rest, and was never seen.
+            // The reservation is rolled back too. No other transaction has seen it.
             _ => {
                 self.roll_back().await;
                 Ok(self.attempt.ended_with(Outcome::Released))
@@ -257,12 +302,12 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
 
     pub(crate) async fn roll_back(&mut self) {
         if let Some(tx) = self.tx.take() {
-            // Undone with the connection if this fails.
+            // If this fails, the database rolls back when the connection closes.
             let _ = tx.rollback().await;
         }
     }
 
-    /// Writes the end into the transaction and commits both.
+    /// Writes the outcome into the transaction and commits it.
     async fn write(
         mut self,
         change: Arc<Change>,
@@ -285,7 +330,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         Ok(self.attempt.ended_with(finished))
     }
 
-    /// The transaction is committed: this process's worker need not wait for its next look.
+    /// Counts the enqueued effects after the commit, and wakes the worker of this process before its next poll.
     pub(crate) fn tell_worker(&self) {
         if self.enqueued > 0 {
             counter!(telemetry::EFFECTS_ENQUEUED).increment(self.enqueued);
@@ -293,7 +338,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
     }
 
-    /// Applies a Change of this record and commits the transaction, which is used up by it.
+    /// Applies a change to this record and commits the transaction. The transaction cannot be used afterwards.
     pub(crate) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
         let terms = self.terms()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
@@ -308,8 +353,8 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
             return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
         }
         if self.reserves && !self.attempt.ibid().engine().confirm_identity().await {
-            // Nobody else sees the reservation before this commit. T1 (new identity) looks up the key's old id, finds
-            // nothing, reserves the new id and runs; this commit, held up until then, would be the second execution.
+            // No other transaction sees the reservation before this commit. T1 (new identity) looks up the key's old id,
+            // finds nothing, reserves the new id and runs. If this commit came after that, it would be a second execution.
             // `ibid identity change` waits for commits that were sent in time (`change::retire`), not for this one.
             self.roll_back().await;
             self.attempt.ended_with(Outcome::NotDurable);
@@ -327,8 +372,11 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
     }
 
-    /// The commit got no reply. A read would prove nothing while it may still run; a write at the Version from before
-    /// waits for it, and then either wins, and the commit never comes, or finds it.
+    /// Finds out whether a commit without a reply happened.
+    ///
+    /// A read would prove nothing, because the commit may still be in flight. So this writes at the version from before the
+    /// commit. That write waits for the row lock. Then it either succeeds, and the commit can no longer happen, or conflicts
+    /// with the committed change.
     async fn settle(&mut self, change: &Change) -> Result<StoredRecord, TxError> {
         let engine = self.attempt.ibid().engine().clone();
         let (begun, ask) = (self.begun(), self.attempt.ask().clone());
@@ -362,7 +410,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
     }
 
-    /// What the machine says to an event of this Attempt's, on the record as the transaction holds it.
+    /// Returns the machine's decision on an event of this attempt, for the record as the transaction has locked it.
     pub(crate) fn says(&self, event: &Event<'_>) -> Option<(Arc<Change>, Decision)> {
         match machine::decide(Some(&self.held.stored.record), event, self.held.stored.now) {
             Verdict::Write(change, decision) => Some((change, decision)),
@@ -379,14 +427,14 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     }
 }
 
-/// What came of a commit.
+/// Outcome of a commit.
 pub(crate) enum Committed {
     Yes(Box<StoredRecord>),
-    /// No reply.
+    /// The commit got no reply.
     Unsure,
 }
 
-/// The store's SQL side.
+/// Returns the SQL side of the store.
 pub(crate) fn sql(ibid: &Ibid) -> Result<&dyn SqlStore, TxError> {
     ibid.engine().store.sql().ok_or(TxError::NoSql)
 }
@@ -431,8 +479,9 @@ impl<T: OwnedTx> std::fmt::Debug for AttemptTx<'_, T> {
     }
 }
 
-/// Every end takes the transaction out and the whole by value, so nobody is left to ask for it.
+/// Panic message for a transaction that has ended. Callers cannot reach it, because `finish` and `owe` take `AttemptTx` by
+/// value.
 const OPEN: &str = "the transaction is open until the end, which consumes its holder";
 
-/// The first status that is no success: work that ends so is undone.
+/// First status that is not a success: rows of an attempt that ends with it are rolled back.
 const FAILURES_FROM: u16 = 400;

@@ -1,8 +1,8 @@
-//! Transactions of `diesel-async` on PostgreSQL.
+//! Adapter for `diesel-async` on PostgreSQL.
 //!
-//! Diesel names a SQLSTATE only where it has a kind for it. A deadlock, a lock timeout and a terminated connection are
-//! told by the server's message, so they are recognised in English only (`lc_messages`); in another language
-//! they are `Wrong`, which runs nothing again.
+//! Diesel reports a SQLSTATE only if it has a kind for it. A deadlock, a lock timeout and a terminated connection are
+//! recognised by the server's message, so only in English (`lc_messages`). In another language they are `Wrong`, and the
+//! transaction is not retried.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -26,7 +26,7 @@ use ibid_core::store::BoxFuture;
 
 use super::TxError;
 
-/// A pool of connections.
+/// A pool of `diesel-async` connections.
 #[derive(Clone)]
 pub struct Diesel(pub Pool<AsyncPgConnection>);
 
@@ -40,11 +40,12 @@ impl Database for Diesel {
     type Tx = DieselTx;
 
     async fn begin(&self) -> Result<DieselTx, SqlError> {
-        // A pool that gave no connection in time is `Lost`, although nothing was sent.
+        // A timeout of the pool is `Lost`, although nothing was sent.
         let object = self.0.get().await.map_err(|error| SqlError::with_state(None, error))?;
-        // Held before the first byte is sent: dropped half-way, the connection is closed and not given back.
-        let mut tx = DieselTx { held: Some(object), proven: AtomicBool::new(false) };
-        // By Diesel's own account, so that the caller's `transaction` inside becomes a savepoint.
+        // `DieselTx` owns the connection before the first byte is sent. If this future is dropped midway, the connection is
+        // closed instead of going back to the pool.
+        let mut tx = DieselTx { object: Some(object), proven: AtomicBool::new(false) };
+        // Through Diesel's transaction manager, so that the caller's `transaction` inside becomes a savepoint.
         AnsiTransactionManager::begin_transaction(tx.connection()).await.map_err(failure)?;
         Ok(tx)
     }
@@ -52,26 +53,26 @@ impl Database for Diesel {
 
 /// An open transaction. The caller's statements run on the connection that it derefs to: `query.load(&mut tx)`.
 ///
-/// Dropping it closes the connection, which undoes it: a connection with an open transaction never goes back to the
-/// pool.
+/// Dropping it closes the connection, which rolls the transaction back: a connection with an open transaction never goes
+/// back to the pool.
 pub struct DieselTx {
-    /// None once it has ended.
-    held: Option<Object<AsyncPgConnection>>,
-    /// The last statement was one of ours and worked, so the server has not aborted the transaction.
+    /// `None` once the transaction has ended.
+    object: Option<Object<AsyncPgConnection>>,
+    /// `true` if the last statement was ibid's and succeeded, so the server has not aborted the transaction.
     proven: AtomicBool,
 }
 
 impl DieselTx {
     fn connection(&mut self) -> &mut AsyncPgConnection {
-        // Emptied only where `commit` and `rollback` end, which use nothing of it afterwards.
-        self.held.as_mut().expect(HELD)
+        // Only the ends of `commit` and `rollback` set it to `None`, and neither uses it afterwards.
+        self.object.as_mut().expect(NOT_ENDED)
     }
 
     async fn try_commit(&mut self) -> Result<(), SqlError> {
         if !*self.proven.get_mut() {
             self.connection().batch_execute("select 1").await.map_err(failure)?;
         }
-        // Diesel would release the innermost savepoint only, and call that a success.
+        // Otherwise Diesel would only release the innermost savepoint, and report success.
         let status = AnsiTransactionManager::transaction_manager_status_mut(self.connection());
         if status.transaction_depth().map_err(failure)?.map(u32::from) != Some(1) {
             return Err(SqlError::wrong("a transaction without open ones inside"));
@@ -80,7 +81,7 @@ impl DieselTx {
     }
 
     async fn try_rollback(&mut self) -> Result<(), SqlError> {
-        // One level at a time; what is open inside is undone with it.
+        // One level at a time. The outermost rollback undoes the savepoints inside too.
         while AnsiTransactionManager::transaction_manager_status_mut(self.connection())
             .transaction_depth()
             .map_err(failure)?
@@ -88,7 +89,7 @@ impl DieselTx {
         {
             AnsiTransactionManager::rollback_transaction(self.connection()).await.map_err(failure)?;
         }
-        self.held = None;
+        self.object = None;
         Ok(())
     }
 }
@@ -118,9 +119,9 @@ impl SqlTx for DieselTx {
     ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
             *self.proven.get_mut() = false;
-            let found: Vec<Raw> = bound(statement, params).load(self.connection()).await.map_err(failure)?;
+            let rows: Vec<Raw> = bound(statement, params).load(self.connection()).await.map_err(failure)?;
             *self.proven.get_mut() = true;
-            found.into_iter().map(|row| row.read(statement.columns)).collect()
+            rows.into_iter().map(|row| row.read(statement.columns)).collect()
         })
     }
 }
@@ -129,9 +130,9 @@ impl OwnedTx for DieselTx {
     async fn commit(mut self) -> Result<(), SqlError> {
         let ended = self.try_commit().await;
         match &ended {
-            Ok(()) => self.held = None,
+            Ok(()) => self.object = None,
             Err(error) if error.fault() == SqlFault::Lost => {}
-            // The server said no, so the connection is good; what remains of the transaction must go first.
+            // The server answered, so the connection works. Roll back before it goes back to the pool.
             Err(_) => drop(self.try_rollback().await),
         }
         ended
@@ -146,9 +147,9 @@ impl Deref for DieselTx {
     type Target = AsyncPgConnection;
 
     fn deref(&self) -> &AsyncPgConnection {
-        // Diesel runs statements on a shared connection too.
+        // Diesel can also run statements on a shared reference.
         self.proven.store(false, Ordering::Relaxed);
-        self.held.as_ref().expect(HELD)
+        self.object.as_ref().expect(NOT_ENDED)
     }
 }
 
@@ -161,7 +162,7 @@ impl DerefMut for DieselTx {
 
 impl Drop for DieselTx {
     fn drop(&mut self) {
-        if let Some(object) = self.held.take() {
+        if let Some(object) = self.object.take() {
             drop(Object::<AsyncPgConnection>::take(object));
         }
     }
@@ -186,7 +187,7 @@ fn bound<'a>(statement: &'static Statement, params: &'a [Param<'a>]) -> BoxedSql
     })
 }
 
-/// A row in PostgreSQL's binary format. Diesel reads rows of plain SQL by name; ours are read by place.
+/// A row in PostgreSQL's binary format. Diesel reads rows of plain SQL by column name; ibid reads them by index.
 struct Raw(Vec<Option<(u32, Bytes)>>);
 
 impl QueryableByName<Pg> for Raw {
@@ -224,7 +225,7 @@ fn decode(oid: u32, bytes: Bytes, kind: Type) -> Option<Value> {
     }
 }
 
-/// A caller's own statement.
+/// Converts the error of a caller's statement.
 impl From<Error> for TxError {
     fn from(error: Error) -> TxError {
         failure(error).into()
@@ -233,10 +234,10 @@ impl From<Error> for TxError {
 
 fn failure(error: Error) -> SqlError {
     let fault = match &error {
-        Error::DatabaseError(kind, said) => match kind {
+        Error::DatabaseError(kind, info) => match kind {
             DatabaseErrorKind::SerializationFailure => SqlFault::Serialization,
             DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => SqlFault::Lost,
-            DatabaseErrorKind::Unknown => fault_by_message(said.message()),
+            DatabaseErrorKind::Unknown => fault_by_message(info.message()),
             _ => SqlFault::Wrong,
         },
         Error::BrokenTransactionManager | Error::RollbackErrorOnCommit { .. } => SqlFault::Lost,
@@ -249,7 +250,7 @@ fn fault_by_message(message: &str) -> SqlFault {
     MESSAGES.iter().find(|(start, _)| message.starts_with(start)).map_or(SqlFault::Wrong, |(_, fault)| *fault)
 }
 
-/// How the server's English messages begin, for what Diesel has no kind.
+/// Prefixes of the server's English messages, for errors that have no kind in Diesel.
 const MESSAGES: &[(&str, SqlFault)] = &[
     ("deadlock detected", SqlFault::Serialization), // 40P01
     ("canceling statement due to lock timeout", SqlFault::LockTimeout), // 55P03
@@ -263,4 +264,4 @@ const OID_BYTEA: u32 = 17;
 const OID_INT8: u32 = 20;
 const OID_TEXT: u32 = 25;
 
-const HELD: &str = "an open transaction holds its connection";
+const NOT_ENDED: &str = "an open transaction holds its connection";

@@ -1,27 +1,27 @@
-//! Transactions at a stricter isolation level than the server's default. It must not know any driver.
+//! Transactions at a stricter isolation level than the server's default. This file must not depend on a driver.
 
 use ibid_core::sql::{Database, Dialect, SqlError, SqlTx, Statement};
 
-/// A [`Database`] whose transactions run at an isolation level of the caller's choice.
+/// A [`Database`] whose transactions run at the chosen isolation level.
 #[derive(Clone, Debug)]
 pub struct Isolated<D> {
     inner: D,
     level: Isolation,
 }
 
-/// How much a transaction sees of others. SQLite knows one level, the strictest, and ignores this.
+/// Isolation level of a PostgreSQL transaction. SQLite has only the strictest level and ignores this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Each statement sees what was committed before it.
+    /// Each statement sees the commits before it.
     ReadCommitted,
-    /// The whole transaction sees what was committed before its first statement.
+    /// The whole transaction sees the commits before its first statement.
     RepeatableRead,
-    /// As if transactions ran one after the other.
+    /// Transactions behave as if they ran one after the other.
     Serializable,
 }
 
 impl<D> Isolated<D> {
-    /// Transactions of `inner` at this level.
+    /// Wraps `inner` so that its transactions run at this level.
     pub fn new(inner: D, level: Isolation) -> Isolated<D> {
         Isolated { inner, level }
     }

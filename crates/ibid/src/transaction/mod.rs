@@ -1,12 +1,15 @@
-//! One transaction with the caller's rows: key, business rows and outbox rows commit together or not at all.
+//! One transaction for ibid's rows and yours: the response, your rows and the enqueued effects commit together or not at all.
 //!
-//! Two ways in. [`Attempt::inside`](crate::Attempt::inside): the key is reserved already, and the caller's transaction
-//! carries the work and the completion. [`Ibid::begin_inside`](crate::Ibid::begin_inside): the reservation is the
-//! transaction's first statement, and there is one commit in all.
+//! There are two ways to start it:
 //!
-//! There is an adapter per driver, each behind a feature of its own. Every adapter is a pair: a [`Database`] around the driver's pool and an [`OwnedTx`] that derefs to what the caller
-//! runs statements on. `commit` of every one fails when PostgreSQL has aborted the transaction: the server itself
-//! answers such a `COMMIT` with success and rolls back.
+//! - [`Attempt::inside`](crate::Attempt::inside): the key is already reserved. Your transaction carries your rows and the
+//!   response.
+//! - [`Ibid::begin_inside`](crate::Ibid::begin_inside): the reservation is the first statement of the transaction, so there
+//!   is one commit in all.
+//!
+//! Each driver has an adapter behind a separate feature. An adapter is a pair: a [`Database`] around the driver's pool, and
+//! an [`OwnedTx`] that derefs to the type you run statements on. The `commit` of every adapter fails if PostgreSQL has aborted
+//! the transaction. The server itself rolls back on such a `COMMIT` and reports success.
 
 pub use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 

@@ -1,4 +1,4 @@
-//! Statements over a `tokio-postgres` client: parsed and run in one round trip, with no prepared statement left behind.
+//! Runs statements on a `tokio-postgres` client: each is parsed and run in one round trip and leaves no prepared statement.
 
 use ::tokio_postgres::types::{ToSql, Type as PgType};
 use ::tokio_postgres::{Client, Error, Row as PgRow};
@@ -10,7 +10,7 @@ pub(crate) async fn run(
     statement: &Statement,
     params: &[Param<'_>],
 ) -> Result<u64, SqlError> {
-    client.execute_typed(statement.text, &typed(params)).await.map_err(failure)
+    client.execute_typed(statement.text, &with_types(params)).await.map_err(failure)
 }
 
 pub(crate) async fn rows(
@@ -18,11 +18,11 @@ pub(crate) async fn rows(
     statement: &Statement,
     params: &[Param<'_>],
 ) -> Result<Vec<SqlRow>, SqlError> {
-    let found = client.query_typed(statement.text, &typed(params)).await.map_err(failure)?;
-    found.iter().map(|row| read(row, statement.columns)).collect()
+    let rows = client.query_typed(statement.text, &with_types(params)).await.map_err(failure)?;
+    rows.iter().map(|row| read(row, statement.columns)).collect()
 }
 
-fn typed<'a>(params: &'a [Param<'a>]) -> Vec<(&'a (dyn ToSql + Sync), PgType)> {
+fn with_types<'a>(params: &'a [Param<'a>]) -> Vec<(&'a (dyn ToSql + Sync), PgType)> {
     params
         .iter()
         .map(|param| match param {

@@ -1,6 +1,7 @@
-//! Turns at the database for keys that are reserved inside a transaction: one at a time for each key, and a few in all.
+//! Limits how many tries to reserve a key inside a transaction run at once: one per key, and a few in all.
 //!
-//! Whoever waits for a row of another node has a turn now and then, and holds nothing in between. It must not know any SQL.
+//! A request that waits for another node's row gets a permit for each try and holds nothing between two tries. This file must
+//! not depend on SQL.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,77 +17,80 @@ use crate::backoff::Backoff;
 /// The keys that this process is about to reserve inside a transaction.
 #[derive(Debug)]
 pub(crate) struct ReserveQueue {
-    under_way: Mutex<HashMap<RecordId, Weak<tokio::sync::Mutex<()>>>>,
-    /// For the first try of each, so that those who find another node's row leave connections to everybody else.
-    reserving: Semaphore,
-    /// For the later tries of those who found one: whoever comes with a fresh key never stands behind them.
-    lingering: Semaphore,
+    key_locks: Mutex<HashMap<RecordId, Weak<tokio::sync::Mutex<()>>>>,
+    /// Permits for the first try of each request. They leave connections for the rest of the application while requests find
+    /// another node's rows.
+    first_tries: Semaphore,
+    /// Permits for later tries of requests that found another node's row. They are separate, so that a new key never queues
+    /// behind waiting duplicates.
+    later_tries: Semaphore,
 }
 
-/// The right to be the one of this process.
+/// Lock that only one request of this process holds per key.
 pub(super) type KeyLock = OwnedMutexGuard<()>;
 
-/// The right to try once.
-pub(super) type Turn<'a> = SemaphorePermit<'a>;
+/// Permit to try once to reserve a key.
+pub(super) type TryPermit<'a> = SemaphorePermit<'a>;
 
 impl Default for ReserveQueue {
     fn default() -> Self {
         ReserveQueue {
-            under_way: Mutex::default(),
-            reserving: Semaphore::new(RESERVING_MAX),
-            lingering: Semaphore::new(LINGERING_MAX),
+            key_locks: Mutex::default(),
+            first_tries: Semaphore::new(FIRST_TRIES_MAX),
+            later_tries: Semaphore::new(LATER_TRIES_MAX),
         }
     }
 }
 
 impl ReserveQueue {
-    /// Waits until nobody else of this process is at it.
-    pub(super) async fn enter(&self, id: RecordId) -> KeyLock {
-        let turn = {
-            let mut under_way = self.under_way.lock();
-            if under_way.len() >= SWEEP_LOCKS_AT {
-                under_way.retain(|_, turn| turn.strong_count() > 0);
+    /// Waits until no other request of this process holds the key.
+    pub(super) async fn lock_key(&self, id: RecordId) -> KeyLock {
+        let lock = {
+            let mut key_locks = self.key_locks.lock();
+            if key_locks.len() >= SWEEP_LOCKS_AT {
+                key_locks.retain(|_, lock| lock.strong_count() > 0);
             }
-            let turn = under_way.get(&id).and_then(Weak::upgrade).unwrap_or_default();
-            under_way.insert(id, Arc::downgrade(&turn));
-            turn
+            let lock = key_locks.get(&id).and_then(Weak::upgrade).unwrap_or_default();
+            key_locks.insert(id, Arc::downgrade(&lock));
+            lock
         };
-        turn.lock_owned().await
+        lock.lock_owned().await
     }
 
-    /// The pauses between the tries of one request.
+    /// Returns the pauses between the tries of one request.
     pub(super) fn backoff() -> Backoff {
         Backoff::new(PAUSE_MIN, PAUSE_MAX)
     }
 
-    /// A turn for a key that nobody may have; none within this time.
-    pub(super) async fn first_turn(&self, patience: Duration) -> Option<Turn<'_>> {
-        tokio::time::timeout(patience, self.reserving.acquire()).await.ok()?.ok()
+    /// Waits for the permit of a first try. Returns `None` after `timeout`.
+    pub(super) async fn first_permit(&self, timeout: Duration) -> Option<TryPermit<'_>> {
+        tokio::time::timeout(timeout, self.first_tries.acquire()).await.ok()?.ok()
     }
 
-    /// Another turn, after a pause, for a key that another node has; none before `until`.
-    pub(super) async fn another_turn(&self, until: Instant, backoff: &mut Backoff) -> Option<Turn<'_>> {
+    /// Pauses, then waits for the permit of another try for a key that another node holds. Returns `None` at `until`.
+    pub(super) async fn next_permit(&self, until: Instant, backoff: &mut Backoff) -> Option<TryPermit<'_>> {
         let now = Instant::now();
         if now >= until {
             return None;
         }
         tokio::time::sleep_until(until.min(now + backoff.next())).await;
-        tokio::time::timeout_at(until, self.lingering.acquire()).await.ok()?.ok()
+        tokio::time::timeout_at(until, self.later_tries.acquire()).await.ok()?.ok()
     }
 }
 
-/// First tries at once: half of a usual pool, so that the other half works.
-const RESERVING_MAX: usize = 8;
+/// First tries that run at once: half of a usual pool, so that the other half stays free for running transactions.
+const FIRST_TRIES_MAX: usize = 8;
 
-/// Later tries at once. A duplicate that waits for another node is in no hurry, and a small pool is not eaten by two
-/// that come and go.
-const LINGERING_MAX: usize = 2;
+/// Later tries that run at once. A duplicate that waits for another node is not urgent, and two short tries do not exhaust
+/// even a small pool.
+const LATER_TRIES_MAX: usize = 2;
 
-/// The first pause between two tries: what takes longer than one try takes about as long again.
+/// First pause between two tries. A transaction that outlasts one try usually needs about as long again.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// The longest: an answer that is there is given within a quarter of a second, unless many wait for a turn.
+/// Longest pause between two tries. A response that is stored is returned within a quarter of a second, unless many requests
+/// wait for a permit.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// When the map of flights is cleared of those that have landed.
+/// Size of the map of key locks at which unused entries are removed.
 const SWEEP_LOCKS_AT: usize = 1024;

@@ -1,9 +1,9 @@
-//! Reservation and completion in the handler's single transaction: one commit in all, for handlers that touch only the
-//! database.
+//! Reserves the key inside the handler's transaction, so that reservation, rows and response are one commit. For handlers that
+//! use only the database.
 //!
-//! The reservation is the first statement. A duplicate waits for the row, no longer than the policy's `wait`: those of this
-//! process behind one lock and without a connection; those of others by short tries, and without a connection between
-//! them, so that however many wait, there is room for a key that nobody has.
+//! The reservation is the first statement. A duplicate waits for the row, at most as long as the policy's `wait`. Duplicates
+//! in the same process wait behind one lock, without a connection. Duplicates of another process's key make short tries, and
+//! hold no connection between them. So new keys find a free connection however many duplicates wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +28,15 @@ use crate::random::nonce;
 pub type BeginInside<T> = Begin<Box<AttemptTx<'static, T>>>;
 
 impl Ibid {
-    /// Reserves the key inside a transaction of `database`, or says what stands in its way. The transaction is the first
-    /// to know: until it commits, nobody else sees the reservation.
+    /// Reserves the key inside a new transaction of `database`, or returns the outcome that prevents it. Other transactions
+    /// do not see the reservation until this one commits.
     ///
-    /// A duplicate waits up to `wait` and is then [`Outcome::InFlight`].
+    /// A duplicate waits up to `wait` and then gets [`Outcome::InFlight`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is not an SQL store or belongs to another kind of database, if the engine refuses begins
+    /// ([`TxError::Unavailable`]), or if the database fails. No transaction is left open.
     pub async fn begin_inside<D: Database>(
         &self,
         ask: BeginRequest,
@@ -39,14 +44,14 @@ impl Ibid {
         wait: Duration,
     ) -> Result<BeginInside<D::Tx>, TxError> {
         let identity = ask.identity.clone();
-        let begun = self.try_inside(ask, database, wait).await;
-        let arrival = match &begun {
+        let begin = self.try_inside(ask, database, wait).await;
+        let arrival = match &begin {
             Ok(Begin::Skip(outcome)) => outcome.arrival(),
             Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun().attempt),
-            Err(_) => return begun,
+            Err(_) => return begin,
         };
         self.count_request(&identity.tenant, arrival, Instant::now());
-        begun
+        begin
     }
 
     async fn try_inside<D: Database>(
@@ -61,33 +66,33 @@ impl Ibid {
         }
         let until = Instant::now() + wait;
         let mut ask = ask;
-        let flights = self.reserve_queue();
-        let Ok(flight) = tokio::time::timeout_at(until, flights.enter(ask.id)).await else {
+        let queue = self.reserve_queue();
+        let Ok(key_lock) = tokio::time::timeout_at(until, queue.lock_key(ask.id)).await else {
             return Ok(Begin::Skip(in_flight(wait)));
         };
-        // Not the client's patience with a duplicate: nobody may have this key.
-        let patience = self.engine().begin_timeout;
+        // Not `wait`, which bounds the wait for a duplicate: this key may be free.
+        let timeout = self.engine().begin_timeout;
         let mut permit =
-            flights.first_turn(patience).await.ok_or_else(|| Unavailable::refused_early(patience))?;
+            queue.first_permit(timeout).await.ok_or_else(|| Unavailable::refused_early(timeout))?;
         let mut gate = Some(self.engine().breaker.enter(Instant::now()).map_err(Unavailable::refused_early)?);
         let policy = store.policy(ask.policy.clone()).await?;
-        let (mut moved, mut backoff) = (0, ReserveQueue::backoff());
-        while moved < RESERVE_TRIES_MAX {
+        let (mut lost_races, mut backoff) = (0, ReserveQueue::backoff());
+        while lost_races < RESERVE_TRIES_MAX {
             if let Some(outcome) = self.cached(&ask) {
                 if let Some(pass) = gate.take() {
                     pass.unused();
                 }
                 return Ok(Begin::Skip(outcome));
             }
-            // One nonce names one write.
+            // Each write needs a new nonce.
             ask.nonce = nonce();
             let left = until.saturating_duration_since(Instant::now());
-            let Some((tried, is_current)) = self.named_inside(&ask).await? else {
-                moved += 1;
+            let Some((resolved, is_current)) = self.resolve_id(&ask).await? else {
+                lost_races += 1;
                 continue;
             };
             let wait = left.min(LOCK_WAIT_MAX);
-            let reserved = self.reserve(&tried, is_current, database, policy, wait).await;
+            let reserved = self.reserve(&resolved, is_current, database, policy, wait).await;
             if let Some(pass) = gate.take() {
                 match &reserved {
                     Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => {
@@ -97,47 +102,48 @@ impl Ibid {
                 }
             }
             match reserved {
-                Ok(ReserveTry::Run(entered)) => {
+                Ok(ReserveTry::Run(run)) => {
                     drop(permit);
-                    let (attempt, tx, held) = *entered;
+                    let (attempt, tx, locked) = *run;
                     return Ok(Begin::Run(Box::new(AttemptTx::reserving(
                         Box::new(attempt),
                         tx,
-                        held,
-                        flight,
+                        locked,
+                        key_lock,
                     ))));
                 }
                 Ok(ReserveTry::Skip(outcome)) => return Ok(Begin::Skip(outcome)),
-                Ok(ReserveTry::Moved) => moved += 1,
+                Ok(ReserveTry::Moved) => lost_races += 1,
                 Err(TxError::Sql(error)) if error.fault() == SqlFault::LockTimeout => {
                     drop(permit);
-                    match flights.another_turn(until, &mut backoff).await {
-                        Some(turn) => permit = turn,
+                    match queue.next_permit(until, &mut backoff).await {
+                        Some(next) => permit = next,
                         None => break,
                     }
                 }
-                Err(error) if error.is_retryable() => moved += 1,
+                Err(error) if error.is_retryable() => lost_races += 1,
                 Err(error) => return Err(error),
             }
         }
         Ok(Begin::Skip(in_flight(wait)))
     }
 
-    /// The request under the name that counts, and whether that is its current one; none if that changed meanwhile.
-    async fn named_inside(&self, ask: &BeginRequest) -> Result<Option<(Arc<BeginRequest>, bool)>, TxError> {
+    /// Returns the request under the record id that is in force, and whether that is the current one. Returns `None` if the
+    /// id changed meanwhile.
+    async fn resolve_id(&self, ask: &BeginRequest) -> Result<Option<(Arc<BeginRequest>, bool)>, TxError> {
         let ask = Arc::new(ask.clone());
         if ask.previous.is_empty() {
             return Ok(Some((ask, true)));
         }
         let deadline = Instant::now() + self.engine().begin_timeout;
-        let named = self.engine().resolve_id_to_begin(&ask, deadline).await?;
-        Ok(named.map(|named| match named {
+        let resolved = self.engine().resolve_id_to_begin(&ask, deadline).await?;
+        Ok(resolved.map(|resolved| match resolved {
             ResolvedId::Current(_) => (ask, true),
-            ResolvedId::Previous(under, _) => (under, false),
+            ResolvedId::Previous(previous, _) => (previous, false),
         }))
     }
 
-    /// One transaction's try. Under a previous id a record goes on and none is inserted.
+    /// Tries to reserve in one transaction. Under a previous id it continues an existing record and inserts none.
     async fn reserve<D: Database>(
         &self,
         ask: &Arc<BeginRequest>,
@@ -149,7 +155,9 @@ impl Ibid {
         let mut tx = database.begin().await?;
         let at = Instant::now();
         let why = match self.write(ask, is_current, &mut tx, policy, wait).await {
-            Ok(ReserveWrite::New(decision, held)) => return self.entered(ask, decision, held, tx, at).await,
+            Ok(ReserveWrite::New(decision, locked)) => {
+                return self.start_or_commit(ask, decision, locked, tx, at).await;
+            }
             Ok(ReserveWrite::Nothing(decision, stored)) => {
                 let decided = Decided { ask: ask.clone(), decision, stored: Some(*stored), at };
                 Ok(ReserveTry::Skip(self.to_caller_outcome(decided).into_outcome()))
@@ -158,13 +166,13 @@ impl Ibid {
             Err(error) => Err(error),
         };
         if !matches!(&why, Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost) {
-            // The connection is good, and whoever comes next needs one. Undone with it if this fails.
+            // The connection still works, so return it to the pool. If this fails, the database rolls back when it closes.
             let _ = tx.rollback().await;
         }
         why
     }
 
-    /// Writes the reservation, or finds what stands in its way.
+    /// Writes the reservation, or finds the record that prevents it.
     async fn write(
         &self,
         ask: &Arc<BeginRequest>,
@@ -182,16 +190,17 @@ impl Ibid {
         let Verdict::Write(change, decision) = machine::decide(None, &event, Timestamp::default()) else {
             return Err(TxError::Ended);
         };
-        // Zero would mean to wait for ever.
+        // Zero would mean to wait without a limit.
         let wait_ms = wait.as_millis().max(1).to_string();
-        let was = wait_for_locks(tx, &wait_ms, ask.policy.lease).await?;
+        let old_wait = set_lock_wait(tx, &wait_ms, ask.policy.lease).await?;
         if is_current && let Some(stamp) = statements::apply(tx, &change, None, policy, terms).await? {
-            wait_for_locks(tx, &was, ask.policy.lease).await?;
+            set_lock_wait(tx, &old_wait, ask.policy.lease).await?;
             let stored = apply_change(&change, stamp, None).ok_or(TxError::LeaseLost)?;
             return Ok(ReserveWrite::New(decision, Locked { stored, policy }));
         }
-        // Somebody's row is there, committed; or it was removed since, and one statement sees nothing.
-        let Some(Locked { stored, policy: kept }) = statements::read(tx, &ask.id, terms.now).await? else {
+        // Another transaction's row is there, committed. Or it was removed since, and then this statement finds nothing.
+        let Some(Locked { stored, policy: stored_policy }) = statements::read(tx, &ask.id, terms.now).await?
+        else {
             return Ok(ReserveWrite::Late);
         };
         if !is_current && !machine::holds_key(&stored.record, stored.now) {
@@ -201,27 +210,28 @@ impl Ibid {
             Verdict::Keep(decision) => return Ok(ReserveWrite::Nothing(decision, Box::new(stored))),
             Verdict::Write(change, decision) => (change, decision),
         };
-        let policy = if names_same_policy(&change, &stored) { kept } else { policy };
+        let policy = if names_same_policy(&change, &stored) { stored_policy } else { policy };
         let Some(stamp) = statements::apply(tx, &change, Some(&stored.record), policy, terms).await? else {
             return Ok(ReserveWrite::Late);
         };
-        wait_for_locks(tx, &was, ask.policy.lease).await?;
+        set_lock_wait(tx, &old_wait, ask.policy.lease).await?;
         let stored = apply_change(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
         Ok(ReserveWrite::New(decision, Locked { stored, policy }))
     }
 
-    /// The record is written in the transaction: to be run there, or it was only a lapse that had to be noticed.
-    async fn entered<T: OwnedTx>(
+    /// Starts the attempt in the transaction that has just written the record. If the machine decided otherwise, the write
+    /// only settled a lapse: commits it and returns the outcome.
+    async fn start_or_commit<T: OwnedTx>(
         &self,
         ask: &Arc<BeginRequest>,
         decision: Decision,
-        held: Locked,
+        locked: Locked,
         mut tx: T,
         at: Instant,
     ) -> Result<ReserveTry<T>, TxError> {
         if !matches!(decision, Decision::Run { .. }) {
             tx.commit().await?;
-            let stored = Some(held.stored);
+            let stored = Some(locked.stored);
             let decided = Decided { ask: ask.clone(), decision, stored, at };
             return Ok(ReserveTry::Skip(self.to_caller_outcome(decided).into_outcome()));
         }
@@ -229,17 +239,18 @@ impl Ibid {
             return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
         }
         if !self.engine().confirm_identity().await {
-            // Undone with the connection if this fails.
+            // If this fails, the database rolls back when the connection closes.
             let _ = tx.rollback().await;
             return Err(self.engine().without_identity().into());
         }
         tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
-        let attempt = Attempt::unwritten(self.clone(), ask.clone(), held.stored.record.clone(), at);
-        Ok(ReserveTry::Run(Box::new((attempt, tx, held))))
+        let attempt = Attempt::unwritten(self.clone(), ask.clone(), locked.stored.record.clone(), at);
+        Ok(ReserveTry::Run(Box::new((attempt, tx, locked))))
     }
 }
 
-/// Somebody held it for the whole of this wait, so the next one is worth as much.
+/// Returns the outcome for a duplicate that has waited in vain. The other transaction held the key for all of the wait, so
+/// the client should wait that long again.
 fn in_flight(waited: Duration) -> Outcome {
     Outcome::InFlight { retry_in: waited }
 }
@@ -247,17 +258,17 @@ fn in_flight(waited: Duration) -> Outcome {
 enum ReserveTry<T> {
     Run(Box<(Attempt, T, Locked)>),
     Skip(Outcome),
-    /// It changed in between.
+    /// Another process changed or removed the record during this try.
     Moved,
 }
 
-/// What a transaction's first statements came to.
+/// Result of the first statements of a transaction.
 enum ReserveWrite {
     /// The record is written as decided.
     New(Decision, Locked),
-    /// The record stands as it was.
+    /// The record was left as it was.
     Nothing(Decision, Box<StoredRecord>),
-    /// Somebody was faster.
+    /// Another process changed or removed the record first.
     Late,
 }
 
@@ -265,17 +276,16 @@ fn names_same_policy(change: &Change, stored: &StoredRecord) -> bool {
     change.draft.as_ref().is_some_and(|draft| draft.policy == stored.record.policy)
 }
 
-/// Undoes the work and keeps the reservation.
+/// Rolls back the caller's rows and keeps the reservation.
 pub(super) async fn back_to_reservation(tx: &mut dyn SqlTx) -> Result<(), SqlError> {
     let statement = of(tx, &ROLLBACK_TO);
     tx.execute(statement, &[]).await.map(drop)
 }
 
-/// From here on the transaction waits so long for a lock, and the server so long for the transaction; how long it waited
-/// for locks before.
-async fn wait_for_locks(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Result<String, SqlError> {
+/// Sets how long the transaction waits for a lock, and bounds its idle time by the lease. Returns the previous lock wait.
+async fn set_lock_wait(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Result<String, SqlError> {
     if tx.dialect() == Dialect::Sqlite {
-        // It has the file's only write lock since it began.
+        // A SQLite transaction has held the file's only write lock since it began.
         return Ok(String::new());
     }
     let idle_ms = lease.as_millis().clamp(1, WAIT_MS_MAX).to_string();
@@ -288,12 +298,12 @@ static SAVEPOINT: DialectSql = DialectSql::same("savepoint ibid_reserved", &[]);
 static ROLLBACK_TO: DialectSql = DialectSql::same("rollback to savepoint ibid_reserved", &[]);
 static LOCK_WAIT: DialectSql = DialectSql::new(include_str!("sql/postgres/lock_wait.sql"), "", &[Type::Text]);
 
-/// How often one request tries anew after a lost race. As for every begin: after four it is moving fast.
+/// Tries of one request that may lose a race. As for every begin, a record that wins four times is changing too fast.
 const RESERVE_TRIES_MAX: u32 = 4;
 
-/// How long one try waits inside the database for another's row: longer than most transactions take, so that most
-/// duplicates need no second try; so short that eight of them hold a fresh key up for a moment only.
+/// Longest time that one try waits inside the database for another transaction's row. Most transactions are shorter, so most
+/// duplicates need no second try. Eight duplicates in a row still delay a new key only briefly.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
 
-/// A longer wait than a day is no wait.
+/// Longest idle time of a transaction that is sent to the server, in milliseconds: a day.
 const WAIT_MS_MAX: u128 = 86_400_000;

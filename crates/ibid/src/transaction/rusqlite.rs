@@ -1,8 +1,7 @@
-//! Transactions of `rusqlite`.
+//! Adapter for `rusqlite` on SQLite.
 //!
-//! Everything happens at once, on the thread that polls: each future is ready when first polled, so that a plain
-//! thread can drive it too. On an async runtime SQLite's waiting for a lock (`busy_timeout`) and its flushes block that
-//! thread.
+//! Statements run synchronously on the thread that polls. Each future is ready at its first poll, so a plain thread can drive
+//! it too. On an async runtime, waiting for a lock (`busy_timeout`) and flushing to disk block that thread.
 
 use std::fmt;
 use std::ops::Deref;
@@ -19,12 +18,12 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::{TxError, sqlite_error};
 
-/// One connection that is shared by turns.
+/// One connection that transactions share, one after the other.
 #[derive(Clone, Debug)]
 pub struct Rusqlite(Arc<Mutex<Connection>>);
 
 impl Rusqlite {
-    /// Transactions on this connection, one after the other.
+    /// Wraps a connection on which transactions run one after the other.
     pub fn new(connection: Connection) -> Rusqlite {
         Rusqlite(Arc::new(Mutex::new(connection)))
     }
@@ -44,9 +43,9 @@ impl Database for Rusqlite {
     }
 }
 
-/// An open transaction. The caller's statements run on the [`Connection`] that it derefs to; dropping it undoes it.
+/// An open transaction. The caller's statements run on the [`Connection`] that it derefs to. Dropping it rolls it back.
 pub struct RusqliteTx<'a> {
-    held: RusqliteHandle<'a>,
+    handle: RusqliteHandle<'a>,
 }
 
 enum RusqliteHandle<'a> {
@@ -55,28 +54,34 @@ enum RusqliteHandle<'a> {
 }
 
 impl<'a> RusqliteTx<'a> {
-    /// Opens one on the caller's own connection, ready to write.
+    /// Begins a transaction on the caller's connection, with the write lock (`begin immediate`).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection already has an open transaction, or if SQLite fails or is busy.
     pub fn begin(connection: &'a mut Connection) -> Result<RusqliteTx<'a>, SqlError> {
         RusqliteTx::open(RusqliteHandle::Lent(connection))
     }
 
-    fn open(held: RusqliteHandle<'a>) -> Result<RusqliteTx<'a>, SqlError> {
-        // Not yet a transaction: one that somebody else left open is not ours to undo.
-        held.connection().execute_batch("begin immediate").map_err(failure)?;
-        Ok(RusqliteTx { held })
+    fn open(handle: RusqliteHandle<'a>) -> Result<RusqliteTx<'a>, SqlError> {
+        // Before `RusqliteTx` exists, because its drop rolls back: a transaction that was already open is not ours to end.
+        handle.connection().execute_batch("begin immediate").map_err(failure)?;
+        Ok(RusqliteTx { handle })
     }
 
-    /// SQLite ends a transaction by itself after some errors (a full disk, a failed read). A statement after that would
-    /// be durable at once and alone.
+    /// Returns the connection, or an error if the transaction is no longer open.
+    ///
+    /// SQLite ends a transaction by itself after some errors (a full disk, a failed read). A statement after that would commit
+    /// at once, alone.
     fn still_open(&self) -> Result<&Connection, SqlError> {
         match self.is_autocommit() {
             false => Ok(self),
-            true => Err(SqlError::new(SqlFault::Wrong, "the transaction was ended already")),
+            true => Err(SqlError::new(SqlFault::Wrong, "the transaction has already ended")),
         }
     }
 
     fn end(self, statement: &str) -> Result<(), SqlError> {
-        // After an error the transaction may still be open; dropping it undoes it then.
+        // After an error the transaction may still be open. The drop then rolls it back.
         self.still_open()?.execute_batch(statement).map_err(failure)
     }
 }
@@ -117,14 +122,14 @@ impl Deref for RusqliteTx<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
-        self.held.connection()
+        self.handle.connection()
     }
 }
 
 impl Drop for RusqliteTx<'_> {
     fn drop(&mut self) {
         if !self.is_autocommit() {
-            // If even this fails, the next `begin` says so.
+            // If this fails too, the next `begin` reports it.
             let _ = self.execute_batch("rollback");
         }
     }
@@ -145,7 +150,7 @@ impl RusqliteHandle<'_> {
     }
 }
 
-/// Somebody else's transaction, joined for a while: whoever opened it ends it.
+/// A borrowed transaction. The caller that opened it also ends it.
 pub(crate) struct Joined<'a>(pub(crate) &'a mut Connection);
 
 impl SqlTx for Joined<'_> {
@@ -187,9 +192,9 @@ fn rows(
 ) -> Result<Vec<SqlRow>, SqlError> {
     let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
     bind(&mut prepared, params)?;
-    let mut found = prepared.raw_query();
+    let mut cursor = prepared.raw_query();
     let mut rows = Vec::new();
-    while let Some(row) = found.next().map_err(failure)? {
+    while let Some(row) = cursor.next().map_err(failure)? {
         let values = statement.columns.iter().enumerate().map(|(at, kind)| value(row, at, *kind));
         rows.push(SqlRow::new(values.collect::<Result<_, _>>()?));
     }
@@ -225,7 +230,7 @@ fn value(row: &SqliteRow<'_>, at: usize, kind: Type) -> Result<Value, SqlError> 
     value.ok_or_else(|| SqlError::wrong(&format!("{kind:?} in column {at}, found {}", stored.data_type())))
 }
 
-/// A caller's own statement.
+/// Converts the error of a caller's statement.
 impl From<Error> for TxError {
     fn from(error: Error) -> TxError {
         failure(error).into()

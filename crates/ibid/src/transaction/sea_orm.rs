@@ -1,7 +1,7 @@
-//! Transactions of SeaORM on PostgreSQL and, through sqlx, on SQLite.
+//! Adapter for SeaORM on PostgreSQL and, through sqlx, on SQLite.
 //!
-//! A nested transaction (`begin` on the one that the adapter derefs to) must have ended before `commit`: SeaORM would
-//! release its savepoint only, and call that a success.
+//! A nested transaction (`begin` on the one that the adapter derefs to) must have ended before `commit`. Otherwise SeaORM only
+//! releases its savepoint, and reports success.
 
 use std::ops::Deref;
 
@@ -18,7 +18,7 @@ use ibid_core::store::BoxFuture;
 
 use super::{TxError, sqlx_error};
 
-/// A pool of connections, or whatever SeaORM is connected with.
+/// A SeaORM connection, usually a pool.
 #[derive(Clone, Debug)]
 pub struct SeaOrm(pub DatabaseConnection);
 
@@ -32,11 +32,11 @@ impl Database for SeaOrm {
             sqlite_transaction_mode: (dialect == Dialect::Sqlite).then_some(SqliteTransactionMode::Immediate),
             ..TransactionOptions::default()
         };
-        // In a task of its own: dropped between the server's BEGIN and its reply, the connection would go back to the
-        // pool with a transaction open.
+        // On a separate task, because this future may be dropped between the server's BEGIN and its reply. The connection
+        // would then go back to the pool with an open transaction.
         match tokio::spawn(async move { pool.begin_with_options(options).await }).await {
-            Ok(begun) => begun.map(|open| SeaOrmTx { open, dialect }).map_err(failure),
-            Err(ended) => Err(SqlError::new(SqlFault::Lost, ended)),
+            Ok(open) => open.map(|open| SeaOrmTx { open, dialect }).map_err(failure),
+            Err(error) => Err(SqlError::new(SqlFault::Lost, error)),
         }
     }
 }
@@ -51,7 +51,7 @@ pub struct SeaOrmTx {
 impl TryFrom<DatabaseTransaction> for SeaOrmTx {
     type Error = SqlError;
 
-    /// Refused on MySQL.
+    /// Fails unless the backend is PostgreSQL or SQLite.
     fn try_from(open: DatabaseTransaction) -> Result<SeaOrmTx, SqlError> {
         Ok(SeaOrmTx { dialect: dialect(open.get_database_backend())?, open })
     }
@@ -95,9 +95,9 @@ impl SqlTx for SeaOrmTx {
         params: &'a [Param<'a>],
     ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
-            let found = self.open.query_all_raw(self.bound(statement, params)).await;
-            let found = found.map_err(failure)?;
-            found.iter().map(|row| read(row, statement.columns)).collect()
+            let rows = self.open.query_all_raw(self.bound(statement, params)).await;
+            let rows = rows.map_err(failure)?;
+            rows.iter().map(|row| read(row, statement.columns)).collect()
         })
     }
 }
@@ -106,7 +106,7 @@ impl OwnedTx for SeaOrmTx {
     async fn commit(self) -> Result<(), SqlError> {
         let SeaOrmTx { open, dialect } = self;
         if dialect == Dialect::Postgres {
-            // Always, for SeaORM shares transactions: whether another statement came after our last one can't be known.
+            // Always, because SeaORM shares transactions: the adapter cannot know whether another statement came after ours.
             open.execute_unprepared("select 1").await.map_err(failure)?;
         }
         open.commit().await.map_err(failure)
@@ -147,14 +147,14 @@ fn read(row: &QueryResult, columns: &[Type]) -> Result<SqlRow, SqlError> {
     values.map(SqlRow::new).map_err(|error| SqlError::new(SqlFault::Wrong, error))
 }
 
-/// A caller's own statement.
+/// Converts the error of a caller's statement.
 impl From<DbErr> for TxError {
     fn from(error: DbErr) -> TxError {
         failure(error).into()
     }
 }
 
-/// SeaORM wraps sqlx's error. A pool that gave no connection in time is `Lost`, although nothing was sent.
+/// Classifies an error by the sqlx error that SeaORM wraps. A timeout of the pool is `Lost`, although nothing was sent.
 fn failure(error: DbErr) -> SqlError {
     let fault = match &error {
         DbErr::Conn(RuntimeErr::SqlxError(wrapped))

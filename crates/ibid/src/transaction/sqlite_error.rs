@@ -1,13 +1,13 @@
-//! What a result code of SQLite means to the one who may run the transaction again.
+//! Classifies SQLite result codes by whether the transaction may be run again.
 
 use ibid_core::sql::SqlFault;
 
-/// By its result code, extended or primary.
+/// Returns the fault of a result code, extended or primary.
 pub(super) fn fault(code: i32) -> SqlFault {
     match code & PRIMARY {
-        // BUSY_SNAPSHOT is among them: the snapshot is old, and only a new transaction gets a newer one.
+        // BUSY_SNAPSHOT is one of these: the snapshot is old, and only a new transaction gets a newer one.
         BUSY | LOCKED => SqlFault::Serialization,
-        // At COMMIT the pages may have reached the disk, or not.
+        // During a COMMIT the pages may or may not have reached the disk.
         IOERR => SqlFault::Lost,
         _ => SqlFault::Wrong,
     }

@@ -1,23 +1,23 @@
-//! What an error of sqlx means to the one who may run the transaction again. SeaORM's errors hold sqlx's.
+//! Classifies sqlx errors by whether the transaction may be run again. SeaORM's errors wrap sqlx's.
 
 use ibid_core::sql::{SqlError, SqlFault};
 use sqlx::Error;
 
 use super::{TxError, sqlite_error};
 
-/// A caller's own statement.
+/// Converts the error of a caller's statement.
 impl From<Error> for TxError {
     fn from(error: Error) -> TxError {
         failure(error).into()
     }
 }
 
-/// An error with its meaning.
+/// Wraps an error together with its fault.
 pub(super) fn failure(error: Error) -> SqlError {
     SqlError::new(fault(&error), error)
 }
 
-/// What this one means. A pool that gave no connection in time is `Lost`, although nothing was sent.
+/// Returns the fault of an error. A timeout of the pool is `Lost`, although nothing was sent.
 pub(super) fn fault(error: &Error) -> SqlFault {
     match error {
         Error::Database(reported) => {
@@ -28,7 +28,7 @@ pub(super) fn fault(error: &Error) -> SqlFault {
                 _ => SqlError::with_state(Some(&code), "").fault(),
             }
         }
-        // A value that does not fit is our mistake.
+        // A value that does not fit is a programming error.
         Error::Encode(_)
         | Error::Decode(_)
         | Error::ColumnDecode { .. }
@@ -39,7 +39,7 @@ pub(super) fn fault(error: &Error) -> SqlFault {
         | Error::InvalidArgument(_)
         | Error::InvalidSavePointStatement
         | Error::Configuration(_) => SqlFault::Wrong,
-        // All else is about the connection.
+        // All other errors are about the connection.
         _ => SqlFault::Lost,
     }
 }

@@ -1,4 +1,4 @@
-//! Transactions of `sqlx` on PostgreSQL.
+//! Adapter for `sqlx` on PostgreSQL.
 
 use std::ops::{Deref, DerefMut};
 
@@ -13,7 +13,7 @@ use sqlx::{Arguments, Error, PgConnection, PgPool, Postgres, Row as _, Transacti
 
 use super::sqlx_error::failure;
 
-/// A pool of connections.
+/// A `sqlx` pool of PostgreSQL connections.
 #[derive(Clone, Debug)]
 pub struct SqlxPostgres(pub PgPool);
 
@@ -21,12 +21,12 @@ impl Database for SqlxPostgres {
     type Tx = SqlxPostgresTx<'static>;
 
     async fn begin(&self) -> Result<SqlxPostgresTx<'static>, SqlError> {
-        // In a task of its own: dropped between the server's BEGIN and its reply, sqlx would give the connection back
-        // to the pool with a transaction open.
+        // On a separate task, because this future may be dropped between the server's BEGIN and its reply. sqlx would then
+        // return the connection to the pool with an open transaction.
         let pool = self.0.clone();
         match tokio::spawn(async move { pool.begin().await }).await {
-            Ok(begun) => begun.map(SqlxPostgresTx::from).map_err(failure),
-            Err(ended) => Err(SqlError::new(SqlFault::Lost, ended)),
+            Ok(open) => open.map(SqlxPostgresTx::from).map_err(failure),
+            Err(error) => Err(SqlError::new(SqlFault::Lost, error)),
         }
     }
 }
@@ -35,7 +35,7 @@ impl Database for SqlxPostgres {
 #[derive(Debug)]
 pub struct SqlxPostgresTx<'c> {
     open: Transaction<'c, Postgres>,
-    /// The last statement was one of ours and worked, so the server has not aborted the transaction.
+    /// `true` if the last statement was ibid's and succeeded, so the server has not aborted the transaction.
     proven: bool,
 }
 
@@ -72,9 +72,9 @@ impl SqlTx for SqlxPostgresTx<'_> {
         Box::pin(async move {
             self.proven = false;
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
-            let found = query.fetch_all(&mut *self.open).await.map_err(failure)?;
+            let rows = query.fetch_all(&mut *self.open).await.map_err(failure)?;
             self.proven = true;
-            found.iter().map(|row| read(row, statement.columns).map_err(failure)).collect()
+            rows.iter().map(|row| read(row, statement.columns).map_err(failure)).collect()
         })
     }
 }

@@ -1,7 +1,7 @@
-//! Transactions of `sqlx` on SQLite.
+//! Adapter for `sqlx` on SQLite.
 //!
-//! After some errors (a full disk, a failed read) SQLite ends a transaction by itself, and sqlx can't tell. Whoever
-//! goes on after an error of their own statement may then write outside of any transaction; the commit fails.
+//! After some errors (a full disk, a failed read) SQLite ends a transaction by itself, and sqlx does not notice. If you run
+//! more statements after such an error, they may be written outside any transaction. The commit then fails.
 
 use std::ops::{Deref, DerefMut};
 
@@ -59,8 +59,8 @@ impl SqlTx for SqlxSqliteTx<'_> {
     ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
         Box::pin(async move {
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
-            let found = query.fetch_all(&mut *self.0).await.map_err(failure)?;
-            found.iter().map(|row| read(row, statement.columns).map_err(failure)).collect()
+            let rows = query.fetch_all(&mut *self.0).await.map_err(failure)?;
+            rows.iter().map(|row| read(row, statement.columns).map_err(failure)).collect()
         })
     }
 }

@@ -1,7 +1,7 @@
-//! Transactions of `tokio-postgres`, and of `deadpool-postgres` pools of it.
+//! Adapter for `tokio-postgres`, with or without a `deadpool-postgres` pool.
 //!
-//! Statements are parsed and run in one round trip and leave no prepared statement behind, so that they work behind
-//! a pooler of transactions too.
+//! Statements are parsed and run in one round trip and leave no prepared statement, so they also work behind a pooler in
+//! transaction mode.
 
 use std::ops::Deref;
 
@@ -13,7 +13,7 @@ use ibid_core::store::BoxFuture;
 use super::TxError;
 use super::pg_client::{failure, rows, run};
 
-/// A pool of connections.
+/// A pool of `tokio-postgres` connections.
 #[derive(Clone, Debug)]
 pub struct TokioPostgres(pub Pool);
 
@@ -21,8 +21,9 @@ impl Database for TokioPostgres {
     type Tx = PooledTx;
 
     async fn begin(&self) -> Result<PooledTx, SqlError> {
-        // Held before the first byte is sent: dropped half-way, the connection is closed and not given back.
-        let tx = PooledTx { held: Some(self.0.get().await.map_err(pool_failure)?) };
+        // `PooledTx` owns the connection before the first byte is sent. If this future is dropped midway, the connection is
+        // closed instead of going back to the pool.
+        let tx = PooledTx { connection: Some(self.0.get().await.map_err(pool_failure)?) };
         tx.batch_execute("begin").await.map_err(failure)?;
         Ok(tx)
     }
@@ -30,18 +31,18 @@ impl Database for TokioPostgres {
 
 /// An open transaction on a pooled connection. The caller's statements run on the [`Client`] that it derefs to.
 ///
-/// Dropping it closes the connection, which undoes it: a connection with an open transaction never goes back to the
-/// pool.
+/// Dropping it closes the connection, which rolls the transaction back: a connection with an open transaction never goes
+/// back to the pool.
 #[derive(Debug)]
 pub struct PooledTx {
-    /// None once it has ended.
-    held: Option<Object>,
+    /// `None` once the transaction has ended.
+    connection: Option<Object>,
 }
 
 impl PooledTx {
     async fn end(&mut self, statements: &str) -> Result<(), SqlError> {
         self.batch_execute(statements).await.map_err(failure)?;
-        self.held = None;
+        self.connection = None;
         Ok(())
     }
 }
@@ -72,7 +73,7 @@ impl OwnedTx for PooledTx {
     async fn commit(mut self) -> Result<(), SqlError> {
         let ended = self.end(COMMIT).await;
         if ended.as_ref().is_err_and(|error| error.fault() != SqlFault::Lost) {
-            // The server said no, so the connection is good; what remains of the transaction must go first.
+            // The server answered, so the connection works. Roll back before it goes back to the pool.
             let _ = self.end("rollback").await;
         }
         ended
@@ -86,22 +87,22 @@ impl OwnedTx for PooledTx {
 impl Deref for PooledTx {
     type Target = Client;
 
-    /// Shared only: a nested `transaction()` would need it mutably, and its end would be the end of ours.
+    /// Returns a shared reference only. A nested `transaction()` needs a mutable one, and its end would end ours.
     fn deref(&self) -> &Client {
-        // Emptied only by `end`, after which `commit` and `rollback` use nothing of it and drop it.
-        self.held.as_ref().expect("an open transaction holds its connection")
+        // Only `end` sets it to `None`, and `commit` and `rollback` do not use it afterwards.
+        self.connection.as_ref().expect("an open transaction holds its connection")
     }
 }
 
 impl Drop for PooledTx {
     fn drop(&mut self) {
-        if let Some(object) = self.held.take() {
+        if let Some(object) = self.connection.take() {
             drop(Object::take(object));
         }
     }
 }
 
-/// A transaction on a connection of the caller's own. The caller's statements run on the [`Transaction`] that it derefs to.
+/// A transaction on a connection that the caller owns. The caller's statements run on the [`Transaction`] that it derefs to.
 pub struct BorrowedTx<'c>(Transaction<'c>);
 
 impl<'c> From<Transaction<'c>> for BorrowedTx<'c> {
@@ -134,7 +135,7 @@ impl SqlTx for BorrowedTx<'_> {
 
 impl OwnedTx for BorrowedTx<'_> {
     async fn commit(self) -> Result<(), SqlError> {
-        // A round trip of its own: only the driver's `commit` keeps its `drop` from a needless rollback.
+        // A separate round trip, because only the driver's `commit` keeps its `drop` from sending a needless rollback.
         self.0.batch_execute("select 1").await.map_err(failure)?;
         self.0.commit().await.map_err(failure)
     }
@@ -158,14 +159,14 @@ impl std::fmt::Debug for BorrowedTx<'_> {
     }
 }
 
-/// A caller's own statement.
+/// Converts the error of a caller's statement.
 impl From<Error> for TxError {
     fn from(error: Error) -> TxError {
         failure(error).into()
     }
 }
 
-/// A pool that gave no connection in time is `Lost`, although nothing was sent.
+/// Classifies an error of the pool. A timeout is `Lost`, although nothing was sent.
 fn pool_failure(error: PoolError) -> SqlError {
     let state = match &error {
         PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => {
@@ -176,6 +177,6 @@ fn pool_failure(error: PoolError) -> SqlError {
     SqlError::with_state(state.as_ref().map(|state| state.code()), error)
 }
 
-/// In an aborted transaction the first statement fails and the second is not reached; alone, `commit` would roll back
-/// and call that a success. One round trip.
+/// Commits in one round trip, and fails in an aborted transaction: there the `select` fails, and `commit` is not reached. A
+/// lone `commit` would roll back and report success.
 const COMMIT: &str = "select 1; commit";

@@ -1,7 +1,7 @@
 //! Runs accepted (202) requests: claims the `pending` record under a lease and runs the stored request like any other. Any
 //! number of nodes may do so at once: of those that see a record, one claims it.
 //!
-//! It must not know HTTP; the registered [`Resume`] does.
+//! This file must not depend on HTTP: the registered [`Resume`] reads and runs the request.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use ibid_core::store::StoreError;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::done;
+use super::log_run;
 use super::stored_request::{Resume, StoredRequest, release};
 use crate::backoff::spread;
 use crate::engine::GiveUp;
@@ -41,8 +41,10 @@ impl Deliveries {
     }
 }
 
-/// Delivers until dropped. It sees what this process accepts at once; what other nodes left behind, and the end of a pause
-/// between two tries, at its next poll.
+/// Runs accepted requests until dropped.
+///
+/// Requests that this process accepts are seen at once. The next poll finds requests that other nodes left behind, and
+/// requests whose pause between two tries is over.
 pub(super) async fn run(ibid: &Ibid) {
     let deliveries = &ibid.upkeep().deliveries;
     loop {
@@ -52,7 +54,7 @@ pub(super) async fn run(ibid: &Ibid) {
         if let Some(runner) = ibid.upkeep().resumes.runner() {
             let claimed = deliver_once(ibid, &runner).await;
             let more = matches!(claimed, Ok(1..));
-            done(ibid, "deliverer", claimed);
+            log_run(ibid, "deliverer", claimed);
             if more {
                 continue;
             }
@@ -88,7 +90,7 @@ async fn deliver(
     permit: OwnedSemaphorePermit,
     is_claimed: oneshot::Sender<bool>,
 ) {
-    // A shutdown waits for it: a record that is being claimed is about to run.
+    // A shutdown waits for this, because a record that is being claimed is about to run.
     let begins = ibid.engine().drain.track_begin();
     let Ok(request) = StoredRequest::load(&ibid, &*runner, &stored.record).await else { return };
     let generation = stored.record.birth;
@@ -117,14 +119,14 @@ async fn deliver(
     drop(permit);
 }
 
-/// How many accepted requests one process runs at once: as many connections as an upstream takes from one client, and with
+/// Accepted requests that one process runs at once: about as many connections as an upstream accepts from one client. With
 /// the largest default body they hold as many megabytes.
 const DELIVERIES_MAX: usize = 256;
 
-/// How many accepted records are read at once: their requests are read with them, and a second node may be reading the
-/// same.
+/// Accepted records that are read at once. Few, because their requests are read too, and another node may be reading the
+/// same ones.
 const DELIVERY_BATCH: u32 = 64;
 
-/// From one poll to the next if this process accepts nothing, give or take a quarter. It bounds how long records of a
-/// crashed node, or the end of a pause, go unnoticed; a poll that finds nothing reads one page of an index.
+/// Time between two polls if this process accepts nothing, give or take a quarter. It bounds how long records of a crashed
+/// node, or the end of a pause, go unnoticed. A poll that finds nothing reads one page of an index.
 const POLL_EVERY: Duration = Duration::from_secs(1);

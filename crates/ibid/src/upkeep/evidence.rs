@@ -22,13 +22,13 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
         after = last.seq;
         let full = batch.len() as u32 == BATCH;
         let mut useless = Vec::new();
-        for (kept, verdict) in batch.iter().zip(evidence::judge_all(ibid, &batch).await?) {
+        for (stored, verdict) in batch.iter().zip(evidence::judge_all(ibid, &batch).await?) {
             match verdict {
                 EvidenceVerdict::Settles | EvidenceVerdict::Contradicts => {
-                    match evidence::apply(ibid, kept).await {
+                    match evidence::apply(ibid, stored).await {
                         Ok(result) => settled += u64::from(result == EvidenceResult::Settled),
                         // An effect that cannot be written must not hold up the others. The next round tries again.
-                        Err(error) if matches!(kept.evidence.about, EvidenceSubject::Effect(_)) => {
+                        Err(error) if matches!(stored.evidence.about, EvidenceSubject::Effect(_)) => {
                             tracing::warn!(
                                 error = &error as &dyn std::error::Error,
                                 "evidence not applied to effect; retried in the next round"
@@ -38,7 +38,7 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
                     }
                 }
                 EvidenceVerdict::Stale | EvidenceVerdict::Premature | EvidenceVerdict::Known => {
-                    useless.push(kept.seq);
+                    useless.push(stored.seq);
                 }
                 EvidenceVerdict::Early => {}
             }
@@ -54,13 +54,13 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
         if ibid.store().purge_evidence(PURGE_BATCH).await? < u64::from(PURGE_BATCH) {
             break;
         }
-        // Requests may run between two batches.
+        // Lets requests run between two batches.
         tokio::task::yield_now().await;
     }
     Ok(settled)
 }
 
-/// How much evidence is read at once.
+/// Pieces of evidence that are read at once.
 const BATCH: u32 = 256;
 
 /// Batches in one round. Open evidence is about running requests, plus an hour of evidence without a record: some

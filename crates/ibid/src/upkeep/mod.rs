@@ -1,6 +1,7 @@
 //! The chores. The sweeper settles lapsed leases, the reaper removes expired rows, the reconciler looks up unknown outcomes,
-//! the evidence chore applies webhook evidence that was missed, and the deliverer runs accepted requests. Any number of nodes
-//! may run them at once: each write is a compare-and-set on the version that was read.
+//! the evidence chore applies webhook evidence that was missed, and the deliverer runs accepted requests.
+//!
+//! Any number of nodes may run them at once: each write is a compare-and-set on the version that was read.
 
 mod chore_status;
 mod deliverer;
@@ -36,57 +37,59 @@ use crate::telemetry;
 /// The state of upkeep in one process.
 #[derive(Default)]
 pub(crate) struct UpkeepState {
-    /// When each chore last ran.
-    ran: ChoreLog,
+    /// Status of each chore's last run.
+    log: ChoreLog,
     /// The service that runs lapsed and accepted requests.
     resumes: Resumes,
-    /// The bound of accepted requests that run at once, and the signal that another was accepted.
+    /// Bounds the accepted requests that run at once, and wakes the deliverer when another is accepted.
     pub(crate) deliveries: Deliveries,
     /// The lookup that the reconciler asks about unknown records.
-    finder: LookupSlot,
-    /// Where the next round of the reaper continues.
-    places: ReapCursors,
+    lookup: LookupSlot,
+    /// Cursors from which the reaper's next round continues.
+    cursors: ReapCursors,
 }
 
-/// When the chores run.
+/// Intervals of the chores, and how long the reaper keeps rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// From one sweep to the next: how long a lapsed record may go unnoticed if no client retries.
+    /// Time between two sweeps. It bounds how long a lapsed record goes unnoticed if no client retries.
     pub sweep_every: Duration,
-    /// From one reaping to the next.
+    /// Time between two rounds of the reaper.
     pub reap_every: Duration,
-    /// From one round of the reconciler and of the evidence chore to the next.
+    /// Time between two rounds of the reconciler, and of the evidence chore.
     pub reconcile_every: Duration,
-    /// How long the reaper keeps effects and history, which outlive their record.
+    /// Retention of effects and history, which outlive their record.
     pub keep: Retention,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
         Schedule {
-            // A request takes over its own lapsed record at once; the sweep is for records without a retry.
+            // A retry takes over its lapsed record at once. The sweep is for records whose client does not retry.
             sweep_every: Duration::from_secs(10),
             // An expired record counts as absent at once, so reaping only frees space.
             reap_every: Duration::from_secs(60),
-            // An index look-up; the record itself says when its next question is due.
+            // A round is an index lookup. Each record stores when its next lookup is due.
             reconcile_every: Duration::from_secs(5),
             keep: Retention::default(),
         }
     }
 }
 
-/// Runs the chores until dropped. A chore that fails is logged and runs again at its next time.
+/// Runs the chores until dropped. A failed chore is logged and runs again after its interval.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
     let ibid = &ibid;
     // Concurrently: a slow lookup at an upstream must not hold up a sweep, nor a long sweep an accepted request.
     tokio::join!(
-        every(schedule.sweep_every, || async { done(ibid, "sweeper", sweep_once(ibid).await) }),
+        every(schedule.sweep_every, || async { log_run(ibid, "sweeper", sweep_once(ibid).await) }),
         every(schedule.reap_every, || async {
-            done(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|did| did.removed))
+            log_run(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|stats| stats.removed))
         }),
-        every(schedule.reconcile_every, || async { done(ibid, "evidence", apply_evidence_once(ibid).await) }),
         every(schedule.reconcile_every, || async {
-            done(ibid, "reconciler", reconcile_once(ibid).await.map(|did| did.settled));
+            log_run(ibid, "evidence", apply_evidence_once(ibid).await)
+        }),
+        every(schedule.reconcile_every, || async {
+            log_run(ibid, "reconciler", reconcile_once(ibid).await.map(|stats| stats.settled));
         }),
         deliverer::run(ibid),
     );
@@ -101,17 +104,17 @@ async fn every<F: Future<Output = ()>>(pause: Duration, mut chore: impl FnMut() 
     }
 }
 
-fn done(ibid: &Ibid, chore: &'static str, result: Result<u64, StoreError>) {
+fn log_run(ibid: &Ibid, chore: &'static str, result: Result<u64, StoreError>) {
     match result {
-        Ok(did) => {
+        Ok(count) => {
             let now = SystemTime::now();
             let seconds = now.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
             gauge!(telemetry::CHORE_LAST_RUN, "chore" => chore).set(seconds);
-            ibid.upkeep().ran.succeeded(chore, did, now);
+            ibid.upkeep().log.record_success(chore, count, now);
         }
         Err(error) => {
             counter!(telemetry::STORE_ERRORS).increment(1);
-            ibid.upkeep().ran.failed(chore, error.to_string());
+            ibid.upkeep().log.record_failure(chore, error.to_string());
             tracing::warn!(chore, error = &error as &dyn std::error::Error, "chore failed");
         }
     }

@@ -1,8 +1,8 @@
-//! Removes what is past its time, in steps small enough for the foreground not to feel.
+//! Removes expired rows, in steps small enough that requests do not notice.
 //!
-//! A record is stripped when replay ends and removed when its tombstone does; Effects and history outlive it for as long
-//! as [`Retention`] says. Each step adapts to how long the last one kept others waiting, and is followed by a pause in
-//! proportion to it. Any number of reapers may be at it: each row goes once.
+//! A record is stripped to a tombstone when replay ends, and removed when the tombstone expires. Effects and history outlive
+//! their record for as long as [`Retention`] says. Each step adapts its size to how long the last one blocked other writers,
+//! and is followed by a pause in proportion to it. Any number of reapers may run at once: each row is removed once.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -21,150 +21,163 @@ use crate::ibid::Ibid;
 use crate::random::nonce;
 use crate::telemetry;
 
-/// How long is kept what outlives its record.
+/// Retention of rows that outlive their record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Effects that are done or discarded, counted from then. Others are never removed.
+    /// Retention of effects, counted from when they were done or discarded. Other effects are never removed.
     pub effects: Duration,
-    /// Lines of history, counted from when they were written. Those of a record that is still there stay with it.
+    /// Retention of history lines, counted from when they were written. Lines of a record that still exists stay with it.
     pub history: Duration,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         Retention {
-            // A customer's complaint and a month's closing ask whether a mail or a payout was sent.
+            // Customer complaints and the monthly closing ask whether a mail or a payout was sent.
             effects: Duration::from_secs(30 * DAY),
-            // A yearly audit, and a month to do it in.
+            // A yearly audit, plus a month to do it in.
             history: Duration::from_secs(400 * DAY),
         }
     }
 }
 
-/// What a round of the reaper came to.
+/// Counts of one round of the reaper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReapStats {
-    /// Accepted and never claimed, now `completed` with 408; and unknown outcomes past `unknown_retention`, now expired.
+    /// Accepted records that were never claimed and are now `completed` with 408, plus unknown outcomes that expired after
+    /// `unknown_retention`.
     pub settled: u64,
     /// Records that became tombstones.
     pub stripped: u64,
-    /// Records that are gone.
+    /// Records that were removed.
     pub removed: u64,
-    /// Effects that are gone.
+    /// Effects that were removed.
     pub effects: u64,
-    /// Lines of history that are gone.
+    /// History lines that were removed.
     pub history: u64,
-    /// Pages of a file that were given back to the system.
+    /// Pages of the database file that were returned to the file system.
     pub pages: u64,
-    /// Records that are past their time and stay, because rows of the application refer to them and forbid it.
+    /// Expired records that stay, because rows of the application reference them.
     pub held: u64,
-    /// Whether the round ended before the work did: the next goes on.
+    /// `true` if the round ran out of time. The next round continues there.
     pub unfinished: bool,
 }
 
-/// What a round of the reaper would find.
+/// Counts of the rows that a round of the reaper would strip or remove.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReapPreview {
-    /// Records that would become tombstones, and records that would go.
+    /// Records that would become tombstones, and records that would be removed.
     pub records: ReapCount,
-    /// Effects that would go.
+    /// Effects that would be removed.
     pub effects: u64,
-    /// Lines of history that would go.
+    /// History lines that would be removed.
     pub history: u64,
 }
 
-/// One round of the reaper. What fails keeps nothing else from being done; the first failure is told at the end.
+/// Runs one round of the reaper, for about a minute at most.
+///
+/// # Errors
+///
+/// Fails if a part of the round did. The other parts still run, and the first failure is returned at the end.
 pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreError> {
     let settled = settle_unclaimed(ibid).await;
-    let outlived = expire_unknown(&**ibid.store()).await;
-    let bounds = RoundLimits { until: Instant::now() + ROUND_FOR_MAX, places: &ibid.upkeep().places };
-    let harvest = round(&**ibid.store(), keep, Some(&bounds), |_| {}).await;
-    // Counting walks the whole table on some stores, so it goes with the rarer chore.
-    let counted = count_records(ibid).await;
-    let (settled, harvest) = (settled?, harvest?);
-    counted?;
-    Ok(ReapStats { settled: settled + outlived?, ..harvest })
+    let expired = expire_unknown(&**ibid.store()).await;
+    let limits = RoundLimits { deadline: Instant::now() + ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
+    let stats = round(&**ibid.store(), keep, Some(&limits), |_| {}).await;
+    // Counting scans the whole table on some stores, so it is part of the chore that runs least often.
+    let count = count_records(ibid).await;
+    let (settled, stats) = (settled?, stats?);
+    count?;
+    Ok(ReapStats { settled: settled + expired?, ..stats })
 }
 
-/// Reaps a store that this process only looks after, to the end however long it takes; `told` hears after every step how
-/// far it came.
+/// Reaps a store without an engine, from the start to the end, however long it takes. Calls `on_step` after every step with
+/// the counts so far.
+///
+/// # Errors
+///
+/// Fails as [`reap_once`] does.
 pub async fn reap_store(
     store: &dyn Store,
     keep: Retention,
-    told: impl FnMut(&ReapStats),
+    on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
     let settled = answer_unclaimed(store).await;
-    let outlived = expire_unknown(store).await;
-    let harvest = round(store, keep, None, told).await;
-    let (settled, harvest) = (settled?, harvest?);
-    Ok(ReapStats { settled: settled + outlived?, ..harvest })
+    let expired = expire_unknown(store).await;
+    let stats = round(store, keep, None, on_step).await;
+    let (settled, stats) = (settled?, stats?);
+    Ok(ReapStats { settled: settled + expired?, ..stats })
 }
 
-/// What ends a round before the work is done, and where the next goes on.
+/// Deadline of a round, and the cursors from which it and the next one continue.
 struct RoundLimits<'a> {
-    until: Instant,
-    places: &'a ReapCursors,
+    deadline: Instant,
+    cursors: &'a ReapCursors,
 }
 
 async fn round(
     store: &dyn Store,
     keep: Retention,
-    bounds: Option<&RoundLimits<'_>>,
-    mut told: impl FnMut(&ReapStats),
+    limits: Option<&RoundLimits<'_>>,
+    mut on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
-    let (mut harvest, mut result) = (ReapStats::default(), Ok(()));
-    for course in reap_targets(keep) {
-        let step = |reaped: &ReapStep| {
-            harvest.add(course, reaped);
-            told(&harvest);
+    let (mut stats, mut result) = (ReapStats::default(), Ok(()));
+    for target in reap_targets(keep) {
+        let add_step = |step: &ReapStep| {
+            stats.add(target, step);
+            on_step(&stats);
         };
-        let done = reap_target(store, course, bounds, step).await;
-        harvest.unfinished |= matches!(done, Ok(false));
-        result = result.and(done.map(drop));
+        let finished = reap_target(store, target, limits, add_step).await;
+        stats.unfinished |= matches!(finished, Ok(false));
+        result = result.and(finished.map(drop));
     }
-    if harvest.held > 0 {
-        let held = harvest.held;
-        tracing::warn!(held, "records are past their time, and rows that refer to them forbid that they go");
+    if stats.held > 0 {
+        tracing::warn!(held = stats.held, "expired records kept: application rows reference them");
     }
-    result.map(|()| harvest)
+    result.map(|()| stats)
 }
 
-/// One course to its end, or at least one step on it. Whether it came to its end, for this round.
+/// Reaps `target` step by step, at least one step, until no rows are left or the round's limits are reached.
+///
+/// Returns `false` only if the round ran out of time. Without `limits` it starts from the beginning and runs to the end.
 async fn reap_target(
     store: &dyn Store,
-    course: ReapTarget,
-    bounds: Option<&RoundLimits<'_>>,
-    mut step: impl FnMut(&ReapStep),
+    target: ReapTarget,
+    limits: Option<&RoundLimits<'_>>,
+    mut on_step: impl FnMut(&ReapStep),
 ) -> Result<bool, StoreError> {
-    let place = bounds.and_then(|bounds| bounds.places.of(course));
-    let mut from = place.map_or(CURSOR_START, |place| place.load(Ordering::Relaxed));
-    let (mut pace, mut stayed) = (Pacer::of(store), 0);
+    let saved = limits.and_then(|limits| limits.cursors.get(target));
+    let mut cursor = saved.map_or(CURSOR_START, |saved| saved.load(Ordering::Relaxed));
+    let (mut pacer, mut skipped) = (Pacer::new(store), 0);
     loop {
-        let reaped = store.reap(course, from, pace.batch).await?;
-        step(&reaped);
-        if let Some(place) = place {
-            place.store(reaped.next.unwrap_or(CURSOR_START), Ordering::Relaxed);
+        let step = store.reap(target, cursor, pacer.batch).await?;
+        on_step(&step);
+        if let Some(saved) = saved {
+            saved.store(step.next.unwrap_or(CURSOR_START), Ordering::Relaxed);
         }
-        let Some(next) = reaped.next else { return Ok(true) };
-        if let Some(bounds) = bounds {
-            if matches!(course, ReapTarget::Effects { .. } | ReapTarget::History { .. }) {
-                stayed += u64::from(pace.batch).saturating_sub(reaped.removed);
+        let Some(next) = step.next else { return Ok(true) };
+        if let Some(limits) = limits {
+            if matches!(target, ReapTarget::Effects { .. } | ReapTarget::History { .. }) {
+                skipped += u64::from(pacer.batch).saturating_sub(step.removed);
             }
-            if stayed >= SKIPPED_MAX {
+            // These rows stay until their record goes. The next round continues at the saved cursor.
+            if skipped >= SKIPPED_MAX {
                 return Ok(true);
             }
-            if Instant::now() >= bounds.until {
+            if Instant::now() >= limits.deadline {
                 return Ok(false);
             }
         }
-        from = next;
-        sleep(pace.after(reaped.took)).await;
+        cursor = next;
+        sleep(pacer.pause_after(step.took)).await;
     }
 }
 
-/// How far this process has come along what is in the order of time and may have to stay where it is: an Effect and a line
-/// while their record does, a record while the application holds it. Every round goes on there, and at the end begins
-/// again: otherwise each would look at all of it, and what is behind too much for one round would never be reached.
+/// Cursors of this process into rows that are ordered by time and may have to stay: effects and history lines while their
+/// record exists, records while the application references them.
+///
+/// Each round continues at its cursor, and starts over after the last row. Otherwise each round would look at all of these
+/// rows again, and rows behind more of them than fit into one round would never be reached.
 #[derive(Debug)]
 pub(crate) struct ReapCursors {
     records: AtomicI64,
@@ -180,8 +193,8 @@ impl Default for ReapCursors {
 }
 
 impl ReapCursors {
-    fn of(&self, course: ReapTarget) -> Option<&AtomicI64> {
-        match course {
+    fn get(&self, target: ReapTarget) -> Option<&AtomicI64> {
+        match target {
             ReapTarget::Records => Some(&self.records),
             ReapTarget::Effects { .. } => Some(&self.effects),
             ReapTarget::History { .. } => Some(&self.history),
@@ -190,7 +203,11 @@ impl ReapCursors {
     }
 }
 
-/// What [`reap_store`] would find; it touches nothing.
+/// Counts the rows that [`reap_store`] would strip or remove, and changes nothing.
+///
+/// # Errors
+///
+/// Fails if the store cannot be read.
 pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPreview, StoreError> {
     let [records, effects, history, _] = reap_targets(keep);
     Ok(ReapPreview {
@@ -200,7 +217,7 @@ pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPrev
     })
 }
 
-/// Records first: an Effect and a line of history may go once their record has.
+/// Returns the targets in their order. Records come first, because effects and history lines may go once their record has.
 fn reap_targets(keep: Retention) -> [ReapTarget; 4] {
     let Retention { effects, history } = keep;
     [
@@ -212,31 +229,31 @@ fn reap_targets(keep: Retention) -> [ReapTarget; 4] {
 }
 
 impl ReapStats {
-    fn add(&mut self, course: ReapTarget, reaped: &ReapStep) {
-        match course {
+    fn add(&mut self, target: ReapTarget, step: &ReapStep) {
+        match target {
             ReapTarget::Records => {
-                self.stripped += reaped.stripped;
-                self.removed += reaped.removed;
-                self.held += reaped.held;
-                counter!(telemetry::RETENTION_PRUNED).increment(reaped.removed);
+                self.stripped += step.stripped;
+                self.removed += step.removed;
+                self.held += step.held;
+                counter!(telemetry::RETENTION_PRUNED).increment(step.removed);
             }
-            ReapTarget::Effects { .. } => self.effects += reaped.removed,
-            ReapTarget::History { .. } => self.history += reaped.removed,
-            ReapTarget::Room => self.pages += reaped.removed,
+            ReapTarget::Effects { .. } => self.effects += step.removed,
+            ReapTarget::History { .. } => self.history += step.removed,
+            ReapTarget::Room => self.pages += step.removed,
         }
     }
 }
 
-/// How many rows the next step takes.
+/// Adapts the batch size to the duration of the last step, and computes the pause after it.
 struct Pacer {
     batch: u32,
     batch_max: u32,
-    /// The pause after a step in parts of what it took.
+    /// Pause after a step, as a multiple of its duration.
     pause: u32,
 }
 
 impl Pacer {
-    fn of(store: &dyn Store) -> Pacer {
+    fn new(store: &dyn Store) -> Pacer {
         let (batch_max, pause) = match store.shares_commits() {
             true => (BATCH_MAX_SHARED, PAUSE_PARTS_SHARED),
             false => (BATCH_MAX, PAUSE_PARTS),
@@ -244,17 +261,18 @@ impl Pacer {
         Pacer { batch: BATCH_FIRST, batch_max, pause }
     }
 
-    /// Learns from a step that took so long, and says how long to leave the store to others.
-    fn after(&mut self, took: Duration) -> Duration {
+    /// Adapts the batch size to a step that took this long. Returns how long to leave the store to others.
+    fn pause_after(&mut self, took: Duration) -> Duration {
         let ratio = STEP_FOR.as_secs_f64() / took.as_secs_f64().max(f64::EPSILON);
-        // By no more than a factor of two: one step may have met a checkpoint, or nothing at all.
+        // By at most a factor of two, because one step may have met a checkpoint, or found nothing to do.
         let batch = f64::from(self.batch) * ratio.clamp(0.5, 2.0);
         self.batch = (batch as u32).clamp(BATCH_MIN, self.batch_max);
         took.saturating_mul(self.pause).min(PAUSE_MAX)
     }
 }
 
-/// Answers what was accepted and never claimed: by the engine, so that whoever waits for one in this process is woken.
+/// Completes accepted records that were never claimed. Writes through the engine, which wakes duplicates that wait in this
+/// process.
 async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
     let mut settled = 0;
     for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
@@ -267,7 +285,7 @@ async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
     Ok(settled)
 }
 
-/// The same without an engine, batch after batch until one holds nothing to answer.
+/// Like [`settle_unclaimed`], but without an engine, and in batches until one has nothing left to complete.
 async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
     let mut settled = 0;
     loop {
@@ -277,9 +295,9 @@ async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
             let Verdict::Write(change, _) = machine::decide(Some(&stored.record), &event, stored.now) else {
                 continue;
             };
-            // Whoever claimed it meanwhile has it.
-            if let Some(fate) = store.commit(vec![change]).await.pop() {
-                settled += u64::from(matches!(fate?, Commit::Done(_)));
+            // On a conflict, another process has claimed the record meanwhile and keeps it.
+            if let Some(commit) = store.commit(vec![change]).await.pop() {
+                settled += u64::from(matches!(commit?, Commit::Done(_)));
             }
         }
         if settled == before {
@@ -305,37 +323,39 @@ async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
 /// Accepted records read at once.
 const PENDING_BATCH: u32 = 256;
 
-/// What one step should take: about as long as the flush of a commit, so that whoever meets it waits for two instead of
-/// one.
+/// Target duration of one step: about one flush of a commit, so that a commit that meets a step waits for two flushes
+/// instead of one.
 const STEP_FOR: Duration = Duration::from_millis(5);
 
-/// Rows of the first step, before anything was learnt: some milliseconds on a slow disk.
+/// Rows of the first step, before anything was measured: some milliseconds on a slow disk.
 const BATCH_FIRST: u32 = 64;
 
-/// Rows of a step at least. Below this its flush is most of its price, and the reaper would fall behind.
+/// Fewest rows of a step. With fewer, the flush is most of the cost, and the reaper would fall behind.
 const BATCH_MIN: u32 = 32;
 
-/// Rows of a step at most, however fast the store is: one that becomes slow all at once must not be caught in a long one.
+/// Most rows of a step, however fast the store is. If the store suddenly becomes slow, the current step must not take long.
 const BATCH_MAX: u32 = 1000;
 
-/// The same where one writer serves all: whoever meets a step waits for the whole of it.
+/// Most rows of a step on a store with one writer for all, where a commit that meets a step waits for the whole of it.
 const BATCH_MAX_SHARED: u32 = 100;
 
-/// The pause after a step in parts of what it took: the reaper has a fifth of the store's time at most. With two parts, a
-/// third, the foreground's p99 on PostgreSQL was 1.7 times what it is without (two cores, both busy).
+/// Pause after a step, as a multiple of its duration: the reaper uses at most a fifth of the store's time. With 2, a third
+/// of the time, the p99 of requests on PostgreSQL was 1.7 times the p99 without a reaper (two cores, both busy).
 const PAUSE_PARTS: u32 = 4;
 
-/// The same where one writer serves all: a tenth. Each row that goes writes about as many pages as one that comes.
+/// Pause after a step, as a multiple of its duration, on a store with one writer for all: the reaper uses at most a tenth of
+/// its time. Removing a row writes about as many pages as inserting one.
 const PAUSE_PARTS_SHARED: u32 = 9;
 
-/// A store that is this slow has other troubles; the reaper need not sleep through them.
+/// Longest pause after a step. A store that is slower than this has other problems, and longer pauses would not help.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// How long a round lasts at most: after it what was accepted is looked at again and the gauges are set anew, and the next
-/// round goes on.
+/// Longest duration of a round, so that accepted records are checked and the gauges are set once a minute. The next round
+/// continues at the cursors.
 const ROUND_FOR_MAX: Duration = Duration::from_secs(60);
 
-/// Effects or lines that one round looks at and leaves: a tenth of a second's work, and a day's round over ten million.
+/// Effects or history lines that one round reads and skips: about a tenth of a second of work. At one round a minute, a
+/// pass over ten million rows takes most of a day.
 const SKIPPED_MAX: u64 = 10_000;
 
 const DAY: u64 = 24 * 3600;
@@ -356,49 +376,49 @@ mod tests {
         let store = SqliteStore::open(&path, SqliteOptions::default()).expect("it opens");
         for _ in 0..3 * BATCH_FIRST {
             let name = TestRecord::fresh();
-            let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
-            put(&store, &insert(&name, going)).await;
+            let expired = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+            put(&store, &insert(&name, expired)).await;
         }
-        let theirs = rusqlite::Connection::open(&path).expect("it opens for others too");
-        let held = format!(
+        let app = rusqlite::Connection::open(&path).expect("it opens for the application too");
+        let references = format!(
             "create table payment (record blob references ibid_record (id));
              update ibid_record set purge_at = row, expires_at = null;
              insert into payment select id from ibid_record order by row limit {}",
             3 * BATCH_FIRST - 10
         );
-        theirs.execute_batch(&held).expect("payments");
-        let places = ReapCursors::default();
-        // No time at all: one step on each course.
-        let bounds = RoundLimits { until: Instant::now(), places: &places };
+        app.execute_batch(&references).expect("payments");
+        let cursors = ReapCursors::default();
+        // No time at all: one step for each target.
+        let limits = RoundLimits { deadline: Instant::now(), cursors: &cursors };
         let (mut removed, mut held) = (0, 0);
         for _ in 0..5 {
-            let harvest = round(&store, Retention::default(), Some(&bounds), |_| {}).await.expect("a round");
-            (removed, held) = (removed + harvest.removed, held + harvest.held);
-            if !harvest.unfinished {
+            let stats = round(&store, Retention::default(), Some(&limits), |_| {}).await.expect("a round");
+            (removed, held) = (removed + stats.removed, held + stats.held);
+            if !stats.unfinished {
                 break;
             }
         }
         assert_eq!((removed, held), (10, u64::from(3 * BATCH_FIRST - 10)), "to the end, and each once");
-        let again = round(&store, Retention::default(), Some(&bounds), |_| {}).await.expect("a round");
-        assert!(again.held > 0 && again.unfinished, "from the start again: {again:?}");
+        let stats = round(&store, Retention::default(), Some(&limits), |_| {}).await.expect("a round");
+        assert!(stats.held > 0 && stats.unfinished, "from the start again: {stats:?}");
     }
 
     #[test]
     fn a_slow_step_is_followed_by_a_smaller_one_and_a_longer_pause() {
-        let mut pace = Pacer { batch: 400, batch_max: BATCH_MAX, pause: PAUSE_PARTS };
-        assert_eq!(pace.after(Duration::from_millis(50)), Duration::from_millis(200));
-        assert_eq!(pace.batch, 200, "by half at most");
-        assert_eq!(pace.after(Duration::from_millis(5)), Duration::from_millis(20));
-        assert_eq!(pace.batch, 200, "as it should be");
-        pace.after(Duration::from_millis(4));
-        assert_eq!(pace.batch, 250, "in proportion");
+        let mut pacer = Pacer { batch: 400, batch_max: BATCH_MAX, pause: PAUSE_PARTS };
+        assert_eq!(pacer.pause_after(Duration::from_millis(50)), Duration::from_millis(200));
+        assert_eq!(pacer.batch, 200, "by half at most");
+        assert_eq!(pacer.pause_after(Duration::from_millis(5)), Duration::from_millis(20));
+        assert_eq!(pacer.batch, 200, "as it should be");
+        pacer.pause_after(Duration::from_millis(4));
+        assert_eq!(pacer.batch, 250, "in proportion");
         for _ in 0..20 {
-            pace.after(Duration::from_secs(9));
+            pacer.pause_after(Duration::from_secs(9));
         }
-        assert_eq!((pace.batch, pace.after(Duration::from_secs(9))), (BATCH_MIN, PAUSE_MAX));
+        assert_eq!((pacer.batch, pacer.pause_after(Duration::from_secs(9))), (BATCH_MIN, PAUSE_MAX));
         for _ in 0..20 {
-            pace.after(Duration::ZERO);
+            pacer.pause_after(Duration::ZERO);
         }
-        assert_eq!(pace.batch, BATCH_MAX);
+        assert_eq!(pacer.batch, BATCH_MAX);
     }
 }

@@ -1,7 +1,7 @@
-//! Settles what is unknown by asking whoever can know. It only asks: nothing is ever run again from here.
+//! Settles `unknown` records by looking up their outcome. It only reads: it never runs a request again.
 //!
-//! Several processes may ask about the same record at once; the machine takes one look for one try, and whoever settles
-//! first wins.
+//! Several processes may look up the same record at once. The machine counts their lookups as one try, and the first process
+//! to settle the record wins.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -29,43 +29,46 @@ use crate::ibid::Ibid;
 use crate::random::jitter;
 use crate::telemetry;
 
-/// Knows how to find out what became of a request.
+/// Looks up the outcome of a request, at the upstream or the provider.
 pub trait OutcomeLookup: Send + Sync {
-    /// Whether it can ask about records under this rule. The others are left to whoever can, and no try is used up.
+    /// Returns whether this lookup can handle records with this rule. Other records are left to a process that can, and none
+    /// of their tries is used up.
     fn asks(&self, rule: &Reconcile) -> bool {
         let _ = rule;
         true
     }
 
-    /// Asks, once. It must change nothing. An error, a time-out and a doubt are all [`LookupResult::Nothing`]; what takes
-    /// longer than the route's `upstream_timeout` is dropped and counts as that.
-    fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult>;
+    /// Looks up the outcome once, without changing anything.
+    ///
+    /// Return [`LookupResult::Nothing`] on an error, on a timeout, and if you are not sure. A lookup that takes longer than
+    /// the route's `upstream_timeout`, or longer than 30 s, is dropped and counts as `Nothing`.
+    fn find(&self, request: UnknownRequest) -> BoxFuture<'static, LookupResult>;
 }
 
-/// A request whose outcome nobody knows, as one who asks about it sees it.
+/// A request whose outcome is unknown, as an [`OutcomeLookup`] sees it.
 #[derive(Clone, Debug)]
 pub struct UnknownRequest {
-    /// Whose request it is. Whoever is asked must be asked about this tenant's, for another may use the same key.
+    /// Tenant of the request. Restrict the lookup to it, because another tenant may use the same key.
     pub tenant: Tenant,
-    /// Its method.
+    /// HTTP method of the request.
     pub method: String,
-    /// Its path, as sent.
+    /// Path of the request, as sent.
     pub path: String,
-    /// Its key.
+    /// Idempotency key of the request.
     pub key: Key,
-    /// How many Attempts there were.
+    /// Number of attempts so far.
     pub attempt: u32,
-    /// How often it was asked about before.
+    /// Number of earlier lookups.
     pub asked: u32,
-    /// When the first request came, by the store's clock.
+    /// Time of the first request, by the store's clock.
     pub created_at: Timestamp,
-    /// When the last Attempt began.
+    /// Start of the last attempt.
     pub ran_at: Option<Timestamp>,
-    /// The provider's own id of what was done, if it is known.
+    /// The provider's id of the operation, if it is known.
     pub provider_id: Option<String>,
-    /// The record's name in logs, which `ibid keys show` takes.
+    /// Short id of the record, as in logs. `ibid keys show` accepts it.
     pub short: String,
-    /// The rules that it was begun with.
+    /// Policy that the record was begun with.
     pub policy: Arc<Policy>,
     id: RecordId,
     birth: Nonce,
@@ -91,103 +94,112 @@ impl UnknownRequest {
         }
     }
 
-    /// The key under which its Phase or Effect of this name called the outside.
+    /// Returns the downstream key of the request's phase or effect with this name.
     pub fn downstream_key(&self, name: &str) -> String {
         downstream_key(&self.id, self.birth, name)
     }
 }
 
-/// What was found.
+/// Result of one lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LookupResult {
-    /// It was executed, with this answer. A decline is an answer.
+    /// The request was executed, with this response. A decline is a response too.
     Executed(Response),
-    /// It was executed, and its answer, of this status, can't be kept: retries are told so.
+    /// The request was executed, but its response, with this status, cannot be stored. Retries get an error that says so.
     ExecutedNotKept(u16),
-    /// It was not executed. Believed when found twice, `settle` apart, after the Attempt's end.
+    /// The request was not executed. Two such results are needed, `settle` apart, after the attempt's end.
     NotExecuted,
-    /// No word either way.
+    /// The lookup did not find out.
     Nothing,
 }
 
-/// What one round of questions came to.
+/// Counts of one round of the reconciler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReconcileStats {
-    /// Questions asked.
+    /// Lookups that were made.
     pub asked: u64,
     /// Records whose outcome is known now.
     pub settled: u64,
-    /// Records that a person must look at now.
+    /// Records that became dead letters: an operator has to settle them.
     pub dead_letters: u64,
 }
 
 impl Ibid {
-    /// Lets the reconciler of this process ask about records of routes with a reconcile rule.
-    pub fn reconcile_with(&self, finder: Arc<dyn OutcomeLookup>) {
-        *self.upkeep().finder.0.lock() = Some(finder);
+    /// Registers the lookup that the reconciler of this process uses for records of routes with a reconcile rule.
+    pub fn reconcile_with(&self, lookup: Arc<dyn OutcomeLookup>) {
+        *self.upkeep().lookup.0.lock() = Some(lookup);
     }
 }
 
-/// Who asks in this process.
+/// The lookup that is registered in this process, if any.
 #[derive(Default)]
 pub(crate) struct LookupSlot(Mutex<Option<Arc<dyn OutcomeLookup>>>);
 
-/// Asks about every unknown record whose next look is due. Without somebody to ask ([`Ibid::reconcile_with`]) it does
-/// nothing.
+/// Looks up every unknown record whose next lookup is due. Does nothing if no lookup is registered
+/// ([`Ibid::reconcile_with`]).
+///
+/// # Errors
+///
+/// Fails if the store cannot be read. The next round finds the rest.
 pub async fn reconcile_once(ibid: &Ibid) -> Result<ReconcileStats, StoreError> {
     reconcile_with_progress(ibid, |_| {}).await
 }
 
-/// The same; `told` hears after every batch of questions what they came to so far.
+/// Like [`reconcile_once`], and calls `on_batch` after every batch of lookups with the counts so far.
+///
+/// # Errors
+///
+/// Fails as [`reconcile_once`] does.
 pub async fn reconcile_with_progress(
     ibid: &Ibid,
-    mut told: impl FnMut(&ReconcileStats),
+    mut on_batch: impl FnMut(&ReconcileStats),
 ) -> Result<ReconcileStats, StoreError> {
-    let mut all = ReconcileStats::default();
-    let finder = ibid.upkeep().finder.0.lock().clone();
-    let Some(finder) = finder else { return Ok(all) };
-    // Those that somebody else must ask about stand in the same order, and stay there: to look behind them.
+    let mut stats = ReconcileStats::default();
+    let lookup = ibid.upkeep().lookup.0.lock().clone();
+    let Some(lookup) = lookup else { return Ok(stats) };
+    // Records that this process cannot look up stay due, in the same order. The next batch reads that many more rows, to
+    // reach the records behind them.
     let mut not_ours = 0;
     for _ in 0..BATCHES_MAX {
         let due = ibid.engine().due(State::Unknown, BATCH + not_ours).await?;
         let full = due.len() as u32 == BATCH + not_ours;
         not_ours = 0;
-        let (mut paces, mut looks) = (HashMap::new(), Vec::new());
+        let (mut turns, mut lookups) = (HashMap::new(), Vec::new());
         for stored in due {
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
             let rule = rule.filter(|rule| {
-                // After a jump of the store's clock two looks may be nearer than they seem: all wait.
-                finder.asks(rule) && !ibid.engine().is_clock_unsure(rule.settle)
+                // After a jump of the store's clock, two lookups may be closer together than their times say. All wait.
+                lookup.asks(rule) && !ibid.engine().is_clock_unsure(rule.settle)
             });
             let Some(rule) = rule else {
                 not_ours += 1;
                 continue;
             };
             let route = rule.route.clone().unwrap_or_else(|| "*".to_owned());
-            let turn: &mut u32 = paces.entry(route.clone()).or_default();
+            let turn: &mut u32 = turns.entry(route.clone()).or_default();
             let at = Instant::now() + PACE * *turn;
             *turn += 1;
-            looks.push(look(ibid, &*finder, stored, route, at));
-            if looks.len() as u32 == BATCH {
+            lookups.push(look_up(ibid, &*lookup, stored, route, at));
+            if lookups.len() as u32 == BATCH {
                 break;
             }
         }
-        let asked = looks.len() as u64;
-        for what in join_all(looks).await {
-            all.settled += u64::from(what == LookupStep::Settled);
-            all.dead_letters += u64::from(what == LookupStep::DeadLetter);
+        let asked = lookups.len() as u64;
+        for step in join_all(lookups).await {
+            stats.settled += u64::from(step == LookupStep::Settled);
+            stats.dead_letters += u64::from(step == LookupStep::DeadLetter);
         }
-        all.asked += asked;
-        told(&all);
-        // What was asked about is due later, so a round comes to an end.
+        stats.asked += asked;
+        on_batch(&stats);
+        // A record that was looked up is due later, so a round ends.
         if !full {
             break;
         }
     }
-    Ok(all)
+    Ok(stats)
 }
 
-/// What came of one question.
+/// Result of looking up one record.
 #[derive(PartialEq, Eq)]
 enum LookupStep {
     Settled,
@@ -195,10 +207,10 @@ enum LookupStep {
     DeadLetter,
 }
 
-/// Asks about one record and writes down what was found, by compare-and-set on what was seen.
-async fn look(
+/// Looks up one record at the instant `at` and writes the result, by compare-and-set on the version that was read.
+async fn look_up(
     ibid: &Ibid,
-    finder: &dyn OutcomeLookup,
+    lookup: &dyn OutcomeLookup,
     stored: StoredRecord,
     route: String,
     at: Instant,
@@ -206,47 +218,52 @@ async fn look(
     tokio::time::sleep_until(at).await;
     let (record, policy) = (stored.record.id.short(), stored.record.policy.clone());
     counter!(telemetry::RECONCILE_SCHEDULED, "route" => route.clone()).increment(1);
-    // From before the question: what happens from then on, the answer may or may not know.
+    // The time before the lookup: its result may or may not include what happens later.
     let as_of = stored.now;
-    let found = ask(finder, &stored.record, &policy).await;
-    let event =
-        |nonce| Event::Observed { nonce, by: ObservedBy::Reconciler, what: &found, as_of, jitter: jitter() };
+    let observation = ask(lookup, &stored.record, &policy).await;
+    let event = |nonce| Event::Observed {
+        nonce,
+        by: ObservedBy::Reconciler,
+        what: &observation,
+        as_of,
+        jitter: jitter(),
+    };
     let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, event).await;
-    if found == Observation::Nothing {
+    if observation == Observation::Nothing {
         counter!(telemetry::RECONCILE_FAILED, "route" => route.clone()).increment(1);
     }
     match settlement.decision {
-        // What was found is not written down: the next round asks again.
+        // The store refused the write: the next round looks the record up again.
         _ if settlement.refused.is_some() => LookupStep::Later,
         Decision::Settled => {
             let state = settlement.stored.map(|stored| stored.record.state.name());
-            tracing::info!(%record, state, "an unknown outcome is known now");
+            tracing::info!(%record, state, "unknown outcome found by lookup");
             counter!(telemetry::RECONCILE_RESOLVED, "route" => route).increment(1);
             LookupStep::Settled
         }
         Decision::Later if settlement.stored.is_some_and(|stored| !may_be_looked_up(&stored.record)) => {
-            tracing::error!(%record, "an outcome stays unknown: the last question is asked, a person must look");
+            tracing::error!(%record, "outcome still unknown after the last lookup; record needs manual attention");
             LookupStep::DeadLetter
         }
         _ => LookupStep::Later,
     }
 }
 
-async fn ask(finder: &dyn OutcomeLookup, record: &Record, policy: &Policy) -> Observation {
-    let asking = async { finder.find(UnknownRequest::of(record)).await };
-    let limit = policy.upstream_timeout.min(QUESTION_FOR_MAX);
-    // A finder that panics has found nothing, and must not end the chore.
-    let finding = match tokio::time::timeout(limit, AssertUnwindSafe(asking).catch_unwind()).await {
-        Ok(Ok(finding)) => finding,
+async fn ask(lookup: &dyn OutcomeLookup, record: &Record, policy: &Policy) -> Observation {
+    let find = async { lookup.find(UnknownRequest::of(record)).await };
+    let limit = policy.upstream_timeout.min(LOOKUP_FOR_MAX);
+    // A lookup that panics has found nothing, and must not end the chore.
+    let result = match tokio::time::timeout(limit, AssertUnwindSafe(find).catch_unwind()).await {
+        Ok(Ok(result)) => result,
         Ok(Err(_)) => {
-            tracing::error!(record = %record.id.short(), "whoever was to ask panicked");
+            tracing::error!(record = %record.id.short(), "outcome lookup panicked");
             LookupResult::Nothing
         }
         Err(_) => LookupResult::Nothing,
     };
     let executed =
         |status, kept| AttemptResponse { status, retry_after: false, kept, provider_id: None, proof: None };
-    match finding {
+    match result {
         LookupResult::Executed(response) if response.body.len() as u64 > policy.max_response_body => {
             Observation::Executed(executed(response.status, None))
         }
@@ -260,14 +277,14 @@ async fn ask(finder: &dyn OutcomeLookup, record: &Record, policy: &Policy) -> Ob
     }
 }
 
-/// Questions under way at once: an upstream that has just come back is not to be knocked over by those who ask after it.
+/// Lookups in flight at once. An upstream that has just recovered must not be overloaded by lookups.
 const BATCH: u32 = 64;
 
-/// Batches in one round, so that a round has an end; the next one is seconds away.
+/// Batches in one round, so that a round ends. The next round starts seconds later.
 const BATCHES_MAX: u32 = 16;
 
-/// From one question about a route to the next: fifty a second, next to nothing for what carries the route's traffic.
+/// Time between two lookups for one route: fifty a second, which is little compared with the route's traffic.
 const PACE: Duration = Duration::from_millis(20);
 
-/// Longest that one question may take, however slow the route's own work is: asking is reading.
-const QUESTION_FOR_MAX: Duration = Duration::from_secs(30);
+/// Longest duration of one lookup, however slow the route itself is: a lookup only reads.
+const LOOKUP_FOR_MAX: Duration = Duration::from_secs(30);

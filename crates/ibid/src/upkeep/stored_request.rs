@@ -1,4 +1,4 @@
-//! Runs the request that is stored with a record, without its client: what the sweeper and the deliverer share.
+//! Runs the request that is stored with a record, without its client. The sweeper and the deliverer share this code.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::attempt::Attempt;
 use crate::engine::GiveUp;
 use crate::ibid::Ibid;
 
-/// Runs requests without their clients: lapsed ones, and those that were accepted to be run later.
+/// Runs requests without their clients: lapsed requests, and requests that were accepted to run later.
 pub trait Resume: Send + Sync {
-    /// Rebuilds what the client asked for, from the record and its stored request; none if the request cannot be read.
+    /// Rebuilds the begin request from the record and its stored request. Returns `None` if the request cannot be read.
     fn ask(&self, record: &Record, request: &Bytes) -> Option<BeginRequest>;
 
     /// Runs the request to its end, after the last recovery point.
@@ -25,14 +25,14 @@ pub trait Resume: Send + Sync {
 }
 
 impl Ibid {
-    /// Lets the chores of this process run accepted requests, and requests of routes with `on_lapse = resume` that lapsed
-    /// or left a call in doubt.
+    /// Registers the service with which the chores of this process run accepted requests, and requests of routes with
+    /// `on_lapse = resume` that lapsed or left an in-doubt call.
     pub fn resume_with(&self, resumer: Arc<dyn Resume>) {
         *self.upkeep().resumes.runner.lock() = Some(resumer);
     }
 }
 
-/// The runner of stored requests in this process, if one is registered, and how many lapsed ones it may run at once.
+/// The runner of stored requests that is registered in this process, and the permits for lapsed requests.
 pub(crate) struct Resumes {
     runner: Mutex<Option<Arc<dyn Resume>>>,
     pub(super) permits: Arc<Semaphore>,
@@ -58,7 +58,7 @@ pub(super) struct StoredRequest {
 }
 
 impl StoredRequest {
-    /// Loads the request of a record; none if it has none, or one that `runner` cannot read.
+    /// Loads the request of a record. Returns `None` if it has none, or one that `runner` cannot read.
     pub(super) async fn load(
         ibid: &Ibid,
         runner: &dyn Resume,
@@ -72,14 +72,14 @@ impl StoredRequest {
         }))
     }
 
-    /// Whether this is the request of `taken`. It is not if another generation of the record began between the load and the
-    /// take.
+    /// Returns whether this is the request of `taken`. It is not if another generation of the record began between loading
+    /// the request and taking the record.
     pub(super) fn is_of(&self, taken: &Record) -> bool {
         self.generation == taken.birth
     }
 
-    /// Runs the request as the attempt that has just taken the record, after the recovery point `after`. `at` is from
-    /// before the take.
+    /// Runs the request as the attempt that has just taken the record, after the recovery point `after`. `at` is an instant
+    /// before the record was taken.
     pub(super) fn run(
         self,
         ibid: &Ibid,
@@ -93,12 +93,12 @@ impl StoredRequest {
     }
 }
 
-/// Gives back a record that was taken and whose request was not run.
+/// Releases a record that was taken and whose request was not run.
 pub(super) async fn release(ibid: &Ibid, taken: StoredRecord) {
-    let begun = taken.record.clone();
-    let event = |nonce| Event::NotExecuted { begun: &begun, nonce, why: ErrorCode::NotSent };
+    let record = taken.record.clone();
+    let event = |nonce| Event::NotExecuted { begun: &record, nonce, why: ErrorCode::NotSent };
     ibid.engine().write_until_done(Some(taken), GiveUp::Late, event).await;
 }
 
-/// How many lapsed requests one process runs at once: a crash of its neighbour must not become its own.
+/// Lapsed requests that one process runs at once. The load of a crashed node must not crash this one too.
 const RESUMES_MAX: usize = 32;

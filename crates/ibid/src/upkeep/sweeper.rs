@@ -25,13 +25,13 @@ pub async fn sweep_once(ibid: &Ibid) -> Result<u64, StoreError> {
     sweep_with_progress(ibid, |_| {}).await
 }
 
-/// Like [`sweep_once`], and calls `told` after every batch with how many there were so far.
+/// Like [`sweep_once`], and calls `on_batch` after every batch with the count so far.
 ///
 /// # Errors
 ///
 /// Fails as [`sweep_once`] does.
-pub async fn sweep_with_progress(ibid: &Ibid, mut told: impl FnMut(u64)) -> Result<u64, StoreError> {
-    // Before anything can fail: the gauge matters most while the store is away.
+pub async fn sweep_with_progress(ibid: &Ibid, mut on_batch: impl FnMut(u64)) -> Result<u64, StoreError> {
+    // First, before anything can fail: the gauge matters most while the store does not answer.
     ibid.engine().breaker.publish_gauge();
     let mut swept = 0;
     for state in [State::InProgress, State::Retryable] {
@@ -42,7 +42,7 @@ pub async fn sweep_with_progress(ibid: &Ibid, mut told: impl FnMut(u64)) -> Resu
             let settled =
                 join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
             swept += settled;
-            told(swept);
+            on_batch(swept);
             if !full || settled == 0 {
                 break;
             }
@@ -52,7 +52,7 @@ pub async fn sweep_with_progress(ibid: &Ibid, mut told: impl FnMut(u64)) -> Resu
     Ok(swept)
 }
 
-/// Settles one record. Returns 1 if there was still something to settle.
+/// Settles or resumes one record. Returns 1 if it was still due.
 async fn sweep(ibid: &Ibid, stored: StoredRecord) -> u64 {
     if stored.record.policy.on_lapse == OnLapse::Resume
         && let Some(runner) = ibid.upkeep().resumes.runner()
@@ -66,7 +66,8 @@ async fn sweep(ibid: &Ibid, stored: StoredRecord) -> u64 {
     u64::from(settlement.decision == Decision::Settled)
 }
 
-/// Takes a record over and runs its request. Returns none if it cannot be resumed here and has to be settled otherwise.
+/// Takes a record over and runs its request. Returns `None` if the record cannot be resumed here and has to be settled
+/// instead.
 async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Option<u64> {
     // Without a permit, the next sweep finds the record again.
     let Ok(permit) = ibid.upkeep().resumes.permits.clone().try_acquire_owned() else { return Some(0) };
@@ -92,6 +93,6 @@ async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Opti
 /// Records read at once.
 const SWEEP_BATCH: u32 = 256;
 
-/// Batches of each state in one sweep: a crash leaves at most a few thousand requests behind; the rest waits for the next
+/// Batches of each state in one sweep. A crash leaves at most a few thousand requests behind. The rest waits for the next
 /// sweep.
 const SWEEP_BATCHES_MAX: u32 = 40;

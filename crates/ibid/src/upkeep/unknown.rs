@@ -13,23 +13,23 @@ use crate::telemetry;
 
 /// Expires records that are past their `unknown_retention` and have no open effect. Returns how many.
 ///
-/// It writes to the store, not through the engine: a waiting duplicate in this process learns of it at its next poll.
+/// Writes to the store directly, not through the engine. A duplicate that waits in this process notices at its next poll.
 pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError> {
-    let (mut expired, mut stayed) = (0, 0);
+    let (mut expired, mut skipped) = (0, 0);
     for _ in 0..BATCHES_MAX {
-        let due = store.due(State::Unknown, BATCH + stayed).await?;
-        let full = due.len() as u32 == BATCH + stayed;
+        let due = store.due(State::Unknown, BATCH + skipped).await?;
+        let full = due.len() as u32 == BATCH + skipped;
         let before = expired;
-        stayed = 0;
+        skipped = 0;
         for stored in due {
             let event = Event::Outlived { nonce: nonce() };
             let verdict = machine::decide(Some(&stored.record), &event, stored.now);
             let Verdict::Write(change, _) = verdict else {
-                stayed += 1;
+                skipped += 1;
                 continue;
             };
             if has_open_effect(store, &stored.record).await? {
-                stayed += 1;
+                skipped += 1;
                 continue;
             }
             match store.commit(vec![change]).await.pop() {
@@ -49,11 +49,12 @@ pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError>
     Ok(expired)
 }
 
-/// Whether an effect of this record is neither done nor discarded. It gets no new ones: its attempt is over.
+/// Returns whether an effect of this record is neither done nor discarded. The record gets no new effects, because its
+/// attempt is over.
 async fn has_open_effect(store: &dyn Store, record: &Record) -> Result<bool, StoreError> {
     let filter = EffectFilter { record: Some(record.id), limit: EFFECTS_MAX, ..EffectFilter::default() };
     let effects = store_tx::list(store, filter).await?.unwrap_or_default();
-    // A record with more effects than that is left alone, whatever their states.
+    // A record with that many effects is left alone, whatever their states.
     Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| !effect.state.is_final()))
 }
 
@@ -63,5 +64,5 @@ const BATCH: u32 = 256;
 /// Batches in one round of the reaper; the rest waits for the next round.
 const BATCHES_MAX: u32 = 40;
 
-/// How many effects of one record are looked at.
+/// Effects of one record that are read.
 const EFFECTS_MAX: u32 = 1000;

@@ -89,7 +89,8 @@ async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
     if (case.place, case.action) == ("call.after", Action::Doze) {
         let woken = async || {
             let done = world.texts("select name from ibid_effect where state = 3 and tries = 1").await;
-            (!done.is_empty() || armed.said("a call was made, and came too late")).then_some(())
+            (!done.is_empty() || armed.said("call succeeded, but the claim was lost; result not recorded"))
+                .then_some(())
         };
         eventually("the one that slept is in time or too late", woken).await;
     }

@@ -113,7 +113,7 @@ impl Case {
     /// What a zombie says when it finds that another has done its work.
     pub(super) fn last_words(&self) -> Option<&'static str> {
         match self.place {
-            "call.after" => Some("a call was made, and came too late"),
+            "call.after" => Some("call succeeded, but the claim was lost; result not recorded"),
             _ => None,
         }
     }

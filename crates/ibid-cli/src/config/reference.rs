@@ -216,11 +216,12 @@ const CLI_HEAD: &str = "\
 
 # Command line
 
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 the answer is no, 2 asked wrongly, 3 the world failed. A failure reads
+Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the result is negative, 2 usage or configuration error, 3 runtime failure
+(store, network, disk). A failure reads
 
 ```text
 error: what failed, in one line
-  cause: what lies beneath
+  cause: the underlying error
 
 hint: what to do about it
 ```

@@ -145,8 +145,8 @@ mod imp {
         }
 
         async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-            let answer = self.client.request(request.map(Full::new)).await?;
-            let (head, body) = answer.into_parts();
+            let response = self.client.request(request.map(Full::new)).await?;
+            let (head, body) = response.into_parts();
             let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?.to_bytes();
             Ok(Response::from_parts(head, body))
         }

@@ -202,7 +202,7 @@ impl Config {
 
 /// Returns the store that an operator's command opens: by flag, variable, the file's `store.url`, or the default.
 pub(crate) fn store_of(args: &StoreArgs) -> Result<StoreUrl, Failures> {
-    if let Some(given) = given(&args.store) {
+    if let Some(given) = non_empty(&args.store) {
         return StoreUrl::parse(given).map_err(|failure| at("`--store` (or `IBID_STORE`)", failure).into());
     }
     // Reads only this key: an operator may inspect records even while the rest of the file is broken.
@@ -229,7 +229,7 @@ pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<UpstreamSettings, Fail
 /// Returns the upstream of `ibid doctor`, if one is named.
 pub(crate) fn upstream_if_named(args: &DoctorArgs) -> Result<Option<UpstreamSettings>, Failures> {
     from_file(&args.place, |root, reader| {
-        let is_named = given(&args.upstream).is_some() || root.text("upstream").is_some();
+        let is_named = non_empty(&args.upstream).is_some() || root.text("upstream").is_some();
         if is_named { read_upstream_settings(root, reader, &args.upstream) } else { None }
     })
 }
@@ -358,7 +358,7 @@ fn read_file(named: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure>
 }
 
 /// Returns the value of a flag or variable unless it is empty: many tools unset a variable by making it empty.
-fn given(value: &Option<String>) -> Option<&str> {
+fn non_empty(value: &Option<String>) -> Option<&str> {
     value.as_deref().filter(|text| !text.is_empty())
 }
 
@@ -384,7 +384,7 @@ fn setting(
 }
 
 fn read_upstream(root: &mut Section<'_, '_>, reader: &Reader<'_>, flags: &GatewayArgs) -> Option<Uri> {
-    let flag = given(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
+    let flag = non_empty(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
     let Some((text, place, line)) = setting(root, reader, "upstream", flag) else {
         if root.line_of("upstream").is_none() {
             let failure = Failure::usage("the gateway needs an upstream: the API behind it");
@@ -433,7 +433,7 @@ fn read_address(
     value: &Option<String>,
     default: &'static str,
 ) -> Option<SocketAddr> {
-    let value = setting(root, reader, key, given(value).map(|value| (value, flag, variable)));
+    let value = setting(root, reader, key, non_empty(value).map(|value| (value, flag, variable)));
     let (text, place, line) = match value {
         Some(value) => value,
         // The key exists with another type, which has been reported.
@@ -489,7 +489,7 @@ fn read_store_section(
     flags: &GatewayArgs,
 ) -> (Option<StoreUrl>, StoreOptions) {
     let mut section = root.section("store", "store");
-    let url = read_store(&mut section, reader, given(&flags.store));
+    let url = read_store(&mut section, reader, non_empty(&flags.store));
     let usual = StoreOptions::default();
     let options = StoreOptions {
         begin_timeout: section.positive("begin_timeout").unwrap_or(usual.begin_timeout),
@@ -521,7 +521,7 @@ fn read_tenant(
     warnings: &mut Vec<String>,
 ) -> Option<TenantConfig> {
     let mut section = root.section("tenant", "tenant");
-    let flag = given(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
+    let flag = non_empty(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
     let from = setting(&mut section, reader, "from", flag);
     let is_mistyped = from.is_none() && section.line_of("from").is_some();
     let trusted = section.texts("trusted");
@@ -592,7 +592,7 @@ fn read_routes(
 ) -> (Policy, Option<Duration>, Vec<RouteConfig>) {
     let mut section = root.section("defaults", "defaults");
     let mut base = Overlay::read(&mut section, reader);
-    if let Some(word) = given(&flags.key) {
+    if let Some(word) = non_empty(&flags.key) {
         base = base.clone().with_key(word).unwrap_or_else(|| {
             let problem = format!("`--key` (or `IBID_KEY`) must be `required` or `optional`, not `{word}`");
             reader.keep(0, Failure::usage(problem));
@@ -665,7 +665,7 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Env
     let in_file = section.texts("secrets");
     let line = section.line_of("secrets").unwrap_or(section.line);
     section.finish();
-    let (texts, place, line) = match given(&variables.secrets) {
+    let (texts, place, line) = match non_empty(&variables.secrets) {
         Some(list) => {
             let list = list.split(',').map(|text| text.trim().to_owned()).collect();
             (Some(list), "`IBID_SECRETS`".to_owned(), 0)
@@ -688,7 +688,7 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Env
 }
 
 fn read_admin_token(reader: &Reader<'_>, variables: &EnvVars) -> Option<ibid_console::Token> {
-    match ibid_console::Token::new(given(&variables.admin_token)?) {
+    match ibid_console::Token::new(non_empty(&variables.admin_token)?) {
         Ok(token) => Some(token),
         Err(error) => {
             let failure = Failure::usage("`IBID_ADMIN_TOKEN` can't be used").because(error);

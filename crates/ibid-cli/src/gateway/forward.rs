@@ -135,12 +135,12 @@ impl Forwarder {
     async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {
         // A gateway in front of one upstream offers no tunnel to a destination that the client chooses.
         if request.method() == Method::CONNECT {
-            return Problem::CONNECT_REFUSED.answer(ExecutionHint::NotExecuted);
+            return Problem::CONNECT_REFUSED.response(ExecutionHint::NotExecuted);
         }
         let upgrades = request.extensions().get::<UpgradeTo>().is_some();
         let key_change = KeyChange::of(&request);
         let Some(mut request) = self.base.outgoing(request) else {
-            return Problem::TARGET_TOO_LONG.answer(ExecutionHint::NotExecuted);
+            return Problem::TARGET_TOO_LONG.response(ExecutionHint::NotExecuted);
         };
         if let Some(key_change) = key_change {
             key_change.apply(request.headers_mut());
@@ -151,20 +151,20 @@ impl Forwarder {
             _ => &self.client,
         };
         match client.request(request).await {
-            Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => {
-                switch_protocols(answer)
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => {
+                switch_protocols(response)
             }
             // The request asked for no upgrade, so this upstream does not speak proper HTTP. It may still have executed
             // the request.
-            Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Problem::OUTCOME_UNKNOWN.answer(ExecutionHint::Uncertain)
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                Problem::OUTCOME_UNKNOWN.response(ExecutionHint::Uncertain)
             }
-            Ok(answer) => {
-                retire_after_error(&answer, &connection);
+            Ok(response) => {
+                retire_after_error(&response, &connection);
                 if let Some(notice) = &self.notice {
-                    notice.look_at(answer.headers());
+                    notice.look_at(response.headers());
                 }
-                incoming(answer)
+                incoming(response)
             }
             Err(error) => {
                 let fate = fate_of(&error);
@@ -182,9 +182,9 @@ impl Forwarder {
                     }
                 }
                 if fate == ExecutionHint::NotExecuted {
-                    Problem::UPSTREAM_UNAVAILABLE.answer(fate)
+                    Problem::UPSTREAM_UNAVAILABLE.response(fate)
                 } else {
-                    Problem::OUTCOME_UNKNOWN.answer(fate)
+                    Problem::OUTCOME_UNKNOWN.response(fate)
                 }
             }
         }
@@ -236,7 +236,7 @@ where
 
 /// Response to an unguarded request that the upstream did not answer in time.
 pub(crate) fn timed_out() -> Response<ForwardBody> {
-    Problem::TIMED_OUT.answer(ExecutionHint::Uncertain)
+    Problem::TIMED_OUT.response(ExecutionHint::Uncertain)
 }
 
 /// Returns the TLS handshake's failure, if that is why the request was not sent.
@@ -246,14 +246,14 @@ fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
 
 /// Response to an unguarded request that found no free slot.
 pub(crate) fn overloaded() -> Response<ForwardBody> {
-    let mut answer = Problem::OVERLOADED.answer(ExecutionHint::NotExecuted);
-    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    answer
+    let mut response = Problem::OVERLOADED.response(ExecutionHint::NotExecuted);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
 }
 
 /// Response to an unguarded request whose client stopped sending in the middle of the body.
 pub(crate) fn body_stalled() -> Response<ForwardBody> {
-    Problem::BODY_STALLED.answer(ExecutionHint::Uncertain)
+    Problem::BODY_STALLED.response(ExecutionHint::Uncertain)
 }
 
 /// Returns what an error of the HTTP client proves about the request.
@@ -390,9 +390,9 @@ impl Base {
 /// uvicorn closes it 0.2 ms after the 500 of an unhandled exception, without `Connection: close`. T1 gets the 500 and
 /// returns the connection to the pool; T2 writes its request to it; the close arrives; therefore the outcome of T2 is
 /// unknown.
-fn retire_after_error<B>(answer: &Response<B>, connection: &CaptureConnection) {
-    if answer.status().is_server_error()
-        && answer.version() < Version::HTTP_2
+fn retire_after_error<B>(response: &Response<B>, connection: &CaptureConnection) {
+    if response.status().is_server_error()
+        && response.version() < Version::HTTP_2
         && let Some(connection) = connection.connection_metadata().as_ref()
     {
         connection.poison();
@@ -400,8 +400,8 @@ fn retire_after_error<B>(answer: &Response<B>, connection: &CaptureConnection) {
 }
 
 /// Returns the upstream's response as the client gets it.
-fn incoming(answer: Response<Incoming>) -> Response<ForwardBody> {
-    let (mut head, body) = answer.into_parts();
+fn incoming(response: Response<Incoming>) -> Response<ForwardBody> {
+    let (mut head, body) = response.into_parts();
     // The version is that of the connection to the upstream. The client's connection may use another one.
     head.version = Version::HTTP_11;
     head.headers = end_to_end(head.headers);
@@ -409,13 +409,13 @@ fn incoming(answer: Response<Incoming>) -> Response<ForwardBody> {
 }
 
 /// Returns a response that turns the client's connection into a tunnel.
-fn switch_protocols(answer: Response<Incoming>) -> Response<ForwardBody> {
-    let protocol = answer.headers().get(header::UPGRADE).cloned();
-    let mut answer = incoming(answer);
+fn switch_protocols(response: Response<Incoming>) -> Response<ForwardBody> {
+    let protocol = response.headers().get(header::UPGRADE).cloned();
+    let mut response = incoming(response);
     if let Some(protocol) = protocol {
-        upgrade_fields(answer.headers_mut(), protocol);
+        upgrade_fields(response.headers_mut(), protocol);
     }
-    answer
+    response
 }
 
 /// Sets the two fields of an upgrade. They are hop-by-hop, so each hop has to set them.
@@ -532,17 +532,17 @@ impl Problem {
         detail: "The target is too long to be forwarded.",
     };
 
-    fn answer(&self, fate: ExecutionHint) -> Response<ForwardBody> {
+    fn response(&self, fate: ExecutionHint) -> Response<ForwardBody> {
         let body = serde_json::json!({
             "type": self.kind, "title": self.title, "status": self.status.as_u16(), "detail": self.detail,
         });
-        let mut answer = Response::new(Either::Right(Full::from(body.to_string())));
-        *answer.status_mut() = self.status;
-        let headers = answer.headers_mut();
+        let mut response = Response::new(Either::Right(Full::from(body.to_string())));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        answer.extensions_mut().insert(fate);
-        answer
+        response.extensions_mut().insert(fate);
+        response
     }
 }
 

@@ -186,23 +186,23 @@ impl Gateway {
                 upkeep::run(ibid, schedule).await;
             }
         });
-        let asked_to_end = std::cell::Cell::new(None);
+        let stop_requested_at = std::cell::Cell::new(None);
         let shutdown = async {
             shutdown.await;
             tracing::info!("draining");
-            asked_to_end.set(Some(Instant::now()));
+            stop_requested_at.set(Some(Instant::now()));
             // Another node, or this one after its next start, delivers requests that are accepted from here on.
             chores.abort();
             draining.send_replace(true);
         };
-        let ended = server::serve_behind(self.door, self.public, self.app, self.limits, shutdown).await;
+        let stats = server::serve_behind(self.door, self.public, self.app, self.limits, shutdown).await;
         // Runs without a client may use the rest of the drain's time. Writes that wait for the store get at least
         // `SETTLE_FOR`.
-        let drained_at = asked_to_end.get().map_or_else(Instant::now, |at| at + self.limits.drain_for);
+        let drained_at = stop_requested_at.get().map_or_else(Instant::now, |at| at + self.limits.drain_for);
         let until = drained_at.max(Instant::now() + SETTLE_FOR);
         let quiet = tokio::time::timeout_at(until, self.ibid.settled()).await.is_ok();
         admin.abort();
-        tracing::info!(finished = ended.finished, cut = ended.cut, quiet, "stopped");
+        tracing::info!(finished = stats.finished, cut = stats.cut, quiet, "stopped");
     }
 }
 
@@ -295,18 +295,18 @@ impl Service<Request<ClientBody>> for Upstream {
         if request.extensions().get::<Guarded>().is_some() {
             let call = self.0.guarded.clone().call(request);
             return Box::pin(async move {
-                let Ok(mut answer) = call.await;
+                let Ok(mut response) = call.await;
                 // On a guarded request, only ibid may set these fields.
                 for name in OWN_ANSWER_FIELDS {
-                    answer.headers_mut().remove(name);
+                    response.headers_mut().remove(name);
                 }
-                Ok(answer)
+                Ok(response)
             });
         }
         let Some((mut slot, ended)) = self.0.slots.enter() else {
             return Box::pin(std::future::ready(Ok(forward::overloaded())));
         };
-        let wish = UpgradeRequest::take(&mut request);
+        let upgrade_request = UpgradeRequest::take(&mut request);
         let (progress, watch) = (PassProgress::start(), StallWatch::default());
         let request = ClientBody::watch(request).map(|body| {
             let body = ProgressBody::new(body, progress.clone());
@@ -314,25 +314,25 @@ impl Service<Request<ClientBody>> for Upstream {
         });
         let (call, limit) = (self.0.passed.clone().call(request), self.0.pass_timeout);
         Box::pin(async move {
-            let answered = tokio::select! {
+            let result = tokio::select! {
                 biased;
-                answered = progress.bound(limit, call) => answered,
+                result = progress.bound(limit, call) => result,
                 // Of all requests this one has waited longest for a head, and another request needs its slot.
                 Ok(()) = ended => None,
             };
             watch.stop_watching();
-            let Some(Ok(mut answer)) = answered else { return Ok(forward::timed_out()) };
+            let Some(Ok(mut response)) = result else { return Ok(forward::timed_out()) };
             if watch.has_stalled() {
                 return Ok(forward::body_stalled());
             }
             if slot.mark_head() {
                 let slot = Arc::new(slot);
-                if let Some(wish) = wish {
-                    wish.fulfil(&mut answer, Arc::clone(&slot));
+                if let Some(upgrade_request) = upgrade_request {
+                    upgrade_request.fulfil(&mut response, Arc::clone(&slot));
                 }
-                answer.extensions_mut().insert(KeptForReply(slot));
+                response.extensions_mut().insert(KeptForReply(slot));
             }
-            Ok(answer)
+            Ok(response)
         })
     }
 }

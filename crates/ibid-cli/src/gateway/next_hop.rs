@@ -20,7 +20,7 @@ impl NamedProxy {
         [NamedProxy::Nginx, NamedProxy::Envoy, NamedProxy::Apache, NamedProxy::Varnish, NamedProxy::Caddy];
 
     /// Returns the proxies that a response came through, as far as `Server` and `Via` name them.
-    pub(crate) fn in_answer(headers: &HeaderMap) -> impl Iterator<Item = NamedProxy> {
+    pub(crate) fn in_response(headers: &HeaderMap) -> impl Iterator<Item = NamedProxy> {
         let lines =
             |name: HeaderName| headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
         // `Server: nginx/1.22.1` starts with the product, `Via: 1.1 varnish (Varnish/7.1), 1.1 edge (Apache/2.4)` has it
@@ -106,7 +106,7 @@ impl HopNotice {
 
     /// Logs the proxies that a response with these headers came through, unless they were logged before.
     pub(crate) fn look_at(&self, headers: &HeaderMap) {
-        for proxy in NamedProxy::in_answer(headers) {
+        for proxy in NamedProxy::in_response(headers) {
             if self.known.fetch_or(bit(proxy), Ordering::Relaxed) & bit(proxy) == 0 {
                 tracing::info!(
                     hop = proxy.name(),
@@ -145,7 +145,7 @@ mod tests {
                 HeaderName::from_static(name),
                 http::HeaderValue::from_static(value),
             )]);
-            let names: Vec<_> = NamedProxy::in_answer(&headers).map(NamedProxy::name).collect();
+            let names: Vec<_> = NamedProxy::in_response(&headers).map(NamedProxy::name).collect();
             assert_eq!(names, found, "{name}: {value}");
         }
     }

@@ -39,21 +39,21 @@ async fn ask(mut forwarder: Forwarder, doubtful: &UnknownRequest) -> Option<Look
         tracing::warn!(record = %doubtful.short, "can't be asked about: its key, tenant or path does not fit the question safely");
         return None;
     };
-    let Ok(mut answer) = forwarder.call(request).await;
+    let Ok(mut response) = forwarder.call(request).await;
     // A problem response of the forwarder: the upstream did not answer.
-    if answer.extensions().get::<ExecutionHint>().is_some() {
+    if response.extensions().get::<ExecutionHint>().is_some() {
         return None;
     }
-    let status = answer.status().as_u16();
+    let status = response.status().as_u16();
     if question.executed.contains(&status) {
         if let Some(status) = question.status.and_then(|status| StatusCode::from_u16(status).ok()) {
-            *answer.status_mut() = status;
+            *response.status_mut() = status;
         }
-        return Some(ibid::http::executed(answer, &doubtful.policy).await);
+        return Some(ibid::http::executed(response, &doubtful.policy).await);
     }
     if question.not_executed.contains(&status) {
         // A response whose body was cut off proves nothing, whatever its status.
-        let result = ibid::http::executed(answer, &doubtful.policy).await;
+        let result = ibid::http::executed(response, &doubtful.policy).await;
         return (result != LookupResult::Nothing).then_some(LookupResult::NotExecuted);
     }
     tracing::warn!(record = %doubtful.short, status, "the upstream answered neither `executed` nor `not_executed`");

@@ -249,8 +249,8 @@ impl Conversation {
             let (busy, buffers) = (request_connection.begin(), Arc::clone(&buffers));
             // A single extension for everything about the connection, because each costs an allocation per request.
             request.extensions_mut().insert(Arc::clone(&request_connection));
-            let answer = service.clone().oneshot(request);
-            async move { answer.await.map(|answer| counted_reply(answer, busy, buffers)) }
+            let response = service.clone().oneshot(request);
+            async move { response.await.map(|response| counted_reply(response, busy, buffers)) }
         });
         let socket = Socket::new(stream, Arc::clone(&connection), slot);
         let mut conversation = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), service));

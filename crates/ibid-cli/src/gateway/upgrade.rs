@@ -79,9 +79,9 @@ impl UpgradeRequest {
     }
 
     /// Joins the two sides if the upstream has agreed.
-    pub(crate) fn fulfil<B>(self, answer: &mut Response<B>, slot: Arc<PassSlot>) {
-        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let upstream = hyper::upgrade::on(answer);
+    pub(crate) fn fulfil<B>(self, response: &mut Response<B>, slot: Arc<PassSlot>) {
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let upstream = hyper::upgrade::on(response);
             self.connection.tunnel.put(Tunnel { client: self.client, upstream, _slot: slot });
         }
     }

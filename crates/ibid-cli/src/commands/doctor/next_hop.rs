@@ -14,11 +14,11 @@ use crate::gateway::next_hop::NamedProxy;
 
 /// Requests the upstream's root and reports the proxies that the response came through.
 pub(super) async fn look_at(settings: &UpstreamSettings) -> Vec<Finding> {
-    let Some(fields) = answer_fields(settings).await else {
+    let Some(fields) = response_fields(settings).await else {
         let meaning = "`HEAD /` got no response, so proxies can't be recognised";
         return vec![line("next hop", Grade::Unseen, "no answer", meaning)];
     };
-    let findings: Vec<_> = NamedProxy::in_answer(&fields).map(finding).collect();
+    let findings: Vec<_> = NamedProxy::in_response(&fields).map(finding).collect();
     match findings.is_empty() {
         true => vec![line(
             "next hop",
@@ -35,11 +35,11 @@ fn finding(proxy: NamedProxy) -> Finding {
     line("next hop", grade, proxy.name(), proxy.advice())
 }
 
-async fn answer_fields(settings: &UpstreamSettings) -> Option<HeaderMap> {
+async fn response_fields(settings: &UpstreamSettings) -> Option<HeaderMap> {
     let mut forwarder = Forwarder::new(settings.url.clone(), settings.http2, &settings.tls).ok()?;
     let head = Request::builder().method(Method::HEAD).uri("/").body(Empty::<Bytes>::new()).ok()?;
-    let answer = tokio::time::timeout(ANSWER_WITHIN, forwarder.call(head)).await.ok()?;
-    answer.ok().map(|answer| answer.into_parts().0.headers)
+    let response = tokio::time::timeout(ANSWER_WITHIN, forwarder.call(head)).await.ok()?;
+    response.ok().map(|response| response.into_parts().0.headers)
 }
 
 /// Time-out of the request: enough for any root page.

@@ -82,7 +82,7 @@ async fn one(
         let preview = preview.map_err(|error| record_failure(OperatorError::Store(error), id, out))?;
         show(&one, args.json, out)?;
         if preview.records.is_empty() {
-            // The error asks the machine again for the reason.
+            // The message names the record's state. Who settled it last is not looked up for a preview.
             let last = None;
             return Err(record_failure(OperatorError::NotNow { stored: Box::new(one), last }, id, out));
         }

@@ -100,7 +100,7 @@ pub(crate) struct Config {
 /// One `[[route]]` with its complete rules.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteConfig {
-    /// The methods that it matches, such as POST; never a safe one.
+    /// The methods that it matches: any except GET, HEAD, OPTIONS, TRACE, QUERY and CONNECT.
     pub(crate) methods: Vec<Method>,
     /// The path pattern in the syntax of axum and matchit 0.8.
     pub(crate) pattern: String,

@@ -58,7 +58,7 @@ pub(crate) fn cannot_open_sqlite(url: &StoreUrl, error: &SqliteOpenError) -> Fai
         SqliteOpenError::Missing { .. } | SqliteOpenError::NoTables { .. } => {
             "name the database that the gateway uses with `--store`"
         }
-        SqliteOpenError::NotADatabase { .. } => "give ibid a separate file with `--store sqlite:PATH`",
+        SqliteOpenError::NotADatabase { .. } => "give ibid a file of its own with `--store sqlite:PATH`",
         SqliteOpenError::FromTheFuture { .. } => "use the ibid that upgraded it, or a newer one",
         SqliteOpenError::ReadOnly { .. } => {
             "ibid writes before every request: let it write the file and its folder"

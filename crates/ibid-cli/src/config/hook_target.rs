@@ -25,7 +25,7 @@ pub(super) fn read(
     let is_of = |keys: &[&'static str]| keys.iter().find_map(|key| section.line_of(key));
     match (is_of(&["match", "tenant", "key"]), is_of(&["downstream_key", "kind"])) {
         (None, None) => {
-            let problem = "a hook must name its target: a record or an effect";
+            let problem = "a hook must say what the payload speaks of: a record or an effect";
             reader.refuse_with_hint(section.line, problem, NOTHING_HINT);
             None
         }

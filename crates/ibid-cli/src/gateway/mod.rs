@@ -487,7 +487,7 @@ pub(crate) async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener,
     TcpListener::bind(address).await.map_err(|error| {
         Failure::world(format!("cannot listen on `{address}`"))
             .because(error)
-            .hint(format!("another program may use the port: choose a different one with `{flag}`"))
+            .hint(format!("another program may use the port: choose one with `{flag}`"))
     })
 }
 

@@ -104,7 +104,7 @@ mod tests {
         let names = ["IBID_UPSTRAEM", "IBID_SERVICE_HOST", "IBID_PORT", "IBID_LOG"].map(str::to_owned);
         assert_eq!(
             misspelt(&names),
-            ["`IBID_UPSTRAEM` is no variable of ibid: did you mean `IBID_UPSTREAM`?"]
+            ["`IBID_UPSTRAEM` is not a variable of ibid: did you mean `IBID_UPSTREAM`?"]
         );
     }
 

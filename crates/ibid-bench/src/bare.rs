@@ -1,4 +1,4 @@
-//! What the disk and SQLite alone can do: the store's statements, a batch of begins and a batch of finishes in turn.
+//! The limit of the disk and SQLite alone: the store's statements, a batch of begins and a batch of finishes in turn.
 
 use std::time::{Duration, Instant};
 

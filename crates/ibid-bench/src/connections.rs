@@ -1,4 +1,4 @@
-//! Many clients that have each sent one request and stay connected: what idle connections cost a gateway.
+//! Many clients that each send one request and stay connected, to measure the cost of idle connections.
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,23 +8,23 @@ use crate::{ConnectionsArgs, Failed, payment, rows};
 
 pub(crate) async fn run(args: &ConnectionsArgs) -> Result<(), Failed> {
     let run = rows::now()?;
-    let mut held = Vec::new();
+    let mut streams = Vec::new();
     for number in 0..args.count {
         let mut stream = TcpStream::connect(args.to).await?;
         let status = pay(&mut stream, &format!("{run:x}-{number}")).await?;
         if status != "201" {
             return Err(format!("connection {number} was answered {status}").into());
         }
-        held.push(stream);
+        streams.push(stream);
     }
-    println!("{}", json!({ "what": "connections", "held": held.len() }));
+    println!("{}", json!({ "what": "connections", "held": streams.len() }));
     if args.hold {
         std::future::pending::<()>().await;
     }
     Ok(())
 }
 
-/// Sends one payment and reads its answer to the end.
+/// Sends one payment and reads its response to the end.
 async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Failed> {
     let request = format!(
         "{} {} HTTP/1.1\r\nhost: bench\r\nidempotency-key: \"{key}\"\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n{}",
@@ -36,7 +36,7 @@ async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Failed> {
     );
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
-    // Both the upstream's answer and a refusal end like this, and neither has it before its end.
+    // The upstream's response and a refusal both end like this, and neither contains it earlier.
     while !answer.ends_with(b"}") {
         if answer.len() > ANSWER_BYTES_MAX || stream.read_buf(&mut answer).await? == 0 {
             return Err("an answer has no end".into());
@@ -46,5 +46,5 @@ async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Failed> {
     Ok(head.split(' ').nth(1).unwrap_or_default().to_owned())
 }
 
-/// An answer is some hundred bytes.
+/// Largest response that is read; a response has a few hundred bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 10;

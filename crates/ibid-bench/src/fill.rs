@@ -1,4 +1,4 @@
-//! A store as it is after months: full of completed keys, written as fast as can be.
+//! Fills a store with completed keys, as after months of use, as fast as possible.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::{Failed, FillArgs};
 
 pub(crate) fn run(args: &FillArgs, runtime: &Runtime) -> Result<(), Failed> {
     let (connection, template) = rows::open(&args.store, runtime)?;
-    // Whoever loses power here starts over.
+    // A fill that is interrupted by a power loss is repeated from scratch.
     connection.pragma_update(None, "synchronous", "off")?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     let mut rows = Rows::new(&connection, &template)?;
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &FillArgs, runtime: &Runtime) -> Result<(), Failed> {
         connection.execute_batch("begin immediate")?;
         let now = rows::now()?;
         for key in first..(first + BATCH).min(args.keys) {
-            rows.completed(&Row::new(format!("fill-{key}"))?, now)?;
+            rows.write_completed(&Row::new(format!("fill-{key}"))?, now)?;
         }
         connection.execute_batch("commit")?;
     }
@@ -30,8 +30,8 @@ pub(crate) fn run(args: &FillArgs, runtime: &Runtime) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Keys in one transaction: the log stays in memory.
+/// Keys per transaction: few enough that the log stays in memory.
 const BATCH: u64 = 10_000;
 
-/// The index of a million random ids, which every row touches.
+/// Page cache that holds the index of a million random ids, because every row touches a random page of it.
 const CACHE_KIB: i64 = 256 << 10;

@@ -1,6 +1,6 @@
-//! `ibid-bench`: figures of ibid, and the peers to hold them against. `scripts/bench` runs all of it side by side.
+//! `ibid-bench`: benchmarks of ibid and of the peers to compare it with. `scripts/bench` runs all of them side by side.
 //!
-//! Talk goes to stderr, figures to stdout: one JSON object a line.
+//! Messages go to stderr, figures to stdout: one JSON object per line.
 
 mod bare;
 mod connections;
@@ -19,11 +19,11 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-// The gateway's, so that figures of the engine are the gateway's too.
+// The gateway's allocator, so that figures of the engine apply to the gateway too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Benchmarks of ibid beside its peers
+/// Benchmarks of ibid and its peers
 #[derive(Debug, Parser)]
 #[command(name = "ibid-bench", color = clap::ColorChoice::Never)]
 struct Cli {
@@ -35,15 +35,15 @@ struct Cli {
 enum Command {
     /// Begin and finish fresh keys through the engine
     Store(StoreArgs),
-    /// The store's statements in batches on one bare connection: what the disk and SQLite alone can do
+    /// Run the store's statements in batches on one bare connection: the limit of the disk and SQLite alone
     Bare(BareArgs),
-    /// The engine on PostgreSQL beside the textbook's way, on a server of its own
+    /// Compare the engine on PostgreSQL with the textbook solution, on a server started for it
     Postgres(PostgresArgs),
-    /// Reap expired keys while others are begun and finished, beside the same load alone
+    /// Reap expired keys under load, compared with the same load alone
     Reap(ReapArgs),
     /// Fill a store with completed keys
     Fill(FillArgs),
-    /// A fast API for a gateway to stand before
+    /// Serve a fast API as the upstream of a gateway
     Upstream(UpstreamArgs),
     /// Hold many connections, each after one request
     Connections(ConnectionsArgs),
@@ -54,102 +54,102 @@ struct StoreArgs {
     /// `sqlite:PATH`, `postgres://…` or `memory:`
     #[arg(long)]
     store: String,
-    /// How many begin and finish at once
+    /// Callers that begin and finish keys at once
     #[arg(long, default_value = "64")]
     callers: NonZeroU32,
-    /// For how long
+    /// Duration of the measurement in seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Nothing but the JSON line
+    /// Print only the JSON line
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct BareArgs {
-    /// The file, made if it is not there
+    /// The file, created if it does not exist
     #[arg(long)]
     path: PathBuf,
     /// Begins in one transaction, and then finishes in one
     #[arg(long, default_value = "256")]
     batch: NonZeroU32,
-    /// For how long
+    /// Duration of the measurement in seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
 }
 
 #[derive(Debug, Args)]
 struct PostgresArgs {
-    /// For how long each
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// How often each, in turn; the middle pair counts
+    /// Number of measurements of each, in turn; the median pair counts
     #[arg(long, default_value = "3")]
     rounds: NonZeroU32,
-    /// Stored keys of the large table
+    /// Number of stored keys in the large table
     #[arg(long, default_value_t = 5_000_000)]
     keys: u64,
 }
 
 #[derive(Debug, Args)]
 struct ReapArgs {
-    /// The file of a new `sqlite:` store; without it, a PostgreSQL server of its own
+    /// The file of a new `sqlite:` store; without it, a PostgreSQL server is started
     #[arg(long)]
     path: Option<PathBuf>,
-    /// Keys that are past their time
+    /// Number of expired keys
     #[arg(long, default_value_t = 1_000_000)]
     expired: u64,
-    /// Keys that are not
+    /// Number of live keys
     #[arg(long, default_value_t = 100_000)]
     live: u64,
-    /// How many begin and finish at once
+    /// Callers that begin and finish keys at once
     #[arg(long, default_value_t = 32)]
     callers: u32,
-    /// How long a turn takes: one without the reaper, one with it, and so on
+    /// Duration of a turn in seconds: turns without and with the reaper alternate
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// Turns of each kind; then the reaper goes on to the end beside the load
+    /// Number of turns of each kind; after that the reaper continues to the end under load
     #[arg(long, default_value_t = 4)]
     rounds: u32,
 }
 
 #[derive(Debug, Args)]
 struct FillArgs {
-    /// The file of a `sqlite:` store, made if it is not there
+    /// The file of a `sqlite:` store, created if it does not exist
     #[arg(long)]
     store: PathBuf,
-    /// How many keys: `fill-0`, `fill-1` and so on
+    /// Number of keys, named `fill-0`, `fill-1` and so on
     #[arg(long, default_value_t = 1_000_000)]
     keys: u64,
 }
 
 #[derive(Debug, Args)]
 struct UpstreamArgs {
-    /// Where to listen
+    /// The address to listen on
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
 }
 
 #[derive(Debug, Args)]
 struct ConnectionsArgs {
-    /// Where to connect
+    /// The address to connect to
     #[arg(long)]
     to: SocketAddr,
-    /// How many
+    /// Number of connections to open
     #[arg(long, default_value_t = 1000)]
     count: u32,
-    /// Keep them open until the process is ended
+    /// Keep them open until the process ends
     #[arg(long)]
     hold: bool,
 }
 
-/// Whatever went wrong: a benchmark has no second plan.
+/// Any error: a benchmark does not recover from one.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&error.into()),
+        Err(error) => return report(&error.into()),
     };
     let done = match Cli::parse().command {
         Command::Store(args) => runtime.block_on(store::run(&args)),
@@ -162,11 +162,11 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
+        Err(error) => report(&error),
     }
 }
 
-fn failed(error: &Failed) -> ExitCode {
+fn report(error: &Failed) -> ExitCode {
     let chain = std::iter::successors(error.source(), |error| error.source());
     eprintln!("error: {error}");
     chain.for_each(|cause| eprintln!("  cause: {cause}"));

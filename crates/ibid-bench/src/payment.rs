@@ -1,4 +1,4 @@
-//! One payment, the same in every benchmark: what is asked, under which key, and what is answered.
+//! One payment, the same in every benchmark: its request, its key and its response.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use ibid_core::store::Store;
 
 use crate::Failed;
 
-/// What every payment asks.
+/// The request of every payment.
 pub(crate) struct Payment;
 
 impl RequestView for Payment {
@@ -41,25 +41,25 @@ impl RequestView for Payment {
     }
 }
 
-/// A payment under this key, as the one tenant of `--tenant none` sends it.
+/// Returns the identity of a payment under this key, by the only tenant of `--tenant none`.
 pub(crate) fn identity(key: &str) -> Result<Identity, Failed> {
     let operation = Operation { method: METHOD.into(), path: PATH.into() };
     Ok(Identity { tenant: Tenant::only(), operation, key: Key::stored(key)? })
 }
 
-/// What every payment is answered.
+/// Returns the response to every payment.
 pub(crate) fn answer() -> Response {
     let content_type = ("content-type".to_owned(), Bytes::from_static(JSON.as_bytes()));
     let (headers, body) = (vec![content_type], Bytes::from_static(ANSWER.as_bytes()));
     Response { status: 201, headers, body, trailers: Vec::new(), version: 1 }
 }
 
-/// An engine that agrees with a gateway of default settings, so that either may use what the other wrote.
+/// Starts an engine with the identity of a default gateway, so that each can use records that the other wrote.
 pub(crate) async fn engine(store: Arc<dyn Store>) -> Result<Ibid, Failed> {
     Ok(Ibid::start(store, Settings::default()).await?)
 }
 
-/// Carries out one payment, from begin to finish.
+/// Runs one payment, from begin to finish.
 pub(crate) async fn pay(ibid: &Ibid, policy: &Arc<Policy>, key: &str) -> Result<(), Failed> {
     let ask = ibid.ask(identity(key)?, policy.clone(), Arc::new(Payment));
     let Begin::Run(mut attempt) = ibid.begin(ask).await? else {
@@ -76,11 +76,11 @@ pub(crate) const METHOD: &str = "POST";
 pub(crate) const PATH: &str = "/payments";
 pub(crate) const JSON: &str = "application/json";
 
-/// About what a small payment looks like.
+/// Request body of a typical small payment.
 pub(crate) const BODY: &str =
     r#"{"customerId":"cus_8Yw2","amountCents":4200,"currency":"EUR","reference":"order 1"}"#;
 
-/// Some 200 bytes.
+/// Response body of some 200 bytes.
 pub(crate) const ANSWER: &str = concat!(
     r#"{"id":"pay_3f9c1d2e7b8a4655","object":"payment","customerId":"cus_8Yw2","amountCents":4200,"#,
     r#""currency":"EUR","status":"succeeded","createdAt":"2026-01-01T00:00:00Z","reference":"order 1"}"#,

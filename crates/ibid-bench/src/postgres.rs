@@ -1,7 +1,7 @@
-//! PostgreSQL: the engine on its store against the textbook's way, on one durable server that is started for it, and
-//! the latency of a begin on a small table against a large one.
+//! PostgreSQL: compares the engine with the textbook solution, on one durable server that is started for it, and the
+//! latency of a begin on a small table with that on a large one.
 //!
-//! The textbook's way is three statements a request, each in a transaction of its own: insert on conflict do update
+//! The textbook solution takes three statements per request, each in a separate transaction: insert on conflict do update
 //! returning, claim, complete; over a pool of connections.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, Statement};
 
-use crate::store::{histogram, measured};
+use crate::store::{histogram, measure};
 use crate::{Failed, PostgresArgs, payment};
 
 pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
@@ -26,13 +26,13 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
     let seconds = Duration::from_secs(args.seconds);
     for callers in [64, 256] {
         let (ours, theirs) = (server.create_database(), server.create_database());
-        // The machine's speed changes from one second to the next: each turn is compared with the one just before it.
+        // The machine's speed changes from second to second, so each turn is compared with the one just before it.
         let mut turns = Vec::new();
         for _ in 0..args.rounds.get() {
             let plain = textbook(&server.url_for(&theirs), callers, seconds).await?;
             let store = PostgresStore::open(&server.url_for(&ours), PostgresOptions::default()).await?;
             let ibid = payment::engine(Arc::new(store)).await?;
-            let (took, per_second) = measured(&ibid, callers, seconds).await?;
+            let (took, per_second) = measure(&ibid, callers, seconds).await?;
             eprintln!(
                 "{callers} callers: p50 {} us, mean batch {:.1}",
                 took.value_at_quantile(0.5),
@@ -41,7 +41,7 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
             turns.push((per_second / plain, per_second, plain));
         }
         turns.sort_by(|one, other| one.0.total_cmp(&other.0));
-        // There is one at least.
+        // There is at least one turn.
         let (middle, ours, plain) = turns[turns.len() / 2];
         let rounded = |ratio: f64| (ratio * 100.0).round() / 100.0;
         let figures = json!({
@@ -71,7 +71,7 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Keys per second of the textbook's way.
+/// Measures the keys per second of the textbook solution.
 async fn textbook(url: &str, callers: u32, seconds: Duration) -> Result<f64, Failed> {
     let mut pool = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -145,37 +145,37 @@ impl Textbook {
     }
 }
 
-/// Completed keys from `from` to `to`, shaped as one that the engine wrote.
+/// Inserts completed keys from `from` to `to`, copied from one that the engine wrote.
 fn fill(server: &Postgres, database: &str, from: u64, to: u64) {
     let sql = include_str!("fill_postgres.sql");
     server.sql(database, &sql.replace("$1", &from.to_string()).replace("$2", &to.to_string()));
-    // What the fill left to be done must not be done while the begins are measured.
+    // Vacuum and checkpoint now, so that neither runs while the begins are measured.
     server.sql(database, "vacuum analyze ibid_record");
     server.sql(database, "checkpoint");
 }
 
-/// How long a begin takes, one after the other.
+/// Measures the duration of begins, one after the other.
 async fn begins(ibid: &Ibid) -> Result<Histogram<u64>, Failed> {
     let (mut took, run, policy) = (histogram()?, run_number()?, Arc::new(Policy::default()));
     for number in 0..BEGINS {
         let key = payment::identity(&format!("{run:020x}-{number:08x}"))?;
         let ask = ibid.ask(key, policy.clone(), Arc::new(payment::Payment));
         let started = Instant::now();
-        let begun = ibid.begin(ask).await?;
+        let outcome = ibid.begin(ask).await?;
         took.saturating_record(started.elapsed().as_micros() as u64);
-        let Begin::Run(attempt) = begun else { return Err("a fresh key was not fresh".into()) };
+        let Begin::Run(attempt) = outcome else { return Err("a fresh key was not fresh".into()) };
         attempt.finish(payment::answer()).await;
     }
     Ok(took)
 }
 
-/// A number that no run had before.
+/// Returns a number that no earlier run had.
 fn run_number() -> Result<u128, Failed> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())
 }
 
-/// As many as a server takes by default, and some to spare for others.
+/// Connections of the pool: fewer than the 100 that a server accepts by default.
 const CONNECTIONS: usize = 64;
 
-/// Enough for a steady median.
+/// Number of begins: enough for a steady median.
 const BEGINS: u32 = 2000;

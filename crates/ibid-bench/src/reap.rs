@@ -1,8 +1,8 @@
-//! The reaper beside the foreground: what a million expired keys cost those who begin and finish meanwhile, and whether
-//! their room comes back.
+//! The reaper under load: how much reaping a million expired keys slows begins and finishes down, and whether it frees
+//! their space.
 //!
-//! Turns without the reaper and turns with it alternate, so that both meet the same machine. Then it goes on to the end
-//! beside the load.
+//! Turns without the reaper and turns with it alternate, so that both run under the same conditions. After that the reaper
+//! continues to the end under load.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::rows::{self, Row, Rows};
-use crate::store::{histogram, measured};
+use crate::store::{histogram, measure};
 use crate::{Failed, ReapArgs, payment};
 
 pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
@@ -28,9 +28,9 @@ pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
             fill_sqlite(path, args, runtime)?;
             let before = std::fs::metadata(path)?.len();
             let store = SqliteStore::open(path, SqliteOptions::default())?;
-            let figures =
-                runtime.block_on(async { beside(payment::engine(Arc::new(store)).await?, args).await })?;
-            // Closed by now, so that what is in the log is in the file.
+            let figures = runtime
+                .block_on(async { measure_load(payment::engine(Arc::new(store)).await?, args).await })?;
+            // The store is closed by now, so the WAL has been written to the file.
             ("sqlite", json!({ "before": before, "after": std::fs::metadata(path)?.len() }), figures)
         }
         None => {
@@ -45,35 +45,35 @@ pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Load without the reaper and with it, in turn, and how it went.
-async fn beside(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
+/// Measures the load without the reaper and with it, in turn.
+async fn measure_load(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
     let turn = Duration::from_secs(args.seconds);
     let (mut without, mut with) = (histogram()?, histogram()?);
     let mut reaping = Duration::ZERO;
-    let mut left = ripe(&ibid).await?;
+    let mut left = count_expired(&ibid).await?;
     let expired = left;
     let mut turns = 0;
     let p99 = |took: &Histogram<u64>| took.value_at_quantile(0.99);
     while left > 0 {
         if turns < args.rounds {
-            without.add(measured(&ibid, args.callers, turn).await?.0)?;
+            without.add(measure(&ibid, args.callers, turn).await?.0)?;
         }
         turns += 1;
         let started = Instant::now();
         let load = tokio::spawn({
             let (ibid, callers) = (ibid.clone(), args.callers);
-            async move { measured(&ibid, callers, turn).await }
+            async move { measure(&ibid, callers, turn).await }
         });
-        let ended = tokio::time::timeout(turn, to_the_end(&ibid)).await;
+        let ended = tokio::time::timeout(turn, reap_all(&ibid)).await;
         reaping += started.elapsed().min(turn);
         let (took, _): (Histogram<u64>, f64) = load.await??;
-        // Only turns that have a counterpart are compared: the table grows with the load.
+        // Only turns that have a counterpart are compared, because the table grows with the load.
         if turns <= args.rounds {
             with.add(took)?;
         }
         left = match ended {
             Ok(done) => done.map(|()| 0)?,
-            Err(_) => ripe(&ibid).await?,
+            Err(_) => count_expired(&ibid).await?,
         };
         eprintln!("{left} left after {:.0} s of reaping", reaping.as_secs_f64());
         if turns == args.rounds {
@@ -91,18 +91,18 @@ async fn beside(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
     }))
 }
 
-async fn to_the_end(ibid: &Ibid) -> Result<(), Failed> {
+async fn reap_all(ibid: &Ibid) -> Result<(), Failed> {
     reap_store(&**ibid.store(), Retention::default(), |_| {}).await?;
     Ok(())
 }
 
-async fn ripe(ibid: &Ibid) -> Result<u64, Failed> {
+async fn count_expired(ibid: &Ibid) -> Result<u64, Failed> {
     Ok(reap_preview(&**ibid.store(), Retention::default()).await?.records.remove)
 }
 
 fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
     let (connection, template) = rows::open(path, runtime)?;
-    // Whoever loses power here starts over.
+    // A fill that is interrupted by a power loss is repeated from scratch.
     connection.pragma_update(None, "synchronous", "off")?;
     connection.pragma_update(None, "cache_size", -(256 << 10))?;
     let mut rows = Rows::new(&connection, &template)?;
@@ -111,9 +111,9 @@ fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Fa
         connection.execute_batch("begin immediate")?;
         let now = rows::now()?;
         for key in first..(first + BATCH).min(all) {
-            // The older come first, as they would have.
+            // The older keys first, as in a real store.
             let completed_at = if key < args.expired { now - TWO_DAYS_US } else { now };
-            rows.completed(&Row::new(format!("fill-{key}"))?, completed_at)?;
+            rows.write_completed(&Row::new(format!("fill-{key}"))?, completed_at)?;
         }
         connection.execute_batch("commit")?;
     }
@@ -128,9 +128,9 @@ async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
     let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
     let ibid = payment::engine(Arc::new(store)).await?;
     payment::pay(&ibid, &Arc::new(Policy::default()), "template").await?;
-    let fill = |from: u64, to: u64, goes_in: i64| {
+    let fill = |from: u64, to: u64, expires_in: i64| {
         let sql = include_str!("fill_expired.sql").replace("$1", &from.to_string());
-        server.sql(&database, &sql.replace("$2", &to.to_string()).replace("$3", &goes_in.to_string()));
+        server.sql(&database, &sql.replace("$2", &to.to_string()).replace("$3", &expires_in.to_string()));
     };
     let all = args.expired + args.live;
     fill(0, args.expired, -TWO_DAYS_US);
@@ -142,16 +142,16 @@ async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
         Ok(server.sql(&database, sql).parse()?)
     };
     let before = bytes()?;
-    let figures = beside(ibid, args).await?;
+    let figures = measure_load(ibid, args).await?;
     server.sql(&database, "vacuum");
     let after = bytes()?;
-    // What the server keeps it uses again: as many keys as went need next to no room of their own.
+    // The server reuses the freed space: as many new keys as were removed need next to no additional space.
     fill(all, all + args.expired, TWO_DAYS_US);
     Ok((json!({ "before": before, "after": after, "refilled": bytes()? }), figures))
 }
 
-/// Keys in one transaction: the log stays in memory.
+/// Keys per transaction: few enough that the log stays in memory.
 const BATCH: u64 = 10_000;
 
-/// Twice the retention: those that were completed this long ago went a day ago.
+/// Twice the retention, in microseconds: keys that were completed this long ago expired a day ago.
 const TWO_DAYS_US: i64 = 2 * 24 * 3600 * 1_000_000;

@@ -1,7 +1,7 @@
-//! The SQLite store's own statements on one bare connection, without engine, threads or queues.
+//! The SQLite store's statements on one bare connection, without engine, threads or queues.
 //!
-//! Values that no benchmark varies are copied from a record that the engine wrote, so that rows are of the same size
-//! and a gateway reads them as its own.
+//! Values that no benchmark varies are copied from a record that the engine wrote, so that rows have the same size and a
+//! gateway can read them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 
 use crate::{Failed, payment};
 
-/// A connection set as the store sets its own.
+/// Opens a connection with the same settings as the store's.
 pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Template), Failed> {
     runtime.block_on(make(path))?;
     let connection = Connection::open(path)?;
@@ -26,7 +26,7 @@ pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Templa
     for (name, value) in settings {
         connection.pragma_update(None, name, value)?;
     }
-    // As in the store's `open.rs`.
+    // The same values as in the store's `open.rs`.
     connection.pragma_update(None, "cache_size", -(32 << 10))?;
     connection.pragma_update(None, "wal_autocheckpoint", 16_384)?;
     connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
@@ -35,19 +35,19 @@ pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Templa
     Ok((connection, template))
 }
 
-/// Makes the file and its first record through the engine, unless a gateway already has.
+/// Creates the file and its first record through the engine, unless a gateway already has.
 async fn make(path: &Path) -> Result<(), Failed> {
     let store = Arc::new(SqliteStore::open(path, SqliteOptions::default())?);
     let ibid = payment::engine(store).await?;
-    let looked =
+    let request =
         ibid.ask(payment::identity("template")?, Arc::new(Policy::default()), Arc::new(payment::Payment));
-    if ibid.store().load(vec![looked.id]).await?.pop().flatten().is_none() {
+    if ibid.store().load(vec![request.id]).await?.pop().flatten().is_none() {
         payment::pay(&ibid, &Arc::new(Policy::default()), "template").await?;
     }
     Ok(())
 }
 
-/// What all rows have in common.
+/// Values that all rows have in common.
 pub(crate) struct Template {
     policy: i64,
     lease_us: i64,
@@ -97,13 +97,13 @@ impl<'c> Rows<'c> {
         })
     }
 
-    /// A begin.
+    /// Writes the begin of a key.
     pub(crate) fn begin(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
         let due = now + self.template.lease_us;
         self.put(row, now, State::InProgress, [None, Some(due), None])
     }
 
-    /// The finish of a begin.
+    /// Writes the finish of a key that was begun.
     pub(crate) fn finish(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
         let (template, gone) = (self.template, now + DAY_US);
         let (none, keep, mark) = (None::<i64>, 0, 1);
@@ -142,8 +142,8 @@ impl<'c> Rows<'c> {
         self.put_answer(row)
     }
 
-    /// Begin and finish in one row, for a store that is to be full rather than measured.
-    pub(crate) fn completed(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
+    /// Writes a completed key at once, to fill a store without measuring it.
+    pub(crate) fn write_completed(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
         self.put(row, now, State::Completed, [Some(now), None, Some(now + DAY_US)])?;
         self.put_answer(row)
     }
@@ -185,7 +185,7 @@ impl<'c> Rows<'c> {
     }
 }
 
-/// One record to be written.
+/// One record to write.
 pub(crate) struct Row {
     id: RecordId,
     key: String,
@@ -195,16 +195,16 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(key: String) -> Result<Row, Failed> {
         let id = RecordId::of(&payment::identity(&key)?, ScopeRule::Operation);
-        // As good as random, and of the size that random ones have.
+        // Derived from the digest, so as good as random and of the same size.
         let nonce = id.as_bytes()[..8].iter().fold(0_i64, |nonce, byte| nonce << 8 | i64::from(*byte));
         Ok(Row { id, key, nonce })
     }
 }
 
-/// Microseconds since the epoch.
+/// Returns the time in microseconds since the epoch.
 pub(crate) fn now() -> Result<i64, Failed> {
     Ok(i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros())?)
 }
 
-/// The default retention.
+/// The default retention, in microseconds.
 const DAY_US: i64 = 24 * 3600 * 1_000_000;

@@ -1,4 +1,4 @@
-//! Fresh keys through the engine: many callers, each beginning and finishing one key after the other.
+//! Fresh keys through the engine: many callers, each of which begins and finishes one key after the other.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{Failed, StoreArgs, payment};
 
 pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
     let ibid = payment::engine(open(&args.store).await?).await?;
-    let (took, per_second) = measured(&ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?;
+    let (took, per_second) = measure(&ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?;
     let counts = ibid.counts();
     let mean_batch = counts.changes as f64 / counts.batches.max(1) as f64;
     let figures = json!({
@@ -40,14 +40,14 @@ pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-/// How long each fresh key took of so many callers, and how many they came to in a second.
-pub(crate) async fn measured(
+/// Measures the duration of each fresh key with this many callers, and the keys per second of all.
+pub(crate) async fn measure(
     ibid: &Ibid,
     callers: u32,
     seconds: Duration,
 ) -> Result<(Histogram<u64>, f64), Failed> {
     let policy = Arc::new(Policy::default());
-    // Nobody used it before: keys of two runs on one store never meet.
+    // A number that no earlier run used, so that keys of two runs on one store never collide.
     let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos();
     let started = Instant::now();
     let mut running = JoinSet::new();
@@ -66,8 +66,9 @@ pub(crate) async fn measured(
     Ok((took, per_second))
 }
 
-/// One caller: key after key until the time is over. How many microseconds each took: a histogram for every caller would
-/// be more memory to go through than all that is measured.
+/// Runs one caller: key after key until the time is over. Returns the microseconds of each.
+///
+/// Not a histogram per caller: it would touch more memory than the code that is measured.
 async fn call(ibid: Ibid, policy: Arc<Policy>, prefix: String, until: Instant) -> Result<Vec<u32>, Failed> {
     let mut took = Vec::new();
     for number in 0_u32.. {
@@ -81,7 +82,7 @@ async fn call(ibid: Ibid, policy: Arc<Policy>, prefix: String, until: Instant) -
     Ok(took)
 }
 
-/// The store that a URL names.
+/// Opens the store that a URL names.
 async fn open(url: &str) -> Result<Arc<dyn Store>, Failed> {
     match url.split_once(':') {
         Some(("sqlite", path)) if !path.is_empty() => {
@@ -95,7 +96,7 @@ async fn open(url: &str) -> Result<Arc<dyn Store>, Failed> {
     }
 }
 
-/// Microseconds up to a minute, to three digits.
+/// Returns a histogram of microseconds up to a minute, with three significant digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>, Failed> {
     Ok(Histogram::new_with_max(60_000_000, 3)?)
 }

@@ -1,4 +1,4 @@
-//! An API that does nothing, fast: every request is answered 201 with the same payment.
+//! A fast API that does nothing: it answers every request with 201 and the same payment.
 
 use std::convert::Infallible;
 
@@ -14,20 +14,20 @@ use tokio::net::TcpListener;
 
 use crate::{Failed, UpstreamArgs, payment};
 
-/// Serves until the process is ended. Its first line says where.
+/// Serves until the process ends. Its first line of output is the address.
 pub(crate) async fn run(args: &UpstreamArgs) -> Result<(), Failed> {
     let listener = TcpListener::bind(args.listen).await?;
     println!("{}", listener.local_addr()?);
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        // A client that hangs up is no concern of a benchmark.
+        // A benchmark ignores clients that hang up.
         tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)));
     }
 }
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    // Read to its end, or the connection could not be used again.
+    // Read to the end, so that the connection can be reused.
     let _ = request.into_body().collect().await;
     let mut response = Response::new(Full::new(Bytes::from_static(payment::ANSWER.as_bytes())));
     *response.status_mut() = StatusCode::CREATED;

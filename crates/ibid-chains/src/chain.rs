@@ -1,4 +1,4 @@
-//! One chain: a gateway before something that answers, and the questions that are put to it.
+//! One chain: a gateway in front of an upstream or a proxy, and the requests sent through it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use ibid_testkit::upstream::Upstream;
 pub(crate) struct Gateway(Program);
 
 impl Gateway {
-    /// Starts the binary before `upstream` with default settings, or with the `[defaults]` given.
+    /// Starts the binary in front of `upstream` with default settings, or with the given `[defaults]`.
     pub(crate) fn start(ibid: &Path, upstream: SocketAddr, defaults: &str) -> Gateway {
         Gateway(Program::start(|folder, port| {
             let config = folder.join("ibid.toml");
@@ -29,12 +29,12 @@ impl Gateway {
         }))
     }
 
-    /// Sends a request over a new connection; the gateway always answers.
+    /// Sends a request over a new connection. The gateway always answers.
     pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.0.addr()).await.call(request).await
     }
 
-    /// The state of the record that a POST to this path with this key made.
+    /// Returns the state of the record that a POST to this path with this key created.
     pub(crate) async fn state(&self, path: &str, key: &str) -> String {
         let page = self.call(&TestRequest::get(&format!("/.ibid/keys/{key}?method=POST&path={path}"))).await;
         let json: serde_json::Value = serde_json::from_slice(&page.body).unwrap_or_default();
@@ -42,13 +42,13 @@ impl Gateway {
     }
 }
 
-/// Sends a request straight to a hop, without the gateway. `None`: it closed the connection, or took none.
+/// Sends a request straight to a hop, without the gateway. Returns `None` if the hop closes or refuses the connection.
 pub(crate) async fn ask(addr: SocketAddr, request: &TestRequest) -> Option<TestResponse> {
     Client::try_connect(addr).await?.try_call(request).await
 }
 
-/// The status, and what else a client has to know of an answer.
-pub(crate) fn told(answer: Option<&TestResponse>) -> String {
+/// Describes a response: status, problem type, and whether it was replayed or broken off.
+pub(crate) fn describe(answer: Option<&TestResponse>) -> String {
     let Some(answer) = answer else { return "nothing".to_owned() };
     let problem = match answer.header("content-type").as_deref() {
         Some("application/problem+json") => {
@@ -63,37 +63,37 @@ pub(crate) fn told(answer: Option<&TestResponse>) -> String {
     format!("{}{problem}{replayed}{end}", answer.status)
 }
 
-/// The fault that is there while the first request is sent, and gone before its retry.
+/// The fault that is present for the first request, and gone before its retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// Nothing listens at the upstream's address.
     Refused,
-    /// Another request takes the only place that the hop has.
+    /// Another request occupies the only slot of the hop.
     Full,
     /// The connection to the upstream has carried a request before.
     Reused,
-    /// Only what the request's own `x-fixture` field asks for.
+    /// Only the fault that the request's `x-fixture` field names.
     Fixture,
 }
 
 /// One request and its retry: straight to the hop, and through the gateway.
 pub(crate) struct Story {
-    /// The hop's answer without the gateway.
+    /// The hop's response without the gateway.
     pub(crate) alone: Option<TestResponse>,
-    /// How often the upstream executed the first request.
+    /// Number of executions of the first request by the upstream.
     pub(crate) delivered: usize,
-    /// The gateway's answer.
+    /// The gateway's response to the first request.
     pub(crate) answer: TestResponse,
-    /// The record's state after that answer.
+    /// The record's state after that response.
     pub(crate) state: String,
-    /// The gateway's answer to the retry.
+    /// The gateway's response to the retry.
     pub(crate) retry: TestResponse,
-    /// How often the upstream executed the request in all.
+    /// Number of executions of the request and its retry by the upstream.
     pub(crate) in_all: usize,
 }
 
 impl Story {
-    /// Plays it. Everything is started for one story alone, so that none sees the connections of another.
+    /// Runs the story. Starts everything for this story only, so that none sees the connections of another.
     pub(crate) async fn play(
         ibid: &Path,
         hop: Option<(Proxy, ProxyHopOptions)>,
@@ -132,17 +132,17 @@ impl Story {
         Story { alone, delivered, answer, state, retry, in_all: upstream.executions_of("/through") }
     }
 
-    /// The rule that was broken, if one was: what the state promises has to come true.
+    /// Returns the promise of the record's state that was broken, if one was.
     pub(crate) fn problem(&self) -> Option<String> {
         let status = self.retry.status;
         let retried = self.in_all - self.delivered;
-        let kept = match self.state.as_str() {
+        let is_kept = match self.state.as_str() {
             "unknown" => (status, retried) == (409, 0),
             "retryable" => (status, self.delivered, retried) == (201, 0, 1),
             "completed" => retried == 0,
             _ => false,
         };
-        (!kept).then(|| {
+        (!is_kept).then(|| {
             format!(
                 "the key was left {}, the retry got {status} and was delivered {retried} times",
                 self.state
@@ -152,13 +152,13 @@ impl Story {
 }
 
 impl Gateway {
-    /// The answer to the first request with this key, and the state it leaves.
+    /// Returns the response to the first request with this key, and the record's state after it.
     async fn first(&self, request: &TestRequest) -> (TestResponse, String) {
         (self.call(request).await, self.state("/through", "through").await)
     }
 }
 
-/// Asks, after another request has opened the connection that is to be reused.
+/// Awaits `asking`. If `warm`, first sends another request, which opens the connection to be reused.
 async fn ask_reusing<T>(
     upstream: &Upstream,
     hop: SocketAddr,
@@ -174,7 +174,7 @@ async fn ask_reusing<T>(
     let answer = asking.await;
     let requests = upstream.requests();
     let (warm, first) = (&requests[before - 1], &requests[before]);
-    // Without a proxy the gateway has a connection of its own, which is not the one that was opened.
+    // Without a proxy, the gateway uses a separate connection, not the one that was opened here.
     assert!(
         warm.connection == first.connection || hop == upstream.addr(),
         "the hop did not reuse its connection"

@@ -1,4 +1,4 @@
-//! Applications that answer an error while, or after, their handler works.
+//! Applications that respond with an error while, or after, their handler works.
 
 use std::path::{Path, PathBuf};
 
@@ -6,15 +6,15 @@ use ibid_testkit::client::TestRequest;
 use ibid_testkit::program::{Launch, Program, tools};
 
 use crate::Selection;
-use crate::chain::{Gateway, ask, told};
+use crate::chain::{Gateway, ask, describe};
 use crate::page::Table;
 
-/// An application, and what happens to the first request.
+/// An application, and the failure of the first request.
 struct Case {
     framework: &'static str,
     failure: &'static str,
     launch: fn(&Path, u16) -> Launch,
-    /// Where the request goes.
+    /// Path of the request.
     path: &'static str,
 }
 
@@ -75,7 +75,7 @@ pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table 
         let request = TestRequest::post(case.path).key("k").body("amount=1");
         let straight = ask(alone.addr(), &request).await;
         drop(alone);
-        // Another process, so that nothing of the first request is left over.
+        // A new process, so that nothing of the first request is left over.
         let app = case.start();
         let gateway = Gateway::start(&asked.ibid, app.addr(), "");
         let answer = gateway.call(&request).await;
@@ -89,11 +89,11 @@ pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table 
         table.push(vec![
             case.framework.to_owned(),
             case.failure.to_owned(),
-            told(straight.as_ref()),
+            describe(straight.as_ref()),
             executed.to_string(),
-            told(Some(&answer)),
+            describe(Some(&answer)),
             state,
-            told(Some(&retry)),
+            describe(Some(&retry)),
             in_all.to_string(),
         ]);
     }
@@ -109,7 +109,7 @@ impl Case {
     }
 }
 
-/// How often the handler began.
+/// Counts how often the handler started.
 fn executions(app: &Program) -> usize {
     std::fs::read(app.folder().join("executed")).map_or(0, |marks| marks.len())
 }

@@ -4,10 +4,10 @@ use ibid_testkit::client::TestRequest;
 use ibid_testkit::hop::{Proxy, ProxyHopOptions};
 
 use crate::Selection;
-use crate::chain::{Story, Trouble, told};
+use crate::chain::{Story, Trouble, describe};
 use crate::page::Table;
 
-/// How the upstream, or the proxy before it, fails the first time.
+/// Failure of the upstream, or of the proxy in front of it, at the first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Refused,
@@ -54,7 +54,7 @@ impl Failure {
         }
     }
 
-    /// The order to the upstream for the first request.
+    /// Returns the instruction to the upstream for the first request.
     fn fixture(self) -> &'static str {
         match self {
             Failure::Refused | Failure::Overload => "status=201",
@@ -89,19 +89,19 @@ impl Failure {
         Story::play(&asked.ibid, hop, "", self.trouble(), |path| self.request(path)).await
     }
 
-    /// Whether it can happen there at all.
+    /// Returns whether this failure can happen with this proxy.
     fn fits(self, proxy: Option<Proxy>) -> bool {
         match self {
             Failure::TimeOut => proxy.is_some(),
-            // Caddy 2.6 has no limit of its own.
+            // Caddy 2.6 has no limit.
             Failure::Overload => proxy.is_some_and(|proxy| proxy != Proxy::Caddy),
             _ => true,
         }
     }
 }
 
-/// Where the hop sends a request again by itself, before the gateway can know. Go's HTTP client does so too, if the request
-/// carries `Idempotency-Key`; the gateway renames that field for requests without a body.
+/// Cases in which the hop sends a request again by itself, before the gateway can know. Go's HTTP client does so too, if the
+/// request carries `Idempotency-Key`; the gateway renames that field for requests without a body.
 const RESENDS: [(Proxy, Failure); 1] = [(Proxy::Varnish, Failure::ReusedWithoutBody)];
 
 pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table {
@@ -128,11 +128,11 @@ pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table 
             table.push(vec![
                 name.to_owned(),
                 failure.name().to_owned(),
-                told(story.alone.as_ref()),
+                describe(story.alone.as_ref()),
                 story.delivered.to_string(),
-                told(Some(&story.answer)),
+                describe(Some(&story.answer)),
                 story.state,
-                told(Some(&story.retry)),
+                describe(Some(&story.retry)),
                 if resent { format!("**{}**", story.in_all) } else { story.in_all.to_string() },
             ]);
         }

@@ -1,5 +1,5 @@
-//! `scripts/chains`: the gateway before real proxies and frameworks, one failure at a time. It prints what each answers,
-//! how often the upstream was reached, and what becomes of the key, and compares that with the tables of a page.
+//! `scripts/chains`: the gateway in front of real proxies and frameworks, one failure at a time. It prints the response of
+//! each, how often the upstream was reached, and the state of the key, and compares that with the tables of a page.
 //!
 //! ```text
 //! ibid-chains IBID PAGE [--bless] [--only NAME]
@@ -25,13 +25,13 @@ fn main() -> ExitCode {
     runtime.block_on(run(&asked))
 }
 
-/// What the command line asks for.
+/// The arguments of the command line.
 struct Selection {
-    /// The gateway's binary.
+    /// Path of the gateway's binary.
     ibid: PathBuf,
     /// The page with the tables.
     page: PathBuf,
-    /// Whether to write the tables instead of comparing them.
+    /// Writes the tables instead of comparing them.
     bless: bool,
     /// Only rows of this hop or framework; then nothing is compared or written.
     only: Option<String>,

@@ -17,7 +17,7 @@ impl Table {
         Table { name, columns, rows: Vec::new() }
     }
 
-    /// Adds a row, and prints it: a run takes minutes.
+    /// Adds a row and prints it at once, because a run takes minutes.
     pub(crate) fn push(&mut self, row: Vec<String>) {
         println!("{}", line(row.iter().map(String::as_str)));
         self.rows.push(row);
@@ -34,33 +34,33 @@ impl Table {
     }
 }
 
-/// Compares the tables with the page or, to bless, writes them there. Returns what is wrong.
+/// Compares the tables with the page or, with `bless`, writes them there. Returns the problems.
 pub(crate) fn keep(page: &Path, tables: &[Table], bless: bool) -> Vec<String> {
-    let place = page.display();
+    let path = page.display();
     let mut text = match std::fs::read_to_string(page) {
         Ok(text) => text,
-        Err(error) => return vec![format!("cannot read `{place}`: {error}")],
+        Err(error) => return vec![format!("cannot read `{path}`: {error}")],
     };
     let mut problems = Vec::new();
     for table in tables {
         let Some((start, end)) = block(&text, table.name) else {
-            problems.push(format!("`{place}` has no place for the table `{}`", table.name));
+            problems.push(format!("`{path}` has no place for the table `{}`", table.name));
             continue;
         };
-        let found = table.markdown();
+        let measured = table.markdown();
         if bless {
-            text.replace_range(start..end, &found);
+            text.replace_range(start..end, &measured);
         } else {
-            problems.extend(difference(table.name, &text[start..end], &found));
+            problems.extend(difference(table.name, &text[start..end], &measured));
         }
     }
     if bless && let Err(error) = std::fs::write(page, text) {
-        problems.push(format!("cannot write `{place}`: {error}"));
+        problems.push(format!("cannot write `{path}`: {error}"));
     }
     problems
 }
 
-/// Where the table is in the text.
+/// Returns the byte range of the table in the text.
 fn block(text: &str, name: &str) -> Option<(usize, usize)> {
     let mark = format!("<!-- chains: {name} -->\n");
     let start = text.find(&mark)? + mark.len();

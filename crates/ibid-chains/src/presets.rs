@@ -1,11 +1,12 @@
-//! What `behind = "…"` proves, with the operator's lines in the proxy's configuration, and what it must not believe.
+//! The rules of `behind = "…"`, with the operator's lines in the proxy's configuration: what they prove, and what they must
+//! not accept as proof.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::hop::{Proxy, ProxyHopOptions};
 use ibid_testkit::upstream::ReservedPort;
 
 use crate::Selection;
-use crate::chain::{Story, Trouble, told};
+use crate::chain::{Story, Trouble, describe};
 use crate::page::Table;
 
 /// The situations that a rule has to tell apart.
@@ -84,19 +85,19 @@ pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table 
             }
             problems.extend(story.problem().map(about));
             let field = story.alone.as_ref().map(|answer| answer.header_lines("x-ibid-hop").join(" and "));
-            // How long nginx took to connect differs from run to run.
+            // nginx's connect time differs from run to run.
             let field =
                 field.map(|field| field.replace(|c: char| field.contains("[0.") && c.is_ascii_digit(), "0"));
             table.push(vec![
                 proxy.name().to_owned(),
                 situation.name().to_owned(),
-                told(story.alone.as_ref()),
+                describe(story.alone.as_ref()),
                 field
                     .filter(|field| !field.is_empty())
                     .map_or("none".to_owned(), |field| format!("`{field}`")),
                 story.delivered.to_string(),
                 story.state,
-                told(Some(&story.retry)),
+                describe(Some(&story.retry)),
                 story.in_all.to_string(),
             ]);
         }
@@ -105,7 +106,7 @@ pub(crate) async fn run(asked: &Selection, problems: &mut Vec<String>) -> Table 
 }
 
 async fn play(asked: &Selection, proxy: Proxy, situation: Situation) -> Story {
-    // nginx goes on to another address, at which nothing listens either.
+    // nginx then tries another address, at which nothing listens either.
     let other = ReservedPort::port();
     let options = ProxyHopOptions {
         proves: true,

@@ -1,6 +1,6 @@
-//! The command line: what may be asked, and the help texts. What the values mean is `config`'s business.
+//! The command line: commands, flags and help texts. `config` interprets the values.
 //!
-//! Every flag of the gateway is optional here, for its value may stand in a variable or in the file.
+//! Every flag of the gateway is optional here, because its value may come from a variable or from the file.
 
 pub(crate) mod identity;
 pub(crate) mod operator;
@@ -16,8 +16,8 @@ use operator::{EffectsCommand, KeysForgetArgs, KeysResolveArgs, WhichArgs};
 
 /// Safe retries for HTTP APIs that move money, stock or messages.
 ///
-/// A client that gets no answer retries. ibid makes the retry safe: the same key with the same request is carried
-/// out once, and every retry gets the first answer.
+/// A client that gets no response retries. ibid makes the retry safe: the same request with the same key is executed
+/// once, and every retry gets the first response.
 #[derive(Debug, Parser)]
 #[command(name = "ibid", version, color = clap::ColorChoice::Never, max_term_width = 100)]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
@@ -26,58 +26,59 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What may be asked.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Stand before an HTTP API and make its retries safe
+    /// Run a gateway in front of an HTTP API that makes its retries safe
     #[command(after_help = VARIABLES)]
     Gateway(GatewayArgs),
-    /// Try it out: a gateway before an example API, the reference application and its card processor
+    /// Try it out: a gateway in front of an example API, the reference application and its card processor
     ///
-    /// All in one process on loopback, with stores that go when it ends. It prints curl lines to paste. Where a default
-    /// port is taken it chooses a free one.
+    /// All in one process on loopback, with stores that are deleted when it ends. It prints curl lines to paste. If a
+    /// default port is in use, it chooses a free one.
     #[cfg(feature = "demo")]
     #[command(after_help = LOG_VARIABLES)]
     Demo(DemoArgs),
-    /// Make or upgrade the tables of a store
+    /// Create or upgrade the tables of a store
     ///
-    /// The gateway does so itself when it starts; this is for those who give it a user that may not.
+    /// The gateway does this itself when it starts. Use this command if the gateway's database user may not create tables.
     Migrate(MigrateArgs),
-    /// Say what is not as it should be with a store: durability, replication, clock, schema
+    /// Check a store for problems: durability, replication, clock, schema
     ///
-    /// Changes nothing, and also describes a store that the gateway refuses. Exits with 1 if there is a warning or
+    /// Changes nothing, and also describes a store that the gateway refuses to use. Exits with 1 if there is a warning or
     /// worse.
     Doctor(DoctorArgs),
-    /// Settle lapsed leases, each by the rule that its record was begun with
+    /// Settle lapsed leases, each by the `on_lapse` rule that its record was begun with
     ///
-    /// Every gateway does so by itself; this is for a store that has none running.
+    /// Every gateway does this itself. Use this command for a store that no gateway is running on.
     Sweep(SweepArgs),
-    /// Ask the upstream about records whose outcome is unknown, or compare our books with the provider's
+    /// Look up unknown outcomes at the upstream, or compare our books with the provider's
     ///
-    /// By the rule that each record was begun with, when its next question is due. Every gateway does so by itself; this
-    /// is for a store that has none running.
+    /// Looks up each record by the rule that it was begun with, when its next lookup is due. Every gateway does this itself.
+    /// Use this command for a store that no gateway is running on.
     #[command(args_conflicts_with_subcommands = true)]
     Reconcile(ReconcileArgs),
-    /// Remove what is past its time: answers, records, effects, history
+    /// Remove what has expired: responses, records, effects, history
     ///
-    /// The gateway does so itself, every `upkeep.reap_every`; this is for stores that no gateway looks after, and to look
-    /// first. Any number may run at once. It may be stopped at any moment: the next run goes on.
+    /// The gateway does this itself, every `upkeep.reap_every`. Use this command for a store that no gateway is running on,
+    /// or to see first what would be removed. Any number may run at once. You may stop it at any time: the next run
+    /// continues.
     Reap(ReapArgs),
-    /// Look at records and settle them
+    /// Inspect records and settle them
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Look at effects, the calls to the outside, and settle them
+    /// Inspect effects (the calls to other services) and settle them
     #[command(subcommand)]
     Effects(EffectsCommand),
-    /// Look at what makes up the ids of records, and change it
+    /// Show and change the settings that make up the ids of records
     #[command(subcommand)]
     Identity(identity::IdentityCommand),
-    /// Look at the configuration
+    /// Check the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
 }
 
-/// What the gateway is told. Flags win over variables, variables over the file, the file over defaults.
+/// Arguments of `ibid gateway`. Flags win over variables, variables over the file, the file over defaults.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GatewayArgs {
     /// The API behind the gateway, an absolute `http://` or `https://` URL
@@ -86,47 +87,47 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]
     pub(crate) upstream: Option<String>,
 
-    /// Whose keys they are: `header:NAME`, `authorization` or `none`
+    /// The source of the tenant that owns a key: `header:NAME`, `authorization` or `none`
     ///
-    /// Required: two clients may choose the same key, and without a tenant one would get the other's answer.
-    /// `header:NAME` is believed only from trusted hops (`tenant.trusted` in the file, by default loopback) and
-    /// stripped from others. `authorization` follows the bytes of a static credential. `none` says that there is
-    /// one tenant. In the file: `tenant.from`. [default: none is guessed]
+    /// Required: two clients may choose the same key, and without a tenant one would get the other's response.
+    /// `header:NAME` is trusted only from trusted hops (`tenant.trusted` in the file, by default loopback) and
+    /// stripped from others. `authorization` derives the tenant from the bytes of a static credential. `none` means that
+    /// there is one tenant. In the file: `tenant.from`. [default: none is guessed]
     #[arg(long, value_name = "HOW", env = "IBID_TENANT", hide_env_values = true)]
     pub(crate) tenant: Option<String>,
 
-    /// Whether a request without a key is refused: `required` or `optional`
+    /// The rule for requests without a key: `required` refuses them, `optional` lets them pass
     ///
-    /// With `optional` such a request passes unguarded, and is counted per route. A route's own `key` in the file wins.
+    /// With `optional` such a request passes unguarded and is counted per route. A route's own `key` in the file wins.
     /// In the file: `defaults.key`. [default: required]
     #[arg(long, value_name = "RULE", env = "IBID_KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
 
-    /// Where clients connect
+    /// The address that clients connect to
     ///
     /// In the file: `listen`. [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", env = "IBID_LISTEN", hide_env_values = true)]
     pub(crate) listen: Option<String>,
 
-    /// Where operators connect: metrics, health, and the admin API if `IBID_ADMIN_TOKEN` is set
+    /// The address that operators connect to: metrics, health, and the admin API if `IBID_ADMIN_TOKEN` is set
     ///
     /// In the file: `admin_listen`. [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]
     pub(crate) admin_listen: Option<String>,
 
-    /// Where records live: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:`
+    /// The store of the records: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:`
     ///
     /// In the file: `store.url`. [default: sqlite:ibid.db]
     #[arg(long, value_name = "URL", env = "IBID_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
 
-    /// The configuration file
+    /// Path of the configuration file
     ///
-    /// A file that is named here must be there. [default: ibid.toml, if it is there]
+    /// A file that is named here must exist. [default: ibid.toml, if it exists]
     #[arg(long, value_name = "PATH", env = "IBID_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Demand HTTP/2 of the upstream (in plain text with prior knowledge)
+    /// Require HTTP/2 of the upstream (in plain text with prior knowledge)
     ///
     /// In the file: `upstream_http2`. [default: false]
     #[arg(long, value_name = "BOOL", env = "IBID_UPSTREAM_HTTP2", hide_env_values = true)]
@@ -135,36 +136,36 @@ pub(crate) struct GatewayArgs {
     pub(crate) upstream_http2: Option<bool>,
 }
 
-/// What the demo is told.
+/// Arguments of `ibid demo`: its listening addresses.
 #[cfg(feature = "demo")]
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DemoArgs {
-    /// Where clients connect
+    /// The address that clients connect to
     ///
     /// [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", env = "IBID_LISTEN", hide_env_values = true)]
     pub(crate) listen: Option<String>,
 
-    /// Where operators connect: metrics and health
+    /// The address that operators connect to: metrics and health
     ///
     /// [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]
     pub(crate) admin_listen: Option<String>,
 
-    /// Where the reference application listens
+    /// The address of the reference application
     ///
     /// [default: 127.0.0.1:8090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) payments_listen: Option<String>,
 
-    /// Where its simulated card processor listens
+    /// The address of its simulated card processor
     ///
     /// [default: 127.0.0.1:8091]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) provider_listen: Option<String>,
 }
 
-/// What to migrate.
+/// Arguments of `ibid migrate`: a store and a mode.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct MigrateArgs {
     /// Print the statements that are missing instead of running them [default: run them]
@@ -175,7 +176,7 @@ pub(crate) struct MigrateArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// What to look at.
+/// Arguments of `ibid doctor`: a store and an upstream.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object [default: a table]
@@ -184,7 +185,7 @@ pub(crate) struct DoctorArgs {
 
     /// The API behind the gateway, an absolute `http://` or `https://` URL
     ///
-    /// Here, in the variable, or as `upstream` in the file; without it only the store is looked at. [default: none]
+    /// Here, in the variable, or as `upstream` in the file; without it only the store is checked. [default: none]
     #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]
     pub(crate) upstream: Option<String>,
 
@@ -192,18 +193,18 @@ pub(crate) struct DoctorArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// What may be settled, and how.
+/// The subcommands of `ibid reconcile`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ReconcileCommand {
     /// Compare our books with the provider's
     ///
-    /// Finds what the provider has and we don't, what it has twice, what differs, and what it does not have. Exits with 0
+    /// Finds lines that only the provider has, that it has twice, that differ, and that it does not have. Exits with 0
     /// if the books are equal, with 1 if they differ, with 2 if a line can't be read. Amounts are compared by value:
     /// `12.50` is `12.5`.
     Ledger(LedgerArgs),
 }
 
-/// How to sweep.
+/// Arguments of `ibid sweep`: rounds and a store.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SweepArgs {
     #[command(flatten)]
@@ -213,13 +214,13 @@ pub(crate) struct SweepArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// How to reconcile.
+/// Arguments of `ibid reconcile`: an upstream, rounds and a store.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ReconcileArgs {
     #[command(subcommand)]
     pub(crate) command: Option<ReconcileCommand>,
 
-    /// The API that is asked, an absolute `http://` or `https://` URL
+    /// The API to look up outcomes at, an absolute `http://` or `https://` URL
     ///
     /// Required: here, in the variable, or as `upstream` in the file. [default: none]
     #[arg(long, value_name = "URL", env = "IBID_UPSTREAM", hide_env_values = true)]
@@ -232,30 +233,30 @@ pub(crate) struct ReconcileArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// How often a chore is done.
+/// Arguments of a chore that may run in rounds.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct RoundsArgs {
-    /// Again after so long, such as `10s`, until told to stop [default: once]
+    /// Repeat after this time, such as `10s`, until stopped [default: once]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) every: Option<Duration>,
 
-    /// Print one JSON object a round [default: a sentence]
+    /// Print one JSON object per round [default: a sentence]
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// What to remove, and how often.
+/// Arguments of `ibid reap`: a mode, rounds and a store.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ReapArgs {
-    /// Count what would go now, and touch nothing [default: remove it]
+    /// Count what would be removed now, and change nothing [default: remove it]
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Go on until stopped, with so long from one round to the next: `60s`, `5m` [default: once, to the end]
+    /// Repeat after this time, such as `60s` or `5m`, until stopped [default: once, to the end]
     #[arg(long, value_name = "DURATION", conflicts_with = "dry_run", value_parser = duration)]
     pub(crate) every: Option<Duration>,
 
-    /// Print one JSON object, with `--every` one line a round [default: one line a field]
+    /// Print one JSON object, with `--every` one line per round [default: one line per field]
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -263,31 +264,31 @@ pub(crate) struct ReapArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// What may be asked about records.
+/// The subcommands of `ibid keys`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// List records, in the order of their ids
+    /// List records, ordered by id
     List(KeysListArgs),
     /// Show one record with its history
     Show(KeysShowArgs),
-    /// Settle an unknown record, or many, by what you found out: executed, with an answer, or not executed
+    /// Settle unknown records by what you found out: executed, with a response, or not executed
     Resolve(KeysResolveArgs),
-    /// Forget the answer of a completed or expired record, or of many: its key runs as new
+    /// Forget the responses of completed or expired records: their keys run as new
     Forget(KeysForgetArgs),
 }
 
-/// Which records to list.
+/// Arguments of `ibid keys list`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysListArgs {
     #[command(flatten)]
     pub(crate) which: WhichArgs,
 
-    /// How many at most, up to 1000
+    /// Most records to list, up to 1000
     #[arg(long, value_name = "COUNT", default_value_t = LIST_LIMIT)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) limit: u32,
 
-    /// Only ids after this one: how the list before went on [default: from the first]
+    /// Only ids after this one, to continue an earlier list [default: from the first]
     #[arg(long, value_name = "ID")]
     pub(crate) after: Option<String>,
 
@@ -299,14 +300,14 @@ pub(crate) struct KeysListArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// Which record to show.
+/// Arguments of `ibid keys show`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysShowArgs {
     /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it
     #[arg(value_name = "ID")]
     pub(crate) id: String,
 
-    /// Print one JSON object [default: one line a field]
+    /// Print one JSON object [default: one line per field]
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -314,19 +315,19 @@ pub(crate) struct KeysShowArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// Which store to open.
+/// Arguments that name the store.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct StoreArgs {
-    /// Where records live: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:` [default: `store.url` of the file, else sqlite:ibid.db]
+    /// The store of the records: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:` [default: `store.url` of the file, else sqlite:ibid.db]
     #[arg(long, value_name = "URL", env = "IBID_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
 
-    /// The configuration file that names the store [default: ibid.toml, if it is there]
+    /// The configuration file that names the store [default: ibid.toml, if it exists]
     #[arg(long, value_name = "PATH", env = "IBID_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 }
 
-/// What may be asked about the configuration.
+/// The subcommands of `ibid config`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Check the configuration and print the rules of every route
@@ -337,7 +338,7 @@ pub(crate) enum ConfigCommand {
     Check(ConfigCheckArgs),
 }
 
-/// What to check: all that the gateway is told.
+/// Arguments of `ibid config check`: all those of the gateway.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigCheckArgs {
     #[command(flatten)]
@@ -348,13 +349,13 @@ pub(crate) struct ConfigCheckArgs {
     pub(crate) json: bool,
 }
 
-/// A length of time that is not nothing.
+/// Parses a duration that is longer than zero.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let length = parse_duration(text).map_err(|problem| format!("it {problem}"))?;
     if length.is_zero() { Err("it must be longer than zero".to_owned()) } else { Ok(length) }
 }
 
-/// Whole command lines that clap refuses, in the form of every other failure.
+/// Turns clap's error for a command line into the form of every other failure.
 pub(crate) fn refusal(error: &clap::Error) -> crate::output::Failure {
     let text = error.render().to_string();
     let mut paragraphs = text.split("\n\n");
@@ -363,18 +364,18 @@ pub(crate) fn refusal(error: &clap::Error) -> crate::output::Failure {
     crate::output::Failure::usage(message).hint(tip.unwrap_or_else(|| "run `ibid --help`".to_owned()))
 }
 
-/// A screenful or two; the cursor gets the rest.
+/// Default number of records in a list: a screenful or two. `--after` gets the rest.
 const LIST_LIMIT: u32 = 100;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 the answer is no, 2 asked wrongly, 3 the world failed.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 the result is negative, 2 usage or configuration error, 3 runtime failure (store, network, disk).";
 
 const VARIABLES: &str = "\
 Variables without a flag:
-  IBID_SECRETS     fingerprint secrets, comma-separated, newest first; not a flag, for command
+  IBID_SECRETS     fingerprint secrets, comma-separated, newest first; not a flag, because command
                    lines are visible to everyone on the host [default: `fingerprint.secrets`
-                   of the file, else one that is made once and kept in the store]
-  IBID_ADMIN_TOKEN what an operator must show to the admin API, at least 16 characters; not a
-                   flag, for the same reason [default: none, and then there is no such API]
+                   of the file, else one that is generated once and stored in the store]
+  IBID_ADMIN_TOKEN the bearer token for the admin API, at least 16 characters; not a flag, for the
+                   same reason [default: none, and then there is no admin API]
   IBID_LOG         which log lines to write: `info`, `ibid=debug` [default: info]
   IBID_LOG_FORMAT  `text` or `json` [default: text]";
 

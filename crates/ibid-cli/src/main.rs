@@ -1,4 +1,4 @@
-//! `ibid`: the gateway before any HTTP API, and the operator's commands.
+//! The `ibid` program: a gateway in front of any HTTP API, and the operator's commands.
 
 mod args;
 mod commands;
@@ -37,22 +37,22 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Help and version are answers, and go to stdout.
+        // Help and version are results, and go to stdout.
         Err(error) if error.exit_code() == 0 => {
-            // A reader that closed the pipe has seen enough.
+            // A reader that closed the pipe needs no more output.
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
-        // Nothing was asked: the help says what may be.
+        // No command was given: print the help.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
             return ExitCode::from(output::Exit::Usage as u8);
         }
-        Err(error) => return failed(&args::refusal(&error).into()),
+        Err(error) => return report(&args::refusal(&error).into()),
     };
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failures) => failed(&failures),
+        Err(failures) => report(&failures),
     }
 }
 
@@ -158,7 +158,7 @@ fn gateway(args: &GatewayArgs) -> Result<(), Failures> {
     serve(&config)
 }
 
-/// Runs a gateway until the process is told to stop.
+/// Runs a gateway until the process receives a stop signal.
 fn serve(config: &Config) -> Result<(), Failures> {
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
@@ -172,7 +172,7 @@ fn serve(config: &Config) -> Result<(), Failures> {
     })
 }
 
-/// Says on stderr what runs where, in a form that a script can wait for.
+/// Prints the addresses, the upstream and the store to stderr, in a form that a script can wait for.
 fn announce(config: &Config, public: std::net::SocketAddr, admin: std::net::SocketAddr) {
     eprintln!(
         "ibid: listening on {public}, admin on {admin}, upstream {}, store {}",
@@ -183,16 +183,16 @@ fn announce(config: &Config, public: std::net::SocketAddr, admin: std::net::Sock
         None => eprintln!("ibid: no admin API: `IBID_ADMIN_TOKEN` is not set"),
     }
     for route in config.routes.iter().filter(|route| !route.guard) {
-        eprintln!("ibid: not guarded: {} {}", joined(&route.methods), route.pattern);
+        eprintln!("ibid: not guarded: {} {}", join_methods(&route.methods), route.pattern);
     }
     eprintln!("ibid: not guarded: {}", config::PASSES);
 }
 
-fn joined(methods: &[http::Method]) -> String {
+fn join_methods(methods: &[http::Method]) -> String {
     methods.iter().map(http::Method::as_str).collect::<Vec<_>>().join(",")
 }
 
-/// SIGTERM or SIGINT.
+/// Returns a future that resolves on SIGTERM or SIGINT.
 fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let refused = |error| Failure::world("cannot listen to signals").because(error);
@@ -210,7 +210,7 @@ fn rounds(args: &args::RoundsArgs) -> commands::sweep_reconcile::Rounds {
     commands::sweep_reconcile::Rounds { every: args.every, json: args.json }
 }
 
-/// Lets a command go on until it has ended or the process is told to stop.
+/// Runs a command until it ends or the process receives a stop signal.
 async fn until_stopped(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let stop = stop_signal()?;
     tokio::select! {
@@ -219,19 +219,21 @@ async fn until_stopped(command: impl Future<Output = Result<(), Failure>>) -> Re
     }
 }
 
-/// Logs to stderr, as the variables say. What is left of the spans goes out when they are dropped.
+/// Sets up logging to stderr as the variables say. Dropping the returned [`Spans`] sends the remaining spans.
 fn logging(log: &config::LogSettings) -> Result<Spans, Failure> {
     let spans = Spans::of_process()?;
-    // Whatever the variable says: drivers and HTTP libraries print statements with their parameters, and fields.
-    let ours = filter_fn(|about| about.target().starts_with("ibid") || *about.level() <= Level::INFO);
-    let filter = EnvFilter::new(&log.filter).and(ours);
+    // Regardless of the variable: at finer levels, drivers and HTTP libraries log statements with their parameters, and
+    // header fields.
+    let is_allowed = filter_fn(|about| about.target().starts_with("ibid") || *about.level() <= Level::INFO);
+    let filter = EnvFilter::new(&log.filter).and(is_allowed);
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = match log.json {
         true => lines.json().boxed(),
         false => lines.with_ansi(false).boxed(),
     };
     let registry = tracing_subscriber::registry().with(lines.with_filter(filter));
-    // Not `with(None)`: beside a layer without a filter, even an empty one, every span is made although no layer wants it.
+    // Not `with(None)`: an unfiltered layer, even an empty one, makes the registry create every span although no layer
+    // uses it.
     match spans.layer() {
         Some(layer) => registry.with(layer).init(),
         None => registry.init(),
@@ -242,7 +244,7 @@ fn logging(log: &config::LogSettings) -> Result<Spans, Failure> {
     Ok(spans)
 }
 
-/// Runs an operator's command at the store that these name.
+/// Runs an operator's command on the store that the arguments name.
 fn at_store(
     place: &StoreArgs,
     command: impl AsyncFnOnce(Operator) -> Result<(), Failure>,
@@ -251,7 +253,7 @@ fn at_store(
     wait_for(async { command(Operator::on_store(open_store(&url, false).await?)).await })
 }
 
-/// Runs a command that asks a store a few questions: one thread is enough.
+/// Runs a command on one thread, which is enough for a few store operations.
 fn wait_for(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failures> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -260,7 +262,7 @@ fn wait_for(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Fa
     Ok(runtime.block_on(command)?)
 }
 
-fn failed(failures: &Failures) -> ExitCode {
+fn report(failures: &Failures) -> ExitCode {
     eprint!("{failures}");
     failures.exit_code()
 }

@@ -1,4 +1,4 @@
-//! Opens the store that a URL names, and says what to do when it can't be opened.
+//! Opens the store that a URL names, and advises what to do if that fails.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use ibid_core::store::Store;
 use crate::config::StoreUrl;
 use crate::output::Failure;
 
-/// Opens a store; with `create`, a database that is not there yet is made, and so are the tables of ibid in one that has
-/// none. Without it a name that was mistyped changes nothing.
+/// Opens a store. With `create`, a missing database and missing tables of ibid are created. Without it, a mistyped name
+/// changes nothing.
 pub(crate) async fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn Store>, Failure> {
     match url {
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new(Clock::system()))),
@@ -29,7 +29,7 @@ pub(crate) async fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn S
     }
 }
 
-/// Why a PostgreSQL store can't be opened, and what to do.
+/// Explains why a PostgreSQL store can't be opened, with advice.
 pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Failure {
     let hint = match error {
         PostgresError::Unreachable { .. } => "check host, port, TLS and that the server runs",
@@ -41,7 +41,7 @@ pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Fai
         PostgresError::WeakDurability { .. } => {
             "change the setting, or accept the loss with `?accept_weak_durability=true` in the URL"
         }
-        PostgresError::TooOld { .. } => "use a PostgreSQL that its makers still mend",
+        PostgresError::TooOld { .. } => "use a PostgreSQL version that is still supported",
         PostgresError::FromTheFuture { .. } => "use the ibid that upgraded it, or a newer one",
         PostgresError::NotMigrated { .. } => "run `ibid migrate`, or start the gateway once",
         PostgresError::Altered { .. } => {
@@ -52,7 +52,7 @@ pub(crate) fn cannot_open_postgres(url: &StoreUrl, error: &PostgresError) -> Fai
     Failure::world(format!("cannot open the store at `{url}`")).because_of(error).hint(hint)
 }
 
-/// Why a SQLite store can't be opened, and what to do.
+/// Explains why a SQLite store can't be opened, with advice.
 pub(crate) fn cannot_open_sqlite(url: &StoreUrl, error: &SqliteOpenError) -> Failure {
     let hint = match error {
         SqliteOpenError::Missing { .. } | SqliteOpenError::NoTables { .. } => {

@@ -1,5 +1,5 @@
-//! Spans to a collector by OTLP over HTTP, if the usual `OTEL_…` variables name one. Without the feature `otlp` none are
-//! sent.
+//! Sends spans to a collector by OTLP over HTTP, if the usual `OTEL_…` variables name one. Without the feature `otlp` it
+//! sends none.
 //!
 //! Plain HTTP only: the collector runs next to the gateway and forwards the spans, with its own TLS and credentials.
 
@@ -15,9 +15,9 @@ mod imp {
     use super::ENDPOINTS;
     use crate::output::Failure;
 
-    /// Sends no spans.
+    /// A stand-in that sends no spans.
     pub(crate) struct Spans {
-        /// Whether the variables name a collector.
+        /// Set if the variables name a collector.
         is_wanted: bool,
     }
 
@@ -31,7 +31,7 @@ mod imp {
             None
         }
 
-        /// Returns what the log should say.
+        /// Returns a warning for the log, if there is one.
         pub(crate) fn warning(&self) -> Option<&'static str> {
             self.is_wanted.then_some("this ibid was built without `otlp`: no spans are sent")
         }
@@ -81,7 +81,7 @@ mod imp {
             if !endpoint.starts_with("http://") {
                 return Err(Failure::usage(format!("`{name}` is `{endpoint}`"))
                     .because("spans are sent over plain HTTP only")
-                    .hint("put a collector beside the gateway, such as `http://127.0.0.1:4318`"));
+                    .hint("run a collector beside the gateway, such as `http://127.0.0.1:4318`"));
             }
             let refused = |error: &dyn fmt::Display| {
                 Failure::usage(format!("spans can't be sent to `{endpoint}`")).because(error.to_string())
@@ -115,7 +115,7 @@ mod imp {
             Some(layer.with_filter(Targets::new().with_target("ibid", Level::DEBUG)))
         }
 
-        /// Returns what the log should say: nothing.
+        /// Returns a warning for the log: never one in this build.
         pub(crate) fn warning(&self) -> Option<&'static str> {
             None
         }
@@ -132,8 +132,7 @@ mod imp {
         }
     }
 
-    /// An HTTP client for the thread that sends spans: it runs nowhere else, so that collecting never takes the gateway's
-    /// own threads.
+    /// An HTTP client that runs only on the thread that sends spans, so that it never uses the gateway's threads.
     struct Plain {
         runtime: Runtime,
         client: Client<HttpConnector, Full<Bytes>>,
@@ -146,8 +145,8 @@ mod imp {
         }
 
         async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-            let answer = self.client.request(request.map(Full::new)).await?;
-            let (head, body) = answer.into_parts();
+            let response = self.client.request(request.map(Full::new)).await?;
+            let (head, body) = response.into_parts();
             let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?.to_bytes();
             Ok(Response::from_parts(head, body))
         }
@@ -179,12 +178,12 @@ mod imp {
         }
     }
 
-    /// How long one batch may take: OTLP's own default.
+    /// Time-out of one batch: OTLP's default.
     const SEND_FOR: Duration = Duration::from_secs(10);
 
-    /// Largest response of a collector that is read: it says next to nothing.
+    /// Largest response of a collector that is read: it contains next to nothing.
     const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-    /// How long a stopping gateway waits for its last spans: less than an orchestrator waits for the gateway.
+    /// Time that a stopping gateway waits for its last spans: less than an orchestrator waits for the gateway.
     const LAST_SPANS_FOR: Duration = Duration::from_secs(3);
 }

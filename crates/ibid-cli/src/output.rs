@@ -1,6 +1,6 @@
-//! What the terminal sees: failures with cause and hint on stderr, tables and JSON on stdout.
+//! Output of the commands: failures with cause and hint on stderr, tables and JSON on stdout.
 //!
-//! Nothing here depends on colour or on the width of a terminal: the same bytes go to a person and to a pipe.
+//! Nothing here depends on colour or on the width of a terminal: a terminal and a pipe get the same bytes.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -9,43 +9,43 @@ use std::process::ExitCode;
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-/// How a command ended, for the shell.
+/// Exit code of a command that did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// It was asked and the answer is no.
+    /// The command ran and its result is negative.
     No = 1,
-    /// It was asked wrongly: a flag, a variable or the configuration.
+    /// A flag, a variable or the configuration is wrong.
     Usage = 2,
-    /// The question was good and the world failed: the store, the network, the disk.
+    /// The command was valid, but the store, the network or the disk failed.
     World = 3,
 }
 
-/// Why a command did not do what it was asked, in the form in which it is printed.
+/// The reason why a command did not succeed, in the form in which it is printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What the shell is told.
+    /// Exit code for the shell.
     pub(crate) exit: Exit,
     /// One line, lower case, values in backticks.
     pub(crate) message: String,
-    /// What lies beneath, one line.
+    /// The underlying cause, in one line.
     pub(crate) cause: Option<String>,
-    /// What to do about it.
+    /// Advice on what to do about it.
     pub(crate) hint: Option<String>,
 }
 
 impl Failure {
-    /// The answer is no.
+    /// Returns a failure for a negative result.
     pub(crate) fn no(message: impl Into<String>) -> Failure {
         Failure::new(Exit::No, message)
     }
 
-    /// Asked wrongly.
+    /// Returns a failure for a wrong flag, variable or configuration.
     pub(crate) fn usage(message: impl Into<String>) -> Failure {
         Failure::new(Exit::Usage, message)
     }
 
-    /// The world failed.
+    /// Returns a failure of the store, the network or the disk.
     pub(crate) fn world(message: impl Into<String>) -> Failure {
         Failure::new(Exit::World, message)
     }
@@ -54,20 +54,20 @@ impl Failure {
         Failure { exit, message: one_line(&message.into()), cause: None, hint: None }
     }
 
-    /// With what lies beneath.
+    /// Adds the underlying cause.
     pub(crate) fn because(mut self, cause: impl fmt::Display) -> Failure {
         self.cause = Some(one_line(&cause.to_string()));
         self
     }
 
-    /// With an error and all that lies beneath it.
+    /// Adds an error and all of its sources as the cause.
     pub(crate) fn because_of(self, error: &(dyn std::error::Error + 'static)) -> Failure {
         let chain: Vec<String> =
             std::iter::successors(Some(error), |e| e.source()).map(|e| e.to_string()).collect();
         self.because(chain.join(": "))
     }
 
-    /// With what to do about it.
+    /// Adds advice on what to do about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
@@ -87,22 +87,22 @@ impl fmt::Display for Failure {
     }
 }
 
-/// One failure or more: a configuration is read to its end, so that it need not be mended error by error.
+/// One or more failures. A configuration is read to its end, so that all of its errors are reported at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failures(Vec<Failure>);
 
 impl Failures {
-    /// These failures; none if there are none.
+    /// Returns these failures, or `None` if there are none.
     pub(crate) fn some(all: Vec<Failure>) -> Option<Failures> {
         (!all.is_empty()).then_some(Failures(all))
     }
 
-    /// What the shell is told: the first failure's word.
+    /// Returns the exit code of the first failure.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.0.first().map_or(Exit::World, |first| first.exit) as u8)
     }
 
-    /// Every one of them, in order.
+    /// Returns all failures in order.
     #[cfg(test)]
     pub(crate) fn all(&self) -> &[Failure] {
         &self.0
@@ -138,30 +138,30 @@ pub(crate) fn print_table(
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
-    written(writeln!(out, "{}", table.trim_fmt()))
+    ignore_closed_pipe(writeln!(out, "{}", table.trim_fmt()))
 }
 
-/// Prints names and their values, one pair a line.
+/// Prints names and their values, one pair per line.
 pub(crate) fn print_fields(out: &mut dyn Write, fields: &[(&str, String)]) -> Result<(), Failure> {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in fields {
-        written(writeln!(out, "{name:width$}  {value}"))?;
+        ignore_closed_pipe(writeln!(out, "{name:width$}  {value}"))?;
     }
     Ok(())
 }
 
-/// Prints one JSON value, indented: a person may look too.
+/// Prints one JSON value, indented so that people can read it too.
 pub(crate) fn print_json(out: &mut dyn Write, value: &Value) -> Result<(), Failure> {
-    written(writeln!(out, "{value:#}"))
+    ignore_closed_pipe(writeln!(out, "{value:#}"))
 }
 
-/// Prints one line.
+/// Prints one line of text.
 pub(crate) fn print_line(out: &mut dyn Write, line: impl fmt::Display) -> Result<(), Failure> {
-    written(writeln!(out, "{line}"))
+    ignore_closed_pipe(writeln!(out, "{line}"))
 }
 
-/// A reader that closed the pipe has seen enough (`ibid keys list | head`): that is no failure of ours.
-fn written(result: io::Result<()>) -> Result<(), Failure> {
+/// Ignores a closed pipe: its reader needs no more output (`ibid keys list | head`).
+fn ignore_closed_pipe(result: io::Result<()>) -> Result<(), Failure> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::world("cannot write the output").because(error))
@@ -170,7 +170,7 @@ fn written(result: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// The form has one line per part; what came from elsewhere may have more.
+/// Joins the lines of a text: each part of a failure is one line, but text from elsewhere may have more.
 fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
@@ -216,8 +216,8 @@ mod tests {
 
     #[test]
     fn a_closed_pipe_is_no_failure() {
-        struct Closed;
-        impl Write for Closed {
+        struct ClosedPipe;
+        impl Write for ClosedPipe {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
@@ -225,6 +225,6 @@ mod tests {
                 Ok(())
             }
         }
-        assert_eq!(print_line(&mut Closed, "x"), Ok(()));
+        assert_eq!(print_line(&mut ClosedPipe, "x"), Ok(()));
     }
 }

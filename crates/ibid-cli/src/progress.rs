@@ -1,11 +1,11 @@
-//! How far long work has come, on stderr, if a person looks at it there: never in a pipe, and never beside JSON.
+//! Progress of long work on stderr, if that is a terminal: never in a pipe, and never together with JSON.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar up to `len`, or a count where nobody knows how much there is.
+/// Returns a bar up to `len`, or a counter if the total is unknown.
 pub(crate) fn bar(len: Option<u64>, is_json: bool) -> ProgressBar {
     if is_json || !is_seen() {
         return ProgressBar::hidden();
@@ -14,13 +14,13 @@ pub(crate) fn bar(len: Option<u64>, is_json: bool) -> ProgressBar {
         Some(len) => (ProgressBar::new(len), BAR),
         None => (ProgressBar::new_spinner(), COUNT),
     };
-    // The templates are ours, and a test reads them.
+    // The templates are constants, and a test checks that they parse.
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(TICK);
     bar
 }
 
-/// Whether a person looks at stderr: what it costs to know how much there is may be spent.
+/// Returns whether stderr is a terminal, so that it is worth computing the total for a progress bar.
 pub(crate) fn is_seen() -> bool {
     std::io::stderr().is_terminal()
 }
@@ -29,7 +29,7 @@ const BAR: &str = "{elapsed_precise} {bar:40} {human_pos}/{human_len} {per_sec} 
 
 const COUNT: &str = "{elapsed_precise} {spinner} {msg} {human_pos} {per_sec}";
 
-/// Often enough to see that it moves.
+/// Redraw interval of the bar: often enough to see it move.
 const TICK: Duration = Duration::from_millis(200);
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! What an operator is asked for: which records, which effects, and who acts why.
+//! Arguments of the operator's commands: which records, which effects, who acts and why.
 
 use clap::{Args, Subcommand};
 
 use super::{LIST_LIMIT, StoreArgs};
 
-/// Which records.
+/// Arguments that select records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct WhichArgs {
     /// Only in this state: pending, in_progress, completed, retryable or unknown [default: every state]
@@ -23,7 +23,7 @@ pub(crate) struct WhichArgs {
     #[arg(long)]
     pub(crate) method: Option<String>,
 
-    /// Only of this very path [default: every path]
+    /// Only of exactly this path [default: every path]
     #[arg(long, conflicts_with = "route")]
     pub(crate) path: Option<String>,
 
@@ -43,16 +43,16 @@ pub(crate) struct WhichArgs {
     #[arg(long, value_name = "INSTANT")]
     pub(crate) created_before: Option<String>,
 
-    /// Only those that a person must look at [default: all]
+    /// Only dead letters: records that need an operator [default: all]
     #[arg(long)]
     pub(crate) dead_letters: bool,
 }
 
-/// One record by its id, or all that fit.
+/// One record by its id, or all that match.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct TargetArgs {
-    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it [default: all records that fit the
-    /// options below, of which at least one must be given]
+    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it [default: all records that match
+    /// the options below, of which at least one must be given]
     #[arg(value_name = "ID")]
     pub(crate) id: Option<String>,
 
@@ -60,31 +60,31 @@ pub(crate) struct TargetArgs {
     pub(crate) which: WhichArgs,
 }
 
-/// How unknown records are settled.
+/// Arguments of `ibid keys resolve`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysResolveArgs {
     #[command(flatten)]
     pub(crate) target: TargetArgs,
 
-    /// It was not executed: the next retry runs [default: say this, `--status` or `--seen`]
+    /// It was not executed: the next retry runs [default: this, `--status` or `--seen` is required]
     #[arg(long, conflicts_with_all = ["status", "seen"], required_unless_present_any = ["status", "seen"])]
     pub(crate) not_executed: bool,
 
-    /// It is a dead letter whose outcome is known, and you have seen to it: it is one no longer, and stays as it is
-    /// [default: say this, `--status` or `--not-executed`]
+    /// It is a dead letter whose outcome is known, and you have dealt with it: clear the mark and change nothing else
+    /// [default: this, `--status` or `--not-executed` is required]
     #[arg(long, conflicts_with = "status")]
     pub(crate) seen: bool,
 
-    /// It was executed, and every retry gets an answer with this status, 200 to 599 [default: say this, `--not-executed` or
-    /// `--seen`]
+    /// It was executed, and every retry gets a response with this status, 200 to 599 [default: this, `--not-executed` or
+    /// `--seen` is required]
     #[arg(long, value_name = "STATUS", value_parser = clap::value_parser!(u16).range(200..=599))]
     pub(crate) status: Option<u16>,
 
-    /// The type of the answer's body
+    /// The media type of the response body
     #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "status")]
     pub(crate) content_type: String,
 
-    /// The body of the answer; `@PATH` reads a file [default: an empty one]
+    /// The body of the response; `@PATH` reads a file [default: an empty one]
     #[arg(long, value_name = "TEXT", requires = "status")]
     pub(crate) body: Option<String>,
 
@@ -92,7 +92,7 @@ pub(crate) struct KeysResolveArgs {
     pub(crate) act: ActArgs,
 }
 
-/// Whose answer is forgotten.
+/// Arguments of `ibid keys forget`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysForgetArgs {
     #[command(flatten)]
@@ -102,14 +102,14 @@ pub(crate) struct KeysForgetArgs {
     pub(crate) act: ActArgs,
 }
 
-/// Who acts, why, and whether it is meant.
+/// Arguments of an operator's action: who acts, why, and whether it is confirmed.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ActArgs {
-    /// Why: kept in the history [default: none, it must be said]
+    /// The reason for the action, stored in the history [default: none, it is required]
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
 
-    /// Who acts: kept in the history [default: the user that runs the command]
+    /// The name of who acts, stored in the history [default: the user that runs the command]
     #[arg(long, value_name = "NAME")]
     pub(crate) who: Option<String>,
 
@@ -125,38 +125,38 @@ pub(crate) struct ActArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// What may be done about effects.
+/// The subcommands of `ibid effects`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EffectsCommand {
-    /// List effects, in the order of their places in the outbox
+    /// List effects, ordered by their place in the outbox
     List(EffectsListArgs),
-    /// Have a dead or unknown effect made: your word that making it, or making it again, is right
+    /// Queue a dead or unknown effect: you confirm that making the call, or repeating it, is right
     Retry(EffectArgs),
-    /// Let a dead or unknown effect go: it will not be made
+    /// Discard a dead or unknown effect: its call will not be made
     Discard(EffectArgs),
 }
 
-/// Which effects to list.
+/// Arguments of `ibid effects list`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct EffectsListArgs {
     /// Only in this state: queued, claimed, done, unknown, dead or discarded [default: every state]
     #[arg(long, conflicts_with = "dead_letters")]
     pub(crate) state: Option<String>,
 
-    /// Only of the record whose id begins so [default: of every record]
+    /// Only of the record whose id begins with these digits [default: of every record]
     #[arg(long, value_name = "ID")]
     pub(crate) record: Option<String>,
 
-    /// Only those that a person must look at: dead, or unknown with nobody left to ask [default: all]
+    /// Only those that need an operator: dead, or unknown without a lookup left to try [default: all]
     #[arg(long)]
     pub(crate) dead_letters: bool,
 
-    /// How many at most, up to 1000
+    /// Most effects to list, up to 1000
     #[arg(long, value_name = "COUNT", default_value_t = LIST_LIMIT)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) limit: u32,
 
-    /// Only after this place: how the list before went on
+    /// Only after this place, to continue an earlier list
     #[arg(long, value_name = "PLACE", default_value_t = 0)]
     pub(crate) after: i64,
 
@@ -168,7 +168,7 @@ pub(crate) struct EffectsListArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// Which effect.
+/// Arguments of an action on one effect.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct EffectArgs {
     /// Its place in the outbox, as `effects list` shows it

@@ -1,4 +1,4 @@
-//! `ibid config check`: what the configuration amounts to, route by route.
+//! `ibid config check`: prints the effective configuration, route by route.
 
 use std::io::Write;
 
@@ -65,7 +65,7 @@ fn print(config: &Config, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rules that tell routes apart, and whatever else is not as built in.
+/// Returns the row of one policy: the rules that routes are compared by, and all others that differ from the built-in ones.
 fn row(name: &str, policy: &Policy) -> Vec<String> {
     let fields = policy::fields(policy);
     let built_in = policy::fields(&Policy::default());
@@ -85,7 +85,7 @@ fn row(name: &str, policy: &Policy) -> Vec<String> {
     row
 }
 
-/// As the route is written: `POST,PUT /orders/{id}`.
+/// Returns the route as it is written in the file: `POST,PUT /orders/{id}`.
 fn name(route: &RouteConfig) -> String {
     let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
     format!("{} {}", methods.join(","), route.pattern)
@@ -112,7 +112,7 @@ fn as_json(config: &Config) -> Value {
             "trusted": config.tenant.trusted.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
         "admin_api": config.admin_token.is_some(),
-        // How many, never which.
+        // The number only, never the secrets.
         "fingerprint": { "secrets": config.secrets.len() },
         "defaults": policy_json(&config.defaults),
         "pass_timeout": config.pass_timeout.map(show_duration),
@@ -153,7 +153,7 @@ fn route_json(route: &RouteConfig) -> Value {
     })
 }
 
-/// What a hook speaks of.
+/// Describes the records or effects that a hook settles.
 fn target(hook: &Hook) -> String {
     match &hook.mapping.target {
         HookTarget::Record { operation, .. } => format!("{} {}", operation.method, operation.path),
@@ -176,7 +176,7 @@ fn hook_json(hook: &Hook) -> Value {
         "match": is_record.then(|| target(hook)),
         "by_downstream_key": matches!(hook.mapping.target, HookTarget::DownstreamKey(_) | HookTarget::Either { .. }),
         "kind": kind,
-        // How many, never which.
+        // The number only, never the secrets.
         "secrets": hook.secrets.len(),
         "executed": hook.mapping.executed.iter().map(|(value, _)| value).collect::<Vec<_>>(),
         "not_executed": hook.mapping.not_executed,
@@ -198,7 +198,7 @@ fn rule_json(rule: &Reconcile) -> Option<Value> {
     }))
 }
 
-/// Every rule of a policy, by its key.
+/// Returns every rule of a policy, by its key.
 pub(super) fn policy_json(policy: &Policy) -> Value {
     policy::fields(policy)
         .into_iter()
@@ -207,6 +207,6 @@ pub(super) fn policy_json(policy: &Policy) -> Value {
         .into()
 }
 
-/// What people compare routes by.
+/// Keys of the rules that routes are usually compared by.
 const COLUMNS: [&str; 8] =
     ["profile", "key", "scope", "in_flight", "lease", "retention", "on_lapse", "on_server_error"];

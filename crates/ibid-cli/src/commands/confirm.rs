@@ -1,4 +1,4 @@
-//! What the operator's acts have in common: who, why, and whether it is meant.
+//! Shared parts of the operator's actions: who acts, why, and the confirmation.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -10,32 +10,32 @@ use super::keys::print_records;
 use crate::args::operator::ActArgs;
 use crate::output::Failure;
 
-/// Who acts and why.
+/// Returns who acts and why, checked.
 pub(super) fn act(args: &ActArgs) -> Result<OperatorAction, Failure> {
     let who = args.who.clone().or_else(user).unwrap_or_default();
     OperatorAction::new(&who, &args.reason).map_err(|error| {
         let hint = match error {
             OperatorActionError::Who => "say who you are with `--who`",
-            OperatorActionError::Reason => "say why with `--reason`, for whoever reads the history",
+            OperatorActionError::Reason => "say why with `--reason`: it is stored in the history",
         };
         Failure::usage(error.to_string()).hint(hint)
     })
 }
 
-/// The user that runs the command: by name, or in a container, where nobody says it, by number.
+/// Returns the user that runs the command: by name, or by number if no variable has the name, as in a container.
 fn user() -> Option<String> {
     let named = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
     let numbered = || Some(format!("uid {}", std::fs::metadata("/proc/self").ok()?.uid()));
     named.filter(|name| !name.is_empty()).or_else(numbered)
 }
 
-/// Nothing is done without `--yes`.
-pub(super) fn meant() -> Failure {
+/// Returns the failure of a command without `--yes`, which changes nothing.
+pub(super) fn unconfirmed() -> Failure {
     Failure::no("nothing was done yet").hint("if that is right, say it again with `--yes`")
 }
 
 /// Turns the error of an action on the record `id` into the command's failure.
-pub(super) fn refused(error: OperatorError, id: &str, out: &mut dyn Write) -> Failure {
+pub(super) fn record_failure(error: OperatorError, id: &str, out: &mut dyn Write) -> Failure {
     match error {
         OperatorError::NoSuchRecord => Failure::no(format!("no record begins with `{id}`"))
             .hint("expired records are removed; `ibid keys list` shows what is there"),
@@ -51,23 +51,23 @@ pub(super) fn refused(error: OperatorError, id: &str, out: &mut dyn Write) -> Fa
             "an unknown record is resolved, a completed or expired one forgotten, what runs is left alone",
         ),
         OperatorError::TooLarge { .. } => Failure::usage(error.to_string()).hint("give a smaller `--body`"),
-        error => not_done(error),
+        error => effect_failure(error),
     }
 }
 
 /// Turns the error of an action on an effect into the command's failure.
-pub(super) fn not_done(error: OperatorError) -> Failure {
+pub(super) fn effect_failure(error: OperatorError) -> Failure {
     match error {
         OperatorError::NoOutbox => Failure::usage(error.to_string()).hint("name a SQL store with `--store`"),
         OperatorError::NoSuchEffect(_) => {
             Failure::no(error.to_string()).hint("`ibid effects list` shows what is there")
         }
-        OperatorError::Store(error) => failed(&error),
+        OperatorError::Store(error) => store_failure(&error),
         error => Failure::no(error.to_string()).hint("`ibid effects list` shows how it stands"),
     }
 }
 
-pub(super) fn failed(error: &StoreError) -> Failure {
+pub(super) fn store_failure(error: &StoreError) -> Failure {
     Failure::world("the store failed")
         .because_of(error)
         .hint("it may have been written all the same: look again")

@@ -1,5 +1,5 @@
-//! `ibid demo`: a gateway before an API that knows nothing of it, the reference application with its provider, on
-//! stores that go when it ends, and lines to paste.
+//! `ibid demo`: a gateway in front of an API that knows nothing of it, and the reference application with its provider, on
+//! stores that are deleted at the end. Prints lines to paste.
 
 mod api;
 mod application;
@@ -18,15 +18,15 @@ use crate::gateway::Gateway;
 use crate::open_store::open_store;
 use crate::output::{Failure, Failures, print_line};
 use application::Application;
-use script::{Scene, quoted};
+use script::{Scene, quote};
 
-/// Runs the demo until the process is told to stop.
+/// Runs the demo until the process receives a stop signal.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> {
     let log = config::LogSettings::of_process()?;
-    let listen = DemoStore::of("--listen", args.listen.as_deref(), config::LISTEN)?;
-    let admin = DemoStore::of("--admin-listen", args.admin_listen.as_deref(), config::ADMIN_LISTEN)?;
-    let payments = DemoStore::of("--payments-listen", args.payments_listen.as_deref(), PAYMENTS_LISTEN)?;
-    let provider = DemoStore::of("--provider-listen", args.provider_listen.as_deref(), PROVIDER_LISTEN)?;
+    let listen = ListenAddress::of("--listen", args.listen.as_deref(), config::LISTEN)?;
+    let admin = ListenAddress::of("--admin-listen", args.admin_listen.as_deref(), config::ADMIN_LISTEN)?;
+    let payments = ListenAddress::of("--payments-listen", args.payments_listen.as_deref(), PAYMENTS_LISTEN)?;
+    let provider = ListenAddress::of("--provider-listen", args.provider_listen.as_deref(), PROVIDER_LISTEN)?;
     let _spans = crate::logging(&log)?;
     let folder = tempfile::Builder::new()
         .prefix("ibid-demo-")
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
         .map_err(|error| Failure::world("cannot make a temporary folder").because(error))?;
     let store = |name: &str| format!("sqlite:{}", folder.path().join(name).display());
     let (store, payments_store) = (store("ibid.db"), store("payments.db"));
-    // Dropped before the folder: then nobody writes there any more.
+    // Dropped before the folder, so that no task still writes there.
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
     runtime.block_on(async {
@@ -52,46 +52,49 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
             api: api_address,
             payments: reachable(application.payments_address()),
             provider: reachable(application.processor_address()),
-            taken: [listen, admin, payments, provider].into_iter().filter_map(|place| place.taken).collect(),
+            taken: [listen, admin, payments, provider]
+                .into_iter()
+                .filter_map(|listen| listen.taken)
+                .collect(),
             ibid: program(),
             store,
         };
         print_line(out, scene.script())?;
-        let ((), ended) = tokio::join!(gateway.run(stop), application.ended());
-        Ok(ended?)
+        let ((), result) = tokio::join!(gateway.run(stop), application.wait_for_end());
+        Ok(result?)
     })
 }
 
-/// Where to listen.
+/// The address that a part of the demo listens on.
 #[derive(Debug)]
-struct DemoStore {
+struct ListenAddress {
     address: SocketAddr,
-    /// The default that somebody else has.
+    /// The default address, if another program uses it.
     taken: Option<SocketAddr>,
 }
 
-impl DemoStore {
-    /// As given, come what may. Nobody asked for the default, so where that is taken any free port will do.
-    fn of(flag: &str, given: Option<&str>, default: &str) -> Result<DemoStore, Failure> {
+impl ListenAddress {
+    /// Returns the given address unchanged. If none is given and another program uses the default, chooses a free port.
+    fn of(flag: &str, given: Option<&str>, default: &str) -> Result<ListenAddress, Failure> {
         if let Some(text) = given.filter(|text| !text.is_empty()) {
             let address = config::parse_address(text).map_err(|mut failure| {
                 failure.message = format!("`{flag}` {}", failure.message);
                 failure
             })?;
-            return Ok(DemoStore { address, taken: None });
+            return Ok(ListenAddress { address, taken: None });
         }
         let address = config::parse_address(default)?;
         Ok(match StdListener::bind(address) {
-            Ok(_) => DemoStore { address, taken: None },
-            Err(_) => DemoStore { address: SocketAddr::new(address.ip(), 0), taken: Some(address) },
+            Ok(_) => ListenAddress { address, taken: None },
+            Err(_) => ListenAddress { address: SocketAddr::new(address.ip(), 0), taken: Some(address) },
         })
     }
 }
 
-/// The gateway's own configuration, with nothing but what the demo says: a file that lies about is not the demo's.
+/// Returns the gateway's configuration. It ignores files and variables, because they don't belong to the demo.
 fn gateway_config(
-    listen: &DemoStore,
-    admin: &DemoStore,
+    listen: &ListenAddress,
+    admin: &ListenAddress,
     api: SocketAddr,
     store: &str,
 ) -> Result<Config, Failures> {
@@ -106,7 +109,7 @@ fn gateway_config(
     Config::read(&args, &EnvVars::default(), "", "")
 }
 
-/// A free port on loopback.
+/// Binds a free port on loopback.
 async fn listener() -> Result<(TcpListener, SocketAddr), Failure> {
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
     bound
@@ -114,7 +117,7 @@ async fn listener() -> Result<(TcpListener, SocketAddr), Failure> {
         .map_err(|error| Failure::world("cannot listen on loopback").because(error))
 }
 
-/// An address to connect to: one that listens everywhere is here too.
+/// Returns an address to connect to: loopback for a listener on all interfaces.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -124,19 +127,19 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// This program as a shell finds it: by name if it was called by name, else by its path.
+/// Returns this program as a shell finds it: by name if it was called by name, else by its path.
 fn program() -> String {
     let by_name = std::env::args().next().is_some_and(|name| !name.contains(std::path::is_separator));
     match std::env::current_exe() {
-        Ok(path) if !by_name => quoted(&path.display().to_string()),
+        Ok(path) if !by_name => quote(&path.display().to_string()),
         _ => "ibid".to_owned(),
     }
 }
 
-/// The default of `payments`.
+/// Default address of the `payments` application.
 const PAYMENTS_LISTEN: &str = "127.0.0.1:8090";
 
-/// The default of the simulated card processor.
+/// Default address of the simulated card processor.
 const PROVIDER_LISTEN: &str = "127.0.0.1:8091";
 
 #[cfg(test)]
@@ -148,18 +151,18 @@ mod tests {
         let other = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = other.local_addr().unwrap();
         let text = address.to_string();
-        let place = DemoStore::of("--listen", None, &text).unwrap();
-        assert_eq!((place.address.port(), place.taken), (0, Some(address)));
-        let place = DemoStore::of("--listen", Some(&text), config::LISTEN).unwrap();
-        assert_eq!((place.address, place.taken), (address, None));
+        let listen = ListenAddress::of("--listen", None, &text).unwrap();
+        assert_eq!((listen.address.port(), listen.taken), (0, Some(address)));
+        let listen = ListenAddress::of("--listen", Some(&text), config::LISTEN).unwrap();
+        assert_eq!((listen.address, listen.taken), (address, None));
         drop(other);
-        let place = DemoStore::of("--listen", None, &text).unwrap();
-        assert_eq!((place.address, place.taken), (address, None));
+        let listen = ListenAddress::of("--listen", None, &text).unwrap();
+        assert_eq!((listen.address, listen.taken), (address, None));
     }
 
     #[test]
     fn an_address_that_is_none_is_refused_by_the_name_of_its_flag() {
-        let failure = DemoStore::of("--admin-listen", Some("8081"), config::ADMIN_LISTEN).unwrap_err();
+        let failure = ListenAddress::of("--admin-listen", Some("8081"), config::ADMIN_LISTEN).unwrap_err();
         assert!(failure.message.starts_with("`--admin-listen` must be"), "{}", failure.message);
     }
 

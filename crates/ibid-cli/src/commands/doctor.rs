@@ -1,7 +1,7 @@
-//! `ibid doctor`: looks at a store without opening it, and at the upstream with a `HEAD /`, and says what is not as it
-//! should be. It changes nothing.
+//! `ibid doctor`: inspects a store without opening it, and the upstream with a `HEAD /`, and reports problems. It changes
+//! nothing.
 //!
-//! The facts come from the store (`checkup`), their meaning from `meaning`; here they are asked for and printed.
+//! The facts come from the store (`checkup`), and `findings` interprets them. This module requests and prints them.
 
 use std::io::Write;
 
@@ -21,7 +21,7 @@ mod lease;
 mod next_hop;
 mod upstream;
 
-/// Prints one line a check. `secrets` is how many fingerprint secrets are configured.
+/// Prints one line per check. `secrets` is the number of configured fingerprint secrets.
 pub(crate) async fn run(
     url: &StoreUrl,
     secrets: usize,
@@ -36,9 +36,9 @@ pub(crate) async fn run(
     };
     let mut no_upstream = None;
     if let Some(settings) = upstream {
-        let seen = upstream::look_at(settings).await;
-        findings.extend(seen.findings);
-        no_upstream = seen.failure;
+        let probe = upstream::look_at(settings).await;
+        findings.extend(probe.findings);
+        no_upstream = probe.failure;
         if no_upstream.is_none() {
             findings.extend(next_hop::look_at(settings).await);
         }

@@ -1,4 +1,4 @@
-//! `ibid effects list`, `retry` and `discard`: calls to the outside as an operator sees them.
+//! `ibid effects list`, `retry` and `discard`: calls to other services as an operator sees them.
 
 use std::io::Write;
 
@@ -7,12 +7,12 @@ use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
 use ibid_console::rfc3339;
 use serde_json::{Value, json};
 
-use super::confirm::{act, meant, not_done, refused};
+use super::confirm::{act, effect_failure, record_failure, unconfirmed};
 use super::keys::{no_state, parse_prefix};
 use crate::args::operator::{EffectArgs, EffectsListArgs};
 use crate::output::{Failure, print_json, print_line, print_table};
 
-/// Lists the effects that fit; how to go on is said on `talk`.
+/// Lists the effects that match to `out`, and prints how to continue the list to `talk`.
 pub(crate) async fn list(
     operator: &Operator,
     args: &EffectsListArgs,
@@ -30,12 +30,12 @@ pub(crate) async fn list(
         None => None,
         Some(id) => match operator.get(&parse_prefix(id)?).await {
             Ok(stored) => Some(stored.record.id),
-            Err(error) => return Err(refused(error, id, out)),
+            Err(error) => return Err(record_failure(error, id, out)),
         },
     };
     let filter =
         EffectFilter { state, record, dead_letter: args.dead_letters, after: args.after, limit: args.limit };
-    let (effects, next) = operator.effects(filter).await.map_err(not_done)?;
+    let (effects, next) = operator.effects(filter).await.map_err(effect_failure)?;
     if args.json {
         print_json(out, &effects.iter().map(effect_json).collect())?;
     } else if !effects.is_empty() {
@@ -48,7 +48,7 @@ pub(crate) async fn list(
     }
 }
 
-/// Has an effect made.
+/// Queues an effect, so that the worker makes its call.
 pub(crate) async fn retry(
     operator: &Operator,
     args: &EffectArgs,
@@ -60,15 +60,18 @@ pub(crate) async fn retry(
         let effect = preview(operator, args, EffectAction::Retry, out).await?;
         print_line(talk, "would be retried: the worker makes the call under the same downstream key")?;
         if effect.may_be_second() {
-            print_line(talk, "careful: the provider may have forgotten that key, and do it a second time")?;
+            print_line(
+                talk,
+                "careful: the provider may have forgotten that key and execute the call a second time",
+            )?;
         }
-        return Err(meant());
+        return Err(unconfirmed());
     }
-    let effect = operator.retry(args.seq, &who).await.map_err(not_done)?;
+    let effect = operator.retry(args.seq, &who).await.map_err(effect_failure)?;
     print_done(&effect, args, "retried", out)
 }
 
-/// Lets an effect go.
+/// Discards an effect, so that its call is never made.
 pub(crate) async fn discard(
     operator: &Operator,
     args: &EffectArgs,
@@ -78,13 +81,13 @@ pub(crate) async fn discard(
     let who = act(&args.act)?;
     if !args.act.yes {
         let effect = preview(operator, args, EffectAction::Discard, out).await?;
-        print_line(talk, "would be discarded: nobody makes the call any more")?;
+        print_line(talk, "would be discarded: the call is never made")?;
         if effect.owes {
-            print_line(talk, "its record's answer waits for it, and would be unknown")?;
+            print_line(talk, "its record's response waits for it, and would be unknown")?;
         }
-        return Err(meant());
+        return Err(unconfirmed());
     }
-    let effect = operator.discard(args.seq, &who).await.map_err(not_done)?;
+    let effect = operator.discard(args.seq, &who).await.map_err(effect_failure)?;
     print_done(&effect, args, "discarded", out)
 }
 
@@ -94,12 +97,12 @@ async fn preview(
     action: EffectAction,
     out: &mut dyn Write,
 ) -> Result<StoredEffect, Failure> {
-    let effect = operator.effect(args.seq).await.map_err(not_done)?;
+    let effect = operator.effect(args.seq).await.map_err(effect_failure)?;
     match args.act.json {
         true => print_json(out, &effect_json(&effect))?,
         false => print_effects(std::slice::from_ref(&effect), out)?,
     }
-    action.check(&effect).map_err(not_done)?;
+    action.check(&effect).map_err(effect_failure)?;
     Ok(effect)
 }
 

@@ -1,4 +1,4 @@
-//! `ibid identity`: shows what makes up the ids of a store's records, and changes it.
+//! `ibid identity`: shows and changes the settings that make up the ids of a store's records.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use ibid_core::policy::IdentityRules;
 use ibid_core::store::Store;
 use serde_json::{Value, json};
 
-use super::confirm::meant;
+use super::confirm::unconfirmed;
 use crate::args::identity::{IdentityChangeArgs, IdentityShowArgs};
 use crate::config::units::show_duration;
 use crate::output::{Failure, print_fields, print_json, print_line};
@@ -21,14 +21,14 @@ pub(crate) async fn show(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let stored = change::stored(store).await.map_err(|error| unreadable(&error))?;
-    let setting = stored.ok_or_else(|| refused(ChangeError::NotSet))?;
+    let setting = stored.ok_or_else(|| change_failure(ChangeError::NotSet))?;
     match args.json {
         true => print_json(out, &setting_json(&setting)),
         false => print_setting(&setting, out),
     }
 }
 
-/// Retires the stored identity, or ends the look-up of previous ids.
+/// Retires the stored identity, or ends the lookup of previous ids.
 pub(crate) async fn change(
     store: &dyn Store,
     args: &IdentityChangeArgs,
@@ -36,12 +36,12 @@ pub(crate) async fn change(
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let stored = change::stored(store).await.map_err(|error| unreadable(&error))?;
-    let setting = stored.ok_or_else(|| refused(ChangeError::NotSet))?;
+    let setting = stored.ok_or_else(|| change_failure(ChangeError::NotSet))?;
     if args.forget_previous {
         return forget(store, &setting, args, out, talk).await;
     }
     let at_stake = match args.abandon {
-        true => Some(change::live_records(store).await.map_err(|error| refused(error.into()))?),
+        true => Some(change::live_records(store).await.map_err(|error| change_failure(error.into()))?),
         false => None,
     };
     if let Some(keys) = at_stake {
@@ -56,19 +56,19 @@ pub(crate) async fn change(
             talk,
             format_args!("would be retired: running nodes would answer 503, and this would wait {wait}"),
         )?;
-        return Err(meant());
+        return Err(unconfirmed());
     }
-    let told = |waiting: RetireWait| {
+    let on_wait = |waiting: RetireWait| {
         let line = match waiting {
             RetireWait::ForReaders(wait) => {
                 format!("waiting {} for running nodes to read it", show_duration(wait))
             }
             RetireWait::ForTransactions => "waiting for open transactions".to_owned(),
         };
-        // A reader that is gone has seen enough.
+        // A reader that closed the pipe needs no more output.
         let _ = writeln!(talk, "{line}");
     };
-    let retired = change::retire(store, args.abandon, told).await.map_err(refused)?;
+    let retired = change::retire(store, args.abandon, on_wait).await.map_err(change_failure)?;
     match args.json {
         true => {
             let mut value = setting_json(&retired);
@@ -89,9 +89,9 @@ async fn forget(
     if !args.yes {
         let count = setting.previous.len();
         print_line(talk, format_args!("would no longer look up the ids of previous identities: {count}"))?;
-        return Err(meant());
+        return Err(unconfirmed());
     }
-    let remainder = change::forget_previous(store).await.map_err(refused)?;
+    let remainder = change::forget_previous(store).await.map_err(change_failure)?;
     let ForgetReport { forgotten, kept, records, gone_by } = &remainder;
     if args.json {
         let value = json!({
@@ -128,7 +128,7 @@ fn print_setting(setting: &IdentitySetting, out: &mut dyn Write) -> Result<(), F
     print_fields(out, &fields)
 }
 
-/// The state in a sentence.
+/// Describes the state in one sentence.
 pub(crate) fn meaning(setting: &IdentitySetting) -> &'static str {
     match (setting.phase, setting.is_abandoned) {
         (IdentityPhase::Active, _) => "active",
@@ -143,12 +143,12 @@ pub(crate) fn meaning(setting: &IdentitySetting) -> &'static str {
 fn identity_lines(prefix: &str, identity: &StoreIdentity) -> Vec<(String, String)> {
     let mut lines = vec![(format!("{prefix}tenant"), identity.tenant().to_owned())];
     lines.extend(identity.tenant_secret().map(|id| (format!("{prefix}tenant secret"), id.to_owned())));
-    lines.push((format!("{prefix}defaults"), in_words(identity.defaults())));
-    lines.extend(identity.routes().map(|(route, rules)| (format!("{prefix}{route}"), in_words(rules))));
+    lines.push((format!("{prefix}defaults"), describe_rules(identity.defaults())));
+    lines.extend(identity.routes().map(|(route, rules)| (format!("{prefix}{route}"), describe_rules(rules))));
     lines
 }
 
-fn in_words(rules: &IdentityRules) -> String {
+fn describe_rules(rules: &IdentityRules) -> String {
     let fields = rules.fields();
     fields.iter().map(|(field, value)| format!("{field} = {value}")).collect::<Vec<_>>().join(", ")
 }
@@ -194,7 +194,7 @@ fn unreadable(error: &IdentityError) -> Failure {
     }
 }
 
-fn refused(error: ChangeError) -> Failure {
+fn change_failure(error: ChangeError) -> Failure {
     match error {
         ChangeError::NotSet => Failure::no(error.to_string()).hint("start the gateway once"),
         ChangeError::TooManyPrevious => Failure::no(error.to_string())

@@ -1,6 +1,6 @@
 //! `ibid keys list` and `ibid keys show`: records as an operator sees them.
 //!
-//! Keys are shown here, unlike in logs: whoever may open the store may read them anyway.
+//! Keys are shown here, unlike in logs: an operator who may open the store can read them anyway.
 
 use std::io::Write;
 
@@ -18,7 +18,7 @@ use crate::args::{KeysListArgs, KeysShowArgs};
 use crate::config::units::{near_miss, parse_duration};
 use crate::output::{Failure, print_fields, print_json, print_line, print_table};
 
-/// Lists the records that fit; how to go on is said on `talk`.
+/// Lists the records that match to `out`, and prints how to continue the list to `talk`.
 pub(crate) async fn list(
     store: &dyn Browse,
     args: &KeysListArgs,
@@ -28,31 +28,31 @@ pub(crate) async fn list(
     let limit = args.limit as usize;
     let filter = RecordFilter {
         after: args.after.as_deref().map(parse_cursor).transpose()?,
-        // One more than asked for tells whether there are more.
+        // One more than requested, to see whether there are more.
         limit: args.limit.saturating_add(1),
         ..filter(&args.which)?
     };
-    let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let last = found.last().map(|stored| stored.record.id);
+    let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
+    let more = records.len() > limit;
+    records.truncate(limit);
+    let last = records.last().map(|stored| stored.record.id);
     if args.which.dead_letters {
-        // What a late answer may still settle is nobody's to look at yet.
-        found.retain(|stored| stored.record.is_dead_letter(stored.now));
+        // The filter includes marked records that a late response may still settle; they need no operator yet.
+        records.retain(|stored| stored.record.is_dead_letter(stored.now));
     }
     if args.json {
-        print_json(out, &found.iter().map(record_json).collect())?;
+        print_json(out, &records.iter().map(record_json).collect())?;
     } else {
-        print_records(&found, out)?;
+        print_records(&records, out)?;
     }
     match last {
         Some(last) if more => print_line(talk, format_args!("there are more: `--after {last}`")),
-        _ if found.is_empty() => print_line(talk, "no record fits"),
+        _ if records.is_empty() => print_line(talk, "no record fits"),
         _ => Ok(()),
     }
 }
 
-/// Shows the one record whose id begins so. Several: the list of them, and the answer is no.
+/// Shows the record whose id begins with these digits. If there are count, lists them and fails.
 pub(crate) async fn show(
     store: &dyn Browse,
     args: &KeysShowArgs,
@@ -60,20 +60,20 @@ pub(crate) async fn show(
 ) -> Result<(), Failure> {
     let prefix = parse_prefix(&args.id)?;
     let filter = RecordFilter { prefix: Some(prefix), limit: AMBIGUOUS_MAX + 1, ..RecordFilter::default() };
-    let mut found = store.list(filter).await.map_err(|error| unreadable(&error))?;
-    let several = found.len();
-    if several > 1 {
-        found.truncate(AMBIGUOUS_MAX as usize);
+    let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
+    let count = records.len();
+    if count > 1 {
+        records.truncate(AMBIGUOUS_MAX as usize);
         if args.json {
-            print_json(out, &found.iter().map(record_json).collect())?;
+            print_json(out, &records.iter().map(record_json).collect())?;
         } else {
-            print_records(&found, out)?;
+            print_records(&records, out)?;
         }
-        let many = if several > AMBIGUOUS_MAX as usize { "more than ".to_owned() } else { String::new() };
-        let message = format!("{many}{} records begin with `{}`", found.len(), args.id);
+        let many = if count > AMBIGUOUS_MAX as usize { "more than ".to_owned() } else { String::new() };
+        let message = format!("{many}{} records begin with `{}`", records.len(), args.id);
         return Err(Failure::no(message).hint("give more digits: `ibid keys list --json` has ids in full"));
     }
-    let Some(stored) = found.pop() else {
+    let Some(stored) = records.pop() else {
         let failure = Failure::no(format!("no record begins with `{}`", args.id));
         return Err(failure.hint("expired records are removed; `ibid keys list` shows what is there"));
     };
@@ -96,11 +96,11 @@ pub(crate) async fn show(
     Ok(())
 }
 
-pub(super) fn print_records(found: &[StoredRecord], out: &mut dyn Write) -> Result<(), Failure> {
-    if found.is_empty() {
+pub(super) fn print_records(records: &[StoredRecord], out: &mut dyn Write) -> Result<(), Failure> {
+    if records.is_empty() {
         return Ok(());
     }
-    let rows = found.iter().map(|stored| {
+    let rows = records.iter().map(|stored| {
         let record = &stored.record;
         let identity = &record.identity;
         vec![
@@ -119,7 +119,7 @@ pub(super) fn print_records(found: &[StoredRecord], out: &mut dyn Write) -> Resu
     print_table(out, &COLUMNS, rows.collect())
 }
 
-/// Every field, in the order in which a person asks.
+/// Returns every field of a record, the most interesting first.
 fn fields(stored: &StoredRecord) -> Vec<(&'static str, String)> {
     let record = &stored.record;
     let identity = &record.identity;
@@ -208,8 +208,8 @@ fn history_json((at, line): &(Timestamp, History)) -> Value {
 
 fn state_words(stored: &StoredRecord) -> String {
     let record = &stored.record;
-    let besides = if record.is_dead_letter(stored.now) { " (dead letter)" } else { "" };
-    format!("{}{besides}", record.state.name())
+    let mark = if record.is_dead_letter(stored.now) { " (dead letter)" } else { "" };
+    format!("{}{mark}", record.state.name())
 }
 
 fn version_words(record: &Record) -> String {
@@ -226,7 +226,7 @@ fn response_words(stored: &StoredRecord) -> String {
     }
 }
 
-/// What the due instant means in this state.
+/// Returns the label of the due instant, which depends on the state.
 fn due_name(state: State) -> &'static str {
     match state {
         State::InProgress => "lease until",
@@ -257,7 +257,7 @@ pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
     })
 }
 
-/// What these ask for.
+/// Returns the filter that these arguments describe.
 pub(super) fn filter(which: &WhichArgs) -> Result<RecordFilter, Failure> {
     let exact = which.path.as_deref().map(PathPattern::exactly);
     Ok(RecordFilter {
@@ -277,7 +277,7 @@ pub(super) fn filter(which: &WhichArgs) -> Result<RecordFilter, Failure> {
 fn parse_instant(text: &str) -> Result<Timestamp, Failure> {
     let parsed: Result<jiff::Timestamp, _> = text.parse();
     let instant = parsed.map_err(|error| {
-        let failure = Failure::usage(format!("`{text}` is no instant")).because(error);
+        let failure = Failure::usage(format!("`{text}` is not an instant")).because(error);
         failure.hint("write it as `2026-11-16T09:30:00Z`")
     })?;
     Ok(Timestamp::from_micros(instant.as_microsecond()))
@@ -287,20 +287,20 @@ fn parse_age(text: &str) -> Result<std::time::Duration, Failure> {
     parse_duration(text).map_err(|form| Failure::usage(format!("`--older-than {text}` {form}")))
 }
 
-/// After all ids that begin so: with an id in full, after that one.
+/// Returns the cursor after all ids that begin with this text; after a full id, that is the id itself.
 fn parse_cursor(text: &str) -> Result<RecordId, Failure> {
     Ok(parse_prefix(text)?.bounds().1)
 }
 
 fn unreadable(error: &StoreError) -> Failure {
-    let hint = if error.is_transient() { "try again" } else { "is this a store of ibid?" };
+    let hint = if error.is_transient() { "try again" } else { "check that this is a store of ibid" };
     Failure::world("cannot read the store").because_of(error).hint(hint)
 }
 
 const COLUMNS: [&str; 10] =
     ["id", "state", "outcome", "status", "attempt", "tenant", "operation", "key", "created", "expires"];
 
-/// How many records are listed for an id that fits several.
+/// Most records that are listed for an ambiguous id.
 const AMBIGUOUS_MAX: u32 = 20;
 
 #[cfg(test)]

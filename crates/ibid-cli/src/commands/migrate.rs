@@ -1,4 +1,4 @@
-//! `ibid migrate`: makes or upgrades the tables of a store, or prints how.
+//! `ibid migrate`: creates or upgrades the tables of a store, or prints the statements for that.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use crate::config::StoreUrl;
 use crate::open_store::{cannot_open_postgres, open_store};
 use crate::output::{Failure, print_line};
 
-/// Brings the tables at `url` up to date and says what it did; with `print`, prints what is missing instead.
+/// Brings the tables at `url` up to date and reports what it did. With `print`, prints the missing statements instead.
 pub(crate) async fn run(url: &StoreUrl, print: bool, out: &mut dyn Write) -> Result<(), Failure> {
     match url {
         StoreUrl::Memory => Err(Failure::usage("a store in memory has no tables")),

@@ -1,4 +1,4 @@
-//! The operator's commands. Each takes what it needs and a place to write to; `main` opens stores.
+//! The operator's commands. Each gets what it needs and a writer for its output; `main` opens the stores.
 
 pub(crate) mod config_check;
 mod confirm;

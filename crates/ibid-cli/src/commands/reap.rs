@@ -1,4 +1,4 @@
-//! `ibid reap`: removes what is past its time, or counts it.
+//! `ibid reap`: removes expired rows, or counts them.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use crate::args::ReapArgs;
 use crate::output::{Failure, print_fields, print_json, print_line};
 use crate::progress;
 
-/// Counts what would go, removes it to the end, or goes on until stopped.
+/// Counts what would be removed, removes it once, or repeats that until stopped.
 pub(crate) async fn run(
     store: &dyn Store,
     keep: Retention,
@@ -19,34 +19,34 @@ pub(crate) async fn run(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     if args.dry_run {
-        let outlook = reap_preview(store, keep).await.map_err(|error| failed(&error))?;
-        return print_outlook(&outlook, args.json, out);
+        let preview = reap_preview(store, keep).await.map_err(|error| reap_failure(&error))?;
+        return print_preview(&preview, args.json, out);
     }
     let Some(every) = args.every else {
-        return print_harvest(&to_the_end(store, keep, args.json).await?, args.json, out);
+        return print_stats(&reap_all(store, keep, args.json).await?, args.json, out);
     };
     loop {
-        match to_the_end(store, keep, args.json).await {
-            // One line a round, so that a program can read them as they come.
-            Ok(harvest) if args.json => print_line(out, harvest_json(&harvest))?,
-            Ok(harvest) => print_harvest(&harvest, false, out)?,
-            // A store that is away comes back; whoever runs this for ever wants it to go on.
+        match reap_all(store, keep, args.json).await {
+            // One line per round, so that a program can read each as it arrives.
+            Ok(stats) if args.json => print_line(out, stats_json(&stats))?,
+            Ok(stats) => print_stats(&stats, false, out)?,
+            // Continue: the store may answer again in a later round.
             Err(failure) => eprint!("{failure}"),
         }
         tokio::time::sleep(every).await;
     }
 }
 
-/// All that is past its time now.
-async fn to_the_end(store: &dyn Store, keep: Retention, is_json: bool) -> Result<ReapStats, Failure> {
-    let bar = bar(store, keep, is_json).await.map_err(|error| failed(&error))?;
-    let told = |harvest: &ReapStats| bar.set_position(rows(harvest));
-    let all = reap_store(store, keep, told).await.map_err(|error| failed(&error))?;
+/// Removes everything that has expired by now.
+async fn reap_all(store: &dyn Store, keep: Retention, is_json: bool) -> Result<ReapStats, Failure> {
+    let bar = bar(store, keep, is_json).await.map_err(|error| reap_failure(&error))?;
+    let on_progress = |stats: &ReapStats| bar.set_position(rows(stats));
+    let all = reap_store(store, keep, on_progress).await.map_err(|error| reap_failure(&error))?;
     bar.finish_and_clear();
     Ok(all)
 }
 
-/// What is to be done is counted only if somebody looks.
+/// Returns a progress bar. Counts the rows in advance only if stderr is a terminal.
 async fn bar(store: &dyn Store, keep: Retention, is_json: bool) -> Result<ProgressBar, StoreError> {
     if is_json || !progress::is_seen() {
         return Ok(ProgressBar::hidden());
@@ -55,15 +55,15 @@ async fn bar(store: &dyn Store, keep: Retention, is_json: bool) -> Result<Progre
     Ok(progress::bar(Some(records.strip + records.remove + effects + history), is_json))
 }
 
-fn rows(harvest: &ReapStats) -> u64 {
-    harvest.stripped + harvest.removed + harvest.effects + harvest.history
+fn rows(stats: &ReapStats) -> u64 {
+    stats.stripped + stats.removed + stats.effects + stats.history
 }
 
-fn print_harvest(harvest: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     if as_json {
-        return print_json(out, &harvest_json(harvest));
+        return print_json(out, &stats_json(stats));
     }
-    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
+    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *stats;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
@@ -76,16 +76,16 @@ fn print_harvest(harvest: &ReapStats, as_json: bool, out: &mut dyn Write) -> Res
     print_fields(out, &fields)
 }
 
-fn harvest_json(harvest: &ReapStats) -> Value {
-    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *harvest;
+fn stats_json(stats: &ReapStats) -> Value {
+    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *stats;
     json!({
         "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
         "history": history, "pages": pages, "held": held,
     })
 }
 
-fn print_outlook(outlook: &ReapPreview, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
-    let ReapPreview { records, effects, history } = outlook;
+fn print_preview(preview: &ReapPreview, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    let ReapPreview { records, effects, history } = preview;
     if as_json {
         let value = json!({
             "stripped": records.strip, "removed": records.remove, "effects": effects, "history": history,
@@ -101,6 +101,8 @@ fn print_outlook(outlook: &ReapPreview, as_json: bool, out: &mut dyn Write) -> R
     print_fields(out, &fields)
 }
 
-fn failed(error: &StoreError) -> Failure {
-    Failure::world("cannot reap").because_of(error).hint("what is gone is gone; run it again for the rest")
+fn reap_failure(error: &StoreError) -> Failure {
+    Failure::world("cannot reap")
+        .because_of(error)
+        .hint("what was removed stays removed; run it again for the rest")
 }

@@ -1,29 +1,30 @@
-//! `ibid keys resolve` and `ibid keys forget`: a person settles what is unknown, or lets an answer go, of one record or of
-//! all that fit (`settle_many.rs`).
+//! `ibid keys resolve` and `ibid keys forget`: an operator settles unknown records or forgets stored responses, of one
+//! record or of all that match (`resolve_bulk.rs`).
 
 use std::io::Write;
 
 use ibid::operator::{BulkAction, Observation, Operator, OperatorError, RecordFilter, answer};
 use ibid_core::change::StoredRecord;
 
-use super::confirm::{act, meant, refused};
+use super::confirm::{act, record_failure, unconfirmed};
 use super::keys::{parse_prefix, print_records, record_json};
 use super::resolve_bulk;
 use crate::args::operator::{ActArgs, KeysForgetArgs, KeysResolveArgs, TargetArgs, WhichArgs};
 use crate::output::{Failure, print_json, print_line};
 
-/// Settles unknown records, or takes the mark off dead letters whose outcome is known.
+/// Settles unknown records, or clears the mark of dead letters whose outcome is known.
 pub(crate) async fn resolve(
     operator: &Operator,
     args: &KeysResolveArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let deed = if args.seen { BulkAction::Acknowledge } else { BulkAction::Resolve(found(args)?) };
-    run(operator, &args.target, &deed, &args.act, out, talk).await
+    let action =
+        if args.seen { BulkAction::Acknowledge } else { BulkAction::Resolve(parse_observation(args)?) };
+    run(operator, &args.target, &action, &args.act, out, talk).await
 }
 
-/// Forgets the answers of completed or expired records.
+/// Forgets the responses of completed or expired records.
 pub(crate) async fn forget(
     operator: &Operator,
     args: &KeysForgetArgs,
@@ -34,7 +35,7 @@ pub(crate) async fn forget(
     if args.act.yes {
         print_line(
             talk,
-            "a running gateway may replay its answer until its `cache_ttl` is over (60s by default)",
+            "a running gateway may replay the response until its `cache_ttl` is over (60s by default)",
         )?;
     }
     Ok(())
@@ -43,15 +44,15 @@ pub(crate) async fn forget(
 async fn run(
     operator: &Operator,
     target: &TargetArgs,
-    deed: &BulkAction,
+    action: &BulkAction,
     args: &ActArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let is_all = target.which == WhichArgs::default();
     match &target.id {
-        Some(id) if is_all => one(operator, id, deed, args, out, talk).await,
-        None if !is_all => resolve_bulk::run(operator, &target.which, deed, args, out, talk).await,
+        Some(id) if is_all => one(operator, id, action, args, out, talk).await,
+        None if !is_all => resolve_bulk::run(operator, &target.which, action, args, out, talk).await,
         Some(_) => Err(Failure::usage("an id names one record, and the other options many")
             .hint("give the id alone, or leave it out")),
         None => Err(Failure::usage("which records?")
@@ -62,7 +63,7 @@ async fn run(
 async fn one(
     operator: &Operator,
     id: &str,
-    deed: &BulkAction,
+    action: &BulkAction,
     args: &ActArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
@@ -71,37 +72,38 @@ async fn one(
     let prefix = parse_prefix(id)?;
     let one = match operator.get(&prefix).await {
         Ok(one) => one,
-        Err(error) => return Err(refused(error, id, out)),
+        Err(error) => return Err(record_failure(error, id, out)),
     };
     let record = one.record.id;
     if !args.yes {
         let full = record.to_string().parse().ok();
-        let preview = operator.preview(RecordFilter { prefix: full, ..RecordFilter::default() }, deed).await;
-        let preview = preview.map_err(|error| refused(OperatorError::Store(error), id, out))?;
+        let preview =
+            operator.preview(RecordFilter { prefix: full, ..RecordFilter::default() }, action).await;
+        let preview = preview.map_err(|error| record_failure(OperatorError::Store(error), id, out))?;
         show(&one, args.json, out)?;
         if preview.records.is_empty() {
-            // What is asked of the machine again says why.
+            // The message names the record's state. Who settled it last is not looked up for a preview.
             let last = None;
-            return Err(refused(OperatorError::NotNow { stored: Box::new(one), last }, id, out));
+            return Err(record_failure(OperatorError::NotNow { stored: Box::new(one), last }, id, out));
         }
-        print_line(talk, format_args!("would be {}, by {}: {}", words(deed), who.who(), who.reason()))?;
-        return Err(meant());
+        print_line(talk, format_args!("would be {}, by {}: {}", describe(action), who.who(), who.reason()))?;
+        return Err(unconfirmed());
     }
-    let done = match deed {
-        BulkAction::Resolve(found) => operator.resolve(record, None, found, &who).await,
+    let done = match action {
+        BulkAction::Resolve(observation) => operator.resolve(record, None, observation, &who).await,
         BulkAction::Acknowledge => operator.acknowledge(record, None, &who).await,
         BulkAction::Forget => operator.forget(record, None, &who).await,
     };
     match done {
         Ok(stored) if args.json => print_json(out, &record_json(&stored)),
         Ok(stored) => {
-            let state = match deed {
+            let state = match action {
                 BulkAction::Resolve(_) | BulkAction::Acknowledge => stored.record.state.name(),
                 BulkAction::Forget => "absent",
             };
-            print_line(out, format_args!("{}: {}, now {state}", record.short(), words(deed)))
+            print_line(out, format_args!("{}: {}, now {state}", record.short(), describe(action)))
         }
-        Err(error) => Err(refused(error, id, out)),
+        Err(error) => Err(record_failure(error, id, out)),
     }
 }
 
@@ -112,8 +114,8 @@ fn show(stored: &StoredRecord, json: bool, out: &mut dyn Write) -> Result<(), Fa
     }
 }
 
-pub(super) fn words(deed: &BulkAction) -> String {
-    match deed {
+pub(super) fn describe(action: &BulkAction) -> String {
+    match action {
         BulkAction::Resolve(Observation::Executed(answer)) => {
             format!("resolved as executed ({})", answer.status)
         }
@@ -123,11 +125,11 @@ pub(super) fn words(deed: &BulkAction) -> String {
     }
 }
 
-fn found(args: &KeysResolveArgs) -> Result<Observation, Failure> {
+fn parse_observation(args: &KeysResolveArgs) -> Result<Observation, Failure> {
     let Some(status) = args.status else { return Ok(Observation::NotExecuted) };
     let visible = |text: &str| !text.is_empty() && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     if !visible(&args.content_type) {
-        return Err(Failure::usage(format!("`--content-type {}` is no media type", args.content_type)));
+        return Err(Failure::usage(format!("`--content-type {}` is not a media type", args.content_type)));
     }
     let body = match args.body.as_deref() {
         None => Vec::new(),
@@ -138,7 +140,9 @@ fn found(args: &KeysResolveArgs) -> Result<Observation, Failure> {
         },
     };
     if matches!(status, 204 | 205 | 304) && !body.is_empty() {
-        return Err(Failure::usage(format!("an answer {status} has no body")).hint("leave `--body` out"));
+        return Err(
+            Failure::usage(format!("a response with status {status} has no body")).hint("leave `--body` out")
+        );
     }
     Ok(Observation::Executed(answer(status, &args.content_type, body)))
 }

@@ -1,5 +1,5 @@
-//! `ibid keys resolve` and `ibid keys forget` on all records that fit: what would be changed is counted first, and only what
-//! was counted, and has not changed since, is touched.
+//! `ibid keys resolve` and `ibid keys forget` on all records that match: first counts the records, then changes only those
+//! that were counted and have not changed since.
 
 use std::io::Write;
 
@@ -8,37 +8,37 @@ use ibid_core::change::StoredRecord;
 use ibid_core::scope::RecordId;
 use serde_json::json;
 
-use super::confirm::{act, failed, meant};
+use super::confirm::{act, store_failure, unconfirmed};
 use super::keys::{filter, print_records};
-use super::resolve::words;
+use super::resolve::describe;
 use crate::args::operator::{ActArgs, WhichArgs};
 use crate::output::{Failure, print_json, print_line};
 use crate::progress;
 
-/// Counts what would be changed and, if it is meant, changes it.
+/// Counts the records that would be changed and, with `--yes`, changes them.
 pub(super) async fn run(
     operator: &Operator,
     which: &WhichArgs,
-    deed: &BulkAction,
+    action: &BulkAction,
     args: &ActArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let (who, filter) = (act(args)?, filter(which)?);
-    let shown = look(operator, filter, deed).await?;
-    let (count, left_alone) = (shown.seen.len(), shown.left_alone);
+    let selection = select_records(operator, filter, action).await?;
+    let (count, left_alone) = (selection.seen.len(), selection.left_alone);
     if !args.yes {
         match args.json {
             true => print_json(out, &json!({ "count": count, "left_alone": left_alone }))?,
-            false => print_records(&shown.first, out)?,
+            false => print_records(&selection.first, out)?,
         }
     }
-    let more = if shown.more { ", and more fit than are done at once" } else { "" };
+    let more = if selection.more { ", and more fit than are done at once" } else { "" };
     print_line(
         talk,
         format_args!(
             "{count} records would be {}, by {}: {}; {left_alone} that fit can't be{more}",
-            words(deed),
+            describe(action),
             who.who(),
             who.reason()
         ),
@@ -48,64 +48,69 @@ pub(super) async fn run(
             .hint("`ibid keys list` with the same options shows what fits"));
     }
     if !args.yes {
-        return Err(meant());
+        return Err(unconfirmed());
     }
 
     let bar = progress::bar(Some(count as u64), args.json);
     let (mut done, mut refused) = (0, Vec::new());
-    for some in shown.seen.chunks(BULK_MAX as usize) {
-        for (id, result) in operator.apply(some, deed, &who).await {
+    for some in selection.seen.chunks(BULK_MAX as usize) {
+        for (id, result) in operator.apply(some, action, &who).await {
             bar.inc(1);
             match result {
                 Ok(_) => done += 1,
                 Err(OperatorError::Store(error)) => {
                     bar.finish_and_clear();
-                    print_line(talk, format_args!("{done} records were {} before that", words(deed)))?;
-                    return Err(failed(&error));
+                    print_line(talk, format_args!("{done} records were {} before that", describe(action)))?;
+                    return Err(store_failure(&error));
                 }
                 Err(why) => refused.push((id, why)),
             }
         }
     }
     bar.finish_and_clear();
-    tell(done, &refused, deed, args.json, out)
+    print_result(done, &refused, action, args.json, out)
 }
 
-/// What a deed would be done to.
-struct Shown {
+/// The records that an action would change.
+struct Selection {
     seen: Vec<SeenVersion>,
-    /// The first of them, for a person to look at.
+    /// The first of them, to show to the operator.
     first: Vec<StoredRecord>,
+    /// Number of records that match and can't be changed.
     left_alone: u64,
-    /// Whether more fit than one command takes.
+    /// Set if more records match than one command changes.
     more: bool,
 }
 
-/// All that `deed` would change, page by page. Writes nothing.
-async fn look(operator: &Operator, filter: RecordFilter, deed: &BulkAction) -> Result<Shown, Failure> {
-    let mut shown = Shown { seen: Vec::new(), first: Vec::new(), left_alone: 0, more: false };
+/// Reads all records that `action` would change, page by page. Writes nothing.
+async fn select_records(
+    operator: &Operator,
+    filter: RecordFilter,
+    action: &BulkAction,
+) -> Result<Selection, Failure> {
+    let mut selection = Selection { seen: Vec::new(), first: Vec::new(), left_alone: 0, more: false };
     let mut after = None;
     loop {
         let page = RecordFilter { after, limit: BULK_MAX, ..filter.clone() };
-        let preview = operator.preview(page, deed).await.map_err(|error| failed(&error))?;
-        shown.left_alone += preview.left_alone;
-        let room = SHOWN_MAX.saturating_sub(shown.first.len());
-        let seen =
+        let preview = operator.preview(page, action).await.map_err(|error| store_failure(&error))?;
+        selection.left_alone += preview.left_alone;
+        let room = SHOWN_MAX.saturating_sub(selection.first.len());
+        let version_of =
             |stored: &StoredRecord| SeenVersion { id: stored.record.id, version: stored.record.version };
-        shown.seen.extend(preview.records.iter().map(seen));
-        shown.first.extend(preview.records.into_iter().take(room));
+        selection.seen.extend(preview.records.iter().map(version_of));
+        selection.first.extend(preview.records.into_iter().take(room));
         after = preview.next;
-        shown.more = after.is_some() && shown.seen.len() >= AT_ONCE_MAX;
-        if after.is_none() || shown.more {
-            return Ok(shown);
+        selection.more = after.is_some() && selection.seen.len() >= AT_ONCE_MAX;
+        if after.is_none() || selection.more {
+            return Ok(selection);
         }
     }
 }
 
-fn tell(
+fn print_result(
     done: u64,
     refused: &[(RecordId, OperatorError)],
-    deed: &BulkAction,
+    action: &BulkAction,
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
@@ -115,7 +120,7 @@ fn tell(
         let refused: Vec<_> = refused.iter().map(why).collect();
         print_json(out, &json!({ "done": done, "refused": refused }))?;
     } else {
-        print_line(out, format_args!("{done} records: {}", words(deed)))?;
+        print_line(out, format_args!("{done} records: {}", describe(action)))?;
         for (id, why) in refused.iter().take(SHOWN_MAX) {
             print_line(out, format_args!("{}: left alone, {why}", id.short()))?;
         }
@@ -127,8 +132,8 @@ fn tell(
     }
 }
 
-/// Records that are shown of many: a screenful.
+/// Most records that are printed: a screenful.
 const SHOWN_MAX: usize = 20;
 
-/// Records that one command changes at most: what is remembered of them takes some megabytes, and the work minutes.
+/// Most records that one command changes: their ids and versions take some megabytes of memory, and the work takes minutes.
 const AT_ONCE_MAX: usize = 100_000;

@@ -1,6 +1,6 @@
-//! `ibid sweep` and `ibid reconcile`: one chore over the store, once or again and again, without a gateway.
+//! `ibid sweep` and `ibid reconcile`: run one chore on the store, once or repeatedly, without a gateway.
 //!
-//! Any number of them may run beside gateways: each acts by compare-and-set on what it saw.
+//! Any number of them may run at the same time as gateways: each writes by compare-and-set on the version that it read.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::gateway::reconcile::UpstreamLookup;
 use crate::output::{Failure, print_json, print_line};
 use crate::progress;
 
-/// How a chore is run and told of.
+/// The repetition and the output format of a chore.
 pub(crate) struct Rounds {
-    /// Again after so long; none: once.
+    /// Time between two rounds; `None` runs the chore once.
     pub(crate) every: Option<Duration>,
-    /// One JSON object a round instead of a sentence.
+    /// Prints one JSON object per round instead of a sentence.
     pub(crate) json: bool,
 }
 
-/// Settles lapsed leases, each by the rule that its record was begun with.
+/// Settles lapsed leases, each by the `on_lapse` rule that its record was begun with.
 pub(crate) async fn sweep(
     url: &StoreUrl,
     store: Arc<dyn Store>,
@@ -47,7 +47,7 @@ pub(crate) async fn sweep(
         .await
 }
 
-/// Asks the upstream about unknown records, each by the question that it carries.
+/// Looks up unknown records at the upstream, each with the lookup request in its policy.
 pub(crate) async fn reconcile(
     url: &StoreUrl,
     store: Arc<dyn Store>,
@@ -61,14 +61,14 @@ pub(crate) async fn reconcile(
     rounds
         .run(url, out, async || {
             let bar = rounds.bar("questions asked:");
-            let came = reconcile_with_progress(&ibid, |came| bar.set_position(came.asked)).await;
+            let stats = reconcile_with_progress(&ibid, |stats| bar.set_position(stats.asked)).await;
             bar.finish_and_clear();
-            let came = came?;
-            let (asked, settled, dead) = (came.asked, came.settled, came.dead_letters);
+            let stats = stats?;
+            let (asked, settled, dead) = (stats.asked, stats.settled, stats.dead_letters);
             let json = json!({ "asked": asked, "settled": settled, "dead_letters": dead });
             Ok((
                 json,
-                format!("{asked} questions asked, {settled} outcomes known now, {dead} left to a person"),
+                format!("{asked} questions asked, {settled} outcomes known now, {dead} left to an operator"),
             ))
         })
         .await
@@ -81,7 +81,7 @@ impl Rounds {
         bar
     }
 
-    /// Says on stderr what goes on, for it may take a while.
+    /// Prints what the command does to stderr, because it may take a while.
     fn announce(&self, what: std::fmt::Arguments<'_>) {
         let often =
             self.every.map_or_else(|| "once".to_owned(), |every| format!("every {}", show_duration(every)));
@@ -95,20 +95,20 @@ impl Rounds {
         chore: impl AsyncFn() -> Result<(Value, String), StoreError>,
     ) -> Result<(), Failure> {
         loop {
-            let came = chore().await;
+            let result = chore().await;
             let failed = |error| {
                 Failure::world(format!("cannot use the store at `{url}`"))
                     .because_of(&error)
                     .hint("run `ibid doctor` to see what is not as it should be")
             };
-            match (came, self.every) {
+            match (result, self.every) {
                 (Ok((value, _)), None) if self.json => return print_json(out, &value),
                 (Ok((_, sentence)), None) => return print_line(out, sentence),
-                // One line a round, so that a program can read them as they come.
+                // One line per round, so that a program can read each as it arrives.
                 (Ok((value, _)), Some(_)) if self.json => print_line(out, value)?,
                 (Ok((_, sentence)), Some(_)) => print_line(out, sentence)?,
                 (Err(error), None) => return Err(failed(error)),
-                // A store that is away comes back; whoever runs this for ever wants it to go on.
+                // Continue: the store may answer again in a later round.
                 (Err(error), Some(_)) => eprint!("{}", failed(error)),
             }
             tokio::time::sleep(self.every.unwrap_or_default()).await;

@@ -1,10 +1,10 @@
-//! `[cors]`: which origins' scripts may read what the gateway answers itself.
+//! `[cors]`: the origins whose scripts may read the gateway's own responses.
 
 use ibid::http::Cors;
 
 use super::toml_reader::{Reader, Section};
 
-/// Reads `[cors]`; without it no origin may.
+/// Reads `[cors]`. Without it, no origin is allowed.
 pub(super) fn read(root: &mut Section<'_, '_>, reader: &Reader<'_>) -> Cors {
     let mut section = root.section("cors", "cors");
     let origins = section.texts("origins").unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The default of each key, as it would be written in a file.
 //!
-//! A default is defined once, by the code that uses it: `Settings`, `Schedule`, `Keep`, `Policy`, `Cors`, `ServerConfig`, or a
+//! A default is defined once, by the code that uses it: `Settings`, `Schedule`, `Retention`, `Policy`, `Cors`, `ServerConfig`, or a
 //! constant of the reader. This module only writes it out, for the reference page and for hints.
 
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(crate) fn default_of(section: &str, key: &str) -> Option<String> {
         _ => Vec::new(),
     };
     let (_, value) = defaults.into_iter().find(|(known, _)| *known == key)?;
-    (!value.is_null()).then(|| written(&value))
+    (!value.is_null()).then(|| to_toml(&value))
 }
 
 fn store() -> KeyDefaults {
@@ -108,15 +108,15 @@ pub(super) fn duration(length: Duration) -> Value {
     Value::from(show_duration(length))
 }
 
-/// A value as TOML writes it. Defaults have no table that is not empty.
-fn written(value: &Value) -> String {
+/// Writes a value as TOML. No default is a non-empty table.
+fn to_toml(value: &Value) -> String {
     match value {
-        Value::Array(values) => format!("[{}]", values.iter().map(written).collect::<Vec<_>>().join(", ")),
+        Value::Array(values) => format!("[{}]", values.iter().map(to_toml).collect::<Vec<_>>().join(", ")),
         value => value.to_string(),
     }
 }
 
-/// Header names in the usual case: the code has them in lower case.
+/// Returns header names in their usual case; the code has them in lower case.
 fn field_names(value: &Value) -> Value {
     let text = value.as_str().unwrap_or_default();
     let (prefix, name) =

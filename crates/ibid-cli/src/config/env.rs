@@ -1,30 +1,30 @@
-//! The variables that have no flag, and names that were probably meant to be one.
+//! Variables without a flag, and suggestions for misspelt variable names.
 
 use super::units::near_miss;
 use crate::output::Failure;
 
-/// Variables that have no flag.
+/// Environment variables without a flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EnvVars {
-    /// `IBID_SECRETS`.
+    /// Value of `IBID_SECRETS`, comma-separated.
     pub(crate) secrets: Option<String>,
-    /// `IBID_ADMIN_TOKEN`.
+    /// Value of `IBID_ADMIN_TOKEN`, unchecked.
     pub(crate) admin_token: Option<String>,
     /// Names that begin with `IBID_`.
     pub(crate) names: Vec<String>,
 }
 
-/// What is logged, and how: `IBID_LOG` and `IBID_LOG_FORMAT`.
+/// Filter and format of the log: `IBID_LOG` and `IBID_LOG_FORMAT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogSettings {
-    /// In the words of `tracing_subscriber::EnvFilter`.
+    /// Directives in the syntax of `tracing_subscriber::EnvFilter`.
     pub(crate) filter: String,
-    /// One JSON object a line, for machines.
+    /// Logs one JSON object per line.
     pub(crate) json: bool,
 }
 
 impl LogSettings {
-    /// As the process's variables say.
+    /// Reads the variables of the process.
     pub(crate) fn of_process() -> Result<LogSettings, Failure> {
         let of = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
         LogSettings::parse(of("IBID_LOG"), of("IBID_LOG_FORMAT"))
@@ -50,31 +50,32 @@ impl LogSettings {
 }
 
 impl EnvVars {
-    /// As the process has them.
+    /// Reads the variables of the process.
     pub(crate) fn of_process() -> Result<EnvVars, Failure> {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let secrets = match std::env::var("IBID_SECRETS") {
             Ok(secrets) => Some(secrets),
             Err(std::env::VarError::NotPresent) => None,
-            // Going on without them would key fingerprints with another secret, silently.
+            // Ignoring them would silently key fingerprints with another secret.
             Err(std::env::VarError::NotUnicode(_)) => {
                 let failure = Failure::usage("`IBID_SECRETS` is not UTF-8");
                 return Err(failure.hint("write secrets in hex or base64"));
             }
         };
-        // What is not UTF-8 is no good token either, and refused as such.
+        // A token that is not UTF-8 is invalid too, and refused later.
         let admin_token =
             std::env::var_os("IBID_ADMIN_TOKEN").map(|token| token.to_string_lossy().into_owned());
         Ok(EnvVars { secrets, admin_token, names: names.filter(|name| name.starts_with("IBID_")).collect() })
     }
 }
 
-/// Only near misses: an orchestrator may well set `IBID_SERVICE_HOST` and the like for reasons of its own.
+/// Warns about variables that are near misses of known ones. Others are ignored: an orchestrator may set
+/// `IBID_SERVICE_HOST` and the like.
 pub(super) fn misspelt(names: &[String]) -> Vec<String> {
     let unknown = names.iter().filter(|name| !KNOWN.contains(&name.as_str()));
     let misspelt = unknown.filter_map(|name| {
         let near = near_miss(name, KNOWN)?;
-        Some(format!("`{name}` is no variable of ibid: did you mean `{near}`?"))
+        Some(format!("`{name}` is not a variable of ibid: did you mean `{near}`?"))
     });
     misspelt.collect()
 }
@@ -103,7 +104,7 @@ mod tests {
         let names = ["IBID_UPSTRAEM", "IBID_SERVICE_HOST", "IBID_PORT", "IBID_LOG"].map(str::to_owned);
         assert_eq!(
             misspelt(&names),
-            ["`IBID_UPSTRAEM` is no variable of ibid: did you mean `IBID_UPSTREAM`?"]
+            ["`IBID_UPSTRAEM` is not a variable of ibid: did you mean `IBID_UPSTREAM`?"]
         );
     }
 

@@ -1,4 +1,4 @@
-//! The keys that say what a fingerprint covers.
+//! The keys that configure what a fingerprint covers.
 
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::header_names;
 use super::toml_reader::{Reader, Section};
 use super::units::word_of;
 
-/// What one place says about the fingerprint.
+/// The fingerprint keys that one table sets.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecipeKeys {
     headers: Option<Vec<String>>,
@@ -26,19 +26,19 @@ impl RecipeKeys {
         }
     }
 
-    /// Lays what was said over `recipe`: a key replaces what it had, it does not add to it.
+    /// Applies these keys to `recipe`. A key replaces the earlier value; it does not add to it.
     pub(super) fn apply(&self, recipe: &mut Recipe) {
         let headers = self.headers.as_deref().unwrap_or(recipe.headers());
         let include = self.include.as_deref().unwrap_or(recipe.include());
         let exclude = self.exclude.as_deref().unwrap_or(recipe.exclude());
-        let mut laid = Recipe::default().with_body(self.body.unwrap_or(recipe.body()));
-        laid = headers.iter().fold(laid, |laid, name| laid.with_header(name));
-        laid = include.iter().fold(laid, |laid, pointer| laid.with_include(pointer.clone()));
-        *recipe = exclude.iter().fold(laid, |laid, pointer| laid.with_exclude(pointer.clone()));
+        let mut result = Recipe::default().with_body(self.body.unwrap_or(recipe.body()));
+        result = headers.iter().fold(result, |result, name| result.with_header(name));
+        result = include.iter().fold(result, |result, pointer| result.with_include(pointer.clone()));
+        *recipe = exclude.iter().fold(result, |result, pointer| result.with_exclude(pointer.clone()));
     }
 }
 
-/// What the fingerprint covers, by key.
+/// Returns the fingerprint keys of a recipe with their values.
 pub(super) fn fields(recipe: &Recipe) -> Vec<(&'static str, Value)> {
     let texts = |pointers: &[Pointer]| json!(pointers.iter().map(Pointer::as_str).collect::<Vec<_>>());
     vec![

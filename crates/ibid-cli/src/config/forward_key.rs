@@ -1,11 +1,11 @@
-//! The key `forward_key`: how the upstream gets the idempotency key.
+//! The key `forward_key`: the rule for forwarding the idempotency key to the upstream.
 
 use ibid_core::forward_key::ForwardKey;
 use ibid_core::key_source::KeySourceError;
 
 use super::toml_reader::{Reader, Section};
 
-/// The rule that one table names.
+/// Reads the rule of one table.
 pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<ForwardKey> {
     let text = section.text("forward_key")?;
     let line = section.line_of("forward_key").unwrap_or(section.line);

@@ -1,8 +1,8 @@
-//! Lists of header names.
+//! Reads lists of header names.
 
 use super::toml_reader::{Reader, Section};
 
-/// The header names of `key`, in lower case; a name that is none is refused.
+/// Reads the header names under `key`, in lower case, and refuses invalid ones.
 pub(super) fn read(
     key: &'static str,
     section: &mut Section<'_, '_>,

@@ -1,4 +1,4 @@
-//! One `[[hook]]`: a source of signed webhooks, and where its payload says what became of a request or a call.
+//! One `[[hook]]`: a source of signed webhooks, and pointers to the outcome of a request or a call in its payload.
 
 use std::io::Read as _;
 
@@ -17,7 +17,7 @@ use super::toml_reader::{Reader, Section};
 use super::units::word_of;
 use super::{RouteConfig, hook_target};
 
-/// Reads every `[[hook]]` and holds it against the routes.
+/// Reads every `[[hook]]` and checks it against the routes.
 pub(super) fn read_all(
     root: &mut Section<'_, '_>,
     reader: &Reader<'_>,
@@ -60,13 +60,13 @@ pub(super) fn read_all(
 
 fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> Option<Hook> {
     let line = section.line;
-    let name = required(&mut section, reader, "name", "the last part of its address: `/.ibid/hooks/{name}`");
+    let name =
+        required_text(&mut section, reader, "name", "the last part of its address: `/.ibid/hooks/{name}`");
     let scheme = read_scheme(&mut section, reader);
     let secrets = read_secrets(&mut section, reader, scheme.as_ref());
     let provider_id = pointer(&mut section, reader, "provider_id");
     let target = hook_target::read(&mut section, reader, one_tenant, provider_id.as_ref());
-    let outcome =
-        required_pointer(&mut section, reader, "outcome", "where the payload says what became of it");
+    let outcome = required_pointer(&mut section, reader, "outcome", "where the payload has the outcome");
     let status = section.status("status").unwrap_or(STATUS);
     let statuses = section.statuses_by("statuses").unwrap_or_default();
     let executed = section.texts("executed").unwrap_or_default();
@@ -94,7 +94,7 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
     Some(Hook { name: name?, scheme: scheme?, secrets, mapping })
 }
 
-/// Stripe's events have their id there.
+/// Returns the default pointer to the event's id: `/id` for Stripe.
 fn default_event(scheme: Option<&SignatureScheme>) -> Option<Pointer> {
     matches!(scheme, Some(SignatureScheme::Stripe)).then(|| Pointer::parse("/id").ok())?
 }
@@ -137,7 +137,8 @@ fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Sig
     }
 }
 
-/// What a plain signature covers. That nothing bounds a replay in time must be said, not left out.
+/// Reads what a plain signature covers. A signature without a timestamp must be configured explicitly, because nothing
+/// then bounds a replay in time.
 fn read_signed(
     section: &Section<'_, '_>,
     reader: &Reader<'_>,
@@ -150,8 +151,8 @@ fn read_signed(
             reader.refuse_with_hint(
                 line,
                 "`timestamp` is missing: which field says when it was signed?",
-                "if the source signs no instant write `timestamp = \"none\"`: a webhook that somebody caught can then be \
-                 sent again at any time, and only its event's id stops it",
+                "if the source signs no instant write `timestamp = \"none\"`: an intercepted webhook can then be sent again \
+                 at any time, and only its event's id stops it",
             );
         }
         return None;
@@ -196,7 +197,7 @@ fn read_secrets(
     }
     let mut secrets = Vec::new();
     for (nth, text) in (1..).zip(texts.into_iter().flatten()) {
-        // The text is never repeated in a message: it may be the secret.
+        // Messages never repeat the text, because it may be the secret.
         let parsed = fetch(&text).and_then(|secret| match scheme {
             Some(scheme) => HookSecret::parse(scheme, &secret).map(Some).map_err(|error| error.to_string()),
             None => Ok(None),
@@ -209,7 +210,8 @@ fn read_secrets(
     secrets
 }
 
-/// The secret that a setting means: the text itself, a variable's, or a file's without the end of its line.
+/// Returns the secret that a setting names: the text itself, or the contents of a variable, or of a file without its line
+/// end.
 fn fetch(text: &str) -> Result<String, String> {
     if let Some(name) = text.strip_prefix("env:") {
         return std::env::var(name).map_err(|_| format!("is in the variable `{name}`, which is not set"));
@@ -222,7 +224,7 @@ fn fetch(text: &str) -> Result<String, String> {
     Ok(secret.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-fn required(
+fn required_text(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     key: &'static str,
@@ -283,16 +285,16 @@ pub(super) fn defaults() -> KeyDefaults {
 const ENCODINGS: [(&str, SignatureEncoding); 2] =
     [("hex", SignatureEncoding::Hex), ("base64", SignatureEncoding::Base64)];
 
-/// Most senders without a standard write hex.
+/// Default encoding of a digest: most senders without a standard write hex.
 const ENCODING: SignatureEncoding = SignatureEncoding::Hex;
 
-/// Signed text by default; a sender's time makes an old webhook recognisable.
+/// Default signed text. The sender's time makes an old webhook recognisable.
 const SIGNED: &str = "{timestamp}.{body}";
 
-/// Pointer to the body by default: the whole payload.
+/// Default pointer to the body: the whole payload.
 const BODY: &str = "";
 
-/// The status of an answer that the provider told of, unless another is given: it is a report, not what a handler made.
+/// Default status of a response that a provider reported: it is a report, not the result of a handler.
 const STATUS: u16 = 200;
 
 /// Largest file that a secret is read from.

@@ -1,5 +1,5 @@
-//! What the payloads of a `[[hook]]` speak of: a record, by tenant, operation and key, or a call of an outbox, by a name
-//! that the provider knows. A hook that names neither could give one tenant's payment to another, and is refused.
+//! The target of a `[[hook]]`: a record, found by tenant, operation and key, or an effect, found by its downstream key or
+//! the provider's id. A hook without a target is refused, because it could give one tenant's payment to another.
 
 use http::Method;
 use ibid::http::hooks::{HookTarget, ProviderIdAt, TenantAt};
@@ -10,27 +10,27 @@ use super::hook::pointer;
 use super::route::parse_match;
 use super::toml_reader::{Reader, Section};
 
-/// Reads `match`, `tenant` and `key`, or `downstream_key` and `kind`. A call is found by `provider_id` if `kind` says of
-/// which calls.
+/// Reads `match`, `tenant` and `key`, or `downstream_key` and `kind`. With `kind`, effects of that kind are also found by
+/// `provider_id`.
 pub(super) fn read(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
     one_tenant: bool,
     provider_id: Option<&Pointer>,
 ) -> Option<HookTarget> {
-    // All are asked for, so that none is called unknown.
+    // All keys are read, so that none is refused as unknown.
     let (downstream_key, kind) = (pointer(section, reader, "downstream_key"), section.text("kind"));
     let (operation, tenant, key) =
         (section.text("match"), pointer(section, reader, "tenant"), pointer(section, reader, "key"));
     let is_of = |keys: &[&'static str]| keys.iter().find_map(|key| section.line_of(key));
     match (is_of(&["match", "tenant", "key"]), is_of(&["downstream_key", "kind"])) {
         (None, None) => {
-            let problem = "it must be said what the payload speaks of: a record or an effect";
+            let problem = "a hook must say what the payload speaks of: a record or an effect";
             reader.refuse_with_hint(section.line, problem, NOTHING_HINT);
             None
         }
         (_, None) => {
-            let tenant = tenant.map(TenantAt::Pointer).or_else(|| only(section, reader, one_tenant));
+            let tenant = tenant.map(TenantAt::Pointer).or_else(|| only_tenant(section, reader, one_tenant));
             let operation = operation_of(section, reader, operation);
             if section.line_of("key").is_none() {
                 reader.refuse(section.line, "`key` is missing: where the payload has the client's key");
@@ -46,9 +46,9 @@ pub(super) fn read(
     }
 }
 
-/// The tenant of a record that need not be named.
-fn only(section: &Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> Option<TenantAt> {
-    // What is there and can't be read has been refused.
+/// Returns the only tenant if there is one, and refuses a hook that has to name its tenant.
+fn only_tenant(section: &Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> Option<TenantAt> {
+    // A key that exists and can't be read has been refused.
     let is_named = section.line_of("tenant").is_some();
     if !is_named && !one_tenant {
         reader.refuse_with_hint(
@@ -79,7 +79,7 @@ fn effect(
         (Some(downstream_key), Some(provider_id)) => Some(HookTarget::Either { downstream_key, provider_id }),
         (Some(downstream_key), None) => Some(HookTarget::DownstreamKey(downstream_key)),
         (None, Some(provider_id)) => Some(HookTarget::ProviderId(provider_id)),
-        // What is there and can't be read has been refused.
+        // A key that exists and can't be read has been refused.
         (None, None) => None,
     }
 }

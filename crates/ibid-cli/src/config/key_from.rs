@@ -1,4 +1,4 @@
-//! The key `key_from`: where a request carries its idempotency key.
+//! The key `key_from`: the sources of a request's idempotency key.
 
 use ibid_core::key_source::{KeyFrom, KeySourceError, PRESETS};
 use ibid_core::policy::Policy;
@@ -9,7 +9,7 @@ use super::toml_reader::{Reader, Section};
 use super::units::near_miss;
 use crate::gateway::tenant::{TenantConfig, TenantFrom};
 
-/// The sources that one table names.
+/// Reads the key sources of one table.
 pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<KeyFrom> {
     let texts = section.text_or_texts("key_from")?;
     match KeyFrom::parse(texts.iter().map(String::as_str)) {
@@ -22,7 +22,7 @@ pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option
     }
 }
 
-/// The field that says when a request was first sent.
+/// Reads the name of the field that has the time at which a request was first sent.
 pub(super) fn read_first_sent(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Option<String>> {
     let name = section.text("first_sent")?;
     if name.parse::<http::HeaderName>().is_err() {
@@ -33,7 +33,7 @@ pub(super) fn read_first_sent(section: &mut Section<'_, '_>, reader: &Reader<'_>
     Some(Some(name.to_ascii_lowercase()).filter(|name| name != FIRST_SENT))
 }
 
-/// Refuses a header that would name both the tenant and the key.
+/// Refuses a header that would carry both the tenant and the key.
 pub(super) fn check_tenant(
     tenant: Option<&TenantConfig>,
     defaults: &Policy,

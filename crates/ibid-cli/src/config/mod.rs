@@ -1,8 +1,7 @@
-//! What the gateway is told: flags over variables over the file over defaults, checked before anything starts.
+//! The gateway's configuration: flags over variables over the file over defaults, checked before anything starts.
 //!
-//! It opens nothing but the file itself and the secrets and certificates that it points at, so `ibid config check` can run anywhere. What each table means is read
-//! here, one function a table; the pieces that need room have files of their own, and what is left is a list as long as
-//! the file's tables.
+//! It opens only the file and the secrets and certificates that the file names, so `ibid config check` can run anywhere.
+//! One function here reads each table; larger tables have separate modules.
 
 use std::fmt;
 use std::io::Read;
@@ -55,65 +54,65 @@ pub(crate) use env::{EnvVars, LogSettings};
 pub(crate) use server::ServerConfig;
 pub(crate) use store::StoreUrl;
 
-/// All that the gateway is told.
+/// The complete configuration of a gateway.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     /// The API behind the gateway: absolute, `http` or `https`, without a query.
     pub(crate) upstream: Uri,
-    /// Whom an `https` upstream must be, and as whom it is called.
+    /// TLS settings of an `https` upstream: trusted authorities, client certificate, server name.
     pub(crate) upstream_tls: TlsSettings,
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub(crate) listen: SocketAddr,
-    /// Where operators connect.
+    /// The address that operators connect to.
     pub(crate) admin_listen: SocketAddr,
-    /// Demand HTTP/2 of the upstream.
+    /// Requires HTTP/2 of the upstream.
     pub(crate) upstream_http2: bool,
-    /// Where records live.
+    /// The store of the records.
     pub(crate) store: StoreUrl,
-    /// How the store is used.
+    /// Time-outs and cache of the store.
     pub(crate) store_options: StoreOptions,
-    /// Whose keys they are.
+    /// The source of the tenant of a request.
     pub(crate) tenant: TenantConfig,
-    /// The rules of every guarded request that no route is for.
+    /// The rules of every guarded request that matches no route.
     pub(crate) defaults: Policy,
-    /// How long an unguarded request may wait for the head of its answer; none: as long as it takes.
+    /// Longest wait of an unguarded request for the response head; `None` sets no limit.
     pub(crate) pass_timeout: Option<Duration>,
     /// The routes, in the order of the file.
     pub(crate) routes: Vec<RouteConfig>,
-    /// Who may say what became of a request.
+    /// Sources of webhooks that settle unknown outcomes.
     pub(crate) hooks: Vec<ibid::http::hooks::Hook>,
-    /// How often chores run.
+    /// Intervals and retention of the chores.
     pub(crate) upkeep: Upkeep,
-    /// What one listener holds at most.
+    /// Limits of the public listener.
     pub(crate) server: ServerConfig,
-    /// Which origins' scripts may read what the gateway answers itself.
+    /// Origins whose scripts may read the gateway's own responses.
     pub(crate) cors: ibid::http::Cors,
-    /// What fingerprints are keyed with, newest first; none: one that the store keeps.
+    /// Fingerprint secrets, newest first; if empty, the store generates and keeps one.
     pub(crate) secrets: Vec<Vec<u8>>,
-    /// What an operator must show to the admin API; none: there is no such API.
+    /// Bearer token of the admin API; without it there is no admin API.
     pub(crate) admin_token: Option<ibid_console::Token>,
     /// The file that was read, if any.
     pub(crate) file: Option<PathBuf>,
-    /// What is allowed and should be known, one line each.
+    /// Warnings about settings that are allowed, one line each.
     pub(crate) warnings: Vec<String>,
 }
 
-/// One `[[route]]`, with the rules that hold for it.
+/// One `[[route]]` with its complete rules.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteConfig {
-    /// POST, PATCH, PUT or DELETE.
+    /// The methods that it matches: any except GET, HEAD, OPTIONS, TRACE, QUERY and CONNECT.
     pub(crate) methods: Vec<Method>,
-    /// As axum and matchit 0.8 write it.
+    /// The path pattern in the syntax of axum and matchit 0.8.
     pub(crate) pattern: String,
-    /// Off: its requests pass untouched.
+    /// If `false`, its requests pass untouched.
     pub(crate) guard: bool,
-    /// All layers put together.
+    /// The result of all layers.
     pub(crate) policy: Policy,
-    /// Where it stands in the file.
+    /// Its line in the file.
     pub(crate) line: usize,
 }
 
-/// How the store is used.
+/// Time-outs and cache of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreOptions {
     pub(crate) begin_timeout: Duration,
@@ -123,7 +122,7 @@ pub(crate) struct StoreOptions {
     pub(crate) identity_valid_for: Duration,
 }
 
-/// How often chores run.
+/// Intervals and retention of the chores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Upkeep {
     pub(crate) run: bool,
@@ -156,14 +155,14 @@ impl Default for Upkeep {
             reap_every: usual.reap_every,
             keep: usual.keep,
             reconcile_every: usual.reconcile_every,
-            // The file has whole percents, the library a rate from 0 to 1.
+            // The file uses whole percents, the library a rate from 0 to 1.
             duplicate_percent: (Settings::default().duplicate_rate * 100.0).round() as u32,
         }
     }
 }
 
 impl Config {
-    /// Puts flags, variables and the file together and checks all of it.
+    /// Combines flags, variables and the file, and checks the result.
     pub(crate) fn load(flags: &GatewayArgs, variables: &EnvVars) -> Result<Config, Failures> {
         let file = read_file(flags.config.as_deref())?;
         let name = file.as_ref().map(|(path, _)| path.display().to_string()).unwrap_or_default();
@@ -173,7 +172,7 @@ impl Config {
         Ok(config)
     }
 
-    /// As [`Config::load`], with the file's text in hand.
+    /// Like [`Config::load`], but gets the file's text from the caller.
     pub(crate) fn read(
         flags: &GatewayArgs,
         variables: &EnvVars,
@@ -185,7 +184,7 @@ impl Config {
         for error in errors {
             reader.refuse(reader.line_at(error.span().map_or(0, |span| span.start)), error.message());
         }
-        // What follows a syntax error was perhaps not read as it was meant, so nothing more is said about it.
+        // After a syntax error the rest may have been misread, so report nothing else.
         if let Some(failures) = reader.failures() {
             return Err(failures);
         }
@@ -195,23 +194,23 @@ impl Config {
         match (reader.failures(), config) {
             (None, Some(config)) => Ok(config),
             (Some(failures), _) => Err(failures),
-            // A setting is missing only where an error was kept.
+            // A setting is missing only if an error was recorded.
             (None, None) => Err(Failure::usage("the configuration can't be read").into()),
         }
     }
 }
 
-/// The store that an operator's command opens: the flag, the variable, the file's `store.url`, the default.
+/// Returns the store that an operator's command opens: by flag, variable, the file's `store.url`, or the default.
 pub(crate) fn store_of(args: &StoreArgs) -> Result<StoreUrl, Failures> {
-    if let Some(given) = given(&args.store) {
+    if let Some(given) = non_empty(&args.store) {
         return StoreUrl::parse(given).map_err(|failure| at("`--store` (or `IBID_STORE`)", failure).into());
     }
-    // Only this key: an operator looks at records even while the rest of the file is being mended.
+    // Reads only this key: an operator may inspect records even while the rest of the file is broken.
     from_file(args, |root, reader| read_store(&mut root.section("store", "store"), reader, None))
         .map(Option::unwrap_or_default)
 }
 
-/// An upstream and how it is called.
+/// An upstream with its protocol and TLS settings.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamSettings {
     pub(crate) url: Uri,
@@ -219,18 +218,18 @@ pub(crate) struct UpstreamSettings {
     pub(crate) tls: TlsSettings,
 }
 
-/// The upstream that `ibid reconcile` asks: the flag, the variable, the file.
+/// Returns the upstream of `ibid reconcile`: by flag, variable or file.
 pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<UpstreamSettings, Failures> {
     let upstream =
         from_file(&args.place, |root, reader| read_upstream_settings(root, reader, &args.upstream))?;
-    // It is missing only where an error was kept.
+    // It is missing only if an error was recorded.
     upstream.ok_or_else(|| Failure::usage("there is no upstream").into())
 }
 
-/// The upstream that `ibid doctor` looks at, if one is named.
+/// Returns the upstream of `ibid doctor`, if one is named.
 pub(crate) fn upstream_if_named(args: &DoctorArgs) -> Result<Option<UpstreamSettings>, Failures> {
     from_file(&args.place, |root, reader| {
-        let is_named = given(&args.upstream).is_some() || root.text("upstream").is_some();
+        let is_named = non_empty(&args.upstream).is_some() || root.text("upstream").is_some();
         if is_named { read_upstream_settings(root, reader, &args.upstream) } else { None }
     })
 }
@@ -247,17 +246,17 @@ fn read_upstream_settings(
     Some(UpstreamSettings { url: url?, http2, tls })
 }
 
-/// How long the reaper keeps what outlives its record, by the file.
+/// Returns how long the reaper keeps effects and history after their record, according to the file.
 pub(crate) fn keep_of(args: &StoreArgs) -> Result<Retention, Failures> {
     from_file(args, |root, _| read_keep(&mut root.section("upkeep", "upkeep")))
 }
 
-/// How many fingerprint secrets a gateway would be given: by the variable, or in the file.
+/// Returns the number of fingerprint secrets that the variable or the file sets.
 pub(crate) fn secrets_of(args: &StoreArgs, variables: &EnvVars) -> Result<usize, Failures> {
     from_file(args, |root, reader| read_secrets(root, reader, variables).len())
 }
 
-/// What is read out of the file for an operator's command; without a file, out of an empty one.
+/// Reads settings for an operator's command from the file. Without a file, reads from an empty one.
 fn from_file<T>(
     args: &StoreArgs,
     read: impl FnOnce(&mut Section<'_, '_>, &Reader<'_>) -> T,
@@ -269,11 +268,11 @@ fn from_file<T>(
         let line = reader.line_at(error.span().map_or(0, |span| span.start));
         Failure::usage(format!("{}: {}", reader.place(line), error.message()))
     })?;
-    let found = read(&mut Section::new(&reader, "", Some(document.get_ref()), 1), &reader);
-    reader.failures().map_or(Ok(found), Err)
+    let value = read(&mut Section::new(&reader, "", Some(document.get_ref()), 1), &reader);
+    reader.failures().map_or(Ok(value), Err)
 }
 
-/// Puts the settings together; reading goes on after an error, and `None` means that there was one.
+/// Combines the settings. Reading continues after an error, and `None` means that there was one.
 fn assemble(
     root: &mut Section<'_, '_>,
     reader: &Reader<'_>,
@@ -338,7 +337,7 @@ fn assemble(
     })
 }
 
-/// The named file, or `ibid.toml` if it is there.
+/// Reads the named file, or `ibid.toml` if it exists.
 fn read_file(named: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
     let named = named.filter(|path| !path.as_os_str().is_empty());
     let path = named.unwrap_or(Path::new(FILE));
@@ -358,18 +357,18 @@ fn read_file(named: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure>
     Ok(Some((path.to_owned(), text)))
 }
 
-/// A flag or variable that says something: an empty variable is how many tools unset one.
-fn given(value: &Option<String>) -> Option<&str> {
+/// Returns the value of a flag or variable unless it is empty: many tools unset a variable by making it empty.
+fn non_empty(value: &Option<String>) -> Option<&str> {
     value.as_deref().filter(|text| !text.is_empty())
 }
 
-/// Puts the place before a failure's message.
+/// Prefixes a failure's message with the place of the setting.
 fn at(place: &str, mut failure: Failure) -> Failure {
     failure.message = format!("{place} {}", failure.message);
     failure
 }
 
-/// A text setting by its precedence, with its place in words and its line (0 before the file).
+/// Returns a text setting from the flag or else from the file, with its place in words and its line (0 for a flag).
 fn setting(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
@@ -385,10 +384,10 @@ fn setting(
 }
 
 fn read_upstream(root: &mut Section<'_, '_>, reader: &Reader<'_>, flags: &GatewayArgs) -> Option<Uri> {
-    let flag = given(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
+    let flag = non_empty(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
     let Some((text, place, line)) = setting(root, reader, "upstream", flag) else {
         if root.line_of("upstream").is_none() {
-            let failure = Failure::usage("the gateway needs an upstream: the API that it stands before");
+            let failure = Failure::usage("the gateway needs an upstream: the API behind it");
             let hint = "give `--upstream http://127.0.0.1:3000`, `IBID_UPSTREAM`, or `upstream` in the file";
             reader.keep(0, failure.hint(hint));
         }
@@ -406,7 +405,7 @@ fn read_upstream(root: &mut Section<'_, '_>, reader: &Reader<'_>, flags: &Gatewa
 fn parse_upstream(text: &str) -> Result<Uri, Failure> {
     let form = "write for example `http://127.0.0.1:3000`";
     let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-    // Its text is not repeated: it may hold a password.
+    // Messages don't repeat the text, because it may contain a password.
     if !matches!(scheme.as_deref(), Some("http" | "https")) {
         return Err(Failure::usage("must be an absolute `http://` or `https://` URL")
             .because("it does not begin with `http://` or `https://`")
@@ -434,10 +433,10 @@ fn read_address(
     value: &Option<String>,
     default: &'static str,
 ) -> Option<SocketAddr> {
-    let found = setting(root, reader, key, given(value).map(|value| (value, flag, variable)));
-    let (text, place, line) = match found {
-        Some(found) => found,
-        // It is there and of another type, which has been said.
+    let value = setting(root, reader, key, non_empty(value).map(|value| (value, flag, variable)));
+    let (text, place, line) = match value {
+        Some(value) => value,
+        // The key exists with another type, which has been reported.
         None if root.line_of(key).is_some() => return None,
         None => (default.to_owned(), String::new(), 0),
     };
@@ -448,7 +447,7 @@ fn read_address(
     parsed.ok()
 }
 
-/// An address and port; `localhost` and a bare port are not taken, for which address they mean is a guess.
+/// Parses an address and a port. Refuses `localhost` and a bare port, because the address would be a guess.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, Failure> {
     text.parse().map_err(|_| {
         Failure::usage(format!("must be an address and a port, not `{text}`"))
@@ -465,7 +464,7 @@ fn check_addresses(
 ) {
     if listen == admin && listen.port() != 0 {
         let failure = Failure::usage(format!("`listen` and `admin_listen` are both `{listen}`"));
-        reader.keep(0, failure.hint("give each an address of its own"));
+        reader.keep(0, failure.hint("give each a different address"));
     }
     let usual_port = if upstream.and_then(Uri::scheme) == Some(&Scheme::HTTPS) { 443 } else { 80 };
     let port = upstream.and_then(|uri| uri.port_u16()).unwrap_or(usual_port);
@@ -474,7 +473,8 @@ fn check_addresses(
     let is_self = is_this_host || host.parse() == Ok(listen.ip());
     if is_self && port == listen.port() {
         let failure = Failure::usage(format!("`upstream` is `{listen}`, where the gateway itself listens"));
-        reader.keep(0, failure.hint("every request would go round in circles: give the API another port"));
+        reader
+            .keep(0, failure.hint("every request would loop back to the gateway: give the API another port"));
     }
     if !admin.ip().is_loopback() {
         warnings.push(format!(
@@ -489,7 +489,7 @@ fn read_store_section(
     flags: &GatewayArgs,
 ) -> (Option<StoreUrl>, StoreOptions) {
     let mut section = root.section("store", "store");
-    let url = read_store(&mut section, reader, given(&flags.store));
+    let url = read_store(&mut section, reader, non_empty(&flags.store));
     let usual = StoreOptions::default();
     let options = StoreOptions {
         begin_timeout: section.positive("begin_timeout").unwrap_or(usual.begin_timeout),
@@ -521,9 +521,9 @@ fn read_tenant(
     warnings: &mut Vec<String>,
 ) -> Option<TenantConfig> {
     let mut section = root.section("tenant", "tenant");
-    let flag = given(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
-    let found = setting(&mut section, reader, "from", flag);
-    let is_mistyped = found.is_none() && section.line_of("from").is_some();
+    let flag = non_empty(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
+    let from = setting(&mut section, reader, "from", flag);
+    let is_mistyped = from.is_none() && section.line_of("from").is_some();
     let trusted = section.texts("trusted");
     let trusted_line = section.line_of("trusted").unwrap_or(section.line);
     section.finish();
@@ -546,7 +546,7 @@ fn read_tenant(
             ),
         }
     }
-    let Some((text, place, line)) = found else {
+    let Some((text, place, line)) = from else {
         if !is_mistyped {
             let failure = Failure::usage("the gateway needs to know whose keys they are: no tenant is configured")
                 .because("two clients may choose the same key, and without a tenant one would get the other's answer")
@@ -562,7 +562,7 @@ fn read_tenant(
         Ok(mut how) => {
             let by_header = matches!(how.from, TenantFrom::Header(_));
             if trusted.as_ref().is_some_and(Vec::is_empty) && by_header {
-                reader.refuse(trusted_line, "`trusted` is empty: then nobody's tenant header is believed");
+                reader.refuse(trusted_line, "`trusted` is empty: then no hop's tenant header is trusted");
             }
             if trusted.is_some() {
                 how.trusted = nets;
@@ -592,7 +592,7 @@ fn read_routes(
 ) -> (Policy, Option<Duration>, Vec<RouteConfig>) {
     let mut section = root.section("defaults", "defaults");
     let mut base = Overlay::read(&mut section, reader);
-    if let Some(word) = given(&flags.key) {
+    if let Some(word) = non_empty(&flags.key) {
         base = base.clone().with_key(word).unwrap_or_else(|| {
             let problem = format!("`--key` (or `IBID_KEY`) must be `required` or `optional`, not `{word}`");
             reader.keep(0, Failure::usage(problem));
@@ -631,7 +631,7 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut ConfigWarning<'_>
     let layers = [base, &draft.preset_rules, &draft.rules];
     let mut policy = policy::resolve(&layers);
     let reader = advice.reader;
-    policy.reconcile = draft.reconcile.as_ref().map(|rule| rule.made(&draft.pattern, &policy));
+    policy.reconcile = draft.reconcile.as_ref().map(|rule| rule.build(&draft.pattern, &policy));
     if policy.bind == BindRule::Principal && policy.reconcile.is_some() {
         let problem = "the question of a reconcile rule can't say which principal's key it is about";
         let hint =
@@ -639,7 +639,7 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut ConfigWarning<'_>
         reader.refuse_with_hint(draft.reconcile_line, problem, hint);
     }
     check_policy(&policy, &layers, draft.reconcile_line, reader);
-    // An exempt route has no policy, so the defaults say how its paths are read.
+    // An exempt route has no policy, so its paths are read by the defaults.
     let guard = draft.guard && !policy.is_exempt();
     let path = if guard { policy.path } else { policy::resolve(&[base]).path };
     if path == PathRule::Strict && !ibid_core::path::is_reachable(&draft.pattern, !guard) {
@@ -665,7 +665,7 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Env
     let in_file = section.texts("secrets");
     let line = section.line_of("secrets").unwrap_or(section.line);
     section.finish();
-    let (texts, place, line) = match given(&variables.secrets) {
+    let (texts, place, line) = match non_empty(&variables.secrets) {
         Some(list) => {
             let list = list.split(',').map(|text| text.trim().to_owned()).collect();
             (Some(list), "`IBID_SECRETS`".to_owned(), 0)
@@ -688,7 +688,7 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Env
 }
 
 fn read_admin_token(reader: &Reader<'_>, variables: &EnvVars) -> Option<ibid_console::Token> {
-    match ibid_console::Token::new(given(&variables.admin_token)?) {
+    match ibid_console::Token::new(non_empty(&variables.admin_token)?) {
         Ok(token) => Some(token),
         Err(error) => {
             let failure = Failure::usage("`IBID_ADMIN_TOKEN` can't be used").because(error);
@@ -721,31 +721,31 @@ fn read_keep(upkeep: &mut Section<'_, '_>) -> Retention {
     }
 }
 
-/// Silently taking a limit that is not kept would be worse than none.
+/// Refuses `[limits]`: silently accepting a limit that is not enforced would be worse than none.
 fn refuse_limits(root: &mut Section<'_, '_>, reader: &Reader<'_>) {
     let section = root.section("limits", "limits");
     if section.is_there() {
         let problem = "`[limits]` is not available in this release";
-        reader.refuse_with_hint(section.line, problem, "remove the table: no limit would be kept");
+        reader.refuse_with_hint(section.line, problem, "remove the table: no limit would be enforced");
     }
 }
 
-/// Read when no other is named, if it is there.
+/// The file that is read if none is named and it exists.
 const FILE: &str = "ibid.toml";
 
-/// Largest file that is read: thousands of routes fit, and a wrong path (a log, a device) does not fill the memory.
+/// Largest file that is read: thousands of routes fit, and a wrong path (a log, a device) does not fill memory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Where clients connect by default.
+/// Default address that clients connect to.
 pub(crate) const LISTEN: &str = "127.0.0.1:8080";
 
-/// Where operators connect by default.
+/// Default address that operators connect to.
 pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8081";
 
-/// What no route is for, as tables and warnings call it.
+/// Name of the guarded requests that match no route, in tables and warnings.
 pub(crate) const EVERY_OTHER: &str = "every other guarded request";
 
-/// What passes unguarded besides exempt routes.
+/// Description of the requests that pass unguarded besides exempt routes.
 pub(crate) const PASSES: &str =
     "GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE where no route guards them";
 

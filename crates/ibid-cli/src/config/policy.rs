@@ -1,4 +1,4 @@
-//! The keys that make a Policy: read from a table, laid over each other, written out again.
+//! The keys that make up a policy: read from a table, combined in layers, and written out again.
 //!
 //! Precedence, weakest first: built-in default, the profile's own defaults, `[defaults]`, the route's preset, the
 //! route's own keys.
@@ -24,22 +24,22 @@ use super::proof;
 use super::toml_reader::{Reader, Section};
 use super::units::{show_duration, show_size, word_of};
 
-/// Declares a struct of optional rules, and how it is laid over a Policy or told from two of them.
+/// Declares a struct of optional rules that can be applied to a `Policy` or computed as the difference of two.
 macro_rules! overlay {
     ($($field:ident: $type:ty,)*) => {
-        /// The rules that one place sets, and where.
+        /// The rules that one table sets, with their lines.
         #[derive(Clone, Debug, Default)]
         pub(super) struct Overlay {
             $($field: Option<$type>,)*
             recipe: RecipeKeys,
-            /// How long clients retry; for a warning only.
+            /// Time for which clients retry; used only for a warning.
             pub(super) retry_horizon: Option<Duration>,
-            /// The line of each key that was there.
+            /// The line of each key in the file.
             pub(super) lines: BTreeMap<&'static str, usize>,
         }
 
         impl Overlay {
-            /// What `to` changes of `from`.
+            /// Returns the rules in which `to` differs from `from`.
             pub(super) fn between(from: &Policy, to: &Policy) -> Overlay {
                 Overlay {
                     $($field: (from.$field != to.$field).then(|| to.$field.clone()),)*
@@ -94,7 +94,7 @@ overlay! {
 }
 
 impl Overlay {
-    /// The rules of `[defaults]` or of one `[[route]]`; the caller takes the other keys and finishes the section.
+    /// Reads the rules of `[defaults]` or of one `[[route]]`. The caller reads the other keys and finishes the section.
     pub(super) fn read(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Overlay {
         let overlay = Overlay {
             profile: section.choice("profile", &PROFILES, &[]),
@@ -150,19 +150,19 @@ impl Overlay {
         overlay
     }
 
-    /// Replaces the rule about missing keys by the one of this word; `None` if no rule has this name.
+    /// Replaces the rule about missing keys by the named one. Returns `None` if no rule has this name.
     pub(super) fn with_key(self, word: &str) -> Option<Overlay> {
         let (_, rule) = KEY_RULES.iter().find(|(known, _)| *known == word)?;
         Some(Overlay { key: Some(*rule), ..self })
     }
 
-    /// What a preset changes; none if no preset has this name.
+    /// Returns the rules that a preset changes, or `None` if no preset has this name.
     pub(super) fn preset(name: &str) -> Option<Overlay> {
         Some(Overlay::between(&Policy::default(), &Policy::preset(name)?))
     }
 }
 
-/// The policy that these layers make, weakest first.
+/// Combines layers, the weakest first, into a policy.
 pub(super) fn resolve(layers: &[&Overlay]) -> Policy {
     let profile = layers.iter().rev().find_map(|layer| layer.profile).unwrap_or(Profile::Ietf);
     let mut policy = match profile {
@@ -174,8 +174,8 @@ pub(super) fn resolve(layers: &[&Overlay]) -> Policy {
     policy
 }
 
-/// The line to name for a rule that can't be kept: the key's own, or that of the key it disagrees with, in the
-/// nearest place that sets either.
+/// Returns the line to report for an invalid rule: that of its key, or of the key that it conflicts with, in the strongest
+/// layer that sets either.
 pub(super) fn line_of(error: &PolicyError, layers: &[&Overlay]) -> Option<usize> {
     let other = match error.field {
         "retention" | "max_run" => "lease",
@@ -193,7 +193,7 @@ pub(super) fn line_of(error: &PolicyError, layers: &[&Overlay]) -> Option<usize>
         .find_map(|layer| layer.lines.get(error.field).or_else(|| layer.lines.get(other)).copied())
 }
 
-/// Every rule by its key, as it would be written in a file.
+/// Returns every rule by its key, as it would be written in a file.
 pub(crate) fn fields(policy: &Policy) -> Vec<(&'static str, Value)> {
     let duration = |length: Duration| Value::from(show_duration(length));
     let mut fields = vec![
@@ -260,7 +260,7 @@ const ON_SERVER_ERRORS: [(&str, OnServerError); 3] =
 
 const RESUME_LATER: &str = "a gateway sees no recovery points to resume after; use \"unknown\", or \"retry\" if the upstream deduplicates";
 
-/// Largest body limit: bodies are held in memory whole, and SQLite takes no value of a gigabyte.
+/// Largest body limit: whole bodies are held in memory, and SQLite accepts no value of a gigabyte.
 const BODY_MAX: u64 = 256 << 20;
 
 #[cfg(test)]

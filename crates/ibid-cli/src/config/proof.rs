@@ -1,4 +1,4 @@
-//! The keys that say what proves that a request was not executed: `not_executed_when` and `behind`.
+//! The keys `not_executed_when` and `behind`, which configure the proof that a request was not executed.
 
 use ibid_core::proof::{Hop, NotExecutedWhen};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ pub(super) fn read_rules(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> 
     Some(tables.into_iter().filter_map(|table| read_rule(table, reader)).collect())
 }
 
-/// The rules as they would be written in a file.
+/// Returns the rules as they would be written in a file.
 pub(super) fn show_rules(rules: &[NotExecutedWhen]) -> Value {
     rules
         .iter()
@@ -19,7 +19,7 @@ pub(super) fn show_rules(rules: &[NotExecutedWhen]) -> Value {
         .collect()
 }
 
-/// `behind` by its words.
+/// Values of `behind` by name.
 pub(super) const HOPS: [(&str, Option<Hop>); 5] = [
     ("nginx", Some(Hop::Nginx)),
     ("haproxy", Some(Hop::Haproxy)),

@@ -23,7 +23,7 @@ fn the_command_line_page_is_up_to_date() {
     compare("cli.md", &cli_page());
 }
 
-/// A file that sets every key that has a default, to that default.
+/// Returns a file that sets every key with a default to that default.
 fn defaults_as_file() -> String {
     let mut text = BASE.to_owned();
     for section in ["", "store", "fingerprint", "defaults", "upkeep", "cors", "server", "tenant"] {
@@ -70,7 +70,7 @@ fn every_listed_key_is_read() {
     ] {
         writeln!(text, "[{section}]").unwrap();
         let name = section.trim_matches(['[', ']']);
-        // A hook speaks of records or of effects: there is one of each, told apart by their names.
+        // A hook is for records or for effects: there is one of each, with different names.
         let (skipped, again): (&[&str], _) = match (name, text.contains("\"psp\"")) {
             ("hook", false) => (&["downstream_key", "kind"], false),
             ("hook", true) => (&["name", "match", "tenant", "key"], true),
@@ -141,16 +141,16 @@ fn intro(section: &str) -> &'static str {
     match section {
         "defaults" => {
             "Rules for every guarded request, and, under `[[route]]`, for the requests of one route. Weakest first: \
-             the built-in default, what the profile brings, `[defaults]`, the route's preset, the route's own \
+             the built-in default, the profile's defaults, `[defaults]`, the route's preset, the route's own \
              keys.\n\n"
         }
         "hook" => {
             "A source of signed webhooks that settle unknown records or effects; see the guide *Settle unknown outcomes by webhook*. \
-             Keys marked `hmac` are for that scheme alone.\n\n"
+             Keys marked `hmac` are for that scheme only.\n\n"
         }
         "route.reconcile" => {
-            "How unknown records of the route are settled: the upstream is asked. The rule travels with the record, so \
-             a later configuration governs later records only. Without one an unknown record is a dead letter at \
+            "Settles unknown records of the route by a lookup at the upstream. The rule is stored with the record, so \
+             a later configuration applies only to later records. Without a rule, an unknown record is a dead letter at \
              once.\n\n"
         }
         _ => "",
@@ -188,26 +188,26 @@ fn compare(name: &str, page: &str) {
 const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n";
 
 const CONFIGURATION_HEAD: &str = "\
-<!-- Written by a test of ibid-cli: change crates/ibid-cli/src/config/keys/ or the default in the code, and run it with IBID_BLESS=1. -->
+<!-- Written by a test of ibid-cli: change crates/ibid-cli/src/config/schema/ or the default in the code, and run it with IBID_BLESS=1. -->
 
 # Configuration
 
-`ibid gateway` reads `ibid.toml` in the working directory if it is there, or the file that `--config` names. Flags win over
-`IBID_…` variables, variables over the file. `ibid config check` says what it all amounts to.
+`ibid gateway` reads `ibid.toml` in the working directory if it exists, or the file that `--config` names. Flags win over
+`IBID_…` variables, variables over the file. `ibid config check` prints the result.
 
 Durations are a whole number and a unit: `250ms`, `5s`, `15m`, `24h`, `30d`. Sizes are bytes or have a binary unit: `512KiB`,
-`1MiB`. Unknown keys, wrong types, durations of zero (where zero is not said to be allowed) and rules that can't be kept
-together are errors, with the line.
+`1MiB`. Unknown keys, wrong types, durations of zero (unless the type says that zero is allowed) and rules that contradict
+each other are errors, with the line.
 
-Every method is guarded but GET, HEAD, OPTIONS, TRACE and QUERY, which never are, and PUT and DELETE, which are where a route
-says so. Only `guard = \"off\"` exempts. [What is guarded](../concepts/guarded.md) has the rules for methods, paths and fields.
+Every method is guarded except GET, HEAD, OPTIONS, TRACE and QUERY, which never are, and PUT and DELETE, which are guarded
+where a route says so. Only `guard = \"off\"` exempts. [What is guarded](../concepts/guarded.md) has the rules for methods, paths and fields.
 ";
 
 const CONFIGURATION_TAIL: &str = "
 ## Not in this release
 
 `[limits]`, `on_lapse = \"resume\"` (the library has it), the tenant sources `jwt` and `forward-auth:`, profiles other than `ietf`,
-`stripe` and `repeatability`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message, never taken and
+`stripe` and `repeatability`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message, never silently
 ignored.
 ";
 
@@ -216,11 +216,12 @@ const CLI_HEAD: &str = "\
 
 # Command line
 
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 the answer is no, 2 asked wrongly, 3 the world failed. A failure reads
+Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 the result is negative, 2 usage or configuration error, 3 runtime failure
+(store, network, disk). A failure reads
 
 ```text
 error: what failed, in one line
-  cause: what lies beneath
+  cause: the underlying error
 
 hint: what to do about it
 ```

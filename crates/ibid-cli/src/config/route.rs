@@ -1,4 +1,4 @@
-//! One `[[route]]`: which requests it is for, and its reconcile rule.
+//! One `[[route]]`: the requests that it matches, and its reconcile rule.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use super::toml_reader::{Reader, Section};
 use super::units::near_miss;
 use crate::gateway::reconcile::fill;
 
-/// A `[route.reconcile]` as the file has it.
+/// A `[route.reconcile]` as written in the file.
 #[derive(Debug)]
 pub(super) struct RuleDraft {
     pub(super) question: Question,
-    /// None: by the upstream's time-out.
+    /// `None` derives it from `upstream_timeout`.
     settle: Option<Duration>,
     attempts: u32,
 }
 
 impl RuleDraft {
-    /// The rule as records keep it.
-    pub(super) fn made(&self, pattern: &str, policy: &Policy) -> Reconcile {
+    /// Returns the rule as records store it.
+    pub(super) fn build(&self, pattern: &str, policy: &Policy) -> Reconcile {
         Reconcile {
             settle: self.settle.unwrap_or_else(|| SETTLE.max(2 * policy.upstream_timeout)),
             attempts: self.attempts,
@@ -34,13 +34,13 @@ impl RuleDraft {
         }
     }
 
-    /// Whether the question holds `{name}` somewhere.
+    /// Returns whether the lookup request contains `{name}`.
     pub(super) fn carries(&self, name: &str) -> bool {
         texts(&self.question).any(|text| placeholders(text).iter().any(|held| held == name))
     }
 }
 
-/// A route as the file has it, before the layers are put together.
+/// A route as written in the file, before the layers are combined.
 pub(super) struct RouteDraft {
     pub(super) methods: Vec<Method>,
     pub(super) pattern: String,
@@ -54,7 +54,7 @@ pub(super) struct RouteDraft {
 }
 
 impl RouteDraft {
-    /// The route in this table; none if it does not say what it is for.
+    /// Reads the route in this table. Returns `None` if it has no valid `match`.
     pub(super) fn read(
         mut section: Section<'_, '_>,
         reader: &Reader<'_>,
@@ -64,7 +64,7 @@ impl RouteDraft {
         if section.positive("pass_timeout").is_some() {
             let line = section.line_of("pass_timeout").unwrap_or(section.line);
             let problem =
-                "`pass_timeout` belongs into `[defaults]`: it holds for every request that is not guarded";
+                "`pass_timeout` belongs into `[defaults]`: it applies to every request that is not guarded";
             reader.refuse(line, problem);
         }
         let target = section.text("match");
@@ -109,14 +109,14 @@ impl RouteDraft {
         })
     }
 
-    /// As the route is spoken of: `POST,PUT /orders/{id}`.
+    /// Returns the name of the route in messages: `POST,PUT /orders/{id}`.
     pub(super) fn name(&self) -> String {
         let methods: Vec<&str> = self.methods.iter().map(Method::as_str).collect();
         format!("{} {}", methods.join(","), self.pattern)
     }
 }
 
-/// Refuses routes that two requests could not be told apart by.
+/// Refuses routes that match the same requests.
 pub(super) fn check_conflicts(routes: &[RouteDraft], reader: &Reader<'_>) {
     let mut routers: BTreeMap<String, matchit::Router<()>> = BTreeMap::new();
     for (at, route) in routes.iter().enumerate() {
@@ -125,7 +125,7 @@ pub(super) fn check_conflicts(routes: &[RouteDraft], reader: &Reader<'_>) {
             if router.insert(route.pattern.as_str(), ()).is_ok() {
                 continue;
             }
-            // The router names the other pattern; its line is found by asking for each pair.
+            // Finds the other route, and so its line, by inserting each pair into a new router.
             let rival = routes[..at].iter().find(|other| {
                 let mut pair = matchit::Router::new();
                 let first = pair.insert(other.pattern.as_str(), ());
@@ -147,7 +147,7 @@ pub(super) fn check_conflicts(routes: &[RouteDraft], reader: &Reader<'_>) {
 
 pub(super) type Complaint = (String, String);
 
-/// `POST,PUT /orders/{id}`.
+/// Parses methods and a path pattern: `POST,PUT /orders/{id}`.
 pub(super) fn parse_match(target: &str) -> Result<(Vec<Method>, String), Complaint> {
     let form = || "write for example \"POST /payments\" or \"POST,PUT /orders/{id}\"".to_owned();
     let Some((words, pattern)) = target.trim().split_once(char::is_whitespace) else {
@@ -194,7 +194,7 @@ fn parse_method(word: &str) -> Result<Method, Complaint> {
     if word == "CONNECT" {
         return Err((format!("names `{word}`, which the gateway refuses"), hint));
     }
-    // A method that is nearly a known one is a typing error, and its requests would not find this route.
+    // A method that is nearly a known one is a typing error, and no request would match this route.
     let problem = || format!("names `{word}`, which is no method that can be guarded");
     if let Some(near) = near_miss(word, METHODS) {
         return Err((problem(), format!("did you mean `{near}`?")));
@@ -285,19 +285,19 @@ fn read_rule(
     Some(RuleDraft { question, settle, attempts })
 }
 
-/// Every text of a question in which something is filled in.
+/// Returns every text of a lookup request that may contain placeholders.
 fn texts(question: &Question) -> impl Iterator<Item = &str> {
     let values = question.headers.iter().map(|(_, value)| value.as_str());
     std::iter::once(question.path.as_str()).chain(values)
 }
 
-/// Whether a request can be sent there, whatever is filled in.
+/// Returns whether the path is a valid request target once its placeholders are filled in.
 fn is_target(path: &str) -> bool {
     let filled = fill(path, |_| Some("x".to_owned()));
     !path.contains('#') && filled.is_some_and(|path| PathAndQuery::try_from(path).is_ok())
 }
 
-/// Why a line can't stand in a question.
+/// Returns the problem of a header in a lookup request, if it has one.
 fn header_problem(name: &str, value: &str) -> Option<&'static str> {
     let Ok(name) = name.parse::<HeaderName>() else { return Some("which is not a header name") };
     let filled = fill(value, |_| Some("x".to_owned()));
@@ -308,7 +308,7 @@ fn header_problem(name: &str, value: &str) -> Option<&'static str> {
     (!fits).then_some("whose value can't be sent")
 }
 
-/// The names in braces.
+/// Returns the names in braces.
 pub(super) fn placeholders(text: &str) -> Vec<String> {
     let opened = text.split('{').skip(1);
     opened.filter_map(|rest| Some(rest.split_once('}')?.0.trim_start_matches('*').to_owned())).collect()
@@ -325,19 +325,19 @@ pub(super) fn reconcile_defaults() -> KeyDefaults {
     ]
 }
 
-/// Statuses of a look-up that say that the request was executed, by default.
+/// Default statuses of a lookup that mean that the request was executed.
 const EXECUTED: [u16; 1] = [200];
 
-/// Statuses of a look-up that say that it was not, by default: a resource that was never made is not found.
+/// Default statuses of a lookup that mean that it was not executed: a resource that was never created is not found.
 const NOT_EXECUTED: [u16; 1] = [404];
 
-/// Look-ups before the record is a dead letter. With growing pauses they span a longer outage.
+/// Default number of lookups before the record is a dead letter. With growing pauses they span a longer outage.
 const ATTEMPTS: u32 = 10;
 
-/// How far apart "not executed" must be seen by default: twice the default time-out of the upstream.
+/// Default time between two "not executed" results: twice the default time-out of the upstream.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// Lines that say how a request is sent, or what may come back.
+/// Header fields that control how a request is sent or what may come back; the gateway sets them.
 const NOT_ASKED_WITH: [&str; 8] = [
     "accept-encoding",
     "connection",
@@ -349,7 +349,7 @@ const NOT_ASKED_WITH: [&str; 8] = [
     "upgrade",
 ];
 
-/// Methods that a route may name without a second look. Others are taken if they are not nearly one of these.
+/// Known methods that a route may name. Others are accepted unless they look like a misspelling of one of these.
 const METHODS: [&str; 20] = [
     "POST",
     "PATCH",

@@ -17,7 +17,7 @@ pub(crate) struct ConfigKey {
     /// Type of its value, or the words that it may be.
     #[cfg_attr(not(test), allow(dead_code, reason = "for the reference page, which a test writes"))]
     pub(crate) kind: &'static str,
-    /// What it does, and the reason for its default.
+    /// Description of the key, and the reason for its default.
     #[cfg_attr(not(test), allow(dead_code, reason = "for the reference page, which a test writes"))]
     pub(crate) why: &'static str,
 }

@@ -1,10 +1,10 @@
-//! `[server]`: what clients can hold at most, and for how long.
+//! `[server]`: limits on what clients can hold, and for how long.
 
 use std::time::Duration;
 
 use super::toml_reader::{Reader, Section};
 
-/// The bounds of the public listener. The reason for each default is in the list of keys.
+/// The limits of the public listener. The reason for each default is in the schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerConfig {
     pub(crate) max_connections: u32,
@@ -45,7 +45,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Reads `[server]` and refuses bounds that contradict each other. `largest_body` is the largest `max_request_body`
+    /// Reads `[server]` and refuses limits that contradict each other. `largest_body` is the largest `max_request_body`
     /// of any route.
     pub(super) fn read(
         root: &mut Section<'_, '_>,
@@ -84,7 +84,7 @@ impl ServerConfig {
                 "leave room for request bodies: half of `max_buffered_bytes` is usual",
             );
         }
-        // Without the key it holds the largest body that a route may have.
+        // The default is large enough for the largest body that a route may allow.
         if server.max_buffered_bytes < largest_body && section.line_of("max_buffered_bytes").is_some() {
             reader.refuse_with_hint(
                 line(&["max_buffered_bytes"]),

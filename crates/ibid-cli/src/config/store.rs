@@ -1,4 +1,4 @@
-//! Where records live, by URL. A URL with a password is never shown: not by a message, a log line or `{:?}`.
+//! The URL of a store. A URL with a password is never shown: not in a message, a log line or `{:?}`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,19 +7,19 @@ use ibid::store::postgres::PostgresStore;
 
 use crate::output::Failure;
 
-/// Where records live.
+/// The URL of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
-    /// In one file.
+    /// A SQLite database in one file.
     Sqlite(PathBuf),
-    /// In a PostgreSQL database.
+    /// A PostgreSQL database on a server.
     Postgres(PostgresUrl),
-    /// Until the process ends.
+    /// Memory, until the process ends.
     Memory,
 }
 
 impl StoreUrl {
-    /// The store that this URL names. Messages never repeat the URL: it may hold a password.
+    /// Parses the URL of a store. Messages never repeat the URL, because it may contain a password.
     pub(crate) fn parse(text: &str) -> Result<StoreUrl, Failure> {
         let form = "use `sqlite:PATH`, `postgres://USER@HOST/DATABASE`, or `memory:` for tests";
         let Some((scheme, rest)) = text.split_once(':') else {
@@ -55,7 +55,7 @@ impl StoreUrl {
     }
 }
 
-/// The URL of a PostgreSQL database, which may hold a password.
+/// The URL of a PostgreSQL database, which may contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PostgresUrl {
     full: String,
@@ -63,7 +63,7 @@ pub(crate) struct PostgresUrl {
 }
 
 impl PostgresUrl {
-    /// All of it, for the store alone.
+    /// Returns the complete URL; meant only for opening the store.
     pub(crate) fn reveal(&self) -> &str {
         &self.full
     }

@@ -1,4 +1,4 @@
-//! Configurations that are taken, and those that are not, with their lines.
+//! Tests of configurations that are accepted, and of those that are refused, with their lines.
 
 use super::*;
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
@@ -10,25 +10,25 @@ use ibid_core::scope::ScopeRule;
 
 mod answers;
 
-/// Enough to start with.
+/// A minimal configuration that a gateway can start with.
 const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n[tenant]\nfrom = \"header:x-tenant-id\"\n";
 
 fn read(text: &str) -> Result<Config, Failures> {
     Config::read(&GatewayArgs::default(), &EnvVars::default(), "ibid.toml", text)
 }
 
-/// What follows [`BASE`], which has three lines.
+/// Reads a configuration of [`BASE`], which has three lines, and this text.
 fn more(text: &str) -> Config {
     read(&format!("{BASE}{text}")).unwrap_or_else(|failures| panic!("{failures}"))
 }
 
-fn refused(text: &str) -> Vec<Failure> {
+fn failures_of(text: &str) -> Vec<Failure> {
     read(&format!("{BASE}{text}")).expect_err("this can't be kept").all().to_vec()
 }
 
-/// The first message, which must be the only one.
+/// Returns the only message for a configuration of [`BASE`] and this text.
 fn refusal(text: &str) -> String {
-    let all = refused(text);
+    let all = failures_of(text);
     assert_eq!(all.len(), 1, "{all:#?}");
     all[0].message.clone()
 }
@@ -418,7 +418,7 @@ fn varnish_as_next_hop_is_warned_of_where_it_is_named() {
 
 #[test]
 fn hints_name_what_was_probably_meant() {
-    let hint = |text: &str| refused(text)[0].hint.clone().unwrap_or_default();
+    let hint = |text: &str| failures_of(text)[0].hint.clone().unwrap_or_default();
     assert_eq!(hint("[defaults]\nretenton = \"1d\""), "did you mean `retention`?");
     assert_eq!(hint("[defaults]\nprofile = \"strip\""), "did you mean \"stripe\"?");
     assert_eq!(hint("[defaults]\npreset = \"payments\""), "`preset` is a key of `[[route]]`");
@@ -474,21 +474,25 @@ fn the_key_rule_of_the_command_line_wins_over_the_defaults_only() {
     let config = read("optional").unwrap();
     assert_eq!((config.defaults.key, config.routes[0].policy.key), (KeyRule::Optional, KeyRule::Required));
     assert_eq!(read("").unwrap().defaults.key, KeyRule::Required, "an empty variable says nothing");
-    let refused = read("maybe").unwrap_err().to_string();
-    assert!(refused.contains("`--key` (or `IBID_KEY`) must be `required` or `optional`"), "{refused}");
+    let refusal_text = read("maybe").unwrap_err().to_string();
+    assert!(
+        refusal_text.contains("`--key` (or `IBID_KEY`) must be `required` or `optional`"),
+        "{refusal_text}"
+    );
 }
 
 #[test]
 fn all_errors_are_named_at_once_in_the_order_of_their_lines() {
-    let all =
-        refused("[[route]]\nmatch = \"PSOT /x\"\nguards = \"off\"\n[defaults]\nwait = \"soon\"\nlease = 1\n");
+    let all = failures_of(
+        "[[route]]\nmatch = \"PSOT /x\"\nguards = \"off\"\n[defaults]\nwait = \"soon\"\nlease = 1\n",
+    );
     let lines: Vec<&str> = all.iter().map(|failure| failure.message.split(": ").next().unwrap()).collect();
     assert_eq!(lines, ["ibid.toml:5", "ibid.toml:6", "ibid.toml:8", "ibid.toml:9"]);
 }
 
 #[test]
 fn a_rule_of_the_defaults_that_can_not_be_kept_is_named_once() {
-    let all = refused(
+    let all = failures_of(
         "[defaults]\nretention = \"1s\"\n[[route]]\nmatch = \"POST /x\"\n[[route]]\nmatch = \"POST /y\"",
     );
     assert_eq!(all.len(), 1, "{all:#?}");
@@ -506,7 +510,7 @@ fn broken_toml_is_named_with_its_line() {
 fn no_message_repeats_a_password_or_a_secret() {
     let text =
         "[store]\nurl = \"mysql://ibid:hunter2@db\"\n[fingerprint]\nsecrets = [\"hunter2\", \"hunter2\"]\n";
-    let all = refused(text);
+    let all = failures_of(text);
     assert!(all.len() >= 3 && !format!("{all:?}").contains("hunter2"), "{all:?}");
 }
 
@@ -553,8 +557,8 @@ fn stores_are_named_by_url() {
         assert_eq!(url.to_string(), "postgres://db:5433/pay");
         assert!(!format!("{url:?}").contains("hunter2"), "{url:?}");
     }
-    let refused = StoreUrl::parse("postgres://ibid:hunter2@db/pay?hunter2=x").unwrap_err();
-    assert!(!refused.to_string().contains("hunter2"), "{refused}");
+    let failure = StoreUrl::parse("postgres://ibid:hunter2@db/pay?hunter2=x").unwrap_err();
+    assert!(!failure.to_string().contains("hunter2"), "{failure}");
 }
 
 #[test]
@@ -652,7 +656,7 @@ fn a_reconcile_rule_is_checked() {
     );
     let bound = rule(asks).replace("[route.rec", "bind = \"principal\"\n[route.rec");
     assert!(refusal(&bound).contains("can't say which principal's"), "{}", refusal(&bound));
-    // The default keeps up with a longer time-out.
+    // The default grows with a longer time-out.
     let slow = format!("[defaults]\nupstream_timeout = \"2m\"\n{}", rule(asks));
     assert_eq!(more(&slow).routes[0].policy.reconcile.as_ref().unwrap().settle, Duration::from_secs(240));
 }
@@ -696,12 +700,12 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
         &format!("{rule}attempts = 1\n"),
         "one attempt, and `not_executed` is believed only when seen twice",
     );
-    warns(&format!("[defaults]\nlinger = \"2m\"\n{rule}"), "first asked by after 150s");
+    warns(&format!("[defaults]\nlinger = \"2m\"\n{rule}"), "makes its first lookup after 150s");
     let whole = rule.replace("{tenant}", "{tenant}/{id}");
-    let said = |text: &str| {
+    let warnings_of = |text: &str| {
         more(text).warnings.into_iter().filter(|w| !w.starts_with("no reconcile rule for every"))
     };
-    assert_eq!(said(&whole).collect::<Vec<_>>(), Vec::<String>::new());
+    assert_eq!(warnings_of(&whole).collect::<Vec<_>>(), Vec::<String>::new());
     let hashed = format!("upstream = \"http://a\"\n[tenant]\nfrom = \"authorization\"\n{whole}");
     let warnings = read(&hashed).unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("a digest of the credential")), "{warnings:#?}");
@@ -744,8 +748,8 @@ fn pass_timeout_and_stream_are_read_where_they_belong() {
         ("[defaults]\nstream = true\nanswer = \"async\"", "ibid.toml:5: `stream` needs `answer = \"sync\"`"),
         ("[[route]]\nmatch = \"POST /x\"\nanswer = \"prefer\"\nstream = true", "ibid.toml:7: `stream` needs"),
     ] {
-        let said: Vec<String> = refused(text).into_iter().map(|failure| failure.message).collect();
-        assert!(said.iter().any(|said| said.starts_with(message)), "{text}: {said:?}");
+        let messages: Vec<String> = failures_of(text).into_iter().map(|failure| failure.message).collect();
+        assert!(messages.iter().any(|text| text.starts_with(message)), "{text}: {messages:?}");
     }
 }
 

@@ -1,7 +1,7 @@
-//! Reads tables of a TOML file key by key, and remembers where each stood.
+//! Reads tables of a TOML file key by key, and records the line of each.
 //!
-//! It knows types and places, not meanings. A table is read to its end and every error is kept, so that one run
-//! names them all. A key that nobody took is unknown: the reader can't fall behind the list of keys.
+//! It knows types and lines, not meanings. A table is read to its end and every error is recorded, so that one run reports
+//! them all. A key that no code reads is refused as unknown.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use super::schema;
 use super::units::{DURATION_FORM, SIZE_FORM, near_miss, parse_duration, parse_size};
 use crate::output::{Failure, Failures};
 
-/// One file and what is wrong with it so far.
+/// One file and the errors found in it so far.
 pub(super) struct Reader<'f> {
     file: &'f str,
     text: &'f str,
@@ -26,36 +26,36 @@ impl<'f> Reader<'f> {
         Reader { file, text, problems: RefCell::default() }
     }
 
-    /// The line on which this byte stands, from 1.
+    /// Returns the line of this byte, counted from 1.
     pub(super) fn line_at(&self, offset: usize) -> usize {
         1 + self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
     }
 
-    /// `file:line`, as compilers write it and editors open it.
+    /// Returns `file:line`, as compilers write it and editors open it.
     pub(super) fn place(&self, line: usize) -> String {
         format!("{}:{line}", self.file)
     }
 
-    /// Keeps an error of this line.
+    /// Records an error on this line.
     pub(super) fn refuse(&self, line: usize, problem: impl AsRef<str>) {
         self.keep(line, Failure::usage(format!("{}: {}", self.place(line), problem.as_ref())));
     }
 
-    /// Keeps an error of this line, with what to do about it.
+    /// Records an error on this line, with advice.
     pub(super) fn refuse_with_hint(&self, line: usize, problem: impl AsRef<str>, hint: impl Into<String>) {
         self.keep(line, Failure::usage(format!("{}: {}", self.place(line), problem.as_ref())).hint(hint));
     }
 
-    /// Keeps an error that has its words already; line 0 is before the file: flags and variables.
+    /// Records a finished error. Line 0 sorts before the file and is for flags and variables.
     pub(super) fn keep(&self, line: usize, failure: Failure) {
         let mut problems = self.problems.borrow_mut();
-        // A rule of `[defaults]` that can't be kept fails again in every route that inherits it.
+        // An invalid rule of `[defaults]` fails again in every route that inherits it.
         if !problems.iter().any(|(_, known)| known.message == failure.message) {
             problems.push((line, failure));
         }
     }
 
-    /// Every error, in the order of the lines.
+    /// Returns every error, ordered by line.
     pub(super) fn failures(&self) -> Option<Failures> {
         let mut problems = self.problems.borrow().clone();
         problems.sort_by_key(|(line, _)| *line);
@@ -63,18 +63,18 @@ impl<'f> Reader<'f> {
     }
 }
 
-/// One table, while its keys are taken.
+/// One table, while its keys are read.
 pub(super) struct Section<'r, 'd> {
     reader: &'r Reader<'r>,
     name: &'static str,
     table: Option<&'d DeTable<'d>>,
-    /// Where the table begins.
+    /// The first line of the table.
     pub(super) line: usize,
     asked: BTreeSet<&'static str>,
     lines: BTreeMap<&'static str, usize>,
 }
 
-/// One value and its place.
+/// One value with its key and line.
 struct Field<'d> {
     key: &'static str,
     line: usize,
@@ -82,7 +82,7 @@ struct Field<'d> {
 }
 
 impl<'r, 'd> Section<'r, 'd> {
-    /// The table of this name in [`keys`]; none if it is not in the file, and then it has no keys.
+    /// Returns a reader for a table that is called `name` in [`schema`]. Without a `table` it has no keys.
     pub(super) fn new(
         reader: &'r Reader<'r>,
         name: &'static str,
@@ -92,25 +92,25 @@ impl<'r, 'd> Section<'r, 'd> {
         Section { reader, name, table, line, asked: BTreeSet::new(), lines: BTreeMap::new() }
     }
 
-    /// The table under `key`, by the name it has in [`keys`].
+    /// Returns the table under `key`, which is called `name` in [`schema`].
     pub(super) fn section(&mut self, key: &'static str, name: &'static str) -> Section<'r, 'd> {
         let field = self.take(key);
         let line = field.as_ref().map_or(0, |field| field.line);
         let table = field.and_then(|field| match field.value {
             DeValue::Table(table) => Some(table),
             other => {
-                self.mistyped(&field, "must be a table", other);
+                self.refuse_type(&field, "must be a table", other);
                 None
             }
         });
         Section::new(self.reader, name, table, line)
     }
 
-    /// The tables of the array under `key`.
+    /// Returns the tables of the array under `key`.
     pub(super) fn sections(&mut self, key: &'static str, name: &'static str) -> Vec<Section<'r, 'd>> {
         let Some(field) = self.take(key) else { return Vec::new() };
         let DeValue::Array(items) = field.value else {
-            self.mistyped(&field, &format!("must be an array of tables: write `[[{key}]]`"), field.value);
+            self.refuse_type(&field, &format!("must be an array of tables: write `[[{key}]]`"), field.value);
             return Vec::new();
         };
         let mut sections = Vec::new();
@@ -118,13 +118,13 @@ impl<'r, 'd> Section<'r, 'd> {
             let line = self.reader.line_at(item.span().start);
             match item.get_ref() {
                 DeValue::Table(table) => sections.push(Section::new(self.reader, name, Some(table), line)),
-                other => self.mistyped(&Field { key, line, value: other }, "must hold tables only", other),
+                other => self.refuse_type(&Field { key, line, value: other }, "must hold tables only", other),
             }
         }
         sections
     }
 
-    /// The table under `key`, or the tables of the array there; none if the key is not in the file.
+    /// Returns the table under `key`, or the tables of the array there; `None` if the key is not in the file.
     pub(super) fn one_or_more(
         &mut self,
         key: &'static str,
@@ -135,7 +135,7 @@ impl<'r, 'd> Section<'r, 'd> {
             return Some(vec![Section::new(self.reader, name, Some(table), field.line)]);
         }
         if !matches!(field.value, DeValue::Array(_)) {
-            self.mistyped(&field, "must be a table or an array of tables", field.value);
+            self.refuse_type(&field, "must be a table or an array of tables", field.value);
             return None;
         }
         Some(self.sections(key, name))
@@ -145,12 +145,12 @@ impl<'r, 'd> Section<'r, 'd> {
         self.table.is_some()
     }
 
-    /// The line on which a key stood that has been taken.
+    /// Returns the line of a key that has been read and is in the file.
     pub(super) fn line_of(&self, key: &str) -> Option<usize> {
         self.lines.get(key).copied()
     }
 
-    /// Every key that was there, with its line.
+    /// Returns every key that has been read and is in the file, with its line.
     pub(super) fn lines(&self) -> &BTreeMap<&'static str, usize> {
         &self.lines
     }
@@ -170,7 +170,7 @@ impl<'r, 'd> Section<'r, 'd> {
         self.read(key, DURATION_FORM, |value| value.as_str().map(parse_duration))
     }
 
-    /// A duration longer than zero.
+    /// Reads a duration longer than zero.
     pub(super) fn positive(&mut self, key: &'static str) -> Option<Duration> {
         self.read(key, DURATION_FORM, |value| match parse_duration(value.as_str()?) {
             Ok(Duration::ZERO) => Some(Err("must be longer than zero")),
@@ -178,7 +178,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// A duration of a second or more.
+    /// Reads a duration of a second or more.
     pub(super) fn seconds(&mut self, key: &'static str) -> Option<Duration> {
         self.read(key, DURATION_FORM, |value| match parse_duration(value.as_str()?) {
             Ok(length) if length < Duration::from_secs(1) => Some(Err("must be at least 1s")),
@@ -186,7 +186,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// A duration longer than zero, or the word that stands for none.
+    /// Reads a duration longer than zero, or the word that means none.
     pub(super) fn positive_or(&mut self, key: &'static str, word: &str) -> Option<Option<Duration>> {
         self.read(key, DURATION_FORM, |value| match value.as_str()? {
             text if text == word => Some(Ok(None)),
@@ -205,7 +205,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// A whole number from 1.
+    /// Reads a whole number from 1.
     pub(super) fn count(&mut self, key: &'static str) -> Option<u32> {
         const FORM: &str = "must be a whole number from 1 to 4294967295";
         self.read(key, FORM, |value| {
@@ -214,7 +214,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// A whole number from 1 to 100.
+    /// Reads a whole number from 1 to 100.
     pub(super) fn percent(&mut self, key: &'static str) -> Option<u32> {
         const FORM: &str = "must be a whole number from 1 to 100";
         self.read(key, FORM, |value| {
@@ -242,7 +242,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// One string, or an array of them.
+    /// Reads one string, or an array of them.
     pub(super) fn text_or_texts(&mut self, key: &'static str) -> Option<Vec<String>> {
         self.read(key, "must be a string or an array of strings", |value| match value {
             DeValue::String(text) => Some(Ok(vec![text.to_string()])),
@@ -253,7 +253,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// A table of statuses, by words of somebody else's.
+    /// Reads a table of statuses with arbitrary keys.
     pub(super) fn statuses_by(&mut self, key: &'static str) -> Option<Vec<(String, u16)>> {
         self.read(key, "must be a table of HTTP statuses such as { \"declined\" = 402 }", |value| {
             let pairs = value
@@ -264,7 +264,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// A table of strings, such as header lines.
+    /// Reads a table of strings, such as header lines.
     pub(super) fn pairs(&mut self, key: &'static str) -> Option<Vec<(String, String)>> {
         self.read(key, "must be a table of strings such as { \"x-tenant-id\" = \"{tenant}\" }", |value| {
             let pair = |(name, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
@@ -282,7 +282,7 @@ impl<'r, 'd> Section<'r, 'd> {
         })
     }
 
-    /// One of `words`. A word of `later` is known and refused with its reason.
+    /// Reads one of `words`. A word in `later` is known, and refused with its reason.
     pub(super) fn choice<T: Clone>(
         &mut self,
         key: &'static str,
@@ -297,7 +297,7 @@ impl<'r, 'd> Section<'r, 'd> {
             offered().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ")
         );
         let Some(text) = field.value.as_str() else {
-            self.mistyped(&field, &form, field.value);
+            self.refuse_type(&field, &form, field.value);
             return None;
         };
         if let Some((word, reason)) = later.iter().find(|(word, _)| *word == text) {
@@ -318,7 +318,7 @@ impl<'r, 'd> Section<'r, 'd> {
         None
     }
 
-    /// Every key has been asked for: the rest is unknown.
+    /// Refuses every key of the table that has not been read.
     pub(super) fn finish(self) {
         for (key, _) in self.table.iter().flat_map(|table| table.iter()) {
             let name = key.get_ref().as_ref();
@@ -355,7 +355,7 @@ impl<'r, 'd> Section<'r, 'd> {
         match parse(field.value) {
             Some(Ok(value)) => return Some(value),
             Some(Err(problem)) => self.reader.keep(field.line, self.failure(&field, problem)),
-            None => self.mistyped(&field, form, field.value),
+            None => self.refuse_type(&field, form, field.value),
         }
         None
     }
@@ -373,7 +373,7 @@ impl<'r, 'd> Section<'r, 'd> {
         Some(Field { key, line, value: value.get_ref() })
     }
 
-    fn mistyped(&self, field: &Field<'_>, form: &str, value: &DeValue<'_>) {
+    fn refuse_type(&self, field: &Field<'_>, form: &str, value: &DeValue<'_>) {
         let article = if matches!(value, DeValue::Integer(_) | DeValue::Array(_)) { "an" } else { "a" };
         let failure = self.failure(field, form).because(format!("it is {article} {}", value.type_str()));
         self.reader.keep(field.line, failure);

@@ -1,8 +1,8 @@
-//! Single values as they are written: durations, sizes, words, and what was probably meant.
+//! Parses and writes single values: durations, sizes and words. Suggests a word for a misspelt one.
 
 use std::time::Duration;
 
-/// A duration as in a configuration: a whole number and a unit.
+/// Parses a duration: a whole number and a unit.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     let text = text.trim();
     if text.starts_with('-') {
@@ -17,7 +17,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     number.checked_mul(each).map(Duration::from_millis).ok_or("must be at most 100 years")
 }
 
-/// The shortest way to write a duration; what is shorter than a millisecond is dropped.
+/// Writes a duration in the shortest way. Anything shorter than a millisecond is dropped.
 pub(crate) fn show_duration(length: Duration) -> String {
     let millis = length.as_millis();
     let fits = |each: u64| millis.is_multiple_of(u128::from(each)) && millis >= u128::from(each);
@@ -30,7 +30,7 @@ pub(crate) fn show_duration(length: Duration) -> String {
     }
 }
 
-/// A size in bytes: a whole number, alone or with a binary unit.
+/// Parses a size in bytes: a whole number, alone or with a binary unit.
 pub(crate) fn parse_size(text: &str) -> Result<u64, &'static str> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -42,7 +42,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, &'static str> {
     number.checked_mul(each).ok_or("is far too large")
 }
 
-/// The shortest way to write a size.
+/// Writes a size in the shortest way.
 pub(crate) fn show_size(bytes: u64) -> String {
     let unit = SIZE_UNITS.iter().rev().find(|(_, each)| bytes.is_multiple_of(*each) && bytes >= *each);
     match unit {
@@ -51,7 +51,7 @@ pub(crate) fn show_size(bytes: u64) -> String {
     }
 }
 
-/// The known word that was probably meant: one typing error apart, two in a long word.
+/// Returns the known word that was probably meant: at most one typing error apart, or two for a long word.
 pub(crate) fn near_miss<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let errors_max = if word.len() < 5 { 1 } else { 2 };
     let lower = word.to_ascii_lowercase();
@@ -62,13 +62,13 @@ pub(crate) fn near_miss<'a>(word: &str, known: impl IntoIterator<Item = &'a str>
         .map(|(_, near)| near)
 }
 
-/// The word for a value, out of the table that also reads it.
+/// Returns the word for a value, from the table that also parses it.
 pub(crate) fn word_of<T: PartialEq>(words: &[(&'static str, T)], value: &T) -> &'static str {
-    // Every table names every variant; a test walks them.
+    // Every table names every variant; a test checks that.
     words.iter().find(|(_, known)| known == value).map_or("?", |(word, _)| word)
 }
 
-/// Letters added, left out, changed or swapped between `a` and `b`.
+/// Counts the letters that were added, left out, changed or swapped between `a` and `b`.
 fn typing_errors(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
@@ -97,7 +97,7 @@ pub(crate) const SIZE_FORM: &str = "must be a size such as \"1MiB\", \"512KiB\" 
 const DURATION_UNITS: [(&str, u64); 5] =
     [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 24 * 3_600_000)];
 
-/// Units in bytes, smallest first. Powers of 1000 are left out: `MB` means either, depending on whom you ask.
+/// Units in bytes, smallest first. Powers of 1000 are left out, because `MB` is ambiguous.
 const SIZE_UNITS: [(&str, u64); 4] = [("", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
 #[cfg(test)]

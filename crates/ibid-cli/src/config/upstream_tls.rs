@@ -1,4 +1,4 @@
-//! `[upstream_tls]`: the files are read and fitted together here, so that a wrong one is an error at start.
+//! `[upstream_tls]`: reads the files and checks that they match, so that a wrong one is an error at start.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 use super::toml_reader::{Reader, Section};
 use crate::gateway::upstream_tls::{TlsSettings, provider};
 
-/// Reads the table. `upstream` is none if that could not be read.
+/// Reads the table. `upstream` is `None` if it could not be read.
 pub(super) fn read(root: &mut Section<'_, '_>, reader: &Reader<'_>, upstream: Option<&Uri>) -> TlsSettings {
     let mut section = root.section("upstream_tls", "upstream_tls");
     let (ca, cert, key) = (section.text("ca"), section.text("cert"), section.text("key"));
@@ -64,7 +64,7 @@ fn roots(path: &str) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// The client certificate with its key; an error names the setting that it is about.
+/// Reads the client certificate with its key. An error comes with the key of the setting that it is about.
 fn identity(cert: &str, key: &str) -> Result<CertifiedKey, (&'static str, String)> {
     let chain = certificates(cert).map_err(|problem| ("cert", problem))?;
     let private = contents(key).and_then(|text| {
@@ -80,15 +80,16 @@ fn identity(cert: &str, key: &str) -> Result<CertifiedKey, (&'static str, String
     })
 }
 
-/// Every certificate of a file, at least one.
+/// Reads every certificate of a file, at least one.
 fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let text = contents(path)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| format!("names `{path}`, which can't be read as PEM: {error}"))?;
-    if found.is_empty() {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let certificates =
+        parsed.map_err(|error| format!("names `{path}`, which can't be read as PEM: {error}"))?;
+    if certificates.is_empty() {
         Err(format!("names `{path}`, which holds no certificate in PEM"))
     } else {
-        Ok(found)
+        Ok(certificates)
     }
 }
 
@@ -98,7 +99,7 @@ fn contents(path: &str) -> Result<Vec<u8>, String> {
     file.map(|_| text).map_err(|error| format!("names `{path}`, which can't be read: {error}"))
 }
 
-/// How much of a file is read. The certificates of every public authority together are a fifth of it.
+/// Most bytes of a file that are read. The certificates of all public authorities together are a fifth of it.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -168,11 +169,11 @@ mod tests {
             ("https://api.test", "ca = 1".into(), "ibid.toml:5: `ca` must be a string".into()),
             ("https://api.test", "cacert = \"x\"".into(), "`cacert`".into()),
         ] {
-            let said = read(upstream, &table).expect_err(&table);
-            assert!(said.contains(&message) && said.lines().count() == 1, "{table}: {said}");
+            let errors = read(upstream, &table).expect_err(&table);
+            assert!(errors.contains(&message) && errors.lines().count() == 1, "{table}: {errors}");
         }
     }
 
-    /// PEM, and no certificate in it.
+    /// A PEM block that is not a valid certificate.
     const BROKEN: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 }

@@ -1,4 +1,4 @@
-//! What a configuration may say and its author should know.
+//! Warnings about settings that are allowed but risky.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::toml_reader::Reader;
 use super::units::show_duration;
 use super::{DAY, RouteConfig};
 
-/// Collects what is allowed and should be known.
+/// Collects the warnings about one configuration.
 pub(super) struct ConfigWarning<'a> {
     pub(super) reader: &'a Reader<'a>,
     warnings: &'a mut Vec<String>,
@@ -57,7 +57,7 @@ impl<'a> ConfigWarning<'a> {
         self.policy(&name, draft.line, policy, horizon);
     }
 
-    /// What there is to know about the next hop, where these rules name it.
+    /// Adds the warning about the next hop, if these rules name one.
     pub(super) fn hop(&mut self, name: &str, rules: &Overlay, policy: &Policy) {
         let warning = policy.behind.and_then(|hop| hop.preset().warning);
         if let (Some(line), Some(warning)) = (rules.lines.get("behind"), warning) {
@@ -70,7 +70,7 @@ impl<'a> ConfigWarning<'a> {
         let mut warn = |text: &str| {
             self.warn(draft.reconcile_line, format!("the reconcile rule of {name} {text}"));
         };
-        // The same key on another order is another record.
+        // The same key on another path (say, another order) is another record.
         let names = placeholders(&draft.pattern);
         for missing in ["key"].into_iter().chain(names.iter().map(String::as_str)) {
             if !rule.carries(missing) {
@@ -84,7 +84,7 @@ impl<'a> ConfigWarning<'a> {
         if reconcile.settle < over {
             let over = show_duration(over);
             warn(&format!(
-                "is first asked by after {over} (upstream_timeout and linger), for until then its attempt may go on"
+                "makes its first lookup after {over} (upstream_timeout and linger): until then the attempt may still run"
             ));
         }
     }
@@ -113,25 +113,26 @@ impl<'a> ConfigWarning<'a> {
                 format!("{name}: max_run is shorter than upstream_timeout, so a slow attempt lapses first");
             self.warn(line, text);
         }
-        // Whatever the other rules say: an answer that does not come in time leaves its outcome unknown.
+        // Regardless of the other rules, a response that does not arrive in time leaves the outcome unknown.
         if policy.reconcile.is_none() {
             self.dead_letters.push(name.to_owned());
         }
     }
 
-    /// One line for all: the default configuration has this property, and a line per route would hide the rest.
+    /// Adds one warning for all routes without a reconcile rule. One per route would hide the other warnings, because the
+    /// default configuration has none.
     pub(super) fn finish(self) {
         if !self.dead_letters.is_empty() {
             self.warnings.push(format!(
-                "no reconcile rule for {}: a request whose outcome is unknown becomes a dead letter, which a \
-                 person must settle",
+                "no reconcile rule for {}: a request whose outcome is unknown becomes a dead letter, which an \
+                 operator must settle",
                 self.dead_letters.join(", ")
             ));
         }
     }
 }
 
-/// Rules that ask by a tenant whom the upstream does not know.
+/// Warns about reconcile rules that name a tenant by a digest that the upstream may not know.
 pub(super) fn tenants(how: Option<&TenantConfig>, routes: &[RouteConfig], warnings: &mut Vec<String>) {
     let hashed = how.is_some_and(|how| how.from == TenantFrom::Authorization);
     if hashed && routes.iter().any(|route| route.policy.reconcile.is_some()) {
@@ -143,5 +144,5 @@ pub(super) fn tenants(how: Option<&TenantConfig>, routes: &[RouteConfig], warnin
     }
 }
 
-/// The shortest time for which Azure's guidelines let a client rely on a repeatable request.
+/// Shortest time for which Azure's guidelines let a client rely on a repeatable request.
 const REQUEST_AGE_MIN: Duration = Duration::from_secs(5 * 60);

@@ -1,5 +1,5 @@
-//! The operator's listener: `/healthz` (the process lives), `/readyz` (it can serve), `/metrics`, and the operator's API
-//! under `/v1`, which is `ibid_console`'s.
+//! The operator's listener: `/healthz` (the process is alive), `/readyz` (it can serve), `/metrics`, and the operator API
+//! of `ibid_console` under `/v1`.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,7 +22,7 @@ use tower_service::Service;
 
 use crate::output::Failure;
 
-/// The process's metrics.
+/// The metrics of this process.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     handle: PrometheusHandle,
@@ -30,7 +30,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Makes the process count. Once per process.
+    /// Installs the metrics recorder. May be called once per process.
     pub(crate) fn install() -> Result<Metrics, Failure> {
         let refused = |error| Failure::world("cannot set up metrics").because(error);
         let handle = PrometheusBuilder::new()
@@ -48,12 +48,12 @@ impl Metrics {
         Ok(Metrics { handle, before: Arc::new(|| {}) })
     }
 
-    /// Sets what is called before each page, for gauges that are cheaper to read than to keep.
+    /// Sets a function to call before each page, for gauges that are cheaper to read than to keep current.
     pub(crate) fn before_each_page(&mut self, before: impl Fn() + Send + Sync + 'static) {
         self.before = Arc::new(before);
     }
 
-    /// All of them, in Prometheus' text.
+    /// Renders all metrics in the Prometheus text format.
     pub(crate) fn page(&self) -> Response<Body> {
         (self.before)();
         let mut page = text(StatusCode::OK, self.handle.render());
@@ -67,7 +67,7 @@ impl Metrics {
 pub(crate) struct Pages {
     ibid: Ibid,
     metrics: Metrics,
-    /// The operator's API; none without a token.
+    /// The operator API; `None` without a token.
     console: Option<Router>,
     draining: watch::Receiver<bool>,
 }
@@ -80,7 +80,7 @@ impl Pages {
         draining: watch::Receiver<bool>,
     ) -> Pages {
         let handle = metrics.handle.clone();
-        // Histograms collect samples until somebody drains them: without a scraper that would be for ever.
+        // Histograms collect samples until they are drained. Without a scraper, their memory would grow without bound.
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(METRICS_DRAIN_EVERY).await;
@@ -109,9 +109,9 @@ impl Pages {
         if !self.ibid.is_identity_active() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the identity of the store was retired\n");
         }
-        // An id that no record has: the question is only whether the store answers.
-        let asked = self.ibid.store().load(vec![RecordId::from_bytes([0; RecordId::LEN])]);
-        match tokio::time::timeout(READY_WITHIN, asked).await {
+        // An id that no record has: the probe only checks that the store answers.
+        let probe = self.ibid.store().load(vec![RecordId::from_bytes([0; RecordId::LEN])]);
+        match tokio::time::timeout(READY_WITHIN, probe).await {
             Ok(Ok(_)) => text(StatusCode::OK, "ready\n"),
             _ => text(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n"),
         }
@@ -143,7 +143,7 @@ where
     }
 }
 
-/// Nobody set a token, and an API that everybody may use would be worse than none.
+/// Response to an API request when no token is set: an API open to everyone would be worse than none.
 fn no_api() -> Response<Body> {
     let problem = serde_json::json!({
         "type": "urn:ibid:problem:no-admin-api",
@@ -164,11 +164,13 @@ pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Body>
     response
 }
 
-/// Seconds: from a cached replay to a slow upstream.
+/// Histogram buckets in seconds, from a cached replay to a slow upstream.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
-/// Orchestrators give a probe a second; a store that takes longer does not serve begins either.
+/// Time-out of the readiness probe. Orchestrators give a probe one second, and a store that takes longer does not serve
+/// begins either.
 const READY_WITHIN: Duration = Duration::from_millis(900);
 
-/// At 20,000 requests a second this is a few hundred thousand samples, some megabytes.
+/// Interval at which histograms are drained. At 20,000 requests a second it collects a few hundred thousand samples, some
+/// megabytes.
 const METRICS_DRAIN_EVERY: Duration = Duration::from_secs(5);

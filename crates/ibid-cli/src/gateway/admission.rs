@@ -1,4 +1,4 @@
-//! Whether a guarded request is taken in: a slot, room for its body, and not too many runs of its connection.
+//! Admission of guarded requests: each needs a slot, memory for its body, and a connection with few enough runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -41,14 +41,14 @@ impl Admission for GuardedSlots {
         let run = match head.extensions.get::<Arc<Connection>>() {
             None => None,
             Some(connection) => match connection.begin_run(self.max_per_connection) {
-                None => return Err(crowded(Bound::GuardedPerConnection)),
+                None => return Err(over_capacity(Bound::GuardedPerConnection)),
                 run => run,
             },
         };
         let slot = GuardedSlot(Arc::clone(&self.used));
-        // Never over the bound. A request that is refused counts for an instant and may have another one refused too.
+        // Never more than the bound. A refused request counts for a moment, in which another one may be refused because of it.
         if slot.0.fetch_add(1, Ordering::AcqRel) >= self.max {
-            return Err(crowded(Bound::Guarded));
+            return Err(over_capacity(Bound::Guarded));
         }
         if !self.buffers.has_room_for_request(0) {
             return Err(OverCapacity);
@@ -58,7 +58,7 @@ impl Admission for GuardedSlots {
     }
 }
 
-/// One of the slots, free again when it is dropped.
+/// One of the slots; dropping it frees the slot.
 struct GuardedSlot(Arc<AtomicUsize>);
 
 impl Drop for GuardedSlot {
@@ -67,7 +67,7 @@ impl Drop for GuardedSlot {
     }
 }
 
-/// The body of a guarded request, until nobody needs it any more.
+/// The byte count of a guarded request's body, until the body is no longer needed.
 struct HeldBody {
     buffers: Arc<Buffers>,
     bytes: AtomicU64,
@@ -91,7 +91,7 @@ impl Drop for HeldBody {
     }
 }
 
-fn crowded(bound: Bound) -> OverCapacity {
-    bounds::reached(bound);
+fn over_capacity(bound: Bound) -> OverCapacity {
+    bounds::count_reached(bound);
     OverCapacity
 }

@@ -1,4 +1,4 @@
-//! A client's body: still arriving, read whole by the guard, or looked at while it passes.
+//! The body of a client's request: still arriving, read completely by the guard, or inspected while it passes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,30 +13,31 @@ use ibid::http::WithoutKey;
 
 use super::GateRules;
 
-/// A client's body.
+/// The body of a client's request.
 pub(crate) enum ClientBody {
-    /// Still arriving, and which of its trailers pass.
+    /// A body that is still arriving, with the rules for its trailers.
     Arriving(Incoming, Arc<GateRules>),
-    /// Read.
+    /// A body that was read completely.
     Whole(Full<Bytes>),
-    /// Passing unguarded, and looked at once it has passed.
+    /// A body that passes unguarded and is inspected once it has passed.
     Watched(Box<WatchedBody>),
 }
 
-/// A small body without a key. Each piece is copied while it passes; nothing waits for the rest.
+/// A small body of a request without a key. Each piece is copied while it passes; no piece waits for the rest.
 pub(crate) struct WatchedBody {
     body: ClientBody,
     copied: Vec<u8>,
-    /// How many bytes the request declared.
+    /// Number of bytes that the request declared.
     declared: usize,
-    /// None once it was looked at.
+    /// `None` once the body has been inspected.
     watcher: Option<WithoutKey>,
 }
 
 impl ClientBody {
-    /// Looks for a key in a body that passes without one, if that is worth it: the route has not been reported yet, and
-    /// the body declares to be small.
-    pub(crate) fn watched(request: Request<ClientBody>) -> Request<ClientBody> {
+    /// Prepares a request without a key so that its body is searched for one while it passes.
+    ///
+    /// Does so only if the route has not been reported yet and the declared length is small.
+    pub(crate) fn watch(request: Request<ClientBody>) -> Request<ClientBody> {
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|value| value.to_str().ok()?.parse().ok());
         let watcher = request.extensions().get::<WithoutKey>().filter(|watcher| watcher.is_open()).cloned();
@@ -52,11 +53,11 @@ impl ClientBody {
 }
 
 impl WatchedBody {
-    fn passed(&mut self, data: &Bytes) {
+    fn copy_piece(&mut self, data: &Bytes) {
         if self.watcher.is_some() && self.copied.len() + data.len() <= self.declared {
             self.copied.extend_from_slice(data);
         }
-        // The next poll may never come: a sender that has written what it declared is done.
+        // Inspect it here: a sender that has written the declared length may never poll again.
         if self.copied.len() == self.declared
             && let Some(watcher) = self.watcher.take()
         {
@@ -95,7 +96,7 @@ impl Body for ClientBody {
                 if let Poll::Ready(Some(Ok(frame))) = &polled
                     && let Some(data) = frame.data_ref()
                 {
-                    watched.passed(data);
+                    watched.copy_piece(data);
                 }
                 polled
             }
@@ -119,6 +120,6 @@ impl Body for ClientBody {
     }
 }
 
-/// Largest body that is copied to look for a key. Requests of APIs that take a key are small; a copy of this size costs
-/// less than the head.
+/// Largest body that is searched for a key. Requests of APIs that use keys are small, and a copy of this size costs less
+/// than the head.
 const WATCHED_BYTES_MAX: usize = 8 * 1024;

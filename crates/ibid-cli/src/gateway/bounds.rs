@@ -1,9 +1,9 @@
-//! The names of the gateway's bounds, as configuration and metrics have them.
+//! The names of the gateway's bounds, as used in the configuration and in metrics.
 
 use ibid::telemetry::{LIMIT_MAX, LIMIT_REACHED, LIMIT_USED};
 use metrics::{counter, gauge};
 
-/// A bound. Its name is the key that sets it.
+/// A bound of the gateway, named by the key that sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bound {
     Connections,
@@ -32,7 +32,7 @@ impl Bound {
         Bound::Idle,
     ];
 
-    /// The key of `[server]` that sets it.
+    /// Returns the key of `[server]` that sets this bound.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Bound::Connections => "max_connections",
@@ -49,19 +49,19 @@ impl Bound {
     }
 }
 
-/// Counts that a bound refused or ended something.
-pub(crate) fn reached(bound: Bound) {
+/// Counts one request or connection that a bound refused or ended.
+pub(crate) fn count_reached(bound: Bound) {
     counter!(LIMIT_REACHED, "limit" => bound.key()).increment(1);
 }
 
-/// Shows every bound as not reached yet: a counter that begins at 1 has not grown to who watches it.
-pub(crate) fn none_reached_yet() {
+/// Sets the counter of every bound to zero: monitoring sees no increase in a counter that first appears as 1.
+pub(crate) fn init_counters() {
     for bound in Bound::ALL {
         counter!(LIMIT_REACHED, "limit" => bound.key()).increment(0);
     }
 }
 
-/// Shows how much of a bound is used.
+/// Sets the gauges of a bound: how much of it is used, and its maximum.
 pub(crate) fn show(bound: Bound, used: u64, max: u64) {
     gauge!(LIMIT_USED, "limit" => bound.key()).set(used as f64);
     gauge!(LIMIT_MAX, "limit" => bound.key()).set(max as f64);

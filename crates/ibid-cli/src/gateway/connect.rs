@@ -1,4 +1,4 @@
-//! Connections to the upstream, plain or with TLS, as the HTTP client wants them.
+//! Connections to the upstream, plain or with TLS, for the HTTP client.
 
 use std::error::Error as StdError;
 use std::future::Future;
@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use super::upstream_tls::{UpstreamTls, speaks_http2};
 
-/// Connects to the upstream. An error of it proves that nothing was sent.
+/// A connector to the upstream. Its errors prove that nothing was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     tcp: HttpConnector,
@@ -26,13 +26,13 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// A connector that speaks TLS if it is given a client for that.
+    /// Returns a connector, with TLS if `tls` is given.
     pub(crate) fn new(tls: Option<UpstreamTls>) -> Connector {
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_FOR));
         tcp.set_keepalive(Some(TCP_KEEPALIVE_AFTER));
-        // By default it refuses `https`, because it would speak plain text there.
+        // By default `HttpConnector` refuses `https`, because it would speak plain text there.
         tcp.enforce_http(tls.is_none());
         Connector { tcp, tls: tls.map(Arc::new) }
     }
@@ -134,9 +134,9 @@ impl Write for UpstreamStream {
     }
 }
 
-/// How long a connection may take to come about. A SYN lost twice is sent a third time after 3 s; an
-/// upstream that needs longer is down, and giving up now still proves that nothing was sent.
+/// Time-out for connecting. A SYN that is lost twice is sent a third time after 3 s. An upstream that needs longer is down,
+/// and giving up here still proves that nothing was sent.
 pub(crate) const CONNECT_FOR: Duration = Duration::from_secs(5);
 
-/// When the kernel starts to ask a silent peer whether it lives, for answers that take minutes.
+/// Silence after which the kernel starts to probe the peer, for responses that take minutes.
 const TCP_KEEPALIVE_AFTER: Duration = Duration::from_secs(60);

@@ -1,5 +1,4 @@
-//! The client connections of one listener: how many there are, which of them are idle or stalled, and how one is ended
-//! from outside of its task.
+//! The client connections of one listener: counts them, finds idle and stalled ones, and ends one from outside its task.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,7 +26,7 @@ pub(crate) struct Connections {
     next_id: AtomicU64,
     clock: ConnectionClock,
     became_idle: Notify,
-    /// Callers of [`Connections::slot`] that wait, so that a connection that becomes idle wakes one only if there is one.
+    /// Number of callers that wait in [`Connections::slot`]. A connection that becomes idle notifies only if there are any.
     waiting: AtomicUsize,
     relief: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -46,21 +45,21 @@ impl Connections {
         }
     }
 
-    /// Sets what is tried when every connection is busy and another one waits for a slot.
+    /// Sets a function to call when every connection is busy and another one waits for a slot.
     pub(crate) fn when_all_are_busy(&self, relief: impl Fn() + Send + Sync + 'static) {
         // Set once, when the gateway starts; a second call has no meaning and is ignored.
         let _ = self.relief.set(Box::new(relief));
     }
 
-    /// Waits for a slot. While there is none, closes the connection that has been idle longest.
+    /// Waits for a slot. While none is free, closes the connection that has been idle longest.
     pub(crate) async fn slot(&self) -> OwnedSemaphorePermit {
         if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
             return slot;
         }
-        bounds::reached(Bound::Connections);
-        let _waiting = Waiting::count(&self.waiting);
+        bounds::count_reached(Bound::Connections);
+        let _waiting = SlotWaiter::count(&self.waiting);
         loop {
-            // Registered before the search, so that a connection that becomes idle during it is not missed.
+            // Registered before the search, so that a connection that becomes idle during the search wakes us.
             let mut became_idle = std::pin::pin!(self.became_idle.notified());
             became_idle.as_mut().enable();
             if !self.end_longest_idle()
@@ -104,9 +103,9 @@ impl Connections {
         ConnectionGuard { id, connections: Arc::clone(self), connection }
     }
 
-    /// Whether a connection waits for a slot.
+    /// Returns whether a connection waits for a slot.
     #[cfg(test)]
-    pub(crate) fn waits(&self) -> bool {
+    pub(crate) fn has_waiter(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
@@ -118,13 +117,13 @@ impl Connections {
         self.connections_max
     }
 
-    /// Every reply that has bytes in memory.
+    /// Returns the counted replies of all open connections.
     pub(crate) fn replies(&self) -> Vec<Arc<Reply>> {
         let open: Vec<Arc<Connection>> = lock(&self.open).values().cloned().collect();
         open.iter().flat_map(|connection| connection.replies()).collect()
     }
 
-    /// Asks the connection that has been idle longest to close. False if none is idle.
+    /// Asks the connection that has been idle longest to close. Returns `false` if none is idle.
     fn end_longest_idle(&self) -> bool {
         let longest = {
             let open = lock(&self.open);
@@ -143,22 +142,22 @@ impl Connections {
 }
 
 /// Counts a caller of [`Connections::slot`] while it waits.
-struct Waiting<'a>(&'a AtomicUsize);
+struct SlotWaiter<'a>(&'a AtomicUsize);
 
-impl Waiting<'_> {
-    fn count(waiting: &AtomicUsize) -> Waiting<'_> {
+impl SlotWaiter<'_> {
+    fn count(waiting: &AtomicUsize) -> SlotWaiter<'_> {
         waiting.fetch_add(1, Ordering::SeqCst);
-        Waiting(waiting)
+        SlotWaiter(waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for SlotWaiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// One connection in the list of its listener.
+/// A registration of one connection in its listener's list; dropping it removes the connection.
 pub(crate) struct ConnectionGuard {
     id: u64,
     connections: Arc<Connections>,
@@ -171,22 +170,22 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// One client connection, as seen from outside of its task.
+/// One client connection, as seen from outside its task.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
-    /// The address of the peer, as a line of `X-Forwarded-For`.
+    /// The peer's address, as a value for `X-Forwarded-For`.
     pub(crate) peer_field: HeaderValue,
-    /// Where a request leaves the tunnel that the connection is to become.
+    /// Slot in which a request leaves the tunnel that the connection will become.
     pub(crate) tunnel: TunnelSlot,
     clock: ConnectionClock,
-    /// No cycle that lasts: the list drops the connection when [`ConnectionGuard`] goes.
+    /// The listener's list. Not a lasting cycle: dropping the [`ConnectionGuard`] removes the connection from the list.
     all: Arc<Connections>,
     opened: u64,
-    /// Requests whose reply has not been written to its end.
+    /// Number of requests whose reply has not been fully written.
     busy: AtomicUsize,
     idle_since: AtomicU64,
     has_request: AtomicBool,
-    /// Guarded requests that this connection has caused and that still run.
+    /// Number of guarded runs that this connection started and that have not ended.
     runs: AtomicUsize,
     write_blocked_since: AtomicU64,
     next_reply: AtomicU64,
@@ -196,7 +195,7 @@ pub(crate) struct Connection {
     kept_for_tunnel: OnceLock<KeptForReply>,
 }
 
-/// How long a connection may do nothing.
+/// Time-outs for a connection that makes no progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdleLimits {
     pub(crate) first_head_for: Duration,
@@ -205,25 +204,25 @@ pub(crate) struct IdleLimits {
 }
 
 impl IdleLimits {
-    /// How often a connection is looked at, so that none is kept for much longer than it may be.
-    fn often(&self) -> Duration {
-        (self.stall_for / 4).max(LOOK_AT_MOST_EVERY)
+    /// Returns the interval between two checks of a connection, short enough that none much outlives its time-outs.
+    fn check_interval(&self) -> Duration {
+        (self.stall_for / 4).max(CHECK_INTERVAL_MIN)
     }
 
-    /// When a new connection is looked at for the first time.
-    pub(crate) fn shortest(&self) -> Duration {
-        self.often().min(self.first_head_for).min(self.idle_for)
+    /// Returns the time after which a new connection is checked for the first time.
+    pub(crate) fn first_check_after(&self) -> Duration {
+        self.check_interval().min(self.first_head_for).min(self.idle_for)
     }
 }
 
 /// The next step for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionVerdict {
-    /// Drop it.
+    /// Drop the connection, for this reason.
     Close(&'static str),
-    /// Let it take no more requests and close.
+    /// Let it finish its requests, accept no more, and close.
     GoAway,
-    /// Look at it again.
+    /// Check the connection again after this time.
     LookAgainIn(Duration),
 }
 
@@ -235,7 +234,7 @@ impl Connection {
         Busy(Arc::clone(self))
     }
 
-    /// Counts a guarded run, unless the connection has `runs_max` of them.
+    /// Counts a guarded run. Returns `None` if the connection already has `runs_max` of them.
     pub(crate) fn begin_run(self: &Arc<Self>, runs_max: usize) -> Option<ConnectionRun> {
         let more = |runs: usize| (runs < runs_max).then_some(runs + 1);
         self.runs.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
@@ -247,8 +246,8 @@ impl Connection {
         self.order(ORDER_CLOSE);
     }
 
-    /// Waits until the connection is told to end, and says how. One that is leaving can only be told to close.
-    pub(crate) async fn told(&self, is_leaving: bool) -> ConnectionVerdict {
+    /// Waits for an order to end the connection and returns it. A connection that is leaving only obeys `Close`.
+    pub(crate) async fn wait_for_order(&self, is_leaving: bool) -> ConnectionVerdict {
         loop {
             let next = self.ordered.notified();
             match self.order.load(Ordering::Acquire) {
@@ -265,18 +264,18 @@ impl Connection {
         let since = |then: u64| Duration::from_micros(now.saturating_sub(then));
         let blocked = self.write_blocked_since.load(Ordering::Relaxed);
         if blocked != NEVER && since(blocked) >= patience.stall_for {
-            bounds::reached(Bound::Stall);
+            bounds::count_reached(Bound::Stall);
             return ConnectionVerdict::Close("the client does not read");
         }
         for reply in self.replies() {
             if reply.is_stalled_for(patience.stall_for) {
-                bounds::reached(Bound::Stall);
+                bounds::count_reached(Bound::Stall);
                 if !reply.end() {
                     return ConnectionVerdict::Close("the client does not read a reply");
                 }
             }
         }
-        let often = patience.often();
+        let often = patience.check_interval();
         if !self.has_request.load(Ordering::Relaxed) {
             return match patience.first_head_for.checked_sub(since(self.opened)) {
                 None | Some(Duration::ZERO) => ConnectionVerdict::Close("no request in time"),
@@ -300,7 +299,7 @@ impl Connection {
         self.clock
     }
 
-    /// Keeps what an upgraded request holds for as long as the connection lasts.
+    /// Stores what an upgraded request holds until the connection ends.
     pub(super) fn keep_for_tunnel(&self, kept: KeptForReply) {
         // A connection is upgraded once.
         let _ = self.kept_for_tunnel.set(kept);
@@ -326,7 +325,7 @@ impl Connection {
         live
     }
 
-    /// Whether it may be closed for another one.
+    /// Returns whether this connection may be closed to make room for another.
     fn may_make_room(&self) -> bool {
         let idle_for = self.clock.now().saturating_sub(self.idle_since.load(Ordering::Relaxed));
         !self.is_busy()
@@ -352,10 +351,12 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         let connection = &self.0;
-        // The time first: a connection must not be seen idle with the time of an earlier rest.
+        // Invariant: `idle_since` is set before `busy` drops to zero. Otherwise the connection could be seen as idle since an
+        // earlier pause.
         connection.idle_since.store(connection.clock.now(), Ordering::Relaxed);
-        // Sequentially consistent with `Waiting::count`: T1 (here) counts down and sees no waiter; T2 counts itself as
-        // waiting and searches; therefore T2 sees the connection idle. Notifying at each request would take one lock for all.
+        // Sequentially consistent with `SlotWaiter::count`: T1 (here) counts down and sees no waiter; T2 counts itself as
+        // waiting and searches; therefore T2 sees the connection idle. Notifying after every request would make all
+        // connections contend for one lock.
         if connection.busy.fetch_sub(1, Ordering::SeqCst) == 1
             && connection.all.waiting.load(Ordering::SeqCst) > 0
         {
@@ -364,7 +365,7 @@ impl Drop for Busy {
     }
 }
 
-/// A guarded run that a connection has caused.
+/// A guarded run that counts towards its connection's limit until it is dropped.
 pub(crate) struct ConnectionRun(Arc<Connection>);
 
 impl Drop for ConnectionRun {
@@ -373,7 +374,7 @@ impl Drop for ConnectionRun {
     }
 }
 
-/// Microseconds since a listener started, in a form that fits an atomic.
+/// A clock in microseconds since the listener started, which fit an atomic.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionClock(Instant);
 
@@ -384,9 +385,9 @@ impl ConnectionClock {
     }
 }
 
-/// The socket of a connection, with the slot that it takes for as long as it is open.
+/// The socket of a connection, with the slot that it occupies while it is open.
 ///
-/// The slot is here and not in the task of the connection, because an upgraded connection leaves that task.
+/// The slot is here and not in the connection's task, because an upgraded connection leaves that task.
 pub(crate) struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
@@ -398,7 +399,7 @@ impl Socket {
         Socket { stream, connection, _slot: slot }
     }
 
-    fn noted<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn track_write<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let blocked = &self.connection.write_blocked_since;
         match written {
             Poll::Pending if blocked.load(Ordering::Relaxed) == NEVER => {
@@ -426,7 +427,7 @@ impl AsyncRead for Socket {
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, data);
-        self.noted(written)
+        self.track_write(written)
     }
 
     fn poll_write_vectored(
@@ -435,7 +436,7 @@ impl AsyncWrite for Socket {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
-        self.noted(written)
+        self.track_write(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -452,23 +453,23 @@ impl AsyncWrite for Socket {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change under a lock of this file is one call of a map: a panic leaves nothing half-done.
+    // Each change under a lock in this file is a single call on a map, so a panic leaves no partial change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// No instant.
+/// Timestamp that stands for "never".
 const NEVER: u64 = u64::MAX;
 
 const ORDER_NONE: u8 = 0;
 const ORDER_LEAVE: u8 = 1;
 const ORDER_CLOSE: u8 = 2;
 
-/// How long a connection has been idle at least when it is closed for another one: a client that sends one request after
-/// the other keeps its connection.
+/// Least idle time before a connection is closed to make room: a client that sends one request after another keeps its
+/// connection.
 const IDLE_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// How long an accepted connection waits before the next idle one is closed for it, in case the first one lingers.
+/// Time that an accepted connection waits before another idle one is closed for it, in case the first one lingers.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
-/// How often a connection is looked at, however short its time-outs are.
-const LOOK_AT_MOST_EVERY: Duration = Duration::from_millis(10);
+/// Shortest interval between two checks of a connection, however short its time-outs are.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(10);

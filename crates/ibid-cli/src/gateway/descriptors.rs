@@ -1,24 +1,24 @@
-//! File descriptors: the soft limit is raised at start, and what may be open at once is fitted to it.
+//! File descriptors: raises the soft limit at start, and fits the number of sockets to it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Sockets that may be open at once, each kind apart.
+/// Most sockets of each kind that may be open at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sockets {
-    /// Of clients.
+    /// Connections of clients to the gateway.
     pub(crate) connections: u64,
-    /// To the upstream, for guarded requests.
+    /// Connections to the upstream for guarded requests.
     pub(crate) upstream_guarded: u64,
-    /// To the upstream, for requests that pass unguarded.
+    /// Connections to the upstream for unguarded requests.
     pub(crate) upstream_passed: u64,
 }
 
 impl Sockets {
-    /// As many of each kind as fit below the limit of files, with [`RESERVE`] kept back.
+    /// Reduces the numbers until they fit below the limit of open files, with [`RESERVE`] left over.
     ///
-    /// Client connections and connections for guarded requests get seven sixteenths each of what is there, unguarded
-    /// requests an eighth, and no kind gets more than it wants.
-    pub(crate) fn fitted(self, limit: Option<u64>) -> Sockets {
+    /// Client connections and connections for guarded requests get seven sixteenths each of the rest, unguarded requests
+    /// an eighth. No kind gets more than it asks for; what it leaves goes to the others.
+    pub(crate) fn fit(self, limit: Option<u64>) -> Sockets {
         let Some(limit) = limit else { return self };
         let room = limit.saturating_sub(RESERVE.min(limit / 4));
         if self.connections + self.upstream_guarded + self.upstream_passed <= room {
@@ -36,7 +36,7 @@ impl Sockets {
     }
 }
 
-/// Raises the soft limit of open files to the hard one, and returns it. None: there is no limit.
+/// Raises the soft limit of open files to the hard one and returns it, or `None` if there is no limit.
 pub(crate) fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -51,8 +51,8 @@ pub(crate) fn raise_limit() -> Option<u64> {
     }
 }
 
-/// Files that are no client's and no upstream's: the store, the log, the operator's listener with its 64 connections,
-/// webhooks' deliveries and the next connection that is accepted while all slots are taken.
+/// Descriptors reserved for everything but clients and the upstream: the store, the log, the operator's listener with its
+/// 64 connections, webhook deliveries, and the next connection that is accepted while all slots are taken.
 pub(crate) const RESERVE: u64 = 128;
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
             (usual, Some(4), wanted(1, 2, 1)),
         ];
         for (wanted, limit, fitted) in table {
-            assert_eq!(wanted.fitted(limit), fitted, "{wanted:?} of {limit:?}");
+            assert_eq!(wanted.fit(limit), fitted, "{wanted:?} of {limit:?}");
         }
     }
 }

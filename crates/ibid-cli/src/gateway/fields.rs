@@ -1,9 +1,8 @@
-//! Which fields of a request the upstream gets: what was guarded is what it executes, on behalf of the same caller.
+//! Cleans the fields of a request, so that the upstream executes exactly what was guarded, for the same caller.
 //!
-//! Other programs on the way could make it another request: `Connection` names a field that the next hop then drops,
-//! CGI and its heirs read `x_tenant_id` and `x-tenant-id` as one name, a trailer repeats a field, and a client says
-//! that it is a proxy. The rules are built once from the configuration; requests that can't be read in one way are
-//! refused.
+//! Otherwise a client could make other programs read a different request: `Connection` names a field, and the next hop
+//! drops it; CGI and its successors read `x_tenant_id` and `x-tenant-id` as one name; a trailer repeats a field; a client
+//! claims to be a proxy. The rules are built once from the configuration. Ambiguous requests are refused.
 
 use std::borrow::Cow;
 
@@ -17,15 +16,15 @@ use super::tenant::{TenantConfig, TenantFrom};
 /// The rules for one gateway's request fields.
 #[derive(Debug, Default)]
 pub(crate) struct RequestFields {
-    /// Fields that this configuration goes by: the key's, the tenant's and the fingerprinted ones. A handful, so comparing
-    /// each is faster than hashing.
+    /// Fields that this configuration depends on: of the key, of the tenant, and fingerprinted ones. There are few, so
+    /// comparing each is faster than hashing.
     configured: Vec<HeaderName>,
-    /// The names among them as CGI reads them, if that is another name.
+    /// Names of configured fields as CGI reads them, where that differs.
     folded: Vec<String>,
 }
 
 impl RequestFields {
-    /// Protects the fields that decide whose request it is and what it asks for, under any of these policies.
+    /// Returns rules that protect the fields which identify the caller and the request under any of these policies.
     pub(crate) fn new<'p>(
         tenant: &TenantConfig,
         policies: impl Iterator<Item = &'p Policy>,
@@ -51,20 +50,21 @@ impl RequestFields {
         RequestFields { folded: folded.collect(), configured }
     }
 
-    /// Takes off what must not reach the upstream, and keeps `Connection` from taking off what must. Returns a field
-    /// that was taken off because its hop is not trusted.
+    /// Removes fields that must not reach the upstream, and removes protected names from `Connection`.
+    ///
+    /// Returns the last field that was removed because its hop is not trusted.
     pub(crate) fn clean(&self, headers: &mut HeaderMap, is_trusted: bool) -> Option<HeaderName> {
         remove(headers, |name| self.is_other_spelling(name));
         self.clean_connection(headers);
         if is_trusted { None } else { remove(headers, |name| is_forwarded(name.as_str())) }
     }
 
-    /// Takes protected fields off the trailers: a server may merge them into the header fields.
+    /// Removes protected fields from the trailers, because a server may merge trailers into the header fields.
     pub(crate) fn clean_trailers(&self, trailers: &mut HeaderMap) {
         remove(trailers, |name| self.is_protected(name) || self.is_other_spelling(name));
     }
 
-    /// Strikes protected names out of `Connection`.
+    /// Removes protected names from the value of `Connection`.
     fn clean_connection(&self, headers: &mut HeaderMap) {
         let lines = headers.get_all(CONNECTION);
         let names: Vec<&[u8]> = lines
@@ -85,13 +85,13 @@ impl RequestFields {
         self.configured.contains(name) || is_end_to_end(name.as_str())
     }
 
-    /// Whether CGI reads this name as that of a protected field, which it is not.
+    /// Returns whether this is a different name that CGI reads as that of a protected field.
     fn is_other_spelling(&self, name: &HeaderName) -> bool {
         if self.configured.contains(name) {
             return false;
         }
         match fold(name.as_str()) {
-            // Most names: CGI reads them as they are, so only a configured name that it reads otherwise can meet them.
+            // Most names: CGI reads them unchanged, so they can collide only with a configured name that it reads differently.
             Cow::Borrowed(name) => self.folded.iter().any(|folded| folded == name),
             Cow::Owned(folded) => {
                 self.folded.contains(&folded)
@@ -104,7 +104,7 @@ impl RequestFields {
     }
 }
 
-/// Refuses a head that can't be read in one way: its host and the framing of its body.
+/// Refuses a head whose host or body framing is ambiguous.
 pub(crate) fn check(head: &request::Parts) -> Result<(), Refusal> {
     let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
     if let Some(coding) = codings.next() {
@@ -124,30 +124,31 @@ pub(crate) fn check(head: &request::Parts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether `Connection` can't take this field off. A client that names it would have the upstream execute another
-/// request than the one that was guarded, without its key, or on behalf of another caller.
+/// Returns whether a field stays although `Connection` names it.
 ///
-/// HTTP would have every named field removed (RFC 9110, 7.6.1). The fields here end at no hop by their definition.
+/// If a client could remove it this way, the upstream would execute a different request from the guarded one, without its
+/// key, or for another caller. HTTP demands that every named field is removed (RFC 9110, 7.6.1), but the fields here are
+/// end-to-end by definition.
 pub(crate) fn is_end_to_end(name: &str) -> bool {
     END_TO_END.contains(&name) || END_TO_END_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Removes every line of the fields that go, and returns the last of them.
-fn remove(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) -> Option<HeaderName> {
+/// Removes every line of the fields that match, and returns the name of the last one.
+fn remove(headers: &mut HeaderMap, matches: impl Fn(&HeaderName) -> bool) -> Option<HeaderName> {
     let mut last = None;
-    while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
+    while let Some(name) = headers.keys().find(|name| matches(name)).cloned() {
         headers.remove(&name);
         last = Some(name);
     }
     last
 }
 
-/// Whether a proxy says by this field where a request came from.
+/// Returns whether proxies use this field to state where a request came from.
 fn is_forwarded(name: &str) -> bool {
     name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-")
 }
 
-/// The name as CGI reads it, but with hyphens: everything that is no letter or digit becomes one.
+/// Returns the name as CGI reads it, but with hyphens: everything except letters and digits becomes one.
 fn fold(name: &str) -> Cow<'_, str> {
     let is_usual = |c: char| c.is_ascii_alphanumeric() || c == '-';
     match name.bytes().all(|byte| is_usual(byte.into())) {
@@ -156,7 +157,8 @@ fn fold(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// A name or address, and perhaps a port. Empty is well-formed: a target URI may have no authority (RFC 9112, 3.2).
+/// Returns whether this is a name or address with an optional port. Empty is well-formed, because a target URI may have
+/// no authority (RFC 9112, 3.2).
 fn is_host(host: &[u8]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -173,7 +175,7 @@ fn is_port(port: &str) -> bool {
     port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Fields that say whose request it is, what it asks for and where it came from.
+/// Fields that identify the caller, the request or its origin.
 const END_TO_END: [&str; 33] = [
     "accept",
     "authorization",
@@ -210,7 +212,7 @@ const END_TO_END: [&str; 33] = [
     "x-real-ip",
 ];
 
-/// The same, by what their names begin with.
+/// Prefixes of fields that identify the caller, the request or its origin.
 const END_TO_END_PREFIXES: [&str; 8] =
     ["content-", "if-", "sec-", "x-amz-", "x-auth-", "x-forwarded-", "x-request-", "x-user-"];
 
@@ -237,7 +239,7 @@ mod tests {
         headers
     }
 
-    fn cleaned(lines: &[(&str, &str)], is_trusted: bool) -> Vec<String> {
+    fn clean_lines(lines: &[(&str, &str)], is_trusted: bool) -> Vec<String> {
         let mut headers = headers(lines);
         rules().clean(&mut headers, is_trusted);
         headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect()
@@ -254,10 +256,10 @@ mod tests {
             ("x-order-token, te", "te"),
             ("close, b(d", "close"),
         ] {
-            assert_eq!(cleaned(&[("connection", line)], true), [format!("connection: {left}")], "{line}");
+            assert_eq!(clean_lines(&[("connection", line)], true), [format!("connection: {left}")], "{line}");
         }
         let two = [("connection", "close"), ("connection", "x-tenant-id, te")];
-        assert_eq!(cleaned(&two, true), ["connection: close, te"]);
+        assert_eq!(clean_lines(&two, true), ["connection: close, te"]);
     }
 
     #[test]
@@ -277,11 +279,11 @@ mod tests {
             "transfer_encoding",
             "x_idempotency_key",
         ] {
-            assert_eq!(cleaned(&[(name, "1"), ("x-else", "1")], true), ["x-else: 1"], "{name}");
+            assert_eq!(clean_lines(&[(name, "1"), ("x-else", "1")], true), ["x-else: 1"], "{name}");
         }
         let own =
             [("x-tenant-id", "a"), ("x-amount", "1"), ("api.version", "2"), ("x_else", "3"), ("a.b", "4")];
-        assert_eq!(cleaned(&own, true).len(), own.len());
+        assert_eq!(clean_lines(&own, true).len(), own.len());
     }
 
     #[test]
@@ -295,8 +297,8 @@ mod tests {
             ("x-real-ip", "198.51.100.1"),
             ("x-else", "1"),
         ];
-        assert_eq!(cleaned(&lines, true).len(), lines.len());
-        assert_eq!(cleaned(&lines, false), ["x-else: 1"]);
+        assert_eq!(clean_lines(&lines, true).len(), lines.len());
+        assert_eq!(clean_lines(&lines, false), ["x-else: 1"]);
     }
 
     #[test]
@@ -346,8 +348,8 @@ mod tests {
                 request = request.header("host", *host);
             }
             let (head, ()) = request.body(()).unwrap().into_parts();
-            let refused = if is_good { Ok(()) } else { Err(Refusal::HostInvalid) };
-            assert_eq!(check(&head), refused, "{version:?} {target} {hosts:?}");
+            let expected = if is_good { Ok(()) } else { Err(Refusal::HostInvalid) };
+            assert_eq!(check(&head), expected, "{version:?} {target} {hosts:?}");
         }
     }
 
@@ -368,8 +370,8 @@ mod tests {
                 request = request.header("transfer-encoding", *line);
             }
             let (head, ()) = request.body(()).unwrap().into_parts();
-            let refused = if is_good { Ok(()) } else { Err(Refusal::TransferCoding) };
-            assert_eq!(check(&head), refused, "{lines:?}");
+            let expected = if is_good { Ok(()) } else { Err(Refusal::TransferCoding) };
+            assert_eq!(check(&head), expected, "{lines:?}");
         }
     }
 }

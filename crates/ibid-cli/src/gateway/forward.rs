@@ -1,14 +1,14 @@
-//! The forwarder: passes one request to the upstream, at most once, and says what a failure proves.
+//! Forwards one request to the upstream, at most once, and reports what a failure proves.
 //!
-//! It never sends a request again on its own. The one exception is hyper's: a request that a pooled
-//! connection hands back unsent goes out on another. Whatever fails becomes an answer that carries a
-//! [`ExecutionHint`], because whoever holds the key needs one thing of an error: may it be left free?
+//! The forwarder never retries a request. The one exception is hyper's: a request that a pooled connection hands back
+//! unsent is sent on another connection. Every failure becomes a response with an [`ExecutionHint`], because the guard
+//! has to know whether it may release the key.
 //!
-//! It knows nothing of keys and records, and sets no deadline: the caller drops the future. And it must:
-//! besides a silent upstream, a request queued on an HTTP/2 connection that ends just then can be lost
-//! within the client and never come back. Its outcome is then as unknown as that of any other time-out.
+//! The forwarder knows nothing of keys and records and sets no deadline. The caller must set one and drop the future:
+//! the upstream may stay silent, and a request queued on an HTTP/2 connection that ends at that moment can be lost
+//! inside the HTTP client, so that its future never resolves. The outcome is then unknown, as with any other time-out.
 //!
-//! `Upgrade` is stripped like every other field of one connection, unless the request carries [`UpgradeTo`].
+//! `Upgrade` is stripped like every other hop-by-hop field, unless the request carries [`UpgradeTo`].
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -43,20 +43,21 @@ use super::upgrade::UpgradeTo;
 use super::upstream_connections::{BoundedConnector, UpstreamConnections};
 use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
 
-/// A client of one upstream. Clones share its connections.
+/// An HTTP client of one upstream. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
-    // Every request clones it some times, and a client is a dozen of parts.
+    // One `Arc`: each request clones the forwarder several times, and a client has a dozen parts.
     client: Arc<UpstreamClient>,
-    /// Where the version is negotiated: a client that offers HTTP/1.1 only.
+    /// A client that offers only HTTP/1.1; `None` unless TLS negotiates the version.
     http1: Option<Http1Client>,
     base: Arc<Base>,
-    /// Reports the proxies that answers come through.
+    /// Logs the proxies that responses come through.
     notice: Option<Arc<HopNotice>>,
 }
 
-/// A client for upgrades, which only HTTP/1.1 has, and for every request once the upstream has declined HTTP/2: its
-/// connections need no [`OneAtATime`]. An upstream that learns HTTP/2 later is spoken to in it after a restart.
+/// A client for upgrades, which only HTTP/1.1 has, and for every request once the upstream has declined HTTP/2.
+///
+/// Its connections need no [`OneAtATime`]. If the upstream starts to offer HTTP/2, the gateway uses it after a restart.
 #[derive(Clone, Debug)]
 struct Http1Client {
     client: Arc<UpstreamClient>,
@@ -65,10 +66,10 @@ struct Http1Client {
 
 type UpstreamClient = Client<BoundedConnector<Connector>, UnsyncBoxBody<Bytes, BoxError>>;
 
-/// The upstream's body, or that of a problem of our own.
+/// The body of the upstream's response, or of a [`Problem`] made here.
 pub(crate) type ForwardBody = Either<Incoming, Full<Bytes>>;
 
-/// The address of an upstream that cannot be one.
+/// The reason why an upstream cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadUpstream {
     #[error("an upstream is `http[s]://host[:port][/path]`, not `{0}`")]
@@ -77,24 +78,26 @@ pub(crate) enum BadUpstream {
     Tls(#[from] TlsSetupError),
 }
 
-/// Which version of HTTP the upstream is spoken to in.
+/// The HTTP version that the gateway speaks to the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
     Http1,
-    /// With prior knowledge in plain text; over TLS the upstream has to agree.
+    /// HTTP/2 with prior knowledge in plain text; over TLS the upstream has to agree.
     Http2,
-    /// As TLS negotiates it, connection by connection.
+    /// The version that TLS negotiates for each connection.
     Negotiated,
 }
 
 impl Forwarder {
-    /// Forwards to `upstream`, whose path is put before that of every request. `http2` demands HTTP/2, in plain text
-    /// with prior knowledge. Without it a plain upstream gets HTTP/1.1, and one with TLS gets what it chooses.
+    /// Returns a forwarder to `upstream`, whose path is prefixed to that of every request.
+    ///
+    /// `http2` demands HTTP/2, in plain text with prior knowledge. Without it a plain upstream gets HTTP/1.1, and one with
+    /// TLS gets the version that it chooses.
     pub(crate) fn new(upstream: Uri, http2: bool, tls: &TlsSettings) -> Result<Forwarder, BadUpstream> {
         Forwarder::with_connections(upstream, http2, tls, UpstreamConnections::unbounded())
     }
 
-    /// As [`Forwarder::new`], with a bound on its connections.
+    /// Like [`Forwarder::new`], with a bound on its connections.
     pub(crate) fn with_connections(
         upstream: Uri,
         http2: bool,
@@ -124,20 +127,20 @@ impl Forwarder {
         Ok(Forwarder { client, http1, base: Arc::new(base), notice: None })
     }
 
-    /// Lets every answer be looked at for the proxies that it came through.
+    /// Passes the headers of every response to `notice`, which logs the proxies that it came through.
     pub(crate) fn naming_hops(self, notice: Arc<HopNotice>) -> Forwarder {
         Forwarder { notice: Some(notice), ..self }
     }
 
     async fn forward(self, request: Request<UnsyncBoxBody<Bytes, BoxError>>) -> Response<ForwardBody> {
-        // A tunnel to wherever the client likes is not what a gateway in front of one upstream offers.
+        // A gateway in front of one upstream offers no tunnel to a destination that the client chooses.
         if request.method() == Method::CONNECT {
-            return Problem::CONNECT_REFUSED.answer(ExecutionHint::NotExecuted);
+            return Problem::CONNECT_REFUSED.response(ExecutionHint::NotExecuted);
         }
         let upgrades = request.extensions().get::<UpgradeTo>().is_some();
         let key_change = KeyChange::of(&request);
         let Some(mut request) = self.base.outgoing(request) else {
-            return Problem::TARGET_TOO_LONG.answer(ExecutionHint::NotExecuted);
+            return Problem::TARGET_TOO_LONG.response(ExecutionHint::NotExecuted);
         };
         if let Some(key_change) = key_change {
             key_change.apply(request.headers_mut());
@@ -148,18 +151,20 @@ impl Forwarder {
             _ => &self.client,
         };
         match client.request(request).await {
-            Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => upgraded(answer),
-            // Nobody asked for an upgrade, so this upstream speaks something that is no HTTP. It has read
-            // the request all the same.
-            Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Problem::OUTCOME_UNKNOWN.answer(ExecutionHint::Uncertain)
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades => {
+                switch_protocols(response)
             }
-            Ok(answer) => {
-                retire_after_error(&answer, &connection);
+            // The request asked for no upgrade, so this upstream does not speak proper HTTP. It may still have executed
+            // the request.
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                Problem::OUTCOME_UNKNOWN.response(ExecutionHint::Uncertain)
+            }
+            Ok(response) => {
+                retire_after_error(&response, &connection);
                 if let Some(notice) = &self.notice {
-                    notice.look_at(answer.headers());
+                    notice.look_at(response.headers());
                 }
-                incoming(answer)
+                incoming(response)
             }
             Err(error) => {
                 let fate = fate_of(&error);
@@ -177,19 +182,19 @@ impl Forwarder {
                     }
                 }
                 if fate == ExecutionHint::NotExecuted {
-                    Problem::UPSTREAM_UNAVAILABLE.answer(fate)
+                    Problem::UPSTREAM_UNAVAILABLE.response(fate)
                 } else {
-                    Problem::OUTCOME_UNKNOWN.answer(fate)
+                    Problem::OUTCOME_UNKNOWN.response(fate)
                 }
             }
         }
     }
 }
 
-/// A client that speaks this protocol, over TLS if it is given some.
+/// Builds a client that speaks `protocol`, over `tls` if there is one.
 fn client(protocol: Protocol, tls: Option<UpstreamTls>, connections: UpstreamConnections) -> UpstreamClient {
     let mut builder = match protocol {
-        // One of its connections may be HTTP/2, and the executor is chosen before that is known.
+        // With `Negotiated`, a connection may turn out to be HTTP/2 after the executor has been chosen.
         Protocol::Http2 | Protocol::Negotiated => Client::builder(OneAtATime::default()),
         Protocol::Http1 => Client::builder(TokioExecutor::new()),
     };
@@ -199,7 +204,7 @@ fn client(protocol: Protocol, tls: Option<UpstreamTls>, connections: UpstreamCon
         .pool_idle_timeout(POOL_IDLE_FOR)
         .pool_max_idle_per_host(POOL_IDLE_MAX)
         .retry_canceled_requests(true)
-        // Only an HTTP/1.1 connection gets a `Host`, and the client knows when it has one.
+        // Only an HTTP/1.1 connection gets a `Host`. The client knows the version of its connection; we don't.
         .set_host(true)
         .http2_only(protocol == Protocol::Http2)
         .http2_keep_alive_interval(H2_PING_EVERY)
@@ -229,43 +234,43 @@ where
     }
 }
 
-/// No answer in time to a request that nobody guards.
+/// Response to an unguarded request that the upstream did not answer in time.
 pub(crate) fn timed_out() -> Response<ForwardBody> {
-    Problem::TIMED_OUT.answer(ExecutionHint::Uncertain)
+    Problem::TIMED_OUT.response(ExecutionHint::Uncertain)
 }
 
-/// The handshake's failure, if that is why a request was not sent.
+/// Returns the TLS handshake's failure, if that is why the request was not sent.
 fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
     error.source().and_then(|source| source.downcast_ref())
 }
 
-/// No slot for a request that nobody guards.
+/// Response to an unguarded request that found no free slot.
 pub(crate) fn overloaded() -> Response<ForwardBody> {
-    let mut answer = Problem::OVERLOADED.answer(ExecutionHint::NotExecuted);
-    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    answer
+    let mut response = Problem::OVERLOADED.response(ExecutionHint::NotExecuted);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
 }
 
-/// The client of a request that nobody guards stopped in the middle of its body.
+/// Response to an unguarded request whose client stopped sending in the middle of the body.
 pub(crate) fn body_stalled() -> Response<ForwardBody> {
-    Problem::BODY_STALLED.answer(ExecutionHint::Uncertain)
+    Problem::BODY_STALLED.response(ExecutionHint::Uncertain)
 }
 
-/// What an error of the client proves.
+/// Returns what an error of the HTTP client proves about the request.
 ///
-/// Read together with hyper-util 0.1, hyper 1 and h2 0.4; `forward_tests` holds one test per line here,
-/// and one for each neighbour that must not be taken for it.
+/// Written against hyper-util 0.1, hyper 1 and h2 0.4. `forward_tests` has one test per line here, and one for each
+/// similar error that must not be mistaken for it.
 fn fate_of(error: &legacy::Error) -> ExecutionHint {
-    // Not connected: no byte was sent. Or connected and closed before the request was given to the
-    // connection: every error after that names the connection it happened on.
+    // Either connecting failed and no byte was sent, or the connection closed before it was given the request: every
+    // later error names its connection.
     if error.is_connect() || error.connect_info().is_none() {
         return ExecutionHint::NotExecuted;
     }
     let Some(error) = error.source().and_then(|source| source.downcast_ref::<hyper::Error>()) else {
         return ExecutionHint::Uncertain;
     };
-    // hyper calls canceled only what it hands back whole, still queued when its connection ended. On a
-    // reused connection it went out again and this is never seen; on a fresh one it is ours to tell.
+    // hyper reports `canceled` only for a request that was still queued, unsent, when its connection ended. On a reused
+    // connection the client sends it again and this error never gets here; on a fresh one it does.
     if error.is_canceled() {
         return ExecutionHint::NotExecuted;
     }
@@ -275,23 +280,23 @@ fn fate_of(error: &legacy::Error) -> ExecutionHint {
     }
 }
 
-/// Whether the peer said, in a frame of its own, that it has not processed the stream (RFC 9113, 8.7).
+/// Returns whether a frame from the peer states that it has not processed the stream (RFC 9113, 8.7).
 ///
-/// A reset must be REFUSED_STREAM; any other code, CANCEL too, may follow execution. A GOAWAY reaches a
-/// stream as a remote error only if its id is above the last one the frame names: h2 leaves the others
-/// open, and when the connection then ends they get an I/O error. The exception is a stream that opens
-/// while the GOAWAY arrives, for which see [`OneAtATime`].
+/// A reset must be REFUSED_STREAM; any other code, including CANCEL, may follow execution. A stream gets a GOAWAY as a
+/// remote error only if its id is above the last one that the frame names: h2 leaves the others open, and when the
+/// connection then ends they get an I/O error. The exception is a stream that opens while the GOAWAY arrives; see
+/// [`OneAtATime`].
 fn is_refusal(error: &h2::Error) -> bool {
     let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
     error.is_remote() && (refused || error.is_go_away())
 }
 
-/// Where requests go, taken apart once.
+/// The upstream's URL, parsed once.
 #[derive(Debug)]
 struct Base {
     scheme: Scheme,
     authority: Authority,
-    /// Without a slash at its end, so that it can stand before any path.
+    /// Path prefix without a trailing slash, because every request path starts with one.
     path: String,
     protocol: Protocol,
 }
@@ -306,7 +311,7 @@ impl Base {
         is_usable.then_some(Base { scheme, authority, path, protocol })
     }
 
-    /// The request as the upstream gets it, or `None` if its target would be too long to be one.
+    /// Returns the request as the upstream gets it, or `None` if its target would be too long for a URI.
     fn outgoing<B: Body>(&self, request: Request<B>) -> Option<Request<B>> {
         let (mut head, body) = request.into_parts();
         // The target's authority wins over `Host` (RFC 9112, 3.2.2).
@@ -317,7 +322,7 @@ impl Base {
         head.uri = self.target(&head.uri)?;
         head.version = match self.protocol {
             Protocol::Http2 => Version::HTTP_2,
-            // What was negotiated replaces it.
+            // The client replaces it with the negotiated version.
             Protocol::Http1 | Protocol::Negotiated => Version::HTTP_11,
         };
         head.headers = self.request_fields(head.headers);
@@ -329,23 +334,25 @@ impl Base {
             _ => {}
         }
         mark_forwarded(&mut head.headers, asked_host.filter(|host| !host.is_empty()));
-        // hyper leaves out the body of a GET or HEAD whose length it does not know, unless this says that there is one.
+        // Without this field, hyper omits the body of a GET or HEAD whose length it does not know.
         if self.protocol != Protocol::Http2 && !body.is_end_stream() && body.size_hint().exact().is_none() {
             head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
-        // Only what is guarded has one; the rest passes with the fields it came with.
+        // Only a guarded request has a trace context; others keep the trace fields that they came with.
         if let Some(trace) = head.extensions.get::<TraceContext>() {
             trace.next().write(&mut head.headers);
         }
-        // Ours are for us; hyper would take some as orders of its own.
+        // Our extensions are internal, and hyper would interpret some of them.
         head.extensions = http::Extensions::new();
         Some(Request::from_parts(head, body))
     }
 
-    /// Base path, then path and query byte for byte: what was guarded is what is executed.
+    /// Returns the base path followed by the request's path and query, byte for byte.
+    ///
+    /// The upstream must execute exactly the request that was guarded.
     fn target(&self, asked: &Uri) -> Option<Uri> {
         let asked = asked.path_and_query().map_or("/", PathAndQuery::as_str);
-        // `*` of OPTIONS asks about the server, and to us that is the base.
+        // `*` of OPTIONS means the server as a whole; here that is the base path.
         let asked = if asked.starts_with('/') { asked } else { "/" };
         let path = PathAndQuery::try_from(format!("{}{asked}", self.path)).ok()?;
         let to = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
@@ -354,12 +361,12 @@ impl Base {
 
     fn request_fields(&self, mut headers: HeaderMap) -> HeaderMap {
         let takes_trailers = names_in(&headers, header::TE).any(|name| name == "trailers");
-        // Both at once is how requests are smuggled; the encoding is what our server went by.
+        // Sending both allows request smuggling. Our server read the body by the transfer encoding.
         if headers.contains_key(header::TRANSFER_ENCODING) {
             headers.remove(header::CONTENT_LENGTH);
         }
         let mut headers = end_to_end(headers);
-        // Our server has answered it, and the body is on its way.
+        // Our server has already answered `Expect`, and the client is sending the body.
         headers.remove(header::EXPECT);
         headers.remove(header::HOST);
         if takes_trailers {
@@ -368,8 +375,8 @@ impl Base {
         if self.protocol == Protocol::Http2 {
             return headers;
         }
-        // Where HTTP/2 may be negotiated it is left out: hyper would take the option as an order to remove `TE`, which
-        // gRPC needs, and HTTP/1.1 servers read `TE` without it.
+        // Left out where HTTP/2 may be negotiated: there hyper would remove `TE`, which gRPC needs, because this option
+        // names it. HTTP/1.1 servers read `TE` without the option.
         if takes_trailers && self.protocol == Protocol::Http1 {
             headers.insert(header::CONNECTION, HeaderValue::from_static("TE"));
         }
@@ -378,64 +385,65 @@ impl Base {
     }
 }
 
-/// Keeps an HTTP/1.1 connection from being used again after a 5xx answer.
+/// Keeps an HTTP/1.1 connection from being reused after a 5xx response.
 ///
-/// uvicorn closes it 0.2 ms after the 500 of an unhandled exception, without `Connection: close`. T1 gets the 500 and puts
-/// the connection back; T2 writes its request into it; the close arrives; therefore the outcome of T2 is unknown.
-fn retire_after_error<B>(answer: &Response<B>, connection: &CaptureConnection) {
-    if answer.status().is_server_error()
-        && answer.version() < Version::HTTP_2
+/// uvicorn closes it 0.2 ms after the 500 of an unhandled exception, without `Connection: close`. T1 gets the 500 and
+/// returns the connection to the pool; T2 writes its request to it; the close arrives; therefore the outcome of T2 is
+/// unknown.
+fn retire_after_error<B>(response: &Response<B>, connection: &CaptureConnection) {
+    if response.status().is_server_error()
+        && response.version() < Version::HTTP_2
         && let Some(connection) = connection.connection_metadata().as_ref()
     {
         connection.poison();
     }
 }
 
-/// The answer as the client gets it.
-fn incoming(answer: Response<Incoming>) -> Response<ForwardBody> {
-    let (mut head, body) = answer.into_parts();
-    // The version is that of the upstream's connection; ours has its own.
+/// Returns the upstream's response as the client gets it.
+fn incoming(response: Response<Incoming>) -> Response<ForwardBody> {
+    let (mut head, body) = response.into_parts();
+    // The version is that of the connection to the upstream. The client's connection may use another one.
     head.version = Version::HTTP_11;
     head.headers = end_to_end(head.headers);
     Response::from_parts(head, Either::Left(body))
 }
 
-/// An answer that turns the connection into a tunnel.
-fn upgraded(answer: Response<Incoming>) -> Response<ForwardBody> {
-    let protocol = answer.headers().get(header::UPGRADE).cloned();
-    let mut answer = incoming(answer);
+/// Returns a response that turns the client's connection into a tunnel.
+fn switch_protocols(response: Response<Incoming>) -> Response<ForwardBody> {
+    let protocol = response.headers().get(header::UPGRADE).cloned();
+    let mut response = incoming(response);
     if let Some(protocol) = protocol {
-        upgrade_fields(answer.headers_mut(), protocol);
+        upgrade_fields(response.headers_mut(), protocol);
     }
-    answer
+    response
 }
 
-/// The two fields of an upgrade, which end at each hop and are made again there.
+/// Sets the two fields of an upgrade. They are hop-by-hop, so each hop has to set them.
 fn upgrade_fields(headers: &mut HeaderMap, protocols: HeaderValue) {
     headers.insert(header::UPGRADE, protocols);
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
 }
 
-/// All fields but those of one connection (RFC 9110, 7.6.1), in their order.
+/// Returns all fields except hop-by-hop ones (RFC 9110, 7.6.1), in their order.
 ///
-/// `Trailer` stays: trailers are passed on, and hyper sends only those it announces.
+/// `Trailer` stays, because trailers are forwarded and hyper sends only those that it announces.
 fn end_to_end(headers: HeaderMap) -> HeaderMap {
     let named: HashSet<String> = names_in(&headers, header::CONNECTION).collect();
-    let of_one_connection = |name: &HeaderName| {
+    let is_hop_by_hop = |name: &HeaderName| {
         HOP_BY_HOP.contains(name)
             || name.as_str().starts_with("proxy-")
             || (named.contains(name.as_str()) && !fields::is_end_to_end(name.as_str()))
     };
-    let mut kept = HeaderMap::with_capacity(headers.len());
+    let mut forwarded = HeaderMap::with_capacity(headers.len());
     for (name, value) in &headers {
-        if !of_one_connection(name) {
-            kept.append(name, value.clone());
+        if !is_hop_by_hop(name) {
+            forwarded.append(name, value.clone());
         }
     }
-    kept
+    forwarded
 }
 
-/// Say on whose behalf we ask: the list of addresses grows with each hop.
+/// Appends the client's address to `X-Forwarded-For`, which grows with each hop.
 pub(crate) fn mark_peer(headers: &mut HeaderMap, address: &HeaderValue) {
     let had_one = headers.append(X_FORWARDED_FOR, address.clone());
     if had_one {
@@ -443,8 +451,9 @@ pub(crate) fn mark_peer(headers: &mut HeaderMap, address: &HeaderValue) {
     }
 }
 
-/// Say how we were asked. Protocol and host are those of the outermost hop, so what a proxy before us said about them
-/// stands.
+/// Sets `X-Forwarded-Proto` and `X-Forwarded-Host`, unless a proxy before us has set them.
+///
+/// Both describe the outermost hop.
 fn mark_forwarded(headers: &mut HeaderMap, asked_host: Option<HeaderValue>) {
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
     if let Some(host) = asked_host {
@@ -452,7 +461,7 @@ fn mark_forwarded(headers: &mut HeaderMap, asked_host: Option<HeaderValue>) {
     }
 }
 
-/// Make one line of several. HTTP/2 may split `Cookie`, HTTP/1.1 may not (RFC 9113, 8.2.3).
+/// Joins the lines of a field into one. HTTP/2 may split `Cookie`, HTTP/1.1 may not (RFC 9113, 8.2.3).
 fn join_lines(headers: &mut HeaderMap, name: HeaderName, by: &[u8]) {
     let lines: Vec<&[u8]> = headers.get_all(&name).iter().map(HeaderValue::as_bytes).collect();
     if lines.len() > 1 {
@@ -461,7 +470,7 @@ fn join_lines(headers: &mut HeaderMap, name: HeaderName, by: &[u8]) {
     }
 }
 
-/// The lower-case members of a comma-separated field.
+/// Returns the members of a comma-separated field, in lower case.
 pub(super) fn names_in(headers: &HeaderMap, field: HeaderName) -> impl Iterator<Item = String> {
     headers
         .get_all(field)
@@ -471,7 +480,7 @@ pub(super) fn names_in(headers: &HeaderMap, field: HeaderName) -> impl Iterator<
         .map(|name| name.trim().to_ascii_lowercase())
 }
 
-/// A problem of ours (RFC 9457). It tells the client nothing of the upstream but that it failed.
+/// A problem response of the gateway itself (RFC 9457). It reveals nothing of the upstream except that it failed.
 struct Problem {
     status: StatusCode,
     kind: &'static str,
@@ -523,27 +532,26 @@ impl Problem {
         detail: "The target is too long to be forwarded.",
     };
 
-    fn answer(&self, fate: ExecutionHint) -> Response<ForwardBody> {
+    fn response(&self, fate: ExecutionHint) -> Response<ForwardBody> {
         let body = serde_json::json!({
             "type": self.kind, "title": self.title, "status": self.status.as_u16(), "detail": self.detail,
         });
-        let mut answer = Response::new(Either::Right(Full::from(body.to_string())));
-        *answer.status_mut() = self.status;
-        let headers = answer.headers_mut();
+        let mut response = Response::new(Either::Right(Full::from(body.to_string())));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        answer.extensions_mut().insert(fate);
-        answer
+        response.extensions_mut().insert(fate);
+        response
     }
 }
 
-/// Runs hyper's tasks with never two of them at work at the same moment.
+/// An executor that polls only one of hyper's tasks at a time.
 ///
-/// hyper opens a stream, and in its next line asks the connection whether it is still good. If a GOAWAY
-/// was read in between, the stream gets that error whatever its id, and one that the peer did take could
-/// pass for one that it did not. Streams are opened and frames are read by different tasks, all of them
-/// run by this executor; with one lock around every poll nothing is read in between, and a GOAWAY means
-/// what [`is_refusal`] takes it to mean. The polls are short, and h2 has a lock of its own around most.
+/// hyper opens a stream and then checks the connection for an error. T1 opens a stream; T2 reads a GOAWAY; T1 checks and
+/// gets that error for its stream, whatever the stream's id; therefore a stream that the peer did process would look
+/// unprocessed. T1 and T2 both run on this executor. With one lock around every poll, no frame is read between the two
+/// steps, so a GOAWAY means what [`is_refusal`] assumes. The polls are short, and h2 already locks around most of them.
 #[derive(Clone, Debug, Default)]
 struct OneAtATime(Arc<Mutex<()>>);
 
@@ -555,7 +563,7 @@ where
         let turn = Arc::clone(&self.0);
         let mut task = Box::pin(task);
         tokio::spawn(std::future::poll_fn(move |cx| {
-            // A panic of another task leaves nothing half-done here: the lock guards no data.
+            // Poison is harmless: the lock guards no data.
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             task.as_mut().poll(cx)
         }));
@@ -577,22 +585,23 @@ const HOP_BY_HOP: [HeaderName; 5] = [
     header::UPGRADE,
 ];
 
-/// How long an unused connection is kept. Many servers close theirs after 5 s (Node's default), and a
-/// request written while the close is on its way is a request of unknown outcome.
+/// Time after which an idle pooled connection is closed. Many servers close theirs after 5 s (Node's default), and a
+/// request that is written while their close is in transit has an unknown outcome.
 const POOL_IDLE_FOR: Duration = Duration::from_secs(4);
 
-/// How many unused connections are kept: enough for the next burst, an eighth of what we serve at most.
-/// With the time above, more would only be closed again.
+/// Most idle connections in the pool: enough for the next burst, an eighth of the most that we serve.
+/// With [`POOL_IDLE_FOR`], more would only be closed again.
 const POOL_IDLE_MAX: usize = 512;
 
-/// HTTP/2 multiplexes everything over one connection: if that is dead, ten seconds of requests hang.
+/// Interval of keep-alive pings. HTTP/2 multiplexes everything over one connection: if that is dead, ten seconds of
+/// requests hang.
 const H2_PING_EVERY: Duration = Duration::from_secs(10);
 const H2_PONG_WITHIN: Duration = Duration::from_secs(10);
 
-/// Most header lines of an answer over HTTP/1.1. An answer refused for them is an executed request of unknown outcome,
-/// and hyper's own 100 is less than some servers send.
+/// Most header lines of a response over HTTP/1.1. Rejecting a response leaves an executed request with an unknown outcome,
+/// and hyper's default of 100 is less than some servers send.
 const H1_ANSWER_LINES_MAX: usize = 1000;
 
-/// Largest field section of an answer over HTTP/2. An answer refused for its size is an executed request
-/// of unknown outcome, so it is generous: hyper's own 16 KiB is less than common servers send.
+/// Largest field section of a response over HTTP/2. Rejecting a response leaves an executed request with an unknown
+/// outcome, so the limit is generous: hyper's default of 16 KiB is less than common servers send.
 const H2_HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;

@@ -1,8 +1,8 @@
-//! How the upstream gets the key of a guarded request.
+//! Forwards the key of a guarded request to the upstream, under the name that the route's rule sets.
 //!
-//! Go's HTTP client takes `Idempotency-Key` on a request without a body as leave to send it again by itself when a
-//! reused connection closes. ibid can't see that: the upstream executes twice, and one answer comes back. See
-//! `docs/decisions/0008-forwarded-key.md` for what was measured.
+//! Go's HTTP client takes `Idempotency-Key` on a request without a body as permission to resend it when a reused connection
+//! closes. ibid can't see that: the upstream executes twice, and one response comes back. See
+//! `docs/decisions/0008-forwarded-key.md` for the measurements.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use http_body::Body;
@@ -10,15 +10,17 @@ use ibid::http::Guarded;
 use ibid_core::forward_key::{FORWARDED_KEY, ForwardKey, LEAVE_TO_RESEND};
 use ibid_core::key::{Key, KeyForm};
 
-/// What to change of a request's fields before it leaves. Made from the request as the client sent it, and applied
-/// when `Connection` has had its say, so that no client can take the field off again.
+/// Changes to a request's fields before it is forwarded.
+///
+/// Computed from the request as the client sent it, and applied after the fields that `Connection` names were removed, so
+/// that no client can remove the field again.
 pub(super) struct KeyChange {
     remove: Vec<HeaderName>,
     insert: Option<(HeaderName, HeaderValue)>,
 }
 
 impl KeyChange {
-    /// The change that the route's rule asks for; none for a request that is not guarded.
+    /// Returns the change that the route's rule demands, or `None` for an unguarded request.
     pub(super) fn of<B: Body>(request: &Request<B>) -> Option<KeyChange> {
         let guarded = request.extensions().get::<Guarded>()?;
         let has_body = request.body().size_hint().exact() != Some(0);
@@ -48,23 +50,23 @@ fn change(guarded: &Guarded, headers: &HeaderMap, has_body: bool) -> KeyChange {
         ForwardKey::Off => (key_fields().collect(), None),
         ForwardKey::Header(name) => {
             let named: Option<HeaderName> = name.parse().ok();
-            (key_fields().collect(), named.zip(as_sent(guarded, headers)))
+            (key_fields().collect(), named.zip(key_as_sent(guarded, headers)))
         }
     };
-    // What the gateway says there, no client may say: neither in this spelling nor in one that CGI reads alike.
+    // No client may set the gateway's field, neither in this spelling nor in one that CGI reads the same way.
     let own = policy.forward_key.header().unwrap_or(FORWARDED_KEY);
     let claimed = headers.keys().filter(|name| read_alike(name.as_str(), own)).cloned();
     KeyChange { remove: remove.into_iter().chain(claimed).collect(), insert }
 }
 
-/// Whether CGI, which writes both `-` and `_` as `_`, reads these names as one.
+/// Returns whether CGI, which writes both `-` and `_` as `_`, reads these names as one.
 fn read_alike(one: &str, other: &str) -> bool {
     let dashed = |byte: u8| if byte == b'_' { b'-' } else { byte };
     one.len() == other.len() && one.bytes().map(dashed).eq(other.bytes().map(dashed))
 }
 
-/// The key as the client wrote it in its field, quoted or bare; the key itself if it came in the body.
-fn as_sent(guarded: &Guarded, headers: &HeaderMap) -> Option<HeaderValue> {
+/// Returns the key as the client wrote it in its field, quoted or bare; or the key itself if it came in the body.
+fn key_as_sent(guarded: &Guarded, headers: &HeaderMap) -> Option<HeaderValue> {
     let is_key = |line: &&HeaderValue| {
         let read = Key::from_lines([line.as_bytes()], KeyForm::QuotedOrBare);
         matches!(read, Ok(Some(key)) if key == guarded.key)
@@ -84,8 +86,8 @@ mod tests {
 
     use super::*;
 
-    /// The fields of a request with these fields after the rule, in order.
-    fn forwarded(rule: &str, key_from: &str, sent: &[(&str, &str)], has_body: bool) -> Vec<String> {
+    /// Applies the rule to a request with the fields `sent`, and returns the resulting fields in order.
+    fn apply_rule(rule: &str, key_from: &str, sent: &[(&str, &str)], has_body: bool) -> Vec<String> {
         let policy = Policy {
             forward_key: ForwardKey::parse(rule).unwrap(),
             key_from: KeyFrom::parse([key_from]).unwrap(),
@@ -117,7 +119,7 @@ mod tests {
             ("auto", standard, quoted, true, &["idempotency-key: \"k\""][..]),
             ("auto", standard, quoted, false, &["ibid-key: \"k\""]),
             ("auto", "header:X-Idempotency-Key", x, false, &["ibid-key: k"]),
-            // A field that gives leave, though the key is elsewhere.
+            // A field that permits a resend, although the key is elsewhere.
             ("auto", body, quoted, false, &["ibid-key: \"k\""]),
             ("auto", paypal, pay, false, &["paypal-request-id: k"]),
             ("auto", standard, claims, true, &["idempotency-key: k"]),
@@ -132,7 +134,7 @@ mod tests {
             ("header:Idempotency-Key", paypal, pay, true, &["idempotency-key: k"]),
         ] {
             let case = format!("{rule}, {key_from}, {sent:?}, body: {has_body}");
-            assert_eq!(forwarded(rule, key_from, sent, has_body), arrives, "{case}");
+            assert_eq!(apply_rule(rule, key_from, sent, has_body), arrives, "{case}");
         }
     }
 }

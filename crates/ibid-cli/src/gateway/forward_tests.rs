@@ -1,4 +1,5 @@
-//! What the forwarder passes on, and what its failures prove. Every upstream here is a real socket.
+//! Tests of the forwarder: which parts of a request it forwards, and what its failures prove. Every upstream here is a
+//! real socket.
 
 use std::time::Duration;
 
@@ -47,14 +48,17 @@ async fn fields_of_one_connection_end_here_in_both_directions() {
         .header("x-kept", "2");
     let answer = send(&forwarder(&upstream.url(), false), request).await;
 
-    let seen = upstream.requests().pop().unwrap();
+    let received = upstream.requests().pop().unwrap();
     for gone in ["x-mine", "keep-alive", "upgrade", "proxy-authorization", "expect", "transfer-encoding"] {
-        assert_eq!(seen.header(gone), None, "{gone}");
+        assert_eq!(received.header(gone), None, "{gone}");
     }
-    assert_eq!(seen.header_lines("x-kept"), ["1", "2"]);
-    assert_eq!((seen.header("te"), seen.header("connection")), (Some("trailers".into()), Some("TE".into())));
-    assert_eq!(seen.key().as_deref(), Some("k"), "a client cannot have its key stripped");
-    assert_eq!(seen.header("content-length").as_deref(), Some("4"));
+    assert_eq!(received.header_lines("x-kept"), ["1", "2"]);
+    assert_eq!(
+        (received.header("te"), received.header("connection")),
+        (Some("trailers".into()), Some("TE".into()))
+    );
+    assert_eq!(received.key().as_deref(), Some("k"), "a client cannot have its key stripped");
+    assert_eq!(received.header("content-length").as_deref(), Some("4"));
 
     for gone in ["connection", "x-a", "keep-alive", "proxy-connection", "proxy-authenticate", "upgrade"] {
         assert!(!answer.headers().contains_key(gone), "{gone}");
@@ -108,9 +112,9 @@ async fn a_request_of_http2_is_put_into_http1() {
         .body(Full::from("body"))
         .unwrap();
     assert_eq!(forwarder(&upstream.url(), false).oneshot(request).await.unwrap().status(), 200);
-    let seen = upstream.requests().pop().unwrap();
-    assert_eq!(seen.header_lines("cookie"), ["a=1; b=2"]);
-    assert_eq!(seen.header("x-forwarded-host").as_deref(), Some("shop.test"));
+    let received = upstream.requests().pop().unwrap();
+    assert_eq!(received.header_lines("cookie"), ["a=1; b=2"]);
+    assert_eq!(received.header("x-forwarded-host").as_deref(), Some("shop.test"));
 }
 
 #[tokio::test]
@@ -126,7 +130,7 @@ async fn every_kind_of_answer_passes_whole() {
         ("chunked;body=in chunks", 200, "in chunks"),
     ] {
         let answer = send(&forwarder, post("k", fixture)).await;
-        assert_eq!((answer.status().as_u16(), fate(&answer)), (status, None), "{fixture}");
+        assert_eq!((answer.status().as_u16(), hint_of(&answer)), (status, None), "{fixture}");
         assert_eq!(text(answer).await.unwrap(), body, "{fixture}");
     }
     let big = send(&forwarder, post("k", "bytes=3000000")).await;
@@ -151,7 +155,7 @@ async fn a_refused_connection_proves_that_nothing_was_executed() {
     let reserved = ReservedPort::port();
     let forwarder = forwarder(&reserved.url(), false);
     let answer = send(&forwarder, post("k", "")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!(answer.headers()["content-type"], "application/problem+json");
     assert_eq!(answer.headers()["cache-control"], "no-store");
     let problem: serde_json::Value = serde_json::from_str(&text(answer).await.unwrap()).unwrap();
@@ -160,10 +164,10 @@ async fn a_refused_connection_proves_that_nothing_was_executed() {
 
     let upstream = reserved.start();
     assert_eq!(text(send(&forwarder, post("k", "cut=after")).await).await.unwrap(), "done");
-    // Or the next request could meet the old connection's close instead of the refusal.
+    // Otherwise the next request could see the close of the old connection instead of the refusal.
     upstream.until(|t| t.closed == 1).await;
     let reserved = upstream.stop().await;
-    assert_eq!(fate(&send(&forwarder, post("k", "")).await), Some(ExecutionHint::NotExecuted));
+    assert_eq!(hint_of(&send(&forwarder, post("k", "")).await), Some(ExecutionHint::NotExecuted));
     drop(reserved);
 }
 
@@ -175,7 +179,7 @@ async fn a_pooled_connection_found_closed_costs_nothing() {
     assert_eq!(text(first).await.unwrap(), "done");
     upstream.until(|t| t.closed == 1).await;
     let second = send(&forwarder, post("b", "status=201")).await;
-    assert_eq!((second.status().as_u16(), fate(&second)), (201, None));
+    assert_eq!((second.status().as_u16(), hint_of(&second)), (201, None));
     assert_eq!((upstream.executions("b"), upstream.tally().connections), (1, 2));
 }
 
@@ -186,7 +190,7 @@ async fn a_close_after_the_request_was_written_leaves_it_uncertain() {
     let first = send(&forwarder, post("a", "cut=next")).await;
     assert_eq!(text(first).await.unwrap(), "done");
     let second = send(&forwarder, post("b", "")).await;
-    assert_eq!((second.status().as_u16(), fate(&second)), (502, Some(ExecutionHint::Uncertain)));
+    assert_eq!((second.status().as_u16(), hint_of(&second)), (502, Some(ExecutionHint::Uncertain)));
     let problem: serde_json::Value = serde_json::from_str(&text(second).await.unwrap()).unwrap();
     assert_eq!(problem["type"], "urn:ibid:problem:outcome-unknown");
     upstream.until(|t| t.closed == 1).await;
@@ -205,7 +209,7 @@ async fn a_response_cut_before_its_head_ends_is_uncertain() {
             }
             let answer = send(&forwarder, post("k", fixture)).await;
             assert_eq!(
-                (answer.status().as_u16(), fate(&answer)),
+                (answer.status().as_u16(), hint_of(&answer)),
                 (502, Some(ExecutionHint::Uncertain)),
                 "{fixture}"
             );
@@ -222,11 +226,11 @@ async fn an_answer_cut_in_its_body_is_an_error_of_the_body() {
     let forwarder = forwarder(&upstream.url(), false);
     for fixture in ["cut=body", "cut=chunk", "cut=body;rst"] {
         let answer = send(&forwarder, post("k", fixture)).await;
-        // With an RST even the head may be lost on its way, which is uncertain just as well.
+        // With an RST even the head may be lost in transit, which is just as uncertain.
         if answer.status() == StatusCode::OK {
             assert!(text(answer).await.is_err(), "{fixture}");
         } else {
-            assert_eq!(fate(&answer), Some(ExecutionHint::Uncertain), "{fixture}");
+            assert_eq!(hint_of(&answer), Some(ExecutionHint::Uncertain), "{fixture}");
         }
     }
     assert_eq!(upstream.total(), 3);
@@ -239,14 +243,14 @@ async fn an_immediately_closed_connection_is_not_an_answer() {
     for behaviour in ["cut=unread", "cut=unread;rst"] {
         upstream.behave(behaviour);
         let answer = send(&forwarder, post("k", "")).await;
-        // Whether the close or our request came first is open, and so is which of the two we can prove.
-        assert!(fate(&answer).is_some());
+        // Either the close or our request may come first, so either hint may be right.
+        assert!(hint_of(&answer).is_some());
     }
     assert_eq!(upstream.deliveries_begun(), 0);
 }
 
-/// Connections close in silence while requests are on their way, in whatever order the machine makes of
-/// it: no fate may be claimed that the upstream's count contradicts.
+/// Connections close without notice while requests are in flight, in any order. No response may carry a hint that the
+/// upstream's count contradicts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_race_with_a_closing_upstream_never_executes_twice() {
     let upstream = Upstream::start().await;
@@ -260,7 +264,7 @@ async fn a_race_with_a_closing_upstream_never_executes_twice() {
         }));
         for (key, answer) in keys.iter().zip(answers.await) {
             let executed = upstream.executions(key);
-            match fate(&answer) {
+            match hint_of(&answer) {
                 None => assert_eq!((answer.status().as_u16(), executed), (200, 1), "{key}"),
                 Some(ExecutionHint::NotExecuted) => assert_eq!(executed, 0, "{key}"),
                 Some(ExecutionHint::Uncertain | ExecutionHint::Executed) => assert!(executed <= 1, "{key}"),
@@ -281,8 +285,8 @@ async fn over_http2_requests_share_a_connection() {
         assert_eq!((answer.status().as_u16(), answer.version()), (201, Version::HTTP_11));
         assert!(text(answer).await.unwrap().contains("\"body\":\"body\""));
     }
-    let seen = upstream.requests().pop().unwrap();
-    assert_eq!((seen.header("te").as_deref(), seen.header("host")), (Some("trailers"), None));
+    let received = upstream.requests().pop().unwrap();
+    assert_eq!((received.header("te").as_deref(), received.header("host")), (Some("trailers"), None));
     assert_eq!((upstream.total(), upstream.tally().connections), (3, 1));
 }
 
@@ -291,7 +295,7 @@ async fn a_refused_stream_proves_that_nothing_was_executed() {
     let upstream = UpstreamH2::start().await;
     let forwarder = forwarder(&upstream.url(), true);
     let answer = send(&forwarder, post("k", "refuse")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((upstream.tally().begun, upstream.executions("k")), (1, 0), "and we do not try again");
     assert_eq!(send(&forwarder, post("k", "")).await.status(), 200);
 }
@@ -303,7 +307,7 @@ async fn a_stream_reset_for_any_other_reason_is_uncertain() {
     for (sent, fixture) in ["reset=internal", "reset=cancel"].into_iter().enumerate() {
         let answer = send(&forwarder, post("k", fixture)).await;
         assert_eq!(
-            (answer.status().as_u16(), fate(&answer)),
+            (answer.status().as_u16(), hint_of(&answer)),
             (502, Some(ExecutionHint::Uncertain)),
             "{fixture}"
         );
@@ -322,7 +326,7 @@ async fn a_goaway_proves_non_execution_only_above_its_last_stream() {
     upstream.until(|t| t.held == 1).await;
 
     let above = send(&forwarder, post("above", "goaway=below")).await;
-    assert_eq!((above.status().as_u16(), fate(&above)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((above.status().as_u16(), hint_of(&above)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!(upstream.executions("above"), 0);
 
     upstream.gate().release(1);
@@ -335,22 +339,23 @@ async fn a_goaway_proves_non_execution_only_above_its_last_stream() {
 async fn a_goaway_proves_nothing_for_its_last_stream() {
     let upstream = UpstreamH2::start().await;
     let answer = send(&forwarder(&upstream.url(), true), post("k", "goaway=at")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(ExecutionHint::Uncertain)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (502, Some(ExecutionHint::Uncertain)));
     assert_eq!(upstream.executions("k"), 1);
 }
 
-/// The same as for HTTP/1.1 above: the upstream goes away and refuses while streams open.
+/// The HTTP/2 counterpart of `a_race_with_a_closing_upstream_never_executes_twice`: the upstream sends GOAWAY and refuses
+/// while streams open.
 ///
-/// A request that is queued while its connection ends is now and then forgotten below us and never answered
-/// (about one in ten thousand here, more with the usual executor). So each has a deadline, as every caller
-/// of the forwarder must set one; what meets it is uncertain.
+/// The HTTP client sometimes loses a request that is queued while its connection ends, and its future never resolves
+/// (about one in ten thousand here, more with the usual executor). So each request has a deadline, as every caller of the
+/// forwarder must set one. A request that reaches it is uncertain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_race_with_a_goaway_proves_what_is_not_so() {
     let upstream = UpstreamH2::start().await;
     race_with_goaway(&upstream, &forwarder(&upstream.url(), true), 20).await;
 }
 
-/// Sends requests while the upstream goes away and refuses, and checks every fate against the upstream's count.
+/// Sends requests while the upstream sends GOAWAY and refuses, and checks every hint against the upstream's count.
 pub(super) async fn race_with_goaway(upstream: &UpstreamH2, forwarder: &Forwarder, rounds: usize) {
     for round in 0..rounds {
         let keys: Vec<_> = (0..20).map(|n| format!("{round}-{n}")).collect();
@@ -365,7 +370,7 @@ pub(super) async fn race_with_goaway(upstream: &UpstreamH2, forwarder: &Forwarde
         for sent in join_all(sending.collect::<Vec<_>>()).await {
             let (answer, key) = sent.unwrap();
             let executed = upstream.executions(&key);
-            match answer.map(|answer| (answer.status().as_u16(), fate(&answer))) {
+            match answer.map(|answer| (answer.status().as_u16(), hint_of(&answer))) {
                 Some((status, None)) => assert_eq!((status, executed), (200, 1), "{key}"),
                 Some((_, Some(ExecutionHint::NotExecuted))) => assert_eq!(executed, 0, "{key}"),
                 Some((_, Some(ExecutionHint::Uncertain | ExecutionHint::Executed))) | None => {
@@ -400,10 +405,10 @@ async fn a_wait_for_a_connection_is_bounded_and_proves_nothing_sent() {
     });
     upstream.until(|tally| tally.total == 1).await;
     let refused = send(&forwarder, post("b", "")).await;
-    assert_eq!((refused.status().as_u16(), fate(&refused)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((refused.status().as_u16(), hint_of(&refused)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((connections.used(), upstream.executions("b")), (1, 0));
 
-    // The connection that the first one gives back is used again.
+    // The connection that the first request returns is reused.
     upstream.gate().open();
     first.await.unwrap();
     assert_eq!(send(&forwarder, post("b", "")).await.status(), StatusCode::OK);
@@ -431,7 +436,7 @@ async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Respons
     forwarder.clone().oneshot(request).await.unwrap()
 }
 
-fn fate(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
+fn hint_of(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
     answer.extensions().get().copied()
 }
 
@@ -440,5 +445,5 @@ async fn text(answer: Response<ForwardBody>) -> Result<String, Box<dyn std::erro
     Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
-/// Far above what any answer here takes, and bearable when one does not come.
+/// Deadline of one request: far longer than any response here takes, and short enough to wait for when none comes.
 const DEADLINE: Duration = Duration::from_secs(3);

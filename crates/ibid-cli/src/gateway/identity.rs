@@ -1,4 +1,4 @@
-//! A gateway agrees with its store on the identity of its records, or says why it can't.
+//! Starts the engine under the store's identity settings, or explains why the two disagree.
 
 use std::sync::Arc;
 
@@ -12,22 +12,24 @@ use ibid_core::store::{Store, StoreError};
 use crate::config::Config;
 use crate::output::Failure;
 
-/// Starts the engine under the identity of the configuration. Returns it with the secret that tenants are named with.
+/// Starts the engine under the identity of the configuration.
+///
+/// Returns it with the secret under which tenant names are derived from credentials.
 pub(super) async fn start(
     config: &Config,
     routes: &Routes,
     store: Arc<dyn Store>,
 ) -> Result<(Ibid, Secret), Failure> {
-    let failed = |error: StoreError| super::refused(config, &StartError::Store(error));
+    let failed = |error: StoreError| super::start_failure(config, &StartError::Store(error));
     let secret = tenant_secret(&*store).await.map_err(failed)?;
     let identity = routes.identity(&config.tenant.word()).with_tenant_secret(secret.id());
     let settings = Settings { identity, ..super::settings(config)? };
-    let ibid = Ibid::start(store, settings).await.map_err(|error| super::refused(config, &error))?;
+    let ibid = Ibid::start(store, settings).await.map_err(|error| super::start_failure(config, &error))?;
     Ok((ibid, secret))
 }
 
-/// Why a gateway does not start, and the way out.
-pub(super) fn refused(error: &IdentityError) -> Failure {
+/// Returns the message for a gateway that the store's identity keeps from starting, with a hint on how to proceed.
+pub(super) fn identity_failure(error: &IdentityError) -> Failure {
     match error {
         IdentityError::Differs(_) => Failure::usage("this store was used with other identity settings")
             .because(error)
@@ -42,7 +44,7 @@ pub(super) fn refused(error: &IdentityError) -> Failure {
             .because(error)
             .hint(
                 "wait until its records have expired; or run `ibid identity change --abandon`, which says how many \
-                 keys could run again; or give this gateway a store of its own",
+                 keys could run again; or give this gateway a separate store",
             ),
         other => Failure::world("cannot read the identity of this store")
             .because(other)

@@ -1,4 +1,4 @@
-//! What idle clients and clients that do not read can hold, over real connections of both protocols.
+//! Tests of the limits on idle clients and on clients that do not read, over real connections of both protocols.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ async fn idle_http2_connections_make_room_although_they_answer_ping() {
     for _ in 0..4 {
         assert_eq!(Client::connect(server.addr).await.call(&TestRequest::get("/")).await.status, 200);
     }
-    idle.remove(0).ended().await;
+    idle.remove(0).closed_by_server().await;
 }
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn an_idle_http2_connection_is_told_to_go_away_in_time() {
     let server = Server::start(ServerLimits { next_head_for: SHORT, ..ServerLimits::default() }).await;
     let mut client = Streams::open(server.addr, WINDOW).await;
     assert_eq!(client.get("/").await.0, StatusCode::OK);
-    client.ended().await;
+    client.closed_by_server().await;
     server.until(|door| door.connections.used() == 0).await;
 }
 
@@ -60,7 +60,7 @@ async fn an_http1_client_that_stops_reading_is_cut_off() {
     client.send(&TestRequest::get("/endless")).await;
     assert_eq!(client.read_head().await.unwrap().status, 200);
     server.until(|door| door.connections.used() == 0).await;
-    assert_eq!(server.door.buffers.used(), (0, 0), "its bytes are gone with it");
+    assert_eq!(server.door.buffers.used(), (0, 0), "its bytes were freed");
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn an_answer_whose_service_is_quiet_is_not_stalled() {
     patient.send(&TestRequest::get("/quiet")).await;
     let mut patient_too = Streams::open(server.addr, WINDOW).await;
     let (_, body) = patient_too.get("/quiet").await;
-    // A client that came later and does not read: once it is cut off, the time of the others would be over too.
+    // A client that connected later and does not read: when it is cut off, the time-out of the others would be over too.
     let mut stalled = Client::connect(server.addr).await;
     stalled.send(&TestRequest::get("/endless")).await;
     server.until(|door| door.connections.used() == 3).await;
@@ -109,7 +109,7 @@ async fn a_reader_that_stopped_makes_room_when_memory_is_short() {
     let mut client = Client::connect(server.addr).await;
     client.send(&TestRequest::get("/endless")).await;
     server.until(|door| door.buffers.used().1 >= 60_000).await;
-    // Not at once: a reader may pause. The stall time-out itself is far away.
+    // Not at once, because a client may pause. The stall time-out itself is far away.
     server.until(|door| door.buffers.has_room_for_reply(32 * 1024)).await;
     server.until(|door| door.connections.used() == 0).await;
 }
@@ -144,14 +144,14 @@ async fn a_client_that_resets_in_bulk_loses_its_connection() {
     let mut flood = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     flood.extend(frame(SETTINGS, 0, 0, &[]));
     for stream in (1..400).step_by(2) {
-        // `GET`, `http` and `/`, as HPACK's static table has them.
+        // `GET`, `http` and `/`, as indexes into HPACK's static table.
         flood.extend(frame(HEADERS, END_STREAM | END_HEADERS, stream, &[0x82, 0x86, 0x84]));
         flood.extend(frame(RST_STREAM, 0, stream, &CANCEL));
     }
     let mut client = Client::connect(server.addr).await;
     client.send_bytes(&flood).await;
     server.until(|door| door.connections.used() == 0).await;
-    assert!(server.calls.load(Ordering::SeqCst) < 200, "not each of them was taken up");
+    assert!(server.calls.load(Ordering::SeqCst) < 200, "not every stream reached the service");
     assert_eq!(Client::connect(server.addr).await.call(&TestRequest::get("/")).await.status, 200);
 }
 
@@ -171,30 +171,30 @@ impl Streams {
         Streams { sender, addr, connection: tokio::spawn(connection) }
     }
 
-    /// Asks on a stream of its own, whose body is not read.
+    /// Sends a request on a new stream and does not read the body of its response.
     fn get(&mut self, path: &str) -> impl Future<Output = (StatusCode, RecvStream)> + Send + use<> {
         let request = HttpRequest::get(format!("http://{}{path}", self.addr)).body(()).unwrap();
         let sender = self.sender.clone();
-        let asked = tokio::spawn(async move {
+        let request = tokio::spawn(async move {
             let (answer, _) = sender.ready().await.unwrap().send_request(request, true).unwrap();
             answer.await.unwrap()
         });
         async move {
-            let answer = asked.await.unwrap();
+            let answer = request.await.unwrap();
             (answer.status(), answer.into_body())
         }
     }
 
     /// Waits until the server ends the connection.
-    async fn ended(self) {
-        let ended = tokio::time::timeout(Duration::from_secs(30), self.connection).await;
-        ended.expect("the server ends the connection").unwrap().unwrap();
+    async fn closed_by_server(self) {
+        let result = tokio::time::timeout(Duration::from_secs(30), self.connection).await;
+        result.expect("the server ends the connection").unwrap().unwrap();
     }
 }
 
-/// Waits for the end of a body without giving its window back: the reason if it was reset.
+/// Waits for the end of a body without releasing flow-control capacity. Returns the reason if the stream was reset.
 async fn reset(mut body: RecvStream) -> Option<h2::Reason> {
-    let ended = async {
+    let read_to_end = async {
         while let Some(data) = body.data().await {
             if let Err(error) = data {
                 return Some(error.reason().expect("a reset"));
@@ -202,7 +202,7 @@ async fn reset(mut body: RecvStream) -> Option<h2::Reason> {
         }
         None
     };
-    tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the body ends")
+    tokio::time::timeout(Duration::from_secs(30), read_to_end).await.expect("the body ends")
 }
 
 const WINDOW: u32 = 65_535;

@@ -1,4 +1,6 @@
-//! The gateway: the library's guard around a forwarder, and the two listeners. It has no private door to the engine.
+//! The gateway: the library's guard around a forwarder, and two listeners.
+//!
+//! It has no private access to the engine.
 
 pub(crate) mod admin;
 mod admission;
@@ -91,19 +93,19 @@ pub(crate) struct Gateway {
     console: Option<axum::Router>,
     limits: ServerLimits,
     door: ListenerState,
-    /// None: others look after the store.
+    /// `None` if other processes run the upkeep of the store.
     schedule: Option<Schedule>,
 }
 
 impl Gateway {
-    /// Binds the ports, agrees with the store, and is then ready to run.
+    /// Binds the ports and starts the engine on the store. The gateway is then ready to run.
     pub(crate) async fn start(config: &Config, store: Arc<dyn Store>) -> Result<Gateway, Failure> {
         let routes = routes(config)?;
         let (public, admin) =
             (bind(config.listen, "--listen").await?, bind(config.admin_listen, "--admin-listen").await?);
         let mut metrics = admin::Metrics::install()?;
         let (ibid, secret) = identity::start(config, &routes, store).await?;
-        let sockets = fitted_sockets(&config.server);
+        let sockets = fit_sockets(&config.server);
         let limits = ServerLimits {
             connections_max: sockets.connections as usize,
             ..ServerLimits::of(&config.server)
@@ -146,11 +148,11 @@ impl Gateway {
                 profile: config.defaults.profile,
             }),
         };
-        bounds::none_reached_yet();
+        bounds::init_counters();
         metrics.before_each_page(move || bounds.show());
         if !config.upkeep.run {
             tracing::warn!(
-                "upkeep is off here: lapsed, unknown, accepted and expired records are left to others"
+                "upkeep is off: lapsed, unknown, accepted and expired records are left to other processes"
             );
         }
         let schedule = config.upkeep.run.then_some(Schedule {
@@ -163,7 +165,7 @@ impl Gateway {
         Ok(Gateway { public, admin, app, ibid, metrics, console, limits, door, schedule })
     }
 
-    /// Where clients and operators connect, once the system has chosen the ports.
+    /// Returns the addresses that clients and operators connect to, with the ports that the system chose.
     pub(crate) fn addresses(&self) -> Result<(SocketAddr, SocketAddr), Failure> {
         let of = |listener: &TcpListener| {
             listener
@@ -173,7 +175,7 @@ impl Gateway {
         Ok((of(&self.public)?, of(&self.admin)?))
     }
 
-    /// Serves until `shutdown`, then lets what runs come to its end, within the drain's deadline.
+    /// Serves until `shutdown`, then drains: running requests may finish until the drain's deadline.
     pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) {
         let (draining, drained) = watch::channel(false);
         let pages = admin::Pages::new(self.ibid.clone(), self.metrics, self.console, draining.subscribe());
@@ -184,33 +186,34 @@ impl Gateway {
                 upkeep::run(ibid, schedule).await;
             }
         });
-        let asked_to_end = std::cell::Cell::new(None);
+        let stop_requested_at = std::cell::Cell::new(None);
         let shutdown = async {
             shutdown.await;
             tracing::info!("draining");
-            asked_to_end.set(Some(Instant::now()));
-            // What is accepted from here on is delivered by another node, or by the next start.
+            stop_requested_at.set(Some(Instant::now()));
+            // Another node, or this one after its next start, delivers requests that are accepted from here on.
             chores.abort();
             draining.send_replace(true);
         };
-        let ended = server::serve_behind(self.door, self.public, self.app, self.limits, shutdown).await;
-        // What runs apart from its client has the drain's time too; what waits for the store gets a moment of its own.
-        let drained_at = asked_to_end.get().map_or_else(Instant::now, |at| at + self.limits.drain_for);
+        let stats = server::serve_behind(self.door, self.public, self.app, self.limits, shutdown).await;
+        // Runs without a client may use the rest of the drain's time. Writes that wait for the store get at least
+        // `SETTLE_FOR`.
+        let drained_at = stop_requested_at.get().map_or_else(Instant::now, |at| at + self.limits.drain_for);
         let until = drained_at.max(Instant::now() + SETTLE_FOR);
         let quiet = tokio::time::timeout_at(until, self.ibid.settled()).await.is_ok();
         admin.abort();
-        tracing::info!(finished = ended.finished, cut = ended.cut, quiet, "stopped");
+        tracing::info!(finished = stats.finished, cut = stats.cut, quiet, "stopped");
     }
 }
 
-/// The outermost service: what only the gateway knows is put on the request, what is not to be believed taken off.
+/// The outermost service: adds what only the gateway knows to the request, and removes untrusted fields.
 #[derive(Clone)]
 struct Gate {
     guard: IdempotencyService<Upstream>,
     rules: Arc<GateRules>,
 }
 
-/// What is believed of a request's fields. One `Arc`, because each request clones the gate.
+/// Rules about which fields of a request are trusted. One `Arc` holds them all, because each request clones the gate.
 pub(crate) struct GateRules {
     tenant: TenantConfig,
     untrusted: UntrustedHops,
@@ -219,7 +222,7 @@ pub(crate) struct GateRules {
 }
 
 impl GateRules {
-    /// Takes off what a client may not say, and adds the client's own address.
+    /// Removes fields that this client may not set, and adds the client's address.
     fn clean(&self, headers: &mut HeaderMap, connection: &Connection) {
         let peer = connection.peer.ip();
         if let Some(field) = self.tenant.strip_untrusted(headers, peer) {
@@ -228,11 +231,11 @@ impl GateRules {
         if let Some(field) = self.fields.clean(headers, self.tenant.trusts(peer)) {
             self.untrusted.report(&field, peer);
         }
-        // Here, because a request that is delivered later no longer has its connection.
+        // Here and not in the forwarder, because a request that is delivered later no longer has its connection.
         forward::mark_peer(headers, &connection.peer_field);
     }
 
-    /// Takes protected fields off a request's trailers.
+    /// Removes protected fields from a request's trailers.
     pub(crate) fn clean_trailers(&self, trailers: &mut HeaderMap) {
         self.fields.clean_trailers(trailers);
     }
@@ -260,14 +263,14 @@ impl Service<Request<Incoming>> for Gate {
     }
 }
 
-/// The upstream as the guard's inner service. A guarded request has the guard's own time-out. The others pass untouched:
-/// they may upgrade, stream both ways and take as long as they like, except that `pass_timeout` bounds the wait for the
-/// head of their answer, and that their client may not stop before it.
+/// The upstream as the guard's inner service.
 ///
-/// Unguarded requests have slots and connections apart from those of guarded ones.
+/// The guard sets the time-out of a guarded request. Unguarded requests pass untouched: they may upgrade, stream both
+/// ways and take any time, except that `pass_timeout` bounds the wait for the response head, and that the client may not
+/// stop sending before that. Their slots and connections are separate from those of guarded requests.
 ///
-/// One `Arc`: each request clones it several times, replays included, and the counters of its parts are shared by all
-/// threads.
+/// One `Arc`: each request, replays included, clones this several times, and all threads contend for the reference counts
+/// of its parts.
 #[derive(Clone)]
 struct Upstream(Arc<UpstreamParts>);
 
@@ -292,49 +295,49 @@ impl Service<Request<ClientBody>> for Upstream {
         if request.extensions().get::<Guarded>().is_some() {
             let call = self.0.guarded.clone().call(request);
             return Box::pin(async move {
-                let Ok(mut answer) = call.await;
-                // Only ibid says what it did with a guarded request.
+                let Ok(mut response) = call.await;
+                // On a guarded request, only ibid may set these fields.
                 for name in OWN_ANSWER_FIELDS {
-                    answer.headers_mut().remove(name);
+                    response.headers_mut().remove(name);
                 }
-                Ok(answer)
+                Ok(response)
             });
         }
         let Some((mut slot, ended)) = self.0.slots.enter() else {
             return Box::pin(std::future::ready(Ok(forward::overloaded())));
         };
-        let wish = UpgradeRequest::take(&mut request);
-        let (progress, watch) = (PassProgress::begun(), StallWatch::default());
-        let request = ClientBody::watched(request).map(|body| {
+        let upgrade_request = UpgradeRequest::take(&mut request);
+        let (progress, watch) = (PassProgress::start(), StallWatch::default());
+        let request = ClientBody::watch(request).map(|body| {
             let body = ProgressBody::new(body, progress.clone());
             StallingBody::new(body, self.0.stall_for, watch.clone())
         });
         let (call, limit) = (self.0.passed.clone().call(request), self.0.pass_timeout);
         Box::pin(async move {
-            let answered = tokio::select! {
+            let result = tokio::select! {
                 biased;
-                answered = progress.bound(limit, call) => answered,
-                // It has waited longest for a head, and another request needs its slot.
+                result = progress.bound(limit, call) => result,
+                // Of all requests this one has waited longest for a head, and another request needs its slot.
                 Ok(()) = ended => None,
             };
-            watch.has_head();
-            let Some(Ok(mut answer)) = answered else { return Ok(forward::timed_out()) };
+            watch.stop_watching();
+            let Some(Ok(mut response)) = result else { return Ok(forward::timed_out()) };
             if watch.has_stalled() {
                 return Ok(forward::body_stalled());
             }
-            if slot.has_head() {
+            if slot.mark_head() {
                 let slot = Arc::new(slot);
-                if let Some(wish) = wish {
-                    wish.fulfil(&mut answer, Arc::clone(&slot));
+                if let Some(upgrade_request) = upgrade_request {
+                    upgrade_request.fulfil(&mut response, Arc::clone(&slot));
                 }
-                answer.extensions_mut().insert(KeptForReply(slot));
+                response.extensions_mut().insert(KeptForReply(slot));
             }
-            Ok(answer)
+            Ok(response)
         })
     }
 }
 
-/// The bounds that the gateway keeps, for its metrics.
+/// The gateway's bounds, as its metrics show them.
 struct Bounds {
     door: ListenerState,
     guarded: Arc<GuardedSlots>,
@@ -365,7 +368,7 @@ impl Bounds {
         }
     }
 
-    /// Brings the gauges up to date.
+    /// Sets the gauges to the current values.
     fn show(&self) {
         let (requests, replies) = self.door.buffers.used();
         let (max_buffered, max_replies) = self.door.buffers.max();
@@ -381,14 +384,14 @@ impl Bounds {
 }
 
 /// Raises the limit of open files and fits the sockets to it.
-fn fitted_sockets(server: &crate::config::ServerConfig) -> Sockets {
+fn fit_sockets(server: &crate::config::ServerConfig) -> Sockets {
     let wanted = Sockets {
         connections: server.max_connections.into(),
         upstream_guarded: server.max_upstream_connections.into(),
         upstream_passed: server.max_passed.into(),
     };
     let limit = descriptors::raise_limit();
-    let fitted = wanted.fitted(limit);
+    let fitted = wanted.fit(limit);
     if fitted != wanted {
         tracing::warn!(
             limit,
@@ -405,10 +408,10 @@ fn fitted_sockets(server: &crate::config::ServerConfig) -> Sockets {
 fn tenants(how: &TenantConfig, secret: &Secret) -> TenantSource {
     let (how, secret) = (how.clone(), secret.clone());
     TenantSource::by(move |head| {
-        // A request without a peer did not come through our listener.
+        // A request without a connection did not come through our listener.
         let connection = head.extensions.get::<Arc<Connection>>().ok_or(MissingIdentity)?;
         how.tenant_of(head, connection.peer.ip(), &secret).map_err(|refusal| {
-            tracing::info!(why = %refusal, "a guarded request without a tenant");
+            tracing::info!(why = %refusal, "guarded request without a tenant");
             MissingIdentity
         })
     })
@@ -418,7 +421,7 @@ fn principals(secret: &Secret) -> PrincipalSource {
     let secret = secret.clone();
     PrincipalSource::by(move |head| {
         let principal = TenantConfig::principal_of(head, &secret).map_err(|refusal| {
-            tracing::info!(why = %refusal, "a guarded request without a principal");
+            tracing::info!(why = %refusal, "guarded request without a principal");
             MissingIdentity
         })?;
         Ok(principal.as_str().to_owned())
@@ -436,7 +439,7 @@ fn routes(config: &Config) -> Result<Routes, Failure> {
         .map_err(|error| Failure::usage("the routes can't be used").because(error))
 }
 
-/// The next hops that the configuration names.
+/// Returns the next hops that the configuration names.
 fn hops(config: &Config) -> impl Iterator<Item = Hop> {
     config
         .routes
@@ -456,22 +459,22 @@ fn settings(config: &Config) -> Result<Settings, Failure> {
         finish_wait: config.store_options.finish_wait,
         cache_bytes: config.store_options.cache_bytes,
         cache_ttl: config.store_options.cache_ttl,
-        // A connection has one run at a time over HTTP/1.1; as many again may have lost their client.
+        // Over HTTP/1.1 a connection has one run at a time. Twice that, because as many runs may have lost their client.
         attempts_max: 2 * config.server.max_connections.max(config.server.max_guarded) as usize,
         duplicate_rate: f64::from(config.upkeep.duplicate_percent) / 100.0,
         ..Settings::default()
     })
 }
 
-fn refused(config: &Config, error: &StartError) -> Failure {
+fn start_failure(config: &Config, error: &StartError) -> Failure {
     match error {
-        StartError::Identity(error) => identity::refused(error),
+        StartError::Identity(error) => identity::identity_failure(error),
         StartError::Store(_) => Failure::world(format!("cannot use the store at `{}`", config.store))
             .because_of(error)
-            .hint("see that its disk has room and that no other program holds its lock, and start again"),
+            .hint("check that its disk has space and that no other program holds its lock, then start again"),
         StartError::MissingSecret(_) => {
             Failure::usage("a fingerprint secret is missing").because(error).hint(
-                "keep the old secret behind the new one in `secrets` until the last of its records has gone",
+                "keep the old secret after the new one in `secrets` until the last of its records has expired",
             )
         }
         StartError::Secrets(_) => {
@@ -484,29 +487,29 @@ pub(crate) async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener,
     TcpListener::bind(address).await.map_err(|error| {
         Failure::world(format!("cannot listen on `{address}`"))
             .because(error)
-            .hint(format!("another program may hold the port: choose one with `{flag}`"))
+            .hint(format!("another program may use the port: choose one with `{flag}`"))
     })
 }
 
 async fn until(mut flag: watch::Receiver<bool>) {
-    // An error means that the gateway is gone, which is also an end.
+    // An error means that the gateway was dropped, which also ends the wait.
     let _ = flag.wait_for(|flag| *flag).await;
-    // The operator may look on while the rest drains; the task is ended from outside.
+    // The operator's pages stay up during the drain; the gateway aborts their task afterwards.
     std::future::pending::<()>().await;
 }
 
-/// Fields by which ibid tells a client what became of its key. An upstream that deduplicates too may send some of them.
+/// Response fields in which ibid reports the state of a key. An upstream that deduplicates too may send some of them.
 const OWN_ANSWER_FIELDS: [&str; 4] =
     ["idempotent-replayed", "idempotency-stored", "idempotency-expires", "idempotency-outcome"];
 
-/// How long runs without a client and queued writes may take after the last connection has ended.
+/// Time that runs without a client and queued writes may take after the last connection has ended.
 const SETTLE_FOR: Duration = Duration::from_secs(5);
 
-/// How long an unguarded request has waited for a head when it is ended for a connection that finds no slot: longer than
-/// an answer usually takes, so that a busy moment ends nothing.
+/// Least time that an unguarded request has waited for a head before it is ended for a connection that finds no slot:
+/// longer than a response usually takes, so that a short burst ends no request.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
-/// A handful of probes and scrapers, and no reason to wait for them.
+/// Limits of the operator's listener: a handful of probes and scrapers, and no reason to wait for them.
 pub(crate) const ADMIN_LIMITS: ServerLimits = ServerLimits {
     connections_max: 64,
     first_head_for: Duration::from_secs(5),

@@ -1,11 +1,11 @@
-//! Recognises the proxy behind the gateway by the fields of its answers, and says once what its operator can do.
+//! Recognises the proxy behind the gateway by the fields of its responses, and logs once what its operator can do.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use http::{HeaderMap, HeaderName, header};
 use ibid_core::proof::Hop;
 
-/// A proxy that names itself in its answers. HAProxy doesn't.
+/// A proxy that names itself in its responses. HAProxy doesn't.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NamedProxy {
     Nginx,
@@ -19,8 +19,8 @@ impl NamedProxy {
     const ALL: [NamedProxy; 5] =
         [NamedProxy::Nginx, NamedProxy::Envoy, NamedProxy::Apache, NamedProxy::Varnish, NamedProxy::Caddy];
 
-    /// Returns the proxies that an answer came through, as far as `Server` and `Via` tell.
-    pub(crate) fn in_answer(headers: &HeaderMap) -> impl Iterator<Item = NamedProxy> {
+    /// Returns the proxies that a response came through, as far as `Server` and `Via` name them.
+    pub(crate) fn in_response(headers: &HeaderMap) -> impl Iterator<Item = NamedProxy> {
         let lines =
             |name: HeaderName| headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
         // `Server: nginx/1.22.1` starts with the product, `Via: 1.1 varnish (Varnish/7.1), 1.1 edge (Apache/2.4)` has it
@@ -33,7 +33,7 @@ impl NamedProxy {
         })
     }
 
-    /// Its name, as it is usually written.
+    /// Returns its name, as it is usually written.
     pub(crate) fn name(self) -> &'static str {
         match self {
             NamedProxy::Nginx => "nginx",
@@ -44,7 +44,7 @@ impl NamedProxy {
         }
     }
 
-    /// The preset for it, if it has one.
+    /// Returns the preset for this proxy, if there is one.
     fn preset(self) -> Option<Hop> {
         match self {
             NamedProxy::Nginx => Some(Hop::Nginx),
@@ -55,12 +55,12 @@ impl NamedProxy {
         }
     }
 
-    /// Whether it may deliver a request twice by itself.
+    /// Returns whether this proxy may deliver a request twice by itself.
     pub(crate) fn has_warning(self) -> bool {
         self.preset().is_some_and(|preset| preset.preset().warning.is_some())
     }
 
-    /// What its operator can do.
+    /// Returns advice for the operator of this proxy.
     pub(crate) fn advice(self) -> String {
         let Some(preset) = self.preset().map(Hop::preset) else {
             return "its 502 may mean that nothing was sent, and proves nothing: such a key stays unknown"
@@ -87,15 +87,15 @@ impl NamedProxy {
     }
 }
 
-/// Logs each proxy that answers come through, once in the life of the process.
+/// Logs each proxy that responses come through, once per process.
 #[derive(Debug)]
 pub(crate) struct HopNotice {
-    /// One bit for each that was logged, or needs no word.
+    /// One bit for each proxy that was logged or needs no log line.
     known: AtomicU8,
 }
 
 impl HopNotice {
-    /// Says nothing about the hops that the configuration names.
+    /// Returns a notice that stays silent about the hops that the configuration names.
     pub(crate) fn besides(configured: impl Iterator<Item = Hop>) -> HopNotice {
         let configured: Vec<Hop> = configured.collect();
         let known = NamedProxy::ALL
@@ -104,9 +104,9 @@ impl HopNotice {
         HopNotice { known: AtomicU8::new(known.map(bit).sum()) }
     }
 
-    /// Looks at one answer.
+    /// Logs the proxies that a response with these headers came through, unless they were logged before.
     pub(crate) fn look_at(&self, headers: &HeaderMap) {
-        for proxy in NamedProxy::in_answer(headers) {
+        for proxy in NamedProxy::in_response(headers) {
             if self.known.fetch_or(bit(proxy), Ordering::Relaxed) & bit(proxy) == 0 {
                 tracing::info!(
                     hop = proxy.name(),
@@ -145,7 +145,7 @@ mod tests {
                 HeaderName::from_static(name),
                 http::HeaderValue::from_static(value),
             )]);
-            let names: Vec<_> = NamedProxy::in_answer(&headers).map(NamedProxy::name).collect();
+            let names: Vec<_> = NamedProxy::in_response(&headers).map(NamedProxy::name).collect();
             assert_eq!(names, found, "{name}: {value}");
         }
     }

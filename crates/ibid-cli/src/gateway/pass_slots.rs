@@ -1,4 +1,4 @@
-//! Slots of requests that pass unguarded. They are apart from everything that guarded requests use.
+//! Slots of unguarded requests, separate from everything that guarded requests use.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,16 +18,16 @@ pub(crate) struct PassSlots {
 struct State {
     used: usize,
     next_id: u64,
-    /// Requests without the head of their answer, the oldest first.
-    waiting: BTreeMap<u64, Waiting>,
+    /// Requests that wait for a response head, the oldest first.
+    waiting: BTreeMap<u64, WaitingRequest>,
 }
 
-struct Waiting {
+struct WaitingRequest {
     since: Instant,
     end: oneshot::Sender<()>,
 }
 
-/// The slot of one request, until it is dropped.
+/// The slot of one request; dropping it frees the slot.
 pub(crate) struct PassSlot {
     slots: Arc<PassSlots>,
     id: u64,
@@ -39,21 +39,20 @@ impl PassSlots {
         PassSlots { max, state: Mutex::default() }
     }
 
-    /// Takes a slot. If all are taken, the request that has waited longest for a head is ended and its slot goes to this
-    /// one. None if no request waits for a head.
+    /// Takes a slot. If none is free, ends the request that has waited longest for a head and takes over its slot.
     ///
-    /// The receiver is ready when the request has to end.
+    /// Returns `None` if no request waits for a head. The receiver resolves when this request has to end.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<(PassSlot, oneshot::Receiver<()>)> {
         let mut state = self.lock();
         if state.used >= self.max {
-            bounds::reached(Bound::Passed);
+            bounds::count_reached(Bound::Passed);
             state.end_longest_waiting(Duration::ZERO)?;
         }
         state.used += 1;
         let id = state.next_id;
         state.next_id += 1;
         let (end, ended) = oneshot::channel();
-        state.waiting.insert(id, Waiting { since: Instant::now(), end });
+        state.waiting.insert(id, WaitingRequest { since: Instant::now(), end });
         Some((PassSlot { slots: Arc::clone(self), id, has_head: false }, ended))
     }
 
@@ -71,16 +70,16 @@ impl PassSlots {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No panic is possible between two changes that belong together.
+        // No code between two related changes can panic, so the state is consistent even after a poisoning.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Ends one request and frees its slot at once: what it holds goes as soon as its task has run.
+    /// Ends one request and frees its slot at once. The rest of what it holds is freed when its task runs.
     fn end_longest_waiting(&mut self, at_least: Duration) -> Option<()> {
         let longest = self.waiting.first_entry().filter(|entry| entry.get().since.elapsed() >= at_least)?;
-        // The receiver may be gone with its client; then the slot is being given back right now.
+        // If the receiver was dropped with its client, the request is returning its slot at this moment.
         let _ = longest.remove().end.send(());
         self.used -= 1;
         Some(())
@@ -88,9 +87,10 @@ impl State {
 }
 
 impl PassSlot {
-    /// The head is there: from now on the request is not ended for another. False if it has been ended already, and then
-    /// its slot is another's.
-    pub(crate) fn has_head(&mut self) -> bool {
+    /// Marks that the response head has arrived: from now on the request is not ended for another one.
+    ///
+    /// Returns `false` if it has already been ended and its slot belongs to another request.
+    pub(crate) fn mark_head(&mut self) -> bool {
         self.has_head = self.slots.lock().waiting.remove(&self.id).is_some();
         self.has_head
     }
@@ -117,16 +117,16 @@ mod tests {
         let (mut second, mut second_ends) = slots.enter().unwrap();
         let (third, mut third_ends) = slots.enter().unwrap();
         assert!(first_ends.try_recv().is_ok() && second_ends.try_recv().is_err());
-        assert!(!first.has_head(), "its slot is another's");
+        assert!(!first.mark_head(), "its slot belongs to another request");
         drop(first);
         assert_eq!(slots.used(), 2);
 
         // With its head the second is safe, and the third is the one that waits longest.
-        assert!(second.has_head());
+        assert!(second.mark_head());
         let (mut fourth, _ends) = slots.enter().unwrap();
         assert!(third_ends.try_recv().is_ok());
         drop(third);
-        assert!(fourth.has_head());
+        assert!(fourth.mark_head());
         assert!(slots.enter().is_none(), "no request waits for a head");
         drop(second);
         assert_eq!(slots.used(), 1);

@@ -1,7 +1,7 @@
-//! `pass_timeout`: how long an unguarded request may wait for the head of its answer.
+//! `pass_timeout`: bounds the time that an unguarded request may wait for the response head.
 //!
-//! The time counts from the last piece of the request's body. A long upload is not waiting, and once the head is there
-//! the answer may take as long as it likes.
+//! The time counts from the last piece of the request's body, so a long upload does not count as waiting. Once the head has
+//! arrived, the rest of the response may take any time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,17 +12,17 @@ use std::time::Duration;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
-/// When a request last made progress.
+/// Time of a request's last progress.
 #[derive(Clone, Debug)]
 pub(crate) struct PassProgress(Arc<Mutex<Instant>>);
 
 impl PassProgress {
-    /// A request that begins now.
-    pub(crate) fn begun() -> PassProgress {
+    /// Returns the progress of a request that starts now.
+    pub(crate) fn start() -> PassProgress {
         PassProgress(Arc::new(Mutex::new(Instant::now())))
     }
 
-    fn made(&self) {
+    fn record(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
@@ -30,7 +30,7 @@ impl PassProgress {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for `head`, until there has been no progress for `limit`; none means that it did not come in time.
+    /// Waits for `head`. Returns `None` if there was no progress for `limit`.
     pub(crate) async fn bound<T>(&self, limit: Option<Duration>, head: impl Future<Output = T>) -> Option<T> {
         let Some(limit) = limit else { return Some(head.await) };
         let mut head = std::pin::pin!(head);
@@ -46,7 +46,7 @@ impl PassProgress {
     }
 }
 
-/// A request's body that tells of its progress.
+/// A request body that records its progress.
 pub(crate) struct ProgressBody<B> {
     body: B,
     progress: PassProgress,
@@ -68,7 +68,7 @@ impl<B: Body + Unpin> Body for ProgressBody<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if polled.is_ready() {
-            self.progress.made();
+            self.progress.record();
         }
         polled
     }
@@ -89,18 +89,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_the_wait_without_progress_counts() {
         let (limit, step) = (Duration::from_secs(10), Duration::from_secs(6));
-        let progress = PassProgress::begun();
+        let progress = PassProgress::start();
         let uploading = async {
             for _ in 0..5 {
                 tokio::time::sleep(step).await;
-                progress.made();
+                progress.record();
             }
             "head"
         };
         assert_eq!(progress.bound(Some(limit), uploading).await, Some("head"));
-        let begun = Instant::now();
+        let start = Instant::now();
         assert_eq!(progress.bound(Some(limit), std::future::pending::<()>()).await, None);
-        assert_eq!(begun.elapsed(), limit);
+        assert_eq!(start.elapsed(), limit);
         let long = tokio::time::sleep(1000 * step);
         assert_eq!(progress.bound(None, long).await, Some(()));
     }

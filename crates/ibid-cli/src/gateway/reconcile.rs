@@ -1,7 +1,7 @@
-//! Asks the upstream what became of an unknown record, by the question that the record carries.
+//! Looks up the outcome of an unknown record at the upstream, with the lookup request stored in the record's policy.
 //!
-//! What is filled in was chosen by clients, so nothing is sent that another server on the way could read as another
-//! path: such a record is not asked about, and becomes a person's. It decides nothing: it finds.
+//! Clients choose the values that are filled in. If an intermediary could read the resulting path as a different one,
+//! nothing is sent, and the record is left to an operator. This module only reports what it finds; it decides nothing.
 
 use bytes::Bytes;
 use http::header::ACCEPT_ENCODING;
@@ -17,7 +17,7 @@ use tower_service::Service;
 
 use super::forward::Forwarder;
 
-/// Asks one upstream.
+/// The lookup of outcomes at one upstream.
 pub(crate) struct UpstreamLookup(pub(crate) Forwarder);
 
 impl OutcomeLookup for UpstreamLookup {
@@ -39,41 +39,41 @@ async fn ask(mut forwarder: Forwarder, doubtful: &UnknownRequest) -> Option<Look
         tracing::warn!(record = %doubtful.short, "can't be asked about: its key, tenant or path does not fit the question safely");
         return None;
     };
-    let Ok(mut answer) = forwarder.call(request).await;
-    // A problem of ours, in place of an answer that never came.
-    if answer.extensions().get::<ExecutionHint>().is_some() {
+    let Ok(mut response) = forwarder.call(request).await;
+    // A problem response of the forwarder: the upstream did not answer.
+    if response.extensions().get::<ExecutionHint>().is_some() {
         return None;
     }
-    let status = answer.status().as_u16();
+    let status = response.status().as_u16();
     if question.executed.contains(&status) {
         if let Some(status) = question.status.and_then(|status| StatusCode::from_u16(status).ok()) {
-            *answer.status_mut() = status;
+            *response.status_mut() = status;
         }
-        return Some(ibid::http::executed(answer, &doubtful.policy).await);
+        return Some(ibid::http::executed(response, &doubtful.policy).await);
     }
     if question.not_executed.contains(&status) {
-        // What was cut off is no word, whatever it began with.
-        let read = ibid::http::executed(answer, &doubtful.policy).await;
-        return (read != LookupResult::Nothing).then_some(LookupResult::NotExecuted);
+        // A response whose body was cut off proves nothing, whatever its status.
+        let result = ibid::http::executed(response, &doubtful.policy).await;
+        return (result != LookupResult::Nothing).then_some(LookupResult::NotExecuted);
     }
     tracing::warn!(record = %doubtful.short, status, "the upstream answered neither `executed` nor `not_executed`");
     None
 }
 
-/// The request that asks; none if it can't be made safely.
+/// Builds the lookup request. Returns `None` if that can't be done safely.
 fn request(question: &Question, filling: &Filling) -> Option<Request<Empty<Bytes>>> {
     let (path, query) = match question.path.split_once('?') {
         Some((path, query)) => (path, Some(query)),
         None => (question.path.as_str(), None),
     };
     let mut target = fill(path, |name| filling.in_path(name))?;
-    // Also where several pieces have made one segment.
+    // Checked on the whole path, because one segment may consist of several values.
     if !target.split('/').all(is_plain_segment) {
         return None;
     }
     if let Some(query) = query {
         target.push('?');
-        target.push_str(&fill(query, |name| Some(encoded(&filling.value(name)?)))?);
+        target.push_str(&fill(query, |name| Some(percent_encode(&filling.value(name)?)))?);
     }
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = PathAndQuery::try_from(target).ok()?.into();
@@ -85,26 +85,27 @@ fn request(question: &Question, filling: &Filling) -> Option<Request<Empty<Bytes
         }
         request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes()).ok()?);
     }
-    // What is found is given to every retry, and not all of them may read what this one could.
+    // The response is replayed to every retry, and not every client may be able to decode it.
     request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     Some(request)
 }
 
-/// The names of a pattern and what stands for them in a path; none if it does not match, with or without a last slash.
+/// Returns the parameters of a pattern with their values in a path, or `None` if the path does not match, with or without
+/// a trailing slash.
 fn names_in(pattern: &str, sent: &str) -> Option<Vec<(String, String)>> {
     let mut router = matchit::Router::new();
     router.insert(path::normalized_pattern(pattern), ()).ok()?;
     let path = path::normalized(sent);
     let other = path::other_trailing_slash(&path).unwrap_or_default();
-    let found = router.at(&path).or_else(|_| router.at(&other)).ok()?;
-    Some(found.params.iter().map(|(name, raw)| (name.to_owned(), raw.to_owned())).collect())
+    let route = router.at(&path).or_else(|_| router.at(&other)).ok()?;
+    Some(route.params.iter().map(|(name, raw)| (name.to_owned(), raw.to_owned())).collect())
 }
 
-/// What stands for the names in a question's texts.
+/// Values for the placeholders in a lookup request.
 struct Filling {
     key: String,
     tenant: String,
-    /// Of the route's pattern, as they stand in the request's path.
+    /// Parameters of the route's pattern, with their undecoded values in the request's path.
     names: Vec<(String, String)>,
 }
 
@@ -114,19 +115,21 @@ impl Filling {
         Filling { key: doubtful.key.as_str().to_owned(), tenant: doubtful.tenant.as_str().to_owned(), names }
     }
 
-    /// The bytes that a name stands for.
+    /// Returns the value of a placeholder, percent_decode.
     fn value(&self, name: &str) -> Option<Vec<u8>> {
         match name {
             "key" => Some(self.key.as_bytes().to_vec()),
             "tenant" => Some(self.tenant.as_bytes().to_vec()),
-            name => Some(decoded(self.raw(name)?)),
+            name => Some(percent_decode(self.raw(name)?)),
         }
     }
 
-    /// As it may stand in a path: within one segment, but for the segments that the route's own rest brings.
+    /// Returns the value of a placeholder for use in a path, or `None` if it is unsafe there.
+    ///
+    /// The value must fit into one segment, except that the route's wildcard may span several.
     fn in_path(&self, name: &str) -> Option<String> {
         let segments = match self.raw(name) {
-            Some(raw) => raw.split('/').map(decoded).collect(),
+            Some(raw) => raw.split('/').map(percent_decode).collect(),
             None => vec![self.value(name)?],
         };
         let fits = |bytes: &Vec<u8>| {
@@ -135,7 +138,7 @@ impl Filling {
                 && !bytes.iter().any(|byte| [b'/', b'\\'].contains(byte) || byte.is_ascii_control())
         };
         let whole = segments.iter().all(fits);
-        whole.then(|| segments.iter().map(|bytes| encoded(bytes)).collect::<Vec<_>>().join("/"))
+        whole.then(|| segments.iter().map(|bytes| percent_encode(bytes)).collect::<Vec<_>>().join("/"))
     }
 
     fn raw(&self, name: &str) -> Option<&str> {
@@ -143,7 +146,7 @@ impl Filling {
     }
 }
 
-/// The text with every `{name}` replaced; none if one can't be, or a brace is left open.
+/// Replaces every `{name}` in a text. Returns `None` if a name has no value or a brace is left open.
 pub(crate) fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let (mut filled, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, after)) = rest.split_once('{') {
@@ -156,13 +159,13 @@ pub(crate) fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) ->
     Some(filled)
 }
 
-/// Whether no server takes the segment for a way up or nowhere.
+/// Returns whether no server reads the segment as `.` or `..`.
 fn is_plain_segment(segment: &str) -> bool {
     !matches!(segment.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..")
 }
 
-/// Everything but RFC 3986's unreserved characters as `%XX`.
-fn encoded(bytes: &[u8]) -> String {
+/// Percent-encodes everything except RFC 3986's unreserved characters.
+fn percent_encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
         match byte {
@@ -175,8 +178,8 @@ fn encoded(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that a piece of a path stands for; a `%` without two hex digits stands for itself.
-fn decoded(raw: &str) -> Vec<u8> {
+/// Percent-decodes a part of a path. A `%` without two hex digits is kept as it is.
+fn percent_decode(raw: &str) -> Vec<u8> {
     let (bytes, mut out, mut at) = (raw.as_bytes(), Vec::with_capacity(raw.len()), 0);
     while let Some(byte) = bytes.get(at) {
         let digits = raw.get(at + 1..at + 3).filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
@@ -198,7 +201,7 @@ fn decoded(raw: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn asked(path: &str, header: &str, key: &str, sent: &str) -> Option<(String, String)> {
+    fn build(path: &str, header: &str, key: &str, sent: &str) -> Option<(String, String)> {
         let question = Question {
             path: path.to_owned(),
             headers: vec![("x-tenant-id".to_owned(), header.to_owned())],
@@ -213,14 +216,14 @@ mod tests {
     }
 
     fn target(path: &str, key: &str, sent: &str) -> Option<String> {
-        asked(path, "{tenant}", key, sent).map(|(target, _)| target)
+        build(path, "{tenant}", key, sent).map(|(target, _)| target)
     }
 
     #[test]
     fn what_clients_chose_stays_within_its_place() {
         let sent = "/orders/7/a/b";
         assert_eq!(
-            asked("/t/{tenant}/by-key/{key}?id={id}", "{tenant}", "k?x=1&y#z%", sent),
+            build("/t/{tenant}/by-key/{key}?id={id}", "{tenant}", "k?x=1&y#z%", sent),
             Some(("/t/ann%20%26%20co/by-key/k%3Fx%3D1%26y%23z%25?id=7".to_owned(), "ann & co".to_owned()))
         );
         // In a query a slash is only a character.
@@ -233,7 +236,7 @@ mod tests {
         assert_eq!(target("/o/{id}/{rest}", "k", "/orders/a%20b/x/y%3F").unwrap(), "/o/a%20b/x/y%3F");
         assert_eq!(target("/o?id={id}", "k", "/orders/%E2%82%AC/x").unwrap(), "/o?id=%E2%82%AC");
         assert_eq!(target("/o?id={id}", "k", "/orders/100%/x").unwrap(), "/o?id=100%25");
-        let (_, header) = asked("/o", "{id}-{tenant}", "k", "/orders/a%20b/x").unwrap();
+        let (_, header) = build("/o", "{id}-{tenant}", "k", "/orders/a%20b/x").unwrap();
         assert_eq!(header, "a b-ann & co");
     }
 
@@ -264,7 +267,7 @@ mod tests {
     #[test]
     fn a_header_takes_no_control_bytes() {
         for sent in ["/orders/a%0d%0ax-admin:1/b", "/orders/a%09b/b", "/orders/a%7f/b", "/orders/%ff/b"] {
-            assert_eq!(asked("/o", "{id}", "k", sent), None, "{sent}");
+            assert_eq!(build("/o", "{id}", "k", sent), None, "{sent}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Replies on their way to clients: how many bytes of them are in memory, and which of them their readers have left.
+//! Replies that are being sent to clients: counts their bytes in memory and ends those that their clients stopped reading.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,33 +45,33 @@ impl Buffers {
         }
     }
 
-    /// Bytes of request bodies and replies, in this order.
+    /// Returns the bytes of request bodies and of replies, in this order.
     pub(crate) fn used(&self) -> (u64, u64) {
         (self.requests.load(Ordering::Relaxed), self.replies.load(Ordering::Relaxed))
     }
 
-    /// The bound of all bytes and the bound of replies, in this order.
+    /// Returns the bound on all bytes and the bound on replies, in this order.
     pub(crate) fn max(&self) -> (u64, u64) {
         (self.max_buffered_bytes, self.max_reply_bytes)
     }
 
-    /// Whether `bytes` more of request bodies fit. Replies that their readers have left are ended if that helps.
+    /// Returns whether `bytes` more of request bodies fit. If they don't, tries to make room by ending stalled replies.
     pub(crate) fn has_room_for_request(&self, bytes: u64) -> bool {
         let (requests, replies) = self.used();
         let over = (requests + replies + bytes).saturating_sub(self.max_buffered_bytes);
-        over == 0 || self.end_left_replies(over) >= over || {
-            bounds::reached(Bound::BufferedBytes);
+        over == 0 || self.end_stalled_replies(over) >= over || {
+            bounds::count_reached(Bound::BufferedBytes);
             false
         }
     }
 
-    /// Whether a reply of `bytes` fits. Replies that their readers have left are ended if that helps.
+    /// Returns whether a reply of `bytes` fits. If it doesn't, tries to make room by ending stalled replies.
     pub(crate) fn has_room_for_reply(&self, bytes: u64) -> bool {
         let (requests, replies) = self.used();
         let over_replies = (replies + bytes).saturating_sub(self.max_reply_bytes);
         let over = over_replies.max((requests + replies + bytes).saturating_sub(self.max_buffered_bytes));
-        over == 0 || self.end_left_replies(over) >= over || {
-            bounds::reached(Bound::ReplyBytes);
+        over == 0 || self.end_stalled_replies(over) >= over || {
+            bounds::count_reached(Bound::ReplyBytes);
             false
         }
     }
@@ -84,8 +84,8 @@ impl Buffers {
         self.requests.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Ends replies that their readers have left if there are too many bytes. Called for each piece of a reply, so it looks
-    /// at all of them only now and then.
+    /// Ends stalled replies if there are too many bytes. Called for each frame of a reply, so it scans all replies at most
+    /// once per [`EASE_EVERY`].
     fn ease(&self, now: u64) {
         let (requests, replies) = self.used();
         let over = replies.saturating_sub(self.max_reply_bytes);
@@ -95,30 +95,30 @@ impl Buffers {
             && Duration::from_micros(now.saturating_sub(last)) >= EASE_EVERY
             && self.last_eased.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            self.end_left_replies(over);
+            self.end_stalled_replies(over);
         }
     }
 
-    /// Ends replies without progress, the longest first, until `wanted` bytes will be free. Returns how many will be.
+    /// Ends stalled replies, the longest-stalled first, until `wanted` bytes will be free. Returns how many will be.
     ///
-    /// A reply is gone once its connection's task has run, so those that were ended before count too.
-    fn end_left_replies(&self, wanted: u64) -> u64 {
+    /// A reply's memory is freed when its connection's task runs, so replies that were ended earlier count too.
+    fn end_stalled_replies(&self, wanted: u64) -> u64 {
         let mut free = 0;
-        let mut left = Vec::new();
+        let mut stalled = Vec::new();
         for reply in self.connections.replies() {
             match reply.ended.load(Ordering::Acquire) {
-                true => free += reply.held(),
-                false if reply.is_stalled_for(self.leave_after) => left.push(reply),
+                true => free += reply.held_bytes(),
+                false if reply.is_stalled_for(self.leave_after) => stalled.push(reply),
                 false => {}
             }
         }
-        left.sort_by_key(|reply| reply.progress.load(Ordering::Relaxed));
-        for reply in left {
+        stalled.sort_by_key(|reply| reply.progress.load(Ordering::Relaxed));
+        for reply in stalled {
             if free >= wanted {
                 break;
             }
-            free += reply.held();
-            bounds::reached(Bound::ReplyBytes);
+            free += reply.held_bytes();
+            bounds::count_reached(Bound::ReplyBytes);
             if !reply.end() {
                 reply.busy.connection().close();
             }
@@ -127,39 +127,39 @@ impl Buffers {
     }
 }
 
-/// One reply, from its head to the last of its bytes in memory.
+/// One reply, from its head until its last byte has left memory.
 pub(crate) struct Reply {
     id: u64,
     busy: Busy,
     buffers: Arc<Buffers>,
-    /// The task of its HTTP/2 stream; none on HTTP/1.1.
+    /// The task of its HTTP/2 stream; `None` on HTTP/1.1.
     stream: Option<AbortHandle>,
     held: AtomicU64,
-    /// When its reader last took something.
+    /// Time at which the client last read something.
     progress: AtomicU64,
     ended: AtomicBool,
     reader: AtomicWaker,
-    /// Kept until the reply is over.
+    /// Dropped when the reply ends.
     _kept: Option<KeptForReply>,
 }
 
 impl Reply {
-    /// Bytes in memory.
-    pub(crate) fn held(&self) -> u64 {
+    /// Returns the bytes of this reply in memory.
+    pub(crate) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Whether its reader has taken nothing for this long although there was something to take.
+    /// Returns whether the client has read nothing for this long although there was something to read.
     pub(crate) fn is_stalled_for(&self, time: Duration) -> bool {
         let since = self.now().saturating_sub(self.progress.load(Ordering::Relaxed));
-        self.held() > 0 && Duration::from_micros(since) >= time
+        self.held_bytes() > 0 && Duration::from_micros(since) >= time
     }
 
-    /// Resets its stream. False if that is not possible, and the connection has to be closed.
+    /// Resets the stream of this reply. Returns `false` if that is impossible, so that the connection has to be closed.
     pub(crate) fn end(&self) -> bool {
         let first = !self.ended.swap(true, Ordering::AcqRel);
         match &self.stream {
-            // A stream that still holds bytes after its reset has handed them to the connection.
+            // Only the first reset helps: bytes that a stream still holds after it have been handed to the connection.
             Some(stream) if first => {
                 stream.abort();
                 true
@@ -189,7 +189,7 @@ impl Drop for Reply {
     }
 }
 
-/// Bytes of a reply that are counted until they are dropped, which is when the connection has written them.
+/// Bytes of a reply, counted until the connection has written and dropped them.
 struct HeldReply {
     data: Bytes,
     counted: u64,
@@ -214,13 +214,13 @@ impl Drop for HeldReply {
     }
 }
 
-/// Put into a response's extensions: kept until the client has read the reply or is gone.
+/// A response extension that is kept until the client has read the reply or has disconnected.
 #[derive(Clone)]
 pub(crate) struct KeptForReply(
-    #[expect(dead_code, reason = "it is there to be dropped")] pub(crate) Arc<dyn Send + Sync>,
+    #[expect(dead_code, reason = "held only for its drop")] pub(crate) Arc<dyn Send + Sync>,
 );
 
-/// The body of a reply, given to the connection in pieces and counted until each is written.
+/// The body of a reply, given to the connection in pieces and counted until it is written.
 pub(crate) struct CountedBody<B> {
     body: B,
     /// The rest of the current frame.
@@ -230,26 +230,26 @@ pub(crate) struct CountedBody<B> {
     count: Count,
 }
 
-/// How the bytes of a reply are counted.
+/// The way in which the bytes of a reply are counted.
 enum Count {
-    /// Until each is written.
+    /// Counts each byte until it is written.
     Counted(Arc<Reply>),
-    /// Not at all, because the reply is small and the only one of its connection. The request counts as busy until its
-    /// last byte is handed over; a client that does not read it blocks the socket, which is watched apart from replies.
+    /// Counts nothing, because the reply is small and the only one of its connection. The request counts as busy until its
+    /// last byte is handed over; a client that does not read it blocks the socket, which is watched separately.
     Small { _busy: Busy },
 }
 
-/// Counts the body of a response that answers the request behind `busy`.
+/// Counts the body of a response to the request that `busy` belongs to.
 pub(crate) fn counted_reply<B: Body>(
     response: Response<B>,
     busy: Busy,
     buffers: Arc<Buffers>,
 ) -> Response<CountedBody<B>> {
     let (mut head, body) = response.into_parts();
-    let mut kept = head.extensions.remove::<KeptForReply>();
+    let mut guard = head.extensions.remove::<KeptForReply>();
     let stream = STREAM.try_with(AbortHandle::clone).ok();
     if stream.is_none()
-        && kept.is_none()
+        && guard.is_none()
         && body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BYTES)
     {
         let count = Count::Small { _busy: busy };
@@ -258,9 +258,9 @@ pub(crate) fn counted_reply<B: Body>(
     }
     let connection: Arc<Connection> = Arc::clone(busy.connection());
     if head.status == StatusCode::SWITCHING_PROTOCOLS
-        && let Some(kept) = kept.take()
+        && let Some(guard) = guard.take()
     {
-        connection.keep_for_tunnel(kept);
+        connection.keep_for_tunnel(guard);
     }
     let reply = connection.list_reply(|id| Reply {
         id,
@@ -271,7 +271,7 @@ pub(crate) fn counted_reply<B: Body>(
         held: AtomicU64::new(0),
         ended: AtomicBool::new(false),
         reader: AtomicWaker::new(),
-        _kept: kept,
+        _kept: guard,
     });
     let count = Count::Counted(reply);
     let body = CountedBody { body, rest: Bytes::new(), is_over: false, is_large: false, count };
@@ -288,8 +288,10 @@ impl<B> CountedBody<B> {
         Bytes::from_owner(HeldReply { data, counted: 0, reply: Arc::clone(reply) })
     }
 
-    /// The reply, if the end of its stream waits for the reader, so that the stream can be reset until then: once it has
-    /// ended, its bytes are the connection's, and only closing the connection would free them.
+    /// Returns the reply if its stream may end only after the client has read everything.
+    ///
+    /// Until then the stream can be reset. Once it has ended, its bytes belong to the connection, and only closing the
+    /// connection would free them.
     fn waiting_reply(&self) -> Option<&Arc<Reply>> {
         match &self.count {
             Count::Counted(reply) if self.is_large && reply.stream.is_some() => Some(reply),
@@ -332,7 +334,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
         this.is_over = true;
         if let Some(reply) = this.waiting_reply() {
             reply.reader.register(cx.waker());
-            if reply.held() > 0 {
+            if reply.held_bytes() > 0 {
                 return Poll::Pending;
             }
         }
@@ -342,23 +344,23 @@ impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
     fn is_end_stream(&self) -> bool {
         self.rest.is_empty()
             && self.body.is_end_stream()
-            && self.waiting_reply().is_none_or(|reply| reply.held() == 0)
+            && self.waiting_reply().is_none_or(|reply| reply.held_bytes() == 0)
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.rest.is_empty() {
             true => self.body.size_hint(),
-            // Asked for before the first frame only, when nothing is left of one.
+            // hyper asks for it only before the first frame, when `rest` is empty.
             false => SizeHint::default(),
         }
     }
 }
 
-/// Runs the streams of HTTP/2 connections so that each can be ended alone.
+/// Runs the streams of HTTP/2 connections so that each can be ended separately.
 ///
-/// hyper asks a body for a frame, and then waits for the peer's window with the frame in hand. It asks the body nothing
-/// while it waits, so a body can't end its own stream. Dropping the task of the stream does: h2 then sends RST_STREAM
-/// and drops what was queued.
+/// hyper polls a body for a frame and then waits, with that frame, for the peer's flow-control window. It does not poll
+/// the body while it waits, so a body can't end its stream. Dropping the stream's task does: h2 then sends RST_STREAM and
+/// drops the queued bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamExecutor;
 
@@ -378,17 +380,17 @@ tokio::task_local! {
     static STREAM: AbortHandle;
 }
 
-/// How much is handed to a connection at once: one HTTP/2 frame of the usual size. It is also the least that a reader
-/// has to take within the stall time-out.
+/// Bytes that are handed to a connection at once: one HTTP/2 frame of the usual size. It is also the least that a client
+/// has to read within the stall time-out.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Up to here a reply over HTTP/1.1 is not counted: a connection has one at a time, and hyper's own buffers for the
+/// Largest reply over HTTP/1.1 that is not counted: a connection has one at a time, and hyper's buffers for the
 /// connection are larger.
 const SMALL_BYTES: u64 = 4 * 1024;
 
-/// When memory is short, a reader that takes less than a piece in this time is one that has stopped: 16 KiB/s is slower
-/// than any line that clients of an API are on.
+/// Time after which, when memory is short, a client that has not read a piece counts as stalled: 16 KiB/s is slower than
+/// any line that API clients use.
 const LEAVE_AFTER: Duration = Duration::from_secs(1);
 
-/// How often all replies are looked at while memory is short.
+/// Interval at which all replies are scanned while memory is short.
 const EASE_EVERY: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
-//! The accept loop: sockets in, requests to a service, and an orderly end.
+//! The accept loop: serves HTTP/1.1 and HTTP/2 (with prior knowledge) on one port, and drains at shutdown.
 //!
-//! It speaks HTTP/1.1 and HTTP/2 with prior knowledge on one port, and bounds what a client can hold: a
-//! connection, a half-sent head, a pile of streams. It knows nothing of keys, routes or the upstream.
+//! It bounds what a client can hold: connections, half-sent heads, streams. It knows nothing of keys, routes or the
+//! upstream.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -50,8 +50,8 @@ impl ListenerState {
     }
 }
 
-/// Serves until `shutdown` is ready, then drains: no new connections, what runs may finish until
-/// [`ServerLimits::drain_for`] is over, and what is left then is cut.
+/// Serves until `shutdown` resolves, then drains: it accepts no new connections, lets running requests finish within
+/// [`ServerLimits::drain_for`], and cuts the rest.
 ///
 /// Each request carries its [`Connection`](super::connections::Connection) as an extension.
 pub(crate) async fn serve<S, B>(
@@ -59,7 +59,7 @@ pub(crate) async fn serve<S, B>(
     service: S,
     limits: ServerLimits,
     shutdown: impl Future<Output = ()>,
-) -> Drained
+) -> DrainStats
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
@@ -69,14 +69,14 @@ where
     serve_behind(ListenerState::new(&limits), listener, service, limits, shutdown).await
 }
 
-/// As [`serve`], with what the connections hold together in the caller's hands.
+/// Like [`serve`], with a [`ListenerState`] that the caller shares.
 pub(crate) async fn serve_behind<S, B>(
     door: ListenerState,
     listener: TcpListener,
     service: S,
     limits: ServerLimits,
     shutdown: impl Future<Output = ()>,
-) -> Drained
+) -> DrainStats
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
@@ -88,8 +88,8 @@ where
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
-        // The socket first and the slot second: only when a client waits is an idle connection closed for it. At most
-        // one socket waits here without a slot; the others wait in the kernel's queue, where they cost nothing.
+        // The socket first and the slot second, so that an idle connection is closed only when a client waits. At most one
+        // socket waits here without a slot; the others wait in the kernel's accept queue, where they cost nothing.
         let next = async {
             let accepted = accept(&listener).await;
             (accepted, door.connections.slot().await)
@@ -98,54 +98,60 @@ where
             biased;
             () = &mut shutdown => break,
             next = next => next,
-            // Reap as they end, or the set would grow with every connection ever made.
+            // Reap tasks as they end. Otherwise the set would grow with every connection.
             Some(_) = connections.join_next() => continue,
         };
-        let ours =
+        let conversation =
             Conversation { stream, slot, registered: door.connections.open(peer), drains: drains.clone() };
-        connections.spawn(ours.run(Arc::clone(&builder), service.clone(), limits, Arc::clone(&door.buffers)));
+        connections.spawn(conversation.run(
+            Arc::clone(&builder),
+            service.clone(),
+            limits,
+            Arc::clone(&door.buffers),
+        ));
     }
     drop(listener);
     drop(drains);
     drain(draining, connections, limits.drain_for).await
 }
 
-/// How the serving ended.
+/// Result of a drain, in numbers of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Drained {
+pub(crate) struct DrainStats {
     /// Connections that were open at shutdown and ended by themselves.
     pub(crate) finished: usize,
     /// Connections that were still busy at the deadline and were cut.
     pub(crate) cut: usize,
 }
 
-/// What one server holds at most. Every default has its reason beside it.
+/// Limits of one server. [`ServerLimits::of`] gives the reason for each default.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits {
-    /// Connections open at once; the next one waits to be accepted.
+    /// Most connections open at once; the next one waits for a slot.
     pub(crate) connections_max: usize,
-    /// How long a client may take from connecting to the end of its first request's head.
+    /// Longest time from connecting to the end of the first request's head.
     pub(crate) first_head_for: Duration,
-    /// How long it may take from the last answer to the end of the next head (HTTP/1.1). So it is also how
-    /// long an idle connection is kept.
+    /// Longest time from the last response to the end of the next request's head (HTTP/1.1), and so the longest time that
+    /// an idle connection is kept.
     pub(crate) next_head_for: Duration,
     /// Longest HTTP/1.1 head, and largest HTTP/2 header list.
     pub(crate) head_bytes_max: u32,
-    /// Requests open at once on one HTTP/2 connection.
+    /// Most requests open at once on one HTTP/2 connection.
     pub(crate) h2_streams_max: u32,
-    /// How often an HTTP/2 client is asked whether it is still there.
+    /// Interval of pings to an HTTP/2 client.
     pub(crate) h2_ping_every: Duration,
-    /// How long it may take to say yes.
+    /// Longest time that an HTTP/2 client may take to answer a ping.
     pub(crate) h2_pong_within: Duration,
-    /// Streams reset by the client before they were taken up, or by us for the client's errors, on one HTTP/2 connection.
+    /// Most resets on one HTTP/2 connection: streams that the client reset before they were accepted, or that we reset
+    /// because of the client's errors.
     pub(crate) h2_resets_max: usize,
-    /// Bytes of request bodies and replies in memory.
+    /// Most bytes of request bodies and replies in memory.
     pub(crate) buffered_bytes_max: u64,
-    /// Bytes of replies in memory.
+    /// Most bytes of replies in memory.
     pub(crate) reply_bytes_max: u64,
-    /// How long a client may read nothing of its reply.
+    /// Longest time that a client may read nothing of its reply.
     pub(crate) stall_for: Duration,
-    /// How long requests may go on after shutdown was asked for.
+    /// Longest time that requests may still run after a shutdown was requested.
     pub(crate) drain_for: Duration,
 }
 
@@ -156,17 +162,17 @@ impl Default for ServerLimits {
 }
 
 impl ServerLimits {
-    /// The limits that `[server]` sets, whose list of keys has the reasons, and those that it doesn't.
+    /// Returns the limits that `[server]` sets (its schema gives the reasons), and those that no key sets.
     pub(crate) fn of(server: &ServerConfig) -> ServerLimits {
         ServerLimits {
             connections_max: server.max_connections as usize,
             first_head_for: server.header_timeout,
             next_head_for: server.idle_timeout,
-            // Cookies and tokens fit 8 KiB nearly everywhere; common servers take 16 to 64.
+            // Cookies and tokens fit into 8 KiB nearly everywhere; common servers accept 16 to 64 KiB.
             head_bytes_max: 64 * 1024,
             h2_streams_max: server.max_streams,
             h2_resets_max: server.max_resets as usize,
-            // NAT tables forget a silent connection after some minutes; this is well before.
+            // NAT tables drop a silent connection after some minutes; this is well before that.
             h2_ping_every: Duration::from_secs(20),
             h2_pong_within: Duration::from_secs(20),
             buffered_bytes_max: server.max_buffered_bytes,
@@ -207,12 +213,12 @@ impl ServerLimits {
     }
 }
 
-/// One accepted connection and what it holds while it lasts.
+/// One accepted connection with its slot and its registration.
 struct Conversation {
     stream: TcpStream,
     slot: OwnedSemaphorePermit,
     registered: ConnectionGuard,
-    /// True once a drain has begun.
+    /// Becomes `true` when a drain starts.
     drains: watch::Receiver<bool>,
 }
 
@@ -236,22 +242,21 @@ impl Conversation {
         let Conversation { stream, slot, registered, mut drains } = self;
         let (connection, patience) = (Arc::clone(&registered.connection), limits.patience());
         let peer = connection.peer;
-        // Answers are written whole; waiting to fill a packet would only delay them.
+        // Responses are written in one piece, so waiting to fill a packet would only delay them.
         let _ = stream.set_nodelay(true);
-        let ours = Arc::clone(&connection);
+        let request_connection = Arc::clone(&connection);
         let service = service_fn(move |mut request: Request<Incoming>| {
-            let (busy, buffers) = (ours.begin(), Arc::clone(&buffers));
-            // One extension for all that is known of the connection: each costs an allocation at every request.
-            request.extensions_mut().insert(Arc::clone(&ours));
-            let answer = service.clone().oneshot(request);
-            async move { answer.await.map(|answer| counted_reply(answer, busy, buffers)) }
+            let (busy, buffers) = (request_connection.begin(), Arc::clone(&buffers));
+            // A single extension for everything about the connection, because each costs an allocation per request.
+            request.extensions_mut().insert(Arc::clone(&request_connection));
+            let response = service.clone().oneshot(request);
+            async move { response.await.map(|response| counted_reply(response, busy, buffers)) }
         });
         let socket = Socket::new(stream, Arc::clone(&connection), slot);
         let mut conversation = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), service));
-        // hyper has a timer for the heads of HTTP/1.1 only, and that one starts once the protocol is known. So every
-        // connection is looked at from here, too: one that sends nothing, one that only answers PING, one that reads
-        // nothing.
-        let mut look = pin!(tokio::time::sleep(patience.shortest()));
+        // hyper has a timer only for HTTP/1.1 heads, and starts it only when the protocol is known. So every connection is
+        // also checked from here: it may send nothing, only answer pings, or read nothing.
+        let mut look = pin!(tokio::time::sleep(patience.first_check_after()));
         let (mut is_draining, mut is_leaving) = (false, false);
         let ended = loop {
             let verdict = tokio::select! {
@@ -262,11 +267,11 @@ impl Conversation {
                     conversation.as_mut().graceful_shutdown();
                     continue;
                 }
-                told = connection.told(is_leaving) => told,
+                order = connection.wait_for_order(is_leaving) => order,
                 () = &mut look => match connection.look(&patience) {
                     _ if is_leaving && !connection.is_busy() => ConnectionVerdict::Close("it was asked to leave"),
                     ConnectionVerdict::GoAway => {
-                        bounds::reached(Bound::Idle);
+                        bounds::count_reached(Bound::Idle);
                         ConnectionVerdict::GoAway
                     }
                     verdict => verdict,
@@ -286,34 +291,34 @@ impl Conversation {
             }
         };
         if let Err(error) = ended {
-            if is_calmed(&*error) {
-                bounds::reached(Bound::Resets);
+            if has_too_many_resets(&*error) {
+                bounds::count_reached(Bound::Resets);
             }
-            // The client's doing in nearly every case: hung up, timed out, spoke no HTTP.
+            // Nearly always caused by the client: it hung up, timed out or did not speak HTTP.
             tracing::debug!(%peer, error, "connection ended early");
         }
         if let Some(tunnel) = connection.tunnel.take() {
-            // Not idle, however quiet it is: it isn't closed to make room.
+            // Busy, so that a quiet tunnel is not closed to make room.
             let _busy = connection.begin();
             tokio::select! {
                 () = tunnel.run() => {}
-                // An error means that the server is gone, which is also an end.
+                // An error means that the server was dropped, which also ends the tunnel.
                 _ = drains.wait_for(|draining| *draining) => {}
             }
         }
     }
 }
 
-/// Accept one connection, however long that takes.
+/// Accepts one connection, however long that takes.
 async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok(accepted) => return accepted,
-            // The client was gone before we took its connection: nothing is wrong with the next one.
+            // The client left before we accepted its connection; the next one is unaffected.
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                // Out of file descriptors or memory. Ending here would turn a shortage into an outage;
-                // trying again at once would burn the core that could relieve it.
+                // Out of file descriptors or memory. Ending here would turn a shortage into an outage, and an immediate
+                // retry would burn the CPU time that could relieve it.
                 tracing::error!(%error, "cannot accept connections, trying again");
                 tokio::time::sleep(ACCEPT_RETRY_AFTER).await;
             }
@@ -321,8 +326,8 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     }
 }
 
-/// Whether h2 has closed the connection because its client reset too many streams, or had them reset.
-fn is_calmed(error: &(dyn StdError + 'static)) -> bool {
+/// Returns whether h2 closed the connection because of too many resets, by the client or because of its errors.
+fn has_too_many_resets(error: &(dyn StdError + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
@@ -338,7 +343,11 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-async fn drain(draining: watch::Sender<bool>, mut connections: JoinSet<()>, drain_for: Duration) -> Drained {
+async fn drain(
+    draining: watch::Sender<bool>,
+    mut connections: JoinSet<()>,
+    drain_for: Duration,
+) -> DrainStats {
     while connections.try_join_next().is_some() {}
     let open = connections.len();
     draining.send_replace(true);
@@ -346,31 +355,31 @@ async fn drain(draining: watch::Sender<bool>, mut connections: JoinSet<()>, drai
     let cut = match tokio::time::timeout(drain_for, finishing).await {
         Ok(()) => 0,
         Err(_) => {
-            // Those that ended in the last moment are in the set until they are reaped.
+            // Connections that ended at the last moment stay in the set until they are reaped.
             while connections.try_join_next().is_some() {}
             let cut = connections.len();
             connections.shutdown().await;
             cut
         }
     };
-    Drained { finished: open - cut, cut }
+    DrainStats { finished: open - cut, cut }
 }
 
-/// How long to wait after an accept that failed for want of resources: long enough for some connection
-/// to end, short enough not to be felt as an outage.
+/// Pause after an accept that failed for lack of resources: long enough for a connection to end, too short to be
+/// noticed as an outage.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// hyper panics below this size of read buffer.
+/// Smallest read buffer that hyper accepts; it panics below this.
 const H1_BUFFER_MIN: usize = 8192;
 
-/// How much of a request's body an HTTP/2 client may send before it is read: a few round trips of a fast line. The
-/// second is for all streams of a connection, and so the most that one connection holds unread.
+/// Bytes of a request body that an HTTP/2 client may send before we read them: a few round trips of a fast line. The
+/// second limit covers all streams of a connection, so it is the most that one connection holds unread.
 const H2_STREAM_WINDOW: u32 = 256 * 1024;
 const H2_CONNECTION_WINDOW: u32 = 1024 * 1024;
 
-/// How much of a reply h2 takes before it is sent: enough to fill a round trip, and little enough that a hundred slow
-/// streams stay below what one connection may hold unread.
+/// Bytes of a reply that h2 buffers before it sends them: enough to fill a round trip, and small enough that a hundred
+/// slow streams stay below what one connection may hold unread.
 const H2_SEND_BUFFER: usize = 64 * 1024;
 
-/// How long an idle connection that was asked to leave may take: some round trips, for GOAWAY and its PING.
+/// Time that an idle connection has to close after it was asked to: a few round trips, for GOAWAY and its PING.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The accept loop under real connections: what it lets in, for how long, and how it ends.
+//! Tests of the accept loop over real connections: admission, time-outs and drain.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tower::ServiceExt;
 
 use super::connections::Connection;
 use super::forward::Forwarder;
-use super::server::{Drained, ListenerState, ServerLimits, serve, serve_behind};
+use super::server::{DrainStats, ListenerState, ServerLimits, serve, serve_behind};
 use super::upstream_tls::TlsSettings;
 
 #[tokio::test]
@@ -47,10 +47,10 @@ async fn a_connection_over_the_bound_waits_while_all_are_busy() {
     first.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
 
-    // It can send and gets nothing.
+    // The second client can send, and gets no response yet.
     let mut second = Client::connect(server.addr).await;
     second.send(&TestRequest::get("/")).await;
-    server.until(|door| door.connections.waits()).await;
+    server.until(|door| door.connections.has_waiter()).await;
     assert_eq!(server.calls.load(Ordering::SeqCst), 1);
 
     server.release.notify_one();
@@ -79,7 +79,7 @@ async fn a_request_may_take_longer_than_its_head_had() {
     let mut busy = Client::connect(server.addr).await;
     busy.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
-    // A silent client that came later: once it is hung up on, the busy one's time is over too.
+    // A silent client that connected later: when the server closes it, the time-out of the busy one is over too.
     Client::connect(server.addr).await.closed().await;
     server.release.notify_one();
     assert_eq!(busy.read().await.unwrap().status, 200);
@@ -111,7 +111,7 @@ async fn a_drain_lets_requests_finish_and_closes_what_is_idle() {
     let answer = busy.read().await.unwrap();
     assert_eq!((answer.status, answer.header("connection").as_deref()), (200, Some("close")));
     busy.closed().await;
-    assert_eq!(ending.await.unwrap(), Drained { finished: 2, cut: 0 });
+    assert_eq!(ending.await.unwrap(), DrainStats { finished: 2, cut: 0 });
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_drain_cuts_connections_still_busy_at_its_deadline() {
     busy.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
 
-    assert_eq!(server.stop().await.unwrap(), Drained { finished: 1, cut: 1 });
+    assert_eq!(server.stop().await.unwrap(), DrainStats { finished: 1, cut: 1 });
     assert!(busy.read().await.is_none());
     let refused = tokio::net::TcpStream::connect(addr).await.map(|_| ());
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
@@ -138,10 +138,11 @@ async fn a_request_with_two_lengths_reaches_the_upstream_with_one() {
     client.send_bytes(smuggled.as_bytes()).await;
     match client.read().await.map(|answer| answer.status) {
         Some(200) => {
-            let seen = upstream.requests().pop().unwrap();
-            assert_eq!(seen.body, b"whole");
+            let request = upstream.requests().pop().unwrap();
+            assert_eq!(request.body, b"whole");
             assert_eq!(
-                seen.header_lines("content-length").len() + seen.header_lines("transfer-encoding").len(),
+                request.header_lines("content-length").len()
+                    + request.header_lines("transfer-encoding").len(),
                 1
             );
         }
@@ -158,20 +159,20 @@ async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
 
     let chunked = TestRequest::post("/pay").key("b").body("in chunks").chunked().header("trailer", "x-t");
     assert_eq!(client.call(&chunked.trailer("x-t", "1")).await.status, 200);
-    let seen = upstream.requests().pop().unwrap();
-    assert_eq!((seen.body.as_slice(), seen.trailers.len()), (&b"in chunks"[..], 1));
+    let request = upstream.requests().pop().unwrap();
+    assert_eq!((request.body.as_slice(), request.trailers.len()), (&b"in chunks"[..], 1));
 
     let head = client.call(&TestRequest::new("HEAD", "/pay").fixture("bytes=10")).await;
     assert_eq!((head.header("content-length").as_deref(), head.body.len()), (Some("10"), 0));
     let trailers = client.call(&TestRequest::get("/").header("te", "trailers").fixture("trailers")).await;
     assert_eq!((trailers.text(), trailers.trailers.len(), trailers.cut), ("done".into(), 1, false));
 
-    // Cut upstream, cut here: the client must not take a part for the whole.
+    // A response that the upstream cuts must be cut here too, so that the client does not take a part for the whole.
     assert!(client.call(&TestRequest::get("/").fixture("cut=body")).await.cut);
 }
 
-/// A server whose service holds `/held`, answers `/endless`, `/quiet` and `/large` with bodies of that kind, anything
-/// else with what it knows of the peer, and counts everything.
+/// A server whose service holds `/held`, answers `/endless`, `/quiet` and `/large` with bodies of that kind, and anything
+/// else with the HTTP version and the peer's address. It counts all calls.
 pub(super) struct Server {
     pub(super) addr: SocketAddr,
     pub(super) door: ListenerState,
@@ -179,7 +180,7 @@ pub(super) struct Server {
     pub(super) held: Arc<Notify>,
     pub(super) release: Arc<Notify>,
     stop: oneshot::Sender<()>,
-    ending: JoinHandle<Drained>,
+    ending: JoinHandle<DrainStats>,
 }
 
 impl Server {
@@ -203,7 +204,7 @@ impl Server {
                         "/endless" => endless(),
                         "/quiet" => quiet(release),
                         "/large" => Full::from(vec![0; LARGE]).boxed_unsync(),
-                        _ => Full::from(what_is_known(&request)).boxed_unsync(),
+                        _ => Full::from(describe_peer(&request)).boxed_unsync(),
                     };
                     Ok::<_, Infallible>(Response::new(body))
                 }
@@ -216,7 +217,7 @@ impl Server {
         Server { addr, door, calls, held, release, stop, ending }
     }
 
-    /// Waits until what the connections hold satisfies `enough`.
+    /// Waits until the listener's state satisfies `enough`.
     pub(super) async fn until(&self, mut enough: impl FnMut(&ListenerState) -> bool) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while !enough(&self.door) {
@@ -225,7 +226,7 @@ impl Server {
         }
     }
 
-    fn stop(self) -> JoinHandle<Drained> {
+    fn stop(self) -> JoinHandle<DrainStats> {
         self.stop.send(()).unwrap();
         self.ending
     }
@@ -238,7 +239,7 @@ fn endless() -> TestBody {
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// One frame, and the end only when it is told.
+/// A body with one frame at once and the last one after `release`.
 fn quiet(release: Arc<Notify>) -> TestBody {
     let first = futures_util::stream::once(async { Ok(Frame::data(Bytes::from_static(b"first"))) });
     let last = futures_util::stream::once(async move {
@@ -248,13 +249,13 @@ fn quiet(release: Arc<Notify>) -> TestBody {
     StreamBody::new(futures_util::StreamExt::chain(first, last)).boxed_unsync()
 }
 
-fn what_is_known(request: &http::Request<Incoming>) -> String {
+fn describe_peer(request: &http::Request<Incoming>) -> String {
     let connection: &Arc<Connection> = request.extensions().get().unwrap();
     let version: Version = request.version();
     format!("{version:?} {}", connection.peer)
 }
 
-/// Client, our server, the forwarder and the upstream in a row. The server lasts as long as the test.
+/// Starts an upstream and a server that forwards to it, and connects a client. The server lasts as long as the test.
 async fn through_to_upstream() -> (Upstream, Client) {
     let upstream = Upstream::start().await;
     let forwarder = Forwarder::new(upstream.url().parse().unwrap(), false, &TlsSettings::default()).unwrap();
@@ -264,11 +265,11 @@ async fn through_to_upstream() -> (Upstream, Client) {
     (upstream, Client::connect(addr).await)
 }
 
-/// For limits that a test waits to run out: the wait is for the close they cause, never for the time.
+/// Value for limits that a test lets run out. Tests wait for the close that the limit causes, never for the time itself.
 /// Long enough for a request to get through on a busy machine.
 pub(super) const SHORT: Duration = Duration::from_millis(500);
 
-/// Longer than a piece that a connection is given at once, and no multiple of it.
+/// Size of a body that is larger than the piece a connection gets at once, and no multiple of it.
 pub(super) const LARGE: usize = 40_000;
 
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! The body of an unguarded request, which may not stop before the head of the answer is there.
+//! The body of an unguarded request, which fails if the client stops sending before the response head has arrived.
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -11,28 +11,28 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-/// A body that ends with an error when its client sends nothing for too long.
+/// A body that fails when its client sends nothing for too long.
 ///
-/// Only the client's silence counts: while the upstream takes nothing, the body isn't asked for anything.
+/// Only the client's silence counts: while the upstream reads nothing, the body is not polled.
 pub(crate) struct StallingBody<B> {
     body: B,
     stall_for: Duration,
     watch: StallWatch,
-    /// Runs while the client is silent.
+    /// Timer that runs while the client is silent.
     silence: Option<Pin<Box<Sleep>>>,
 }
 
-/// The view that the request's own task has of its body.
+/// A handle to the body for the task that handles the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StallWatch(Arc<AtomicU8>);
 
 impl StallWatch {
-    /// The head of the answer is there, so the client may take its time.
-    pub(crate) fn has_head(&self) {
+    /// Ends the watch because the response head has arrived: from now on the client may pause.
+    pub(crate) fn stop_watching(&self) {
         let _ = self.0.compare_exchange(WATCHED, UNWATCHED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Whether the body was ended because the client had stopped.
+    /// Returns whether the body failed because the client had stopped sending.
     pub(crate) fn has_stalled(&self) -> bool {
         self.0.load(Ordering::Acquire) == STALLED
     }
@@ -43,7 +43,7 @@ impl<B> StallingBody<B> {
         StallingBody { body, stall_for, watch, silence: None }
     }
 
-    /// Pending until the client has been silent for too long.
+    /// Returns `Ready` once the client has been silent for too long.
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.watch.0.load(Ordering::Acquire) != WATCHED {
             self.silence = None;

@@ -1,7 +1,7 @@
-//! Who a request is for: from a header that a trusted hop set, from the credential, or nobody in particular.
+//! Finds the tenant of a request: in a header that a trusted hop set, or from the credential; or there is only one tenant.
 //!
-//! It knows heads and addresses, not policies or records. The body is never asked: whoever writes a body could
-//! name any tenant.
+//! It knows heads and addresses, not policies or records. It never reads the body, because a client could name any tenant
+//! there.
 
 use std::net::IpAddr;
 
@@ -11,45 +11,45 @@ use ibid_core::fingerprint::Secret;
 use ibid_core::scope::Tenant;
 use ipnet::IpNet;
 
-/// How the tenant is found, and which hops are believed.
+/// The source of the tenant, and the hops that are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TenantConfig {
-    /// Where the tenant stands.
+    /// The source of the tenant's name.
     pub(crate) from: TenantFrom,
-    /// Hops that may say who the tenant is and where a request came from.
+    /// Networks of hops that may name the tenant and the origin of a request.
     pub(crate) trusted: Vec<IpNet>,
 }
 
-/// Where the tenant stands in a request.
+/// The part of a request that names the tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TenantFrom {
-    /// In this header, set by a trusted hop that authenticated the client.
+    /// This header, set by a trusted hop that authenticated the client.
     Header(HeaderName),
-    /// It follows the credential's bytes: for static credentials.
+    /// The credential, from whose bytes the name is derived: for static credentials.
     Authorization,
-    /// There is one tenant.
+    /// No part of the request: there is one tenant.
     None,
 }
 
-/// A guarded request whose tenant can't be told. No variant carries a value: it may be a credential.
+/// The reason why a guarded request has no known tenant. No variant carries a value, because it may be a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TenantRefusal {
-    /// Nobody whom we believe said who it is.
+    /// No trusted source names the tenant.
     #[error("the request does not say whose it is")]
     Missing,
-    /// More than one line: which one would be right is a guess.
+    /// The field has more than one line, and picking one would be a guess.
     #[error("the request says more than once whose it is")]
     Repeated,
-    /// Empty, too long, control characters, or not a credential.
+    /// The value is empty, too long, has control characters, or is not a credential.
     #[error("the request says unreadably whose it is")]
     Invalid,
-    /// A JWT changes on every refresh, and the tenant would change with it: a retry would run again.
+    /// The credential is a JWT. It changes on every refresh, and so would the tenant: a retry would run again.
     #[error(
         "the credential is a JWT, which changes on every refresh: let a trusted hop name the tenant \
          (`header:NAME`) instead of `authorization`"
     )]
     Jwt,
-    /// A signature over each request makes every retry another tenant's.
+    /// The credential signs each request, so every retry would belong to another tenant.
     #[error(
         "the credential changes with every request: let a trusted hop name the tenant (`header:NAME`) \
          instead of `authorization`"
@@ -57,27 +57,27 @@ pub(crate) enum TenantRefusal {
     PerRequest,
 }
 
-/// A word after `--tenant` that names no way.
+/// An invalid value of `--tenant`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TenantConfigError {
-    /// Planned.
+    /// The value is planned for a later release.
     #[error("`{0}` is not in this release")]
     NotYet(&'static str),
-    /// Not a way.
-    #[error("`{0}` is no way to find the tenant")]
+    /// The value names no tenant source.
+    #[error("`{0}` is not a tenant source")]
     Unknown(String),
-    /// `header:` with a name that no header has.
+    /// The text after `header:` is not a valid header name.
     #[error("`{0}` is not a header name")]
     HeaderName(String),
-    /// The header holds a secret or means something else, and tenants stand readable in every record.
+    /// The header holds a secret or has another meaning, and tenant names are stored in plain text in every record.
     #[error(
-        "`{0}` can't name the tenant: it holds something else, and a tenant is kept readable in every record"
+        "`{0}` can't name the tenant: it has another purpose, and tenant names are stored in plain text in every record"
     )]
     HeaderTaken(String),
 }
 
 impl TenantConfig {
-    /// The way that this word names; loopback is trusted until told otherwise.
+    /// Parses a value of `--tenant`. The result trusts only loopback; the caller may replace that.
     pub(crate) fn parse(text: &str) -> Result<TenantConfig, TenantConfigError> {
         let from = match text.split_once(':') {
             None if text == "none" => TenantFrom::None,
@@ -91,8 +91,7 @@ impl TenantConfig {
         Ok(TenantConfig { from, trusted })
     }
 
-    /// Whose request this is.
-    /// `secret` is the store's tenant secret.
+    /// Returns the tenant of a request. `secret` is the store's tenant secret.
     pub(crate) fn tenant_of(
         &self,
         head: &request::Parts,
@@ -110,37 +109,36 @@ impl TenantConfig {
         }
     }
 
-    /// Which credential sent this request, for policies with `bind = "principal"`.
+    /// Returns a name for the credential that sent this request, for policies with `bind = "principal"`.
     pub(crate) fn principal_of(head: &request::Parts, secret: &Secret) -> Result<Tenant, TenantRefusal> {
         tenant_of_credential(only_line(&head.headers, &AUTHORIZATION)?, secret)
     }
 
-    /// Takes the tenant's header off a request that came from a hop which may not set it, before it is forwarded:
-    /// the upstream believes that header, too.
+    /// Removes the tenant's header from a request if its hop may not set it, because the upstream trusts that header too.
     ///
-    /// Returns the header's name if there was anything to take off.
+    /// Returns the header's name if anything was removed.
     pub(crate) fn strip_untrusted(&self, headers: &mut HeaderMap, peer: IpAddr) -> Option<&HeaderName> {
         let TenantFrom::Header(name) = &self.from else { return None };
         if self.trusts(peer) {
             return None;
         }
-        // CGI and its heirs read `x_tenant_id` and `x-tenant-id` as one name, so both spellings go.
+        // CGI and its successors read `x_tenant_id` and `x-tenant-id` as one name, so both spellings are removed.
         let plain = |name: &HeaderName| name.as_str().replace('_', "-");
-        let spelt: Vec<HeaderName> =
+        let spellings: Vec<HeaderName> =
             headers.keys().filter(|other| plain(other) == plain(name)).cloned().collect();
-        let stripped = (!spelt.is_empty()).then_some(name);
-        for name in spelt {
-            headers.remove(name);
+        let removed_name = (!spellings.is_empty()).then_some(name);
+        for spelling in spellings {
+            headers.remove(spelling);
         }
-        stripped
+        removed_name
     }
 
-    /// Whether there is one tenant only.
+    /// Returns whether there is only one tenant.
     pub(crate) fn is_none(&self) -> bool {
         self.from == TenantFrom::None
     }
 
-    /// The word for it, as after `--tenant`.
+    /// Returns this tenant source as a value of `--tenant`.
     pub(crate) fn word(&self) -> String {
         match &self.from {
             TenantFrom::Header(name) => format!("header:{name}"),
@@ -149,7 +147,7 @@ impl TenantConfig {
         }
     }
 
-    /// Whether this hop may say whose request it is and where it came from.
+    /// Returns whether this hop may name the tenant and the origin of a request.
     pub(crate) fn trusts(&self, peer: IpAddr) -> bool {
         // A dual-stack listener reports IPv4 peers as `::ffff:a.b.c.d`.
         let peer = peer.to_canonical();
@@ -157,10 +155,10 @@ impl TenantConfig {
     }
 }
 
-/// A network such as `10.0.0.0/8`, or one address.
+/// Parses a network such as `10.0.0.0/8`, or one address.
 pub(crate) fn parse_net(text: &str) -> Option<IpNet> {
     let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
-    // Peers are compared in their canonical form, so an IPv4-mapped network must be in it as well.
+    // Peers are compared in canonical form, so an IPv4-mapped network must be converted too.
     match net {
         IpNet::V6(v6) if v6.prefix_len() >= 96 => match v6.addr().to_ipv4_mapped() {
             Some(v4) => IpNet::new(IpAddr::V4(v4), v6.prefix_len() - 96).ok(),
@@ -187,13 +185,13 @@ fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h [u8], 
     }
 }
 
-/// `cred-` and a digest under the store's tenant secret: the credential itself stands nowhere.
+/// Returns `cred-` and a digest under the store's tenant secret. The credential itself is not stored.
 fn tenant_of_credential(line: &[u8], secret: &Secret) -> Result<Tenant, TenantRefusal> {
     let line = line.trim_ascii();
-    // A scheme has no case: a client library that writes it otherwise after an update stays the same tenant.
+    // Schemes are case-insensitive: if an update of a client library changes the case, the tenant stays the same.
     let (scheme, credential) = match line.iter().position(|byte| matches!(byte, b' ' | b'\t')) {
         Some(end) => (line[..end].to_ascii_lowercase(), line[end..].trim_ascii_start()),
-        // `Authorization: sk_live_…`: many APIs take their key without a scheme.
+        // `Authorization: sk_live_…`: many APIs accept a key without a scheme.
         None if !line.is_empty() && !is_scheme(line) => (Vec::new(), line),
         None => return Err(TenantRefusal::Invalid),
     };
@@ -203,20 +201,21 @@ fn tenant_of_credential(line: &[u8], secret: &Secret) -> Result<Tenant, TenantRe
     if is_jwt_shaped(credential) {
         return Err(TenantRefusal::Jwt);
     }
-    // Keyed: the name can be read in every record, and without the secret a weak password can't be guessed from it.
+    // Keyed, because the name is readable in every record: without the secret, a weak password can't be guessed from it.
     let digest = secret.digest(&[b"ibid tenant of credential 2", &scheme, credential]);
-    // 128 bits of it: nobody finds a second credential with the same, and the name stays short in tables.
+    // 128 bits: finding a second credential with the same name is infeasible, and the name stays short in tables.
     let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     Tenant::new(&format!("cred-{hex}")).map_err(|_| TenantRefusal::Invalid)
 }
 
-/// Whether a word without anything after it is the name of a scheme, whose credential was lost on the way.
+/// Returns whether a single word is the name of a scheme, which means that its credential was lost in transit.
 fn is_scheme(word: &[u8]) -> bool {
     SCHEMES.iter().chain(&PER_REQUEST_SCHEMES).any(|known| word.eq_ignore_ascii_case(known.as_bytes()))
 }
 
-/// Base64url parts with dots between, the first a JSON object: three of a signed token, five of an encrypted one.
-/// An unsigned one has an empty last part.
+/// Returns whether the credential looks like a JWT: base64url parts separated by dots, the first a JSON object.
+///
+/// A signed token has three parts, an encrypted one five. The last part of an unsigned token is empty.
 fn is_jwt_shaped(credential: &[u8]) -> bool {
     let base64url =
         |part: &[u8]| part.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'='));
@@ -226,21 +225,21 @@ fn is_jwt_shaped(credential: &[u8]) -> bool {
         && matches!(parts.count(), 3 | 5)
 }
 
-/// `{"` in base64.
+/// First characters of a JSON object (`{"`) in base64.
 const JSON_OBJECT_BASE64: &[u8] = b"eyJ";
 
-/// Believed until told otherwise: what runs on this host.
+/// Networks that are trusted by default: this host.
 pub(crate) const TRUSTED: [&str; 2] = ["127.0.0.0/8", "::1"];
 
-/// Schemes that sign each request or answer a challenge: their credential differs from retry to retry.
+/// Schemes that sign each request or answer a challenge, so that the credential differs between retries.
 const PER_REQUEST_SCHEMES: [&str; 8] =
     ["digest", "negotiate", "ntlm", "hawk", "oauth", "signature", "aws4-hmac-sha256", "scram-sha-256"];
 
-/// Schemes whose name alone is no credential.
+/// Schemes whose name alone is not a credential.
 const SCHEMES: [&str; 10] =
     ["apikey", "basic", "bearer", "dpop", "gnap", "hoba", "mutual", "privatetoken", "token", "vapid"];
 
-/// Headers that hold a secret, or that mean something else to ibid or to HTTP.
+/// Headers that hold a secret, or that have another meaning in ibid or in HTTP.
 const HEADERS_TAKEN: [&str; 7] = [
     "authorization",
     "proxy-authorization",
@@ -359,7 +358,7 @@ mod tests {
 
     #[test]
     fn the_digest_of_a_credential_stays_what_it_is() {
-        // Another digest would give every tenant another name, and every retry across an update would run again.
+        // A different digest would rename every tenant, and every retry across an update would run again.
         assert_eq!(by_credential("Bearer token"), Ok("cred-ed8b4aca11307401f4d895d2f9bd8d5f".into()));
     }
 

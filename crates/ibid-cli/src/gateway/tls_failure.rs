@@ -1,4 +1,4 @@
-//! A failed TLS handshake in plain words: what is wrong, and what to do about it.
+//! Explains a failed TLS handshake in plain words: the cause, and what to do about it.
 
 use std::io;
 use std::time::{Duration, UNIX_EPOCH};
@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustls::pki_types::{ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// Why a handshake failed. Nothing was sent before it.
+/// The cause of a failed handshake. Nothing of a request was sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no TLS with the upstream: {cause}")]
 pub(crate) struct TlsFailure {
@@ -15,7 +15,7 @@ pub(crate) struct TlsFailure {
 }
 
 impl TlsFailure {
-    /// Says what an error of the handshake means for a connection to `name`.
+    /// Explains an error of the handshake on a connection to `name`.
     pub(crate) fn explain(error: &io::Error, name: &ServerName<'_>) -> TlsFailure {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
         let (cause, hint) = match inner {
@@ -28,7 +28,7 @@ impl TlsFailure {
         TlsFailure { cause, hint }
     }
 
-    /// The handshake took longer than `limit`.
+    /// Failure of a handshake that took longer than `limit`.
     pub(crate) fn too_slow(limit: Duration) -> TlsFailure {
         TlsFailure {
             cause: format!("the handshake was not done within {} s", limit.as_secs()),
@@ -36,7 +36,7 @@ impl TlsFailure {
         }
     }
 
-    /// The upstream took TLS and did not choose HTTP/2.
+    /// Failure of an upstream that speaks TLS and did not choose HTTP/2.
     pub(crate) fn no_http2() -> TlsFailure {
         TlsFailure { cause: "it does not offer HTTP/2 (ALPN)".to_owned(), hint: NO_HTTP2 }
     }
@@ -57,7 +57,7 @@ fn of_rustls(error: &Error, name: &str) -> (String, &'static str) {
         Error::AlertReceived(AlertDescription::UnrecognisedName) => {
             (format!("it serves no host named `{name}`"), OTHER_NAME)
         }
-        // What servers with TLS 1.2 send for a missing client certificate, too.
+        // Servers with TLS 1.2 also send this for a missing client certificate.
         Error::AlertReceived(AlertDescription::HandshakeFailure) => {
             ("it refused the handshake (HandshakeFailure)".to_owned(), NOTHING_IN_COMMON)
         }
@@ -100,7 +100,7 @@ fn of_certificate(error: &CertificateError, name: &str) -> (String, &'static str
     }
 }
 
-/// rustls lists names as `DnsName("api.test")` and `IpAddress(127.0.0.1)`.
+/// Extracts the name from rustls' form: `DnsName("api.test")` or `IpAddress(127.0.0.1)`.
 fn plain_name(listed: &str) -> &str {
     let inner = listed.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(listed);
     inner.trim_matches('"')

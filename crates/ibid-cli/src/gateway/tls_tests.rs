@@ -1,5 +1,5 @@
-//! An upstream with TLS: what is spoken, what is trusted, and that every refused handshake proves that nothing was sent.
-//! Every server here is a real rustls server on a real socket.
+//! Tests of an upstream with TLS: the negotiated protocol, trust, and that every refused handshake proves that nothing was
+//! sent. Every server here is a real rustls server on a real socket.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
     for alpn in [&["http/1.1"][..], &[]] {
         let front = TlsFront::start(first.addr(), &identity, options(alpn)).await;
         let forwarder = forwarder(&front.url(), false, &trusting(&authority));
-        // The second one goes by the client that offers HTTP/1.1 only, and so does the third.
+        // The second request uses the client that offers only HTTP/1.1, and so does the third.
         for connections in [1, 2, 2] {
             let answer = send(&forwarder, post("one", "status=201").header("te", "trailers")).await;
-            assert_eq!((answer.status().as_u16(), fate(&answer)), (201, None));
+            assert_eq!((answer.status().as_u16(), hint_of(&answer)), (201, None));
             assert_eq!(text(answer).await, "done");
-            let seen = first.requests().pop().unwrap();
-            assert_eq!(seen.header_lines("host"), [front.addr().to_string()]);
+            let request = first.requests().pop().unwrap();
+            assert_eq!(request.header_lines("host"), [front.addr().to_string()]);
             assert_eq!(front.handshakes(), connections);
         }
     }
@@ -47,9 +47,9 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
         let forwarder = forwarder(&front.url(), demanded, &trusting(&authority));
         for _ in 0..2 {
             let answer = send(&forwarder, post("two", "status=201").header("te", "trailers")).await;
-            assert_eq!((answer.status().as_u16(), fate(&answer)), (201, None));
-            let seen = second.requests().pop().unwrap();
-            assert_eq!((seen.header("host"), seen.header("te").as_deref()), (None, Some("trailers")));
+            assert_eq!((answer.status().as_u16(), hint_of(&answer)), (201, None));
+            let request = second.requests().pop().unwrap();
+            assert_eq!((request.header("host"), request.header("te").as_deref()), (None, Some("trailers")));
         }
     }
     assert_eq!(second.tally().connections, 2, "requests of one forwarder share a connection");
@@ -61,7 +61,8 @@ async fn a_refused_handshake_proves_that_nothing_was_sent() {
     let good = authority.certificate(&["127.0.0.1"]);
     let expired = authority.expired_certificate(&["127.0.0.1"]);
     let other = authority.certificate(&["other.test"]);
-    let (ours, theirs) = (identified(&authority, &authority), identified(&authority, &stranger));
+    let (ours, theirs) =
+        (with_client_certificate(&authority, &authority), with_client_certificate(&authority, &stranger));
     let clients = || TlsOptions { clients_of: Some(&authority), ..TlsOptions::default() };
     let clients12 = || TlsOptions { tls12: true, ..clients() };
     let ticketless = || TlsOptions { ticketless: true, ..clients() };
@@ -85,7 +86,7 @@ async fn a_refused_handshake_proves_that_nothing_was_sent() {
         let front = TlsFront::start(upstream.addr(), identity, options).await;
         let answer = send(&forwarder(&front.url(), http2, settings), post("k", "")).await;
         assert_eq!(
-            (answer.status().as_u16(), fate(&answer)),
+            (answer.status().as_u16(), hint_of(&answer)),
             (503, Some(ExecutionHint::NotExecuted)),
             "{words}"
         );
@@ -120,7 +121,7 @@ async fn a_server_that_does_not_speak_tls_is_told_apart() {
     for addr in [plain, refused.addr()] {
         let answer = send(&forwarder(&format!("https://{addr}"), false, &settings), post("k", "")).await;
         assert_eq!(
-            (answer.status().as_u16(), fate(&answer)),
+            (answer.status().as_u16(), hint_of(&answer)),
             (503, Some(ExecutionHint::NotExecuted)),
             "{addr}"
         );
@@ -144,7 +145,7 @@ async fn server_name_is_asked_for_and_checked_instead_of_the_host() {
     assert_eq!(host, Some(front.addr().to_string()), "the URL's, not the certificate's");
 }
 
-/// A server that refuses the client's certificate only after the request was sent: nothing is proven any more.
+/// A server that refuses the client's certificate after the request was sent: its refusal proves nothing.
 #[tokio::test]
 async fn a_refusal_after_the_request_was_sent_is_uncertain() {
     let authority = Authority::new();
@@ -155,7 +156,7 @@ async fn a_refusal_after_the_request_was_sent_is_uncertain() {
     let forwarder = forwarder(&format!("https://{relay}"), false, &trusting(&authority));
     let request = post("k", "").body(Full::from(vec![b'x'; HELD_BYTES])).unwrap();
     let answer = forwarder.oneshot(request).await.unwrap();
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(ExecutionHint::Uncertain)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (502, Some(ExecutionHint::Uncertain)));
     assert_eq!(upstream.total(), 0);
 }
 
@@ -169,8 +170,8 @@ async fn a_pooled_tls_connection_found_closed_costs_nothing() {
     assert_eq!(text(send(&forwarder, post("a", "cut=after")).await).await, "done");
     upstream.until(|t| t.closed == 1).await;
     let second = send(&forwarder, post("b", "status=201")).await;
-    // The close may cross the request on its way through the TLS server. Then it is uncertain, never sent twice.
-    match fate(&second) {
+    // The close may cross the request inside the TLS server. Then the outcome is uncertain; it is never sent twice.
+    match hint_of(&second) {
         None => assert_eq!((second.status().as_u16(), upstream.executions("b")), (201, 1)),
         Some(ExecutionHint::NotExecuted) => assert_eq!(upstream.executions("b"), 0),
         Some(ExecutionHint::Uncertain | ExecutionHint::Executed) => assert!(upstream.executions("b") <= 1),
@@ -191,12 +192,12 @@ async fn refused_streams_prove_the_same_over_tls() {
         ("goaway=below", ExecutionHint::NotExecuted, 0),
     ] {
         let answer = send(&forwarder, post(fixture, fixture)).await;
-        assert_eq!(fate(&answer), Some(proven), "{fixture}");
+        assert_eq!(hint_of(&answer), Some(proven), "{fixture}");
         assert_eq!(upstream.executions(fixture), executed, "{fixture}");
     }
 }
 
-/// Streams open on a connection that ALPN made HTTP/2 while it goes away.
+/// Streams open while a connection that ALPN made HTTP/2 receives GOAWAY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_race_with_a_goaway_over_tls_proves_what_is_not_so() {
     let authority = Authority::new();
@@ -217,8 +218,8 @@ fn trusting(authority: &Authority) -> TlsSettings {
     TlsSettings { roots: Some(Arc::new(roots)), ..TlsSettings::default() }
 }
 
-/// Trusts one authority, and has a client certificate of the other.
-fn identified(trusted: &Authority, signer: &Authority) -> TlsSettings {
+/// Settings that trust one authority and have a client certificate of the other.
+fn with_client_certificate(trusted: &Authority, signer: &Authority) -> TlsSettings {
     let TlsIdentity { certificate_pem, key_pem } = signer.certificate(&["gateway.test"]);
     let chain = vec![CertificateDer::from_pem_slice(certificate_pem.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).unwrap();
@@ -235,7 +236,7 @@ async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Respons
     forwarder.clone().oneshot(request.body(Full::<Bytes>::from("body")).unwrap()).await.unwrap()
 }
 
-fn fate(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
+fn hint_of(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
     answer.extensions().get().copied()
 }
 
@@ -244,8 +245,8 @@ async fn text(answer: Response<ForwardBody>) -> String {
     String::from_utf8_lossy(&body).into_owned()
 }
 
-/// Passes the client's first message on at once and holds what follows until [`HELD_BYTES`] have come, so that the
-/// server judges the client's certificate only after the request has left.
+/// A relay that passes the client's first message on at once and holds back the rest until [`HELD_BYTES`] have arrived, so
+/// that the server checks the client's certificate only after the request was sent.
 struct HoldingRelay;
 
 impl HoldingRelay {
@@ -261,18 +262,18 @@ impl HoldingRelay {
             let mut buffer = vec![0; 64 * 1024];
             let hello = from_client.read(&mut buffer).await.unwrap();
             to_server.write_all(&buffer[..hello]).await.unwrap();
-            let mut held = Vec::new();
-            while held.len() < HELD_BYTES {
+            let mut pending = Vec::new();
+            while pending.len() < HELD_BYTES {
                 let more = from_client.read(&mut buffer).await.unwrap();
-                held.extend_from_slice(&buffer[..more]);
+                pending.extend_from_slice(&buffer[..more]);
             }
-            to_server.write_all(&held).await.unwrap();
-            // An error means that the server has refused and gone.
+            to_server.write_all(&pending).await.unwrap();
+            // An error means that the server has refused and closed.
             let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
         });
         addr
     }
 }
 
-/// More than a handshake's second half, less than what a socket takes without its peer reading.
+/// Bytes that the relay holds back: more than the second half of a handshake, less than a socket buffers unread.
 const HELD_BYTES: usize = 16 * 1024;

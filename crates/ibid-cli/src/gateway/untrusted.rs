@@ -1,7 +1,7 @@
-//! Log lines about tenant fields that came from hops which may not set them.
+//! Logs tenant and forwarding fields that came from hops that may not set them.
 //!
-//! It is the first thing that goes wrong behind a proxy in another container: the field is stripped, every request gets
-//! 401, and only the address explains why. Anybody who can connect can cause such lines, so they are bounded.
+//! This is the first thing that goes wrong behind a proxy in another container: the field is stripped, every request gets
+//! 401, and only the address explains why. Any client can cause such lines, so they are bounded.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use http::HeaderName;
 use tokio::time::Instant;
 
-/// The addresses that were named in the log lately.
+/// The addresses that were logged recently.
 #[derive(Debug, Default)]
 pub(crate) struct UntrustedHops(Mutex<HashMap<IpAddr, Instant>>);
 
@@ -25,25 +25,26 @@ impl UntrustedHops {
     }
 
     fn is_due(&self, peer: IpAddr, now: Instant) -> bool {
-        let mut named = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if named.get(&peer).is_some_and(|at| now < *at + QUIET_FOR) {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.get(&peer).is_some_and(|at| now < *at + QUIET_FOR) {
             return false;
         }
-        if named.len() >= ADDRESSES_MAX {
-            named.retain(|_, at| now < *at + QUIET_FOR);
+        if logged.len() >= ADDRESSES_MAX {
+            logged.retain(|_, at| now < *at + QUIET_FOR);
         }
-        if named.len() >= ADDRESSES_MAX {
+        if logged.len() >= ADDRESSES_MAX {
             return false;
         }
-        named.insert(peer, now);
+        logged.insert(peer, now);
         true
     }
 }
 
-/// How long an address is not named again. The line is for an operator who reads the log, not for counting.
+/// Time in which an address is not logged again. The line is for an operator who reads the log, not for counting.
 const QUIET_FOR: Duration = Duration::from_secs(60);
 
-/// Addresses that are remembered, and so the lines a minute. A proxy fleet is far smaller; only an attacker has more.
+/// Most addresses that are remembered, and so the most lines per minute. A proxy fleet is far smaller; only an attacker
+/// has more.
 const ADDRESSES_MAX: usize = 256;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Upgrades of unguarded requests (WebSocket and others): once the upstream agrees, client and upstream talk to each
-//! other, and the gateway only carries bytes.
+//! Upgrades of unguarded requests (WebSocket and others): once the upstream agrees, the gateway only copies bytes between
+//! client and upstream.
 //!
-//! The tunnel belongs to the client's connection: it keeps the slots of that connection and of its request, and it is cut when a drain begins,
-//! because it has no end that a drain could wait for. It has no time-out: a quiet WebSocket is not stalled.
+//! The tunnel belongs to the client's connection and keeps the slots of that connection and of its request. It is cut when
+//! a drain starts, because it has no end that a drain could wait for. It has no time-out: a quiet WebSocket is not stalled.
 //!
-//! Guarded requests are never upgraded, and an upgrade to another version of HTTP is never passed on. The tunnel would
+//! Guarded requests are never upgraded, and an upgrade to another version of HTTP is never forwarded: the tunnel would
 //! carry requests that no guard has seen.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,17 +16,17 @@ use hyper_util::rt::TokioIo;
 use super::connections::Connection;
 use super::pass_slots::PassSlot;
 
-/// The protocols that a request may be upgraded to, as an extension of that request: an order to the forwarder to pass
-/// the wish on.
+/// The protocols that a request may be upgraded to. As an extension of the request, it makes the forwarder forward the
+/// upgrade.
 #[derive(Clone, Debug)]
 pub(crate) struct UpgradeTo(pub(crate) HeaderValue);
 
-/// Where a request leaves the tunnel that its connection is to become.
+/// Slot in which a request leaves the tunnel that its connection will become.
 #[derive(Default)]
 pub(crate) struct TunnelSlot(Mutex<Option<Tunnel>>);
 
 impl TunnelSlot {
-    /// The tunnel, once the connection has been upgraded.
+    /// Takes the tunnel out of the slot. There is one if the connection has been upgraded.
     pub(crate) fn take(&self) -> Option<Tunnel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -36,39 +36,40 @@ impl TunnelSlot {
     }
 }
 
-/// Two connections that are about to become one.
+/// The two connections of an upgrade: the client's and the upstream's.
 pub(crate) struct Tunnel {
     client: OnUpgrade,
     upstream: OnUpgrade,
-    /// The slot of the request, which the tunnel keeps.
+    /// The slot of the request, held until the tunnel ends.
     _slot: Arc<PassSlot>,
 }
 
 impl Tunnel {
-    /// Carries bytes both ways until both sides have ended.
+    /// Copies bytes both ways until both sides have ended.
     pub(crate) async fn run(self) {
         let (client, upstream) = match tokio::try_join!(self.client, self.upstream) {
             Ok(both) => both,
-            Err(error) => return tracing::debug!(%error, "an upgrade did not come about"),
+            Err(error) => return tracing::debug!(%error, "upgrade failed"),
         };
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
         if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut upstream).await {
-            tracing::debug!(%error, "a tunnel broke");
+            tracing::debug!(%error, "tunnel ended with an error");
         }
     }
 }
 
-/// A client's wish for an upgrade, with the client's side of the tunnel.
+/// A client's request for an upgrade, with the client's side of the tunnel.
 pub(crate) struct UpgradeRequest {
     connection: Arc<Connection>,
     client: OnUpgrade,
 }
 
 impl UpgradeRequest {
-    /// Takes the wish out of an unguarded request and marks the request for the forwarder; none if it has no wish that
-    /// is passed on.
+    /// Takes the client's side out of an unguarded request and marks the request for the forwarder.
+    ///
+    /// Returns `None` if the request asks for no upgrade that may be forwarded.
     pub(crate) fn take<B>(request: &mut Request<B>) -> Option<UpgradeRequest> {
-        let to = wanted(request.version(), request.headers())?;
+        let to = requested_protocols(request.version(), request.headers())?;
         let connection = Arc::clone(request.extensions().get::<Arc<Connection>>()?);
         // The connection can't be upgraded without it.
         request.extensions().get::<OnUpgrade>()?;
@@ -78,21 +79,21 @@ impl UpgradeRequest {
     }
 
     /// Joins the two sides if the upstream has agreed.
-    pub(crate) fn fulfil<B>(self, answer: &mut Response<B>, slot: Arc<PassSlot>) {
-        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let upstream = hyper::upgrade::on(answer);
+    pub(crate) fn fulfil<B>(self, response: &mut Response<B>, slot: Arc<PassSlot>) {
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let upstream = hyper::upgrade::on(response);
             self.connection.tunnel.put(Tunnel { client: self.client, upstream, _slot: slot });
         }
     }
 }
 
-/// The protocols that are asked for, if the request asks for an upgrade that may be passed on.
-fn wanted(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = super::forward::names_in(headers, header::CONNECTION).any(|name| name == "upgrade");
-    if version != Version::HTTP_11 || !asked {
+/// Returns the requested protocols, if the request asks for an upgrade that may be forwarded.
+fn requested_protocols(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
+    let has_option = super::forward::names_in(headers, header::CONNECTION).any(|name| name == "upgrade");
+    if version != Version::HTTP_11 || !has_option {
         return None;
     }
-    // Several lines are one list; more than one is unusual enough not to be guessed at.
+    // Several lines would form one list, but more than one line is too unusual to guess at.
     let mut lines = headers.get_all(header::UPGRADE).iter();
     let (Some(line), None) = (lines.next(), lines.next()) else { return None };
     let protocols: Vec<String> = super::forward::names_in(headers, header::UPGRADE).collect();
@@ -126,13 +127,17 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.insert(header::CONNECTION, HeaderValue::from_static(connection));
             headers.insert(header::UPGRADE, HeaderValue::from_static(upgrade));
-            assert_eq!(wanted(Version::HTTP_11, &headers).is_some(), passed, "{connection}: {upgrade}");
-            assert_eq!(wanted(Version::HTTP_2, &headers), None);
+            assert_eq!(
+                requested_protocols(Version::HTTP_11, &headers).is_some(),
+                passed,
+                "{connection}: {upgrade}"
+            );
+            assert_eq!(requested_protocols(Version::HTTP_2, &headers), None);
         }
         let mut twice = HeaderMap::new();
         twice.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         twice.append(header::UPGRADE, HeaderValue::from_static("websocket"));
         twice.append(header::UPGRADE, HeaderValue::from_static("echo"));
-        assert_eq!(wanted(Version::HTTP_11, &twice), None);
+        assert_eq!(requested_protocols(Version::HTTP_11, &twice), None);
     }
 }

@@ -1,4 +1,4 @@
-//! A bound on connections to the upstream: a connector that waits for a slot, and a stream that keeps it.
+//! A bound on connections to the upstream: a connector that waits for a slot, and a stream that holds it.
 
 use std::error::Error as StdError;
 use std::future::Future;
@@ -31,13 +31,13 @@ impl UpstreamConnections {
         UpstreamConnections { slots: Arc::new(Semaphore::new(max)), max, bound, wait_for: WAIT_FOR }
     }
 
-    /// The same slots for a client that waits for another time.
+    /// Returns the same slots with another time-out for the wait.
     #[cfg(test)]
     pub(crate) fn waiting_for(self, wait_for: Duration) -> UpstreamConnections {
         UpstreamConnections { wait_for, ..self }
     }
 
-    /// As many as the process may open, for a client that makes few requests.
+    /// Returns slots without a bound; meant for a client with few requests.
     pub(crate) fn unbounded() -> UpstreamConnections {
         UpstreamConnections::new(Semaphore::MAX_PERMITS, Bound::UpstreamConnections)
     }
@@ -54,18 +54,18 @@ impl UpstreamConnections {
         if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
             return Ok(slot);
         }
-        // Meanwhile the pool gives the request a connection that another one is done with, if there is one.
+        // Meanwhile, if another request ends, the pool gives its connection to this one.
         match tokio::time::timeout(self.wait_for, Arc::clone(&self.slots).acquire_owned()).await {
             Ok(slot) => Ok(slot.expect("the semaphore is never closed")),
             Err(_) => {
-                bounds::reached(self.bound);
+                bounds::count_reached(self.bound);
                 Err(NoConnectionFree)
             }
         }
     }
 }
 
-/// Every connection to the upstream was in use. It proves that nothing was sent.
+/// Error for a time-out because every connection to the upstream was in use. It proves that nothing was sent.
 #[derive(Debug, thiserror::Error)]
 #[error("every connection to the upstream is in use")]
 struct NoConnectionFree;
@@ -99,7 +99,7 @@ where
     }
 
     fn call(&mut self, to: Uri) -> Self::Future {
-        // The clone takes the place of the connector that was made ready, which is the one to be called.
+        // Call the connector that `poll_ready` was called on, and leave the clone in its place.
         let clone = self.connector.clone();
         let mut connector = std::mem::replace(&mut self.connector, clone);
         let connections = self.connections.clone();
@@ -159,5 +159,5 @@ impl<T: Write + Unpin> Write for BoundedStream<T> {
     }
 }
 
-/// How long a request waits for a connection, like the connecting itself: then it proves that nothing was sent.
+/// Time that a request waits for a slot: as long as connecting may take. Giving up then proves that nothing was sent.
 const WAIT_FOR: Duration = Duration::from_secs(5);

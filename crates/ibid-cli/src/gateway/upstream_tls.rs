@@ -1,8 +1,8 @@
-//! TLS to the upstream: whom the gateway trusts, as whom it connects, and how a failure is told.
+//! TLS to the upstream: trusted authorities, client certificate, and handshake.
 //!
 //! Every failure here happens before the first byte of a request is sent, so the forwarder takes it as proof that
 //! nothing was executed. One case needs care. In TLS 1.3 a client has finished the handshake before the server has
-//! looked at the client's certificate, and the server's refusal may arrive after the request was sent, when it no
+//! checked the client's certificate, and the server's refusal may arrive after the request was sent, when it no
 //! longer proves anything. Therefore a connection whose server asked for a certificate is handed over only after the
 //! server's verdict, or after [`VERDICT_MAX`]; see [`await_verdict`].
 
@@ -25,25 +25,25 @@ use tokio_rustls::client::TlsStream;
 
 use super::tls_failure::TlsFailure;
 
-/// The contents of `[upstream_tls]`, read and checked. The default is the system's roots and no client certificate.
+/// The parsed and checked `[upstream_tls]`. The default is the system's roots and no client certificate.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TlsSettings {
     /// Authorities to trust instead of the system's.
     pub(crate) roots: Option<Arc<RootCertStore>>,
     /// The client certificate with its key.
     pub(crate) identity: Option<Arc<CertifiedKey>>,
-    /// The name to ask for and to check, if it is not the URL's host.
+    /// The name to send (SNI) and to check, if it is not the URL's host.
     pub(crate) server_name: Option<ServerName<'static>>,
 }
 
 /// The application protocols that a connection offers (ALPN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offer {
-    /// HTTP/2 where the upstream takes it, HTTP/1.1 otherwise.
+    /// HTTP/2 if the upstream accepts it, HTTP/1.1 otherwise.
     Either,
     /// HTTP/2 or no connection.
     Http2Only,
-    /// HTTP/1.1, as an upgrade needs it.
+    /// HTTP/1.1 only, which an upgrade needs.
     Http1Only,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct UpstreamTls {
 }
 
 impl UpstreamTls {
-    /// A client for the upstream on `host`, which may be a name or an address.
+    /// Returns a client for the upstream on `host`, which may be a name or an address.
     pub(crate) fn new(
         host: &str,
         settings: &TlsSettings,
@@ -89,24 +89,24 @@ impl UpstreamTls {
         Ok(UpstreamTls { config: Arc::new(config), server_name, offer, declined_http2: Arc::default() })
     }
 
-    /// The same client with another offer.
+    /// Returns a client that differs from this one only in its offer.
     pub(crate) fn offering(&self, offer: Offer) -> UpstreamTls {
         let mut config = ClientConfig::clone(&self.config);
         config.alpn_protocols = offer.protocols();
         UpstreamTls { config: Arc::new(config), offer, ..self.clone() }
     }
 
-    /// Becomes true once the upstream was offered HTTP/2 and did not take it.
+    /// Returns a flag that becomes `true` when the upstream is offered HTTP/2 and does not choose it.
     pub(crate) fn declined_http2(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.declined_http2)
     }
 
-    /// The name that the upstream's certificate must be for.
+    /// Returns the name that the upstream's certificate must be for.
     pub(crate) fn server_name(&self) -> &ServerName<'static> {
         &self.server_name
     }
 
-    /// Speaks TLS on a fresh connection. An error proves that no byte of a request was sent.
+    /// Performs the TLS handshake on a new connection. An error proves that no byte of a request was sent.
     pub(crate) async fn handshake(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, TlsFailure> {
         let failed = |error: io::Error| TlsFailure::explain(&error, &self.server_name);
         let started = Instant::now();
@@ -125,7 +125,7 @@ impl UpstreamTls {
             Ok(tls)
         };
         let tls = match tokio::time::timeout(HANDSHAKE_FOR, shake).await {
-            Ok(shaken) => shaken.map_err(failed)?,
+            Ok(result) => result.map_err(failed)?,
             Err(_) => return Err(TlsFailure::too_slow(HANDSHAKE_FOR)),
         };
         if self.offer == Offer::Http2Only && !speaks_http2(&tls) {
@@ -138,17 +138,17 @@ impl UpstreamTls {
     }
 }
 
-/// Whether the two sides agreed on HTTP/2.
+/// Returns whether the two sides agreed on HTTP/2.
 pub(crate) fn speaks_http2(tls: &TlsStream<TcpStream>) -> bool {
     tls.get_ref().1.alpn_protocol() == Some(HTTP2)
 }
 
-/// The provider of cryptography, the same as for PostgreSQL.
+/// Returns the cryptography provider, the same as for PostgreSQL.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// TLS that can't be set up: nothing was tried yet.
+/// The reason why TLS can't be set up. No connection was attempted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsSetupError {
     #[error("`{0}` is neither a host name nor an address, so no certificate can be for it")]
@@ -161,17 +161,17 @@ pub(crate) enum TlsSetupError {
 
 fn system_roots() -> Result<RootCertStore, TlsSetupError> {
     let mut roots = RootCertStore::empty();
-    let found: Vec<CertificateDer<'static>> = rustls_native_certs::load_native_certs().certs;
-    let (taken, _) = roots.add_parsable_certificates(found);
-    if taken == 0 { Err(TlsSetupError::NoRoots) } else { Ok(roots) }
+    let certificates: Vec<CertificateDer<'static>> = rustls_native_certs::load_native_certs().certs;
+    let (added, _) = roots.add_parsable_certificates(certificates);
+    if added == 0 { Err(TlsSetupError::NoRoots) } else { Ok(roots) }
 }
 
-/// Waits until the server has accepted or refused the client's certificate, or the time for that is over.
+/// Waits until the server has accepted or refused the client's certificate, or until a time-out.
 ///
 /// The server may send a session ticket only after it has checked the client's `Finished` message, and so the
 /// certificate before it (RFC 8446, 4.6.1). A refusal is an alert or a close. Both arrive one round trip after the end
-/// of our handshake, which itself took at least one. A server that sends no tickets says nothing: the wait ends
-/// with its time, and a refusal that comes after that leaves the request's outcome unknown.
+/// of our handshake, which itself took at least one. A server without tickets sends no sign of acceptance: the wait times
+/// out, and a refusal that arrives later leaves the request's outcome unknown.
 async fn await_verdict(tls: &mut TlsStream<TcpStream>, handshake: Duration) -> io::Result<()> {
     let verdict = async {
         let (tcp, session) = tls.get_mut();
@@ -189,7 +189,7 @@ async fn await_verdict(tls: &mut TlsStream<TcpStream>, handshake: Duration) -> i
             if state.peer_has_closed() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // The first frames of HTTP/2. They stay in the session for their reader.
+            // The server's first HTTP/2 frames. They stay in the session until the HTTP client reads them.
             if state.plaintext_bytes_to_read() > 0 {
                 break;
             }
@@ -200,7 +200,7 @@ async fn await_verdict(tls: &mut TlsStream<TcpStream>, handshake: Duration) -> i
     tokio::time::timeout(wait, verdict).await.unwrap_or(Ok(()))
 }
 
-/// Returns the bytes that can be read from a socket right now.
+/// A reader of the bytes that a socket has available right now.
 struct TryRead<'a>(&'a TcpStream);
 
 impl io::Read for TryRead<'_> {
@@ -209,14 +209,14 @@ impl io::Read for TryRead<'_> {
     }
 }
 
-/// The client's certificate, if there is one. It also notes that the server asked.
+/// The client's certificate, if there is one. Also records that the server asked for it.
 #[derive(Debug)]
 struct ClientIdentity(Option<Arc<CertifiedKey>>);
 
 impl ResolvesClientCert for ClientIdentity {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        // Called within the poll of the handshake that it belongs to. A resolver per connection could hold the note
-        // itself, but rustls resumes a session only under the resolver that the session began with.
+        // rustls calls this within the poll of its handshake, so a task-local works. A resolver per connection could hold
+        // the flag itself, but rustls resumes a session only under the resolver that the session began with.
         let _ = CLIENT_CERTIFICATE_ASKED.try_with(|asked| asked.set(true));
         self.0.clone()
     }
@@ -243,12 +243,12 @@ impl Offer {
 const HTTP1: &[u8] = b"http/1.1";
 const HTTP2: &[u8] = b"h2";
 
-/// How long a handshake may take after the connection was made: as long as the connection itself may. Giving up now
-/// still proves that nothing was sent.
+/// Time-out of the handshake after the TCP connection was made: the same as for connecting. Giving up here still proves
+/// that nothing was sent.
 const HANDSHAKE_FOR: Duration = Duration::from_secs(5);
 
-/// Bounds of the wait for a server's verdict on the client's certificate. Between them it is three times as long as the
-/// handshake was. A verdict on the same host arrives within milliseconds even if the machine is busy, and one from the
-/// other end of the world within a second; a server that never sends one delays each new connection by this much.
+/// Bounds of the wait for a server's verdict on the client's certificate. Between them, the wait is three times as long as
+/// the handshake was. A verdict on the same host arrives within milliseconds even if the machine is busy, and one from the
+/// other end of the world within a second. A server that never sends one delays each new connection by this much.
 const VERDICT_MIN: Duration = Duration::from_millis(50);
 const VERDICT_MAX: Duration = Duration::from_secs(1);

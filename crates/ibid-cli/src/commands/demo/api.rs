@@ -1,8 +1,8 @@
-//! The example payments API: small, and as naive as the APIs that need a gateway. It knows nothing of keys but
-//! that it shows, in its list, under which one a payment came.
+//! The example payments API: small, and as naive as the APIs that need a gateway. It ignores keys, except that its list
+//! shows the key of each payment.
 //!
 //! `"simulate"` in a payment makes it misbehave: `"slow"` takes two seconds, `"lost"` takes the money and cuts the
-//! connection before the answer is whole.
+//! connection in the middle of the response.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -32,15 +32,15 @@ pub(super) async fn serve(listener: TcpListener) {
     server::serve(listener, service, ServerLimits::default(), pending()).await;
 }
 
-/// An answer that is there at once, or is cut.
+/// A response body that is complete at once, or cut.
 pub(super) type ApiBody = StreamBody<Once<Ready<Result<Frame<Bytes>, Cut>>>>;
 
-/// Ends a connection in the midst of an answer.
+/// Error that ends a connection in the middle of a response.
 #[derive(Debug, thiserror::Error)]
-#[error("the answer is lost, as was asked for")]
+#[error("the response is cut, as requested")]
 pub(super) struct Cut;
 
-/// The payments that were made.
+/// The payments made so far.
 #[derive(Clone, Default)]
 struct Books(Arc<Mutex<Page>>);
 
@@ -56,27 +56,32 @@ impl Books {
             (&Method::POST, "/payments") => self.pay(request).await,
             (&Method::GET, "/payments") => {
                 let page = self.page();
-                // One payment a line, for a person to count.
+                // One payment per line, so that they are easy to count.
                 let lines: Vec<_> = page.latest.iter().map(Value::to_string).collect();
                 let list = lines.join(",\n  ");
-                told(StatusCode::OK, format!("{{\"count\":{},\"payments\":[\n  {list}\n]}}", page.count))
+                json_response(
+                    StatusCode::OK,
+                    format!("{{\"count\":{},\"payments\":[\n  {list}\n]}}", page.count),
+                )
             }
-            _ => refused(StatusCode::NOT_FOUND, "there is only /payments"),
+            _ => error_response(StatusCode::NOT_FOUND, "there is only /payments"),
         }
     }
 
     async fn pay(&self, request: Request<Incoming>) -> Response<ApiBody> {
         let key = request.headers().get("idempotency-key").cloned();
         let Ok(body) = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await else {
-            return refused(StatusCode::BAD_REQUEST, "the body can't be read");
+            return error_response(StatusCode::BAD_REQUEST, "the body can't be read");
         };
-        let asked: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-        let (Some(customer), Some(amount), Some(currency)) =
-            (asked["customerId"].as_str(), asked["amountCents"].as_u64(), asked["currency"].as_str())
-        else {
-            return refused(StatusCode::BAD_REQUEST, "needs customerId, amountCents and currency");
+        let payment_request: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+        let (Some(customer), Some(amount), Some(currency)) = (
+            payment_request["customerId"].as_str(),
+            payment_request["amountCents"].as_u64(),
+            payment_request["currency"].as_str(),
+        ) else {
+            return error_response(StatusCode::BAD_REQUEST, "needs customerId, amountCents and currency");
         };
-        if asked["simulate"] == "slow" {
+        if payment_request["simulate"] == "slow" {
             tokio::time::sleep(SLOW_FOR).await;
         }
         let payment = {
@@ -94,29 +99,29 @@ impl Books {
             }
             payment
         };
-        match asked["simulate"] == "lost" {
-            true => lost(),
-            false => told(StatusCode::CREATED, payment.to_string()),
+        match payment_request["simulate"] == "lost" {
+            true => cut_response(),
+            false => json_response(StatusCode::CREATED, payment.to_string()),
         }
     }
 
     fn page(&self) -> MutexGuard<'_, Page> {
-        // Nothing in here panics half-way through a payment.
+        // No code panics between the changes of one payment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-pub(super) fn refused(status: StatusCode, why: &str) -> Response<ApiBody> {
-    told(status, json!({ "error": why }).to_string())
+pub(super) fn error_response(status: StatusCode, why: &str) -> Response<ApiBody> {
+    json_response(status, json!({ "error": why }).to_string())
 }
 
-pub(super) fn told(status: StatusCode, mut text: String) -> Response<ApiBody> {
+pub(super) fn json_response(status: StatusCode, mut text: String) -> Response<ApiBody> {
     text.push('\n');
     answer(status, text.len(), Ok(Frame::data(Bytes::from(text))))
 }
 
-/// The head of an answer whose body never comes.
-pub(super) fn lost() -> Response<ApiBody> {
+/// Returns a response whose connection is cut before its body.
+pub(super) fn cut_response() -> Response<ApiBody> {
     answer(StatusCode::CREATED, 1, Err(Cut))
 }
 
@@ -129,11 +134,11 @@ fn answer(status: StatusCode, length: usize, body: Result<Frame<Bytes>, Cut>) ->
     response
 }
 
-/// Long enough to send a duplicate by hand, and shorter than a duplicate is made to wait.
+/// Duration of a slow payment: long enough to send a duplicate by hand, and shorter than the wait of a duplicate.
 const SLOW_FOR: Duration = Duration::from_secs(2);
 
-/// A payment has four fields.
+/// Largest request body; a payment has four fields.
 pub(super) const BODY_BYTES_MAX: usize = 16 << 10;
 
-/// A demo is looked at, so its list is bounded by what a person reads.
+/// Most payments in the list: no reader of a demo looks at more.
 const LATEST_MAX: usize = 100;

@@ -11,14 +11,14 @@ use super::{processor, reachable};
 use crate::gateway::bind;
 use crate::output::Failure;
 
-/// The running application.
+/// The running application with its processor.
 pub(super) struct Application {
     payments: Server,
     processor_address: SocketAddr,
 }
 
 impl Application {
-    /// Starts both. They listen when this returns. After `stop` the application accepts no more requests; the processor
+    /// Starts both. Both listen when this returns. After `stop` the application accepts no more requests; the processor
     /// runs as long as the runtime, so that a charge in flight still gets its response.
     pub(super) async fn start(
         processor_at: SocketAddr,
@@ -47,9 +47,9 @@ impl Application {
     }
 
     /// Waits until the application has stopped.
-    pub(super) async fn ended(self) -> Result<(), Failure> {
-        let ended = self.payments.ended.await.map_err(Into::into).flatten();
-        ended.map_err(|error| Failure::world("the payments API failed").because_of(&*error))
+    pub(super) async fn wait_for_end(self) -> Result<(), Failure> {
+        let result = self.payments.ended.await.map_err(Into::into).flatten();
+        result.map_err(|error| Failure::world("the payments API failed").because_of(&*error))
     }
 }
 
@@ -74,14 +74,15 @@ fn cannot_set_up<E: std::error::Error + 'static>(error: &E) -> Failure {
     Failure::world("the demo can't be set up").because_of(error)
 }
 
-/// The only token, of the only account.
+/// The token of the only account.
 pub(super) const TOKEN: &str = "sk_demo";
 
-/// No attempt lapses in the demo. A third of it is how long the worker waits for the processor.
+/// Lease of the application: long enough that no attempt lapses in the demo. The worker waits a third of it for the
+/// processor.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// The default of `payments`.
+/// Sweep interval, the default of `payments`.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// Short, because the reader waits for the second try, which is due after about a second.
+/// Poll interval of the worker: short, because the reader waits for the second try, which is due after about a second.
 const POLL_EVERY: Duration = Duration::from_millis(200);

@@ -1,5 +1,5 @@
-//! The demo's card processor. It charges once per key, and cuts the connection at the first request for each charge: the
-//! fault that loses money.
+//! The demo's card processor. It charges once per key, and cuts the connection at the first request for each charge, which
+//! is the fault that leads to double charges.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::api::{ApiBody, BODY_BYTES_MAX, lost, refused, told};
+use super::api::{ApiBody, BODY_BYTES_MAX, cut_response, error_response, json_response};
 use crate::gateway::server::{self, ServerLimits};
 
 /// Serves the processor for as long as it is polled.
@@ -24,7 +24,7 @@ pub(super) async fn serve(listener: TcpListener) {
     server::serve(listener, service, ServerLimits::default(), pending()).await;
 }
 
-/// The number of requests, and the charges that were made.
+/// The number of requests, and the charges made so far.
 #[derive(Clone, Default)]
 struct Charges(Arc<Mutex<(u64, Vec<Value>)>>);
 
@@ -37,16 +37,16 @@ impl Charges {
                 let (requests, charges) = &*page;
                 let key = request.uri().query().and_then(|query| query.strip_prefix("idempotency_key="));
                 match key.map(|key| charges.iter().find(|charge| charge["idempotencyKey"] == key)) {
-                    Some(Some(charge)) => told(StatusCode::OK, charge.to_string()),
-                    Some(None) => refused(StatusCode::NOT_FOUND, "no charge under this key"),
+                    Some(Some(charge)) => json_response(StatusCode::OK, charge.to_string()),
+                    Some(None) => error_response(StatusCode::NOT_FOUND, "no charge under this key"),
                     None => {
                         let list =
                             json!({ "requests": requests, "count": charges.len(), "charges": charges });
-                        told(StatusCode::OK, list.to_string())
+                        json_response(StatusCode::OK, list.to_string())
                     }
                 }
             }
-            _ => refused(StatusCode::NOT_FOUND, "there is only /charges"),
+            _ => error_response(StatusCode::NOT_FOUND, "there is only /charges"),
         }
     }
 
@@ -54,26 +54,27 @@ impl Charges {
         let key =
             request.headers().get("idempotency-key").and_then(|key| key.to_str().ok()).map(str::to_owned);
         let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await;
-        let asked = body.ok().and_then(|body| serde_json::from_slice::<Value>(&body.to_bytes()).ok());
-        let (Some(key), Some(mut charge @ Value::Object(_))) = (key, asked) else {
-            return refused(StatusCode::BAD_REQUEST, "needs a key and a JSON object");
+        let charge_request =
+            body.ok().and_then(|body| serde_json::from_slice::<Value>(&body.to_bytes()).ok());
+        let (Some(key), Some(mut charge @ Value::Object(_))) = (key, charge_request) else {
+            return error_response(StatusCode::BAD_REQUEST, "needs a key and a JSON object");
         };
         let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (requests, charges) = &mut *page;
         *requests += 1;
         if let Some(made) = charges.iter().find(|made| made["idempotencyKey"] == key.as_str()) {
-            return told(StatusCode::CREATED, made.to_string());
+            return json_response(StatusCode::CREATED, made.to_string());
         }
         if charges.len() >= CHARGES_MAX {
-            return refused(StatusCode::INSUFFICIENT_STORAGE, "the demo has made enough charges");
+            return error_response(StatusCode::INSUFFICIENT_STORAGE, "the demo has made enough charges");
         }
         charge["chargeId"] = format!("ch_{}", charges.len() + 1).into();
         charge["status"] = "succeeded".into();
         charge["idempotencyKey"] = key.into();
         charges.push(charge);
-        lost()
+        cut_response()
     }
 }
 
-/// More than anyone pays by hand.
+/// Most charges of one demo: more than anyone makes by hand.
 const CHARGES_MAX: usize = 10_000;

@@ -1,11 +1,11 @@
-//! What the demo prints: a shell script of comments, and of commands that do what the comment above them says.
+//! The text that the demo prints: a shell script in which each command does what the comment above it says.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use super::application::TOKEN;
 
-/// What runs where.
+/// The addresses and names of everything that runs.
 pub(super) struct Scene {
     pub(super) public: SocketAddr,
     pub(super) admin: SocketAddr,
@@ -21,7 +21,7 @@ impl Scene {
     pub(super) fn script(&self) -> String {
         let mut script = Script(format!(
             "# ibid demo. Paste these lines into another terminal, in their order.\n\
-             #   {}  the gateway, before an example payments API on {}\n\
+             #   {}  the gateway, in front of an example payments API on {}\n\
              #   {}  the gateway's admin pages\n\
              #   {}  the reference application: payments and rides, with an outbox\n\
              #   {}  a simulated card processor: it takes the money and cuts the connection\n\
@@ -29,7 +29,7 @@ impl Scene {
             self.public, self.api, self.admin, self.payments, self.provider
         ));
         for taken in &self.taken {
-            script.says(&format!("{taken} is taken by another program, so a free port was chosen."));
+            script.says(&format!("{taken} is in use by another program, so a free port was chosen."));
         }
         self.gateway(&mut script);
         self.application(&mut script);
@@ -37,7 +37,7 @@ impl Scene {
         script.0
     }
 
-    /// An API that knows nothing of keys, and the gateway before it.
+    /// Adds the part about an API that knows nothing of keys, behind the gateway.
     fn gateway(&self, script: &mut Script) {
         let Scene { public, admin, ibid, store, .. } = self;
         script.chapter("An API that knows nothing of keys, behind the gateway.");
@@ -50,7 +50,7 @@ impl Scene {
             first,
         );
         script.act(
-            "The same key for another amount. 422: neither answered from the store nor sent on.",
+            "The same key for another amount. 422: neither replayed nor forwarded.",
             self.pay_guarded("order-1", r#"{"customerId":"ann","amountCents":9900,"currency":"EUR"}"#),
         );
         let slow = r#"{"customerId":"bob","amountCents":1500,"currency":"EUR","simulate":"slow"}"#;
@@ -62,44 +62,46 @@ impl Scene {
         let lost = r#"{"customerId":"cat","amountCents":7700,"currency":"EUR","simulate":"lost"}"#;
         let lost = self.pay_guarded("order-3", lost);
         script.act(
-            "A lost answer: the API takes the money and cuts the connection. 502 `outcome-unknown`.",
+            "A lost response: the API takes the money and cuts the connection. 502 `outcome-unknown`.",
             lost.clone(),
         );
-        script
-            .act("The retry. 409 `outcome-unknown`: nobody knows, so nobody is charged twice.", lost.clone());
         script.act(
-            "What was really paid: 7 requests came, 3 payments were made, one for each key.",
-            format!("curl -sS {}", quoted(&format!("http://{public}/payments"))),
+            "The retry. 409 `outcome-unknown`: ibid can't know the outcome, so it does not charge twice.",
+            lost.clone(),
         );
         script.act(
-            "What a client may ask about its own key: the unknown one.",
+            "The payments that were made: 3 for 7 requests, one for each key.",
+            format!("curl -sS {}", quote(&format!("http://{public}/payments"))),
+        );
+        script.act(
+            "A client may ask for the state of its key: the unknown one.",
             self.look("/.ibid/keys/order-3?method=POST&path=/payments"),
         );
         script.act(
-            "What the gateway counted.",
-            format!("curl -sS {} | grep '^ibid_reserve'", quoted(&format!("http://{admin}/metrics"))),
+            "The gateway's counters.",
+            format!("curl -sS {} | grep '^ibid_reserve'", quote(&format!("http://{admin}/metrics"))),
         );
-        script.act("What an operator sees.", format!("{ibid} keys list --store {}", quoted(store)));
+        script.act("The operator's view.", format!("{ibid} keys list --store {}", quote(store)));
     }
 
-    /// The library inside of an application, and a processor that fails at first.
+    /// Adds the part about the library inside an application, and a processor that fails at first.
     fn application(&self, script: &mut Script) {
         let Scene { payments, provider, .. } = self;
         script.chapter("The reference application: the library in axum, with its own tables and an outbox.");
         let first =
             self.ask("payments", "order-1", r#"{"customerId":"dan","amountCents":4200,"currency":"EUR"}"#);
         script.act(
-            "A payment. 201 `pending`: the payment, its answer and the charge still to be made were\n\
-             committed together; the processor had not been asked yet.",
+            "A payment. 201 `pending`: the payment, its response and the charge still to be made were\n\
+             committed together; the processor had not been called yet.",
             first.clone(),
         );
-        let url = quoted(&format!("http://{payments}/payments?customerId=dan"));
+        let url = quote(&format!("http://{payments}/payments?customerId=dan"));
         script.act(
-            "The processor takes the money and cuts the connection. The worker asks again under the\n\
-             same key, a little later. `succeeded`, with the charge's id.",
+            "The processor takes the money and cuts the connection. A little later the worker retries\n\
+             under the same key. `succeeded`, with the charge's id.",
             format!("until curl -sS {} {url} | grep '\"succeeded\"'; do sleep 0.2; done", token()),
         );
-        script.act("The client's retry. The first answer again, and `idempotent-replayed: true`.", first);
+        script.act("The client's retry. The first response again, and `idempotent-replayed: true`.", first);
         script.act(
             "The same key for another amount. 422.",
             self.ask("payments", "order-1", r#"{"customerId":"dan","amountCents":9900,"currency":"EUR"}"#),
@@ -110,33 +112,33 @@ impl Scene {
         );
         let ride = self.ask("rides", "ride-1", ride);
         script.act(
-            "A ride asks the processor itself, between two transactions. The money is taken, the\n\
-             connection cut. 503: the ride is booked, and whether it is paid is not known.",
+            "A ride calls the processor itself, between two transactions. The processor takes the money\n\
+             and cuts the connection. 503: the ride is booked, and whether it is paid is not known.",
             ride.clone(),
         );
-        script.act("The retry goes on after the last phase that was committed. 201 with a receipt.", ride);
+        script.act("The retry continues after the last committed phase. 201 with a receipt.", ride);
         script.act(
-            "What the processor did: 4 requests for charges came, 2 charges were made.",
-            format!("curl -sS -w '\\n' {}", quoted(&format!("http://{provider}/charges"))),
+            "The processor's charges: 2 for 4 requests.",
+            format!("curl -sS -w '\\n' {}", quote(&format!("http://{provider}/charges"))),
         );
     }
 
-    /// A payment through the gateway.
+    /// Returns the command for a payment through the gateway.
     fn pay_guarded(&self, key: &str, body: &str) -> String {
         post(&format!("http://{}/payments", self.public), "", key, body)
     }
 
-    /// A payment or a ride of the application's one account.
+    /// Returns the command for a payment or a ride of the application's one account.
     fn ask(&self, what: &str, key: &str, body: &str) -> String {
         post(&format!("http://{}/{what}", self.payments), &format!("{} ", token()), key, body)
     }
 
     fn look(&self, path: &str) -> String {
-        format!("curl -sS -w '\\n' {}", quoted(&format!("http://{}{path}", self.public)))
+        format!("curl -sS -w '\\n' {}", quote(&format!("http://{}{path}", self.public)))
     }
 }
 
-/// The script as it grows.
+/// The text of the script so far.
 struct Script(String);
 
 impl Script {
@@ -158,24 +160,24 @@ impl Script {
     }
 }
 
-/// A request with a key, and all that comes back.
+/// Returns the command for a request with a key, which prints the whole response.
 fn post(url: &str, more: &str, key: &str, body: &str) -> String {
-    // The last line of an answer has no end of its own, and a prompt behind it is hard to read.
+    // The last line of a response has no line end, and a prompt right behind it is hard to read.
     format!(
         "curl -sS -i -w '\\n' {} {more}-H 'Idempotency-Key: \"{key}\"' \
          -H 'Content-Type: application/json' -d {}",
-        quoted(url),
-        quoted(body)
+        quote(url),
+        quote(body)
     )
 }
 
-/// Who asks, for curl.
+/// Returns curl's argument for the account's token.
 fn token() -> String {
     format!("-H 'Authorization: Bearer {TOKEN}'")
 }
 
-/// One word to a shell.
-pub(super) fn quoted(text: &str) -> String {
+/// Quotes a text so that it is one word to a shell.
+pub(super) fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -185,6 +187,6 @@ mod tests {
 
     #[test]
     fn a_word_stays_one_word_whatever_is_in_it() {
-        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+        assert_eq!(quote("it's $HOME"), r"'it'\''s $HOME'");
     }
 }

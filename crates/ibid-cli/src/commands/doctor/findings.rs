@@ -1,10 +1,10 @@
-//! What the facts about a store mean to whoever runs it. Pure: facts in, findings out.
+//! Interprets the facts about a store for its operator. Pure: facts in, findings out.
 
 use ibid::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
 
 use crate::output::Failure;
 
-/// One line of the doctor's.
+/// One line of the doctor's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) check: &'static str,
@@ -13,16 +13,16 @@ pub(super) struct Finding {
     pub(super) meaning: String,
 }
 
-/// How it is with one check.
+/// Grade of one check, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grade {
-    /// As it should be.
+    /// The check found no problem.
     Ok,
-    /// It can't be told from here; no reason to worry, and none not to.
+    /// The check can't see the fact from here, so it says nothing.
     Unseen,
-    /// ibid works, and promises less than it could, or a person is needed.
+    /// ibid works but promises less than it could, or an operator is needed.
     Warning,
-    /// ibid refuses to start on it, or can't go on.
+    /// ibid refuses to start on it, or can't continue.
     Bad,
 }
 
@@ -36,13 +36,13 @@ impl Grade {
         }
     }
 
-    /// Whether the answer to "is all well?" is no.
+    /// Returns whether this grade makes the command fail.
     pub(super) fn is_amiss(self) -> bool {
         matches!(self, Grade::Warning | Grade::Bad)
     }
 }
 
-/// All findings, in the order in which a person would look.
+/// Returns all findings, in the order in which an operator would check.
 pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
     let mut findings = vec![
         software(checkup),
@@ -71,7 +71,7 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
     findings
 }
 
-/// The only finding about a store that can't be looked at.
+/// Returns the only finding about a store that can't be reached.
 pub(super) fn unreachable(failure: &Failure) -> Finding {
     let cause = failure.cause.clone().unwrap_or_default();
     line("store", Grade::Bad, cause, "nothing is executed without the store: clients get 503")
@@ -127,7 +127,7 @@ fn clock(gap: Option<ClockGap>) -> Finding {
     let apart_us = ahead_us.unsigned_abs();
     let millis = |us: u64| format!("{}.{} ms", us / 1000, us % 1000 / 100);
     let side = if ahead_us < 0 { "behind" } else { "ahead of" };
-    // What is within the time that the question took may be no difference at all.
+    // A gap no larger than the round trip may be no gap at all.
     let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
     let found =
         format!("the store is {} {side} this node, give or take {}", millis(apart_us), millis(within_us));
@@ -205,7 +205,7 @@ fn replication(standbys: &Standbys) -> Finding {
             "no standby",
             "if the disk of the only server is lost, so are its records: keep backups, or add a synchronous standby",
         ),
-        // Nobody could be synchronous without being named.
+        // No standby can be synchronous without being named in the setting.
         (_, true) => line(
             check,
             Grade::Warning,
@@ -296,11 +296,11 @@ fn open_cases(cases: Option<OpenCases>) -> Finding {
             found,
             "unknown records are not dead letters yet: `ibid keys list --state unknown`",
         ),
-        _ => line(check, Grade::Warning, found, "a person must look: nobody retries these by themselves"),
+        _ => line(check, Grade::Warning, found, "an operator must look: nothing retries these automatically"),
     }
 }
 
-/// Above this a log line of one can't be matched with one of the other by eye, and something is wrong with a clock.
+/// Largest acceptable gap of the clocks. Above it, log lines of the two can't be matched by eye, and a clock is wrong.
 const CLOCK_APART_US_MAX: u64 = 1_000_000;
 
 #[cfg(test)]

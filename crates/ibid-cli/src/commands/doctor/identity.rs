@@ -4,7 +4,7 @@ use ibid::identity::{IdentityPhase, IdentitySetting};
 
 use super::findings::{Finding, Grade, line};
 
-/// The finding about the stored text.
+/// Returns the finding about the stored identity.
 pub(super) fn of(text: Option<&[u8]>) -> Finding {
     let check = "identity";
     let setting = match text.map(IdentitySetting::parse) {

@@ -1,4 +1,4 @@
-//! Leases beside how long runs took: pure, figures in, one finding out.
+//! Compares leases with the duration of runs. Pure: figures in, one finding out.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use ibid::store::runs::Runs;
 use super::findings::{Finding, Grade, line};
 use crate::config::units::show_duration;
 
-/// Whether every lease is long enough for the runs under it.
+/// Checks that every lease is long enough for the runs under it.
 pub(super) fn of(runs: Option<&[Runs]>) -> Finding {
     let check = "lease";
     let Some(runs) = runs else {
         return line(check, Grade::Unseen, "not looked at", "the tables are not as they should be");
     };
     let mut known: Vec<&Runs> = runs.iter().filter(|runs| runs.count >= RUNS_MIN).collect();
-    // The tightest first.
+    // The tightest lease first.
     known.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
     let tight: Vec<&Runs> = known.iter().copied().filter(|runs| runs.lease < runs.p99 * TIMES_MIN).collect();
     match (&tight[..], known.first()) {
@@ -23,12 +23,12 @@ pub(super) fn of(runs: Option<&[Runs]>) -> Finding {
             line(check, Grade::Unseen, found, "nothing to compare leases with yet")
         }
         ([], Some(tightest)) => {
-            line(check, Grade::Ok, words(tightest), "at least three times what runs take")
+            line(check, Grade::Ok, describe(tightest), "at least three times what runs take")
         }
         (tight, _) => {
-            let found = tight.iter().map(|runs| words(runs)).collect::<Vec<_>>().join("; ");
+            let found = tight.iter().map(|runs| describe(runs)).collect::<Vec<_>>().join("; ");
             let wanted = tight.iter().map(|runs| runs.p99 * TIMES_MIN).max().unwrap_or_default();
-            // Whole seconds, rounded up: nobody sets 14.1 s.
+            // Whole seconds, rounded up: 14.1 s would be an odd setting.
             let wanted = Duration::from_secs(wanted.as_millis().div_ceil(1000) as u64);
             let meaning = format!(
                 "such runs live by renewals alone, and a pause of the store or the node ends in `unknown`: set `lease` to \
@@ -40,7 +40,7 @@ pub(super) fn of(runs: Option<&[Runs]>) -> Finding {
     }
 }
 
-fn words(runs: &Runs) -> String {
+fn describe(runs: &Runs) -> String {
     let Runs { example, has_others, count, p99, lease } = runs;
     let others = if *has_others { " and others" } else { "" };
     let lease = show_duration(*lease);
@@ -51,10 +51,11 @@ fn ratio(runs: &Runs) -> f64 {
     runs.p99.as_secs_f64() / runs.lease.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-/// Renewed at a third of the lease, an attempt may miss one renewal and still has time for the next.
+/// Least ratio of lease to p99. An attempt renews at a third of the lease, so it may miss one renewal and still has time
+/// for the next.
 const TIMES_MIN: u32 = 3;
 
-/// Of fewer the longest says more about one bad moment than about the route.
+/// Least number of runs to judge by. With fewer, the longest says more about one bad moment than about the route.
 const RUNS_MIN: u64 = 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The proxies between here and the upstream, as far as an answer names them. One `HEAD /` is sent.
+//! Reports the proxies between here and the upstream, as far as a response to one `HEAD /` names them.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use crate::config::UpstreamSettings;
 use crate::gateway::forward::Forwarder;
 use crate::gateway::next_hop::NamedProxy;
 
-/// Asks the upstream for its root and names the proxies that the answer came through.
+/// Requests the upstream's root and reports the proxies that the response came through.
 pub(super) async fn look_at(settings: &UpstreamSettings) -> Vec<Finding> {
-    let Some(fields) = answer_fields(settings).await else {
-        let meaning = "`HEAD /` got no answer, so it can't be told what is between";
+    let Some(fields) = response_fields(settings).await else {
+        let meaning = "`HEAD /` got no response, so proxies can't be recognised";
         return vec![line("next hop", Grade::Unseen, "no answer", meaning)];
     };
-    let found: Vec<_> = NamedProxy::in_answer(&fields).map(finding).collect();
-    match found.is_empty() {
+    let findings: Vec<_> = NamedProxy::in_response(&fields).map(finding).collect();
+    match findings.is_empty() {
         true => vec![line(
             "next hop",
             Grade::Unseen,
             "no proxy is named",
             "HAProxy, for one, doesn't name itself",
         )],
-        false => found,
+        false => findings,
     }
 }
 
@@ -35,12 +35,12 @@ fn finding(proxy: NamedProxy) -> Finding {
     line("next hop", grade, proxy.name(), proxy.advice())
 }
 
-async fn answer_fields(settings: &UpstreamSettings) -> Option<HeaderMap> {
+async fn response_fields(settings: &UpstreamSettings) -> Option<HeaderMap> {
     let mut forwarder = Forwarder::new(settings.url.clone(), settings.http2, &settings.tls).ok()?;
     let head = Request::builder().method(Method::HEAD).uri("/").body(Empty::<Bytes>::new()).ok()?;
-    let answer = tokio::time::timeout(ANSWER_WITHIN, forwarder.call(head)).await.ok()?;
-    answer.ok().map(|answer| answer.into_parts().0.headers)
+    let response = tokio::time::timeout(ANSWER_WITHIN, forwarder.call(head)).await.ok()?;
+    response.ok().map(|response| response.into_parts().0.headers)
 }
 
-/// Enough for any root page; an upstream that is slower has other things to be asked about.
+/// Time-out of the request: enough for any root page.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);

@@ -1,5 +1,5 @@
-//! The upstream as it is seen from here: whether it takes connections and, with TLS, whether the gateway would trust it
-//! and for how long yet. Nothing is sent but the handshake.
+//! Checks the upstream from here: whether it accepts connections and, with TLS, whether the gateway would trust it and for
+//! how much longer. Sends nothing but the handshake.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,14 +18,14 @@ use crate::gateway::connect::CONNECT_FOR;
 use crate::gateway::upstream_tls::{Offer, UpstreamTls};
 use crate::output::Failure;
 
-/// What was found, and the failure that the command ends with, if there is one with a cause of its own.
+/// The findings, and the failure that the command ends with, if the upstream caused one.
 pub(super) struct UpstreamProbe {
     pub(super) findings: Vec<Finding>,
     pub(super) failure: Option<Failure>,
 }
 
 impl UpstreamProbe {
-    fn failed(mut self, finding: Finding, problem: String, hint: &str) -> UpstreamProbe {
+    fn with_failure(mut self, finding: Finding, problem: String, hint: &str) -> UpstreamProbe {
         let cause = finding.found.clone();
         self.findings.push(finding);
         self.failure = Some(Failure::no(problem).because(cause).hint(hint));
@@ -35,26 +35,26 @@ impl UpstreamProbe {
 
 /// Connects to the upstream, speaks TLS if it is an `https` one, and hangs up.
 pub(super) async fn look_at(settings: &UpstreamSettings) -> UpstreamProbe {
-    let mut seen = UpstreamProbe { findings: Vec::new(), failure: None };
+    let mut probe = UpstreamProbe { findings: Vec::new(), failure: None };
     let url = &settings.url;
     let tcp = match connect(url).await {
         Ok(tcp) => tcp,
         Err(cause) => {
             let finding = line("upstream", Grade::Bad, cause, "requests get 503 and are not executed");
             let hint = "start the upstream, or give the address that it listens on";
-            return seen.failed(finding, format!("cannot connect to the upstream at `{url}`"), hint);
+            return probe.with_failure(finding, format!("cannot connect to the upstream at `{url}`"), hint);
         }
     };
-    seen.findings.push(line("upstream", Grade::Ok, url.to_string(), "it takes connections"));
+    probe.findings.push(line("upstream", Grade::Ok, url.to_string(), "it takes connections"));
     if url.scheme() != Some(&Scheme::HTTPS) {
-        return seen;
+        return probe;
     }
     let offer = if settings.http2 { Offer::Http2Only } else { Offer::Either };
     let tls = match UpstreamTls::new(url.host().unwrap_or_default(), &settings.tls, offer) {
         Ok(tls) => tls,
         Err(error) => {
             let finding = line("upstream TLS", Grade::Bad, error.to_string(), "the gateway would not start");
-            return seen.failed(
+            return probe.with_failure(
                 finding,
                 format!("no TLS with the upstream at `{url}`"),
                 "check `[upstream_tls]`",
@@ -65,14 +65,14 @@ pub(super) async fn look_at(settings: &UpstreamSettings) -> UpstreamProbe {
         Err(failure) => {
             let finding =
                 line("upstream TLS", Grade::Bad, failure.cause, "requests get 503 and are not executed");
-            seen = seen.failed(finding, format!("no TLS with the upstream at `{url}`"), failure.hint);
+            probe = probe.with_failure(finding, format!("no TLS with the upstream at `{url}`"), failure.hint);
         }
-        Ok(connection) => seen.findings.extend(trusted(&connection, &tls, settings)),
+        Ok(connection) => probe.findings.extend(tls_findings(&connection, &tls, settings)),
     }
     if let Some(identity) = &settings.tls.identity {
-        seen.findings.extend(identity.cert.first().map(|own| expiry("client certificate", own)));
+        probe.findings.extend(identity.cert.first().map(|own| expiry("client certificate", own)));
     }
-    seen
+    probe
 }
 
 async fn connect(url: &Uri) -> Result<TcpStream, String> {
@@ -85,8 +85,8 @@ async fn connect(url: &Uri) -> Result<TcpStream, String> {
     }
 }
 
-/// The lines of a handshake that came about: protocol, certificate, expiry.
-fn trusted(
+/// Returns the findings about a successful handshake: protocol, certificate, expiry.
+fn tls_findings(
     connection: &TlsStream<TcpStream>,
     tls: &UpstreamTls,
     settings: &UpstreamSettings,
@@ -120,7 +120,7 @@ fn trusted(
     findings
 }
 
-/// How long a certificate is still valid.
+/// Returns the finding about the remaining validity of a certificate.
 fn expiry(check: &'static str, certificate: &CertificateDer<'_>) -> Finding {
     let Ok(parsed) = Certificate::from_der(certificate) else {
         return line(check, Grade::Unseen, "its dates can't be read", "ask who issued it");
@@ -150,8 +150,8 @@ fn remaining(check: &'static str, until: Duration, now: Duration) -> Finding {
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// When a certificate should have been renewed: automatic renewal happens at a third of 90 days, and after that two
-/// weeks are left for an operator.
+/// Remaining validity below which a certificate should have been renewed: automatic renewal happens with a third of 90
+/// days left, and two weeks before expiry an operator still has time.
 const RENEW_BEFORE: Duration = Duration::from_secs(14 * 24 * 3600);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Lists and shows against a store of three records.
+//! Tests of `keys list` and `keys show` against a store of three records.
 
 use super::*;
 use ibid_core::change::HistoryKind;
@@ -10,7 +10,7 @@ use ibid_core::store::{BoxFuture, RecordCounts};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Records in memory, filtered as the contract says, and one history for all.
+/// Records in memory, filtered as the contract demands, with one history for all.
 struct Shelf(Vec<StoredRecord>);
 
 impl Browse for Shelf {
@@ -22,9 +22,9 @@ impl Browse for Shelf {
                 && bounds.is_none_or(|(low, high)| low <= record.id && record.id <= high)
                 && filter.after.is_none_or(|after| record.id > after)
         };
-        let found: Vec<StoredRecord> =
+        let records: Vec<StoredRecord> =
             self.0.iter().filter(fits).take(filter.limit as usize).cloned().collect();
-        Box::pin(async { Ok(found) })
+        Box::pin(async { Ok(records) })
     }
 
     fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
@@ -37,10 +37,10 @@ impl Browse for Shelf {
     }
 }
 
-/// A store that is not there.
-struct Gone;
+/// A store whose listing always fails.
+struct FailingStore;
 
-impl Browse for Gone {
+impl Browse for FailingStore {
     fn list(&self, _: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(async { Err(StoreError::transient("sqlite", "list records", "disk I/O error")) })
     }
@@ -52,7 +52,7 @@ impl Browse for Gone {
     }
 }
 
-fn stored(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
+fn stored_record(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
     let mut bytes = [0x11; RecordId::LEN];
     (bytes[0], bytes[1], bytes[31]) = (0xab, first, second);
     let identity = Identity {
@@ -94,9 +94,9 @@ fn stored(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
 
 fn shelf() -> Shelf {
     Shelf(vec![
-        stored(0xcd, 1, "key-1", State::Completed),
-        stored(0xcd, 2, "key-2", State::Unknown),
-        stored(0xef, 3, "key-3", State::InProgress),
+        stored_record(0xcd, 1, "key-1", State::Completed),
+        stored_record(0xcd, 2, "key-2", State::Unknown),
+        stored_record(0xef, 3, "key-3", State::InProgress),
     ])
 }
 
@@ -180,7 +180,7 @@ fn a_state_or_cursor_that_is_none_is_asked_wrongly() {
 
 #[test]
 fn a_store_that_is_gone_is_the_worlds_failure() {
-    let failure = ask_list(&Gone, KeysListArgs::default()).0.unwrap_err();
+    let failure = ask_list(&FailingStore, KeysListArgs::default()).0.unwrap_err();
     assert_eq!(failure.exit, crate::output::Exit::World);
     assert_eq!(failure.cause.unwrap(), "could not list records in the sqlite store: disk I/O error");
 }

@@ -8,7 +8,7 @@ use ibid_ledger::input_file::InputFormat;
 
 use crate::args::StoreArgs;
 
-/// Which books to compare, and how.
+/// Arguments of `ibid reconcile ledger`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LedgerArgs {
     /// Our side: a FILE, `-` for stdin, `effects`, `effects:KIND` or `sql:SELECT`
@@ -24,7 +24,7 @@ pub(crate) struct LedgerArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) theirs: String,
 
-    /// The format of the files: CSV with a header, or one JSON object a line [default: by their names' ending]
+    /// The format of the files: CSV with a header, or one JSON object per line [default: by the file extension]
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
 
@@ -36,17 +36,17 @@ pub(crate) struct LedgerArgs {
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
     pub(crate) compare: Vec<String>,
 
-    /// The column of ours that says that the outcome is open: such a line may be there or not [default: none]
+    /// The column of ours that marks an open outcome: the provider may have such a line or not [default: none]
     #[arg(long, value_name = "COLUMN")]
     pub(crate) open: Option<String>,
 
     /// With `effects`: those done longer ago may be missing at the provider [default: none may]
     ///
-    /// For an export that does not begin with the first charge ever: `26h` for one of the last day.
+    /// For an export that does not start with the very first charge: `26h` for one of the last day.
     #[arg(long, value_name = "DURATION", value_parser = crate::args::duration)]
     pub(crate) since: Option<Duration>,
 
-    /// Make a dead letter of each line that the provider has and we don't [default: only with `--every`]
+    /// Write a dead letter for each line that the provider has and we don't [default: only with `--every`]
     #[arg(long)]
     pub(crate) dead_letters: bool,
 
@@ -54,11 +54,11 @@ pub(crate) struct LedgerArgs {
     #[arg(long, value_name = "NAME", default_value = "provider")]
     pub(crate) source: String,
 
-    /// Compare again and again, so far apart, until told to stop [default: once]
+    /// Repeat the comparison after this time, until stopped [default: once]
     #[arg(long, value_name = "DURATION", value_parser = crate::args::duration)]
     pub(crate) every: Option<Duration>,
 
-    /// With `--every`: where to serve `/metrics` and `/healthz` [default: nowhere]
+    /// With `--every`: the address to serve `/metrics` and `/healthz` on [default: nowhere]
     #[arg(long, value_name = "ADDRESS", requires = "every")]
     pub(crate) admin_listen: Option<SocketAddr>,
 
@@ -70,12 +70,12 @@ pub(crate) struct LedgerArgs {
     pub(crate) place: StoreArgs,
 }
 
-/// File formats.
+/// Format of the files to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Comma-separated, the first line names the columns.
     Csv,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Jsonl,
 }
 

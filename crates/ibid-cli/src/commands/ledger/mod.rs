@@ -34,7 +34,7 @@ pub(crate) fn main(args: &LedgerArgs) -> Result<(), Failures> {
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
     match args.every {
         Some(length) => runtime.block_on(watch::run(plan, length, args.admin_listen)),
-        None => runtime.block_on(once(&plan, &mut stdout())),
+        None => runtime.block_on(compare_once(&plan, &mut stdout())),
     }
 }
 
@@ -59,9 +59,7 @@ impl Plan {
             return Err(Failure::usage("both sides can't come from stdin").into());
         }
         if stdins > 0 && args.every.is_some() {
-            return Err(
-                Failure::usage("stdin can be read only once, and `--every` reads again and again").into()
-            );
+            return Err(Failure::usage("stdin can be read only once, and `--every` reads repeatedly").into());
         }
         if args.since.is_some() && !is_effects {
             return Err(Failure::usage("`--since` is for `--ours effects`")
@@ -87,7 +85,7 @@ impl Plan {
         Ok(Plan { args: args.clone(), options, ours, store, stopped: Arc::default() })
     }
 
-    /// Compares both sides. Returns the number of new dead letters, if they were asked for.
+    /// Compares both sides. Also returns the number of new dead letters, if they were requested.
     async fn compare(&self) -> Result<(ComparisonReport, Option<u64>), Failures> {
         let report = self.read_and_compare().await?;
         let letters = match &self.store {
@@ -151,10 +149,9 @@ impl Plan {
     }
 
     fn progress_bar(&self, message: &'static str) -> ProgressBar {
-        let bar =
-            progress::bar(None, self.args.json).with_message(message).with_finish(ProgressFinish::AndClear);
-        // Drawn at once: a short file is read before the first tick.
-        bar.tick();
+        let bar = progress::bar(None, self.args.json).with_finish(ProgressFinish::AndClear);
+        // `set_message` draws at once. A short file is read before the first tick of the bar's own thread.
+        bar.set_message(message);
         bar
     }
 
@@ -167,7 +164,7 @@ impl Plan {
     }
 }
 
-async fn once(plan: &Plan, out: &mut dyn Write) -> Result<(), Failures> {
+async fn compare_once(plan: &Plan, out: &mut dyn Write) -> Result<(), Failures> {
     let (report, letters) = plan.compare().await?;
     if plan.args.json {
         crate::output::print_json(out, &print::json(&report, letters))?;
@@ -176,7 +173,7 @@ async fn once(plan: &Plan, out: &mut dyn Write) -> Result<(), Failures> {
     }
     match report.is_equal() {
         true => Ok(()),
-        false => Err(Failure::no(format!("the books differ: {}", print::words(&report))).into()),
+        false => Err(Failure::no(format!("the books differ: {}", print::summarize(&report))).into()),
     }
 }
 

@@ -63,9 +63,9 @@ pub(super) fn json(report: &ComparisonReport, letters: Option<u64>) -> Value {
 }
 
 /// Sums up the differences in a few words.
-pub(super) fn words(report: &ComparisonReport) -> String {
-    let found = DifferenceKind::ALL.iter().map(|kind| (report.count(*kind), kind.name()));
-    found
+pub(super) fn summarize(report: &ComparisonReport) -> String {
+    let counts = DifferenceKind::ALL.iter().map(|kind| (report.count(*kind), kind.name()));
+    counts
         .filter(|(count, _)| *count > 0)
         .map(|(count, name)| format!("{count} {name}"))
         .collect::<Vec<_>>()

@@ -28,8 +28,8 @@ pub(super) async fn run(plan: Plan, length: Duration, admin: Option<SocketAddr>)
         Some(address) => Some(serve(address, metrics).await?),
         None => None,
     };
-    let place = admin.map(|address| format!(", admin on {address}")).unwrap_or_default();
-    print_line(&mut stderr(), format_args!("ibid: comparing every {}{place}", show_duration(length)))?;
+    let admin_text = admin.map(|address| format!(", admin on {address}")).unwrap_or_default();
+    print_line(&mut stderr(), format_args!("ibid: comparing every {}{admin_text}", show_duration(length)))?;
     let mut ticker = tokio::time::interval(length);
     ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -93,6 +93,6 @@ async fn serve(address: SocketAddr, metrics: Metrics) -> Result<SocketAddr, Fail
 }
 
 fn print_failures(failures: &Failures) {
-    // A reader that closed the pipe has seen enough.
+    // A reader that closed the pipe needs no more output.
     let _ = write!(stderr(), "{failures}");
 }

@@ -33,7 +33,7 @@ fn healthy() -> Checkup {
     }
 }
 
-/// The checks that are not `ok` after a change, with their grade and all they say.
+/// Returns the checks that are not `ok` after a change, with their grade and texts.
 fn amiss(change: impl FnOnce(&mut Checkup)) -> Vec<(&'static str, Grade, String)> {
     let mut checkup = healthy();
     change(&mut checkup);
@@ -123,7 +123,7 @@ fn only_a_synchronous_standby_keeps_what_was_acknowledged() {
     for missing in [vec![], vec![standby("a", false)]] {
         assert_eq!(with("b", missing).remove(0).1, Grade::Bad, "commits wait");
     }
-    // Without the right to look, whoever is there is asynchronous if nobody is awaited.
+    // Without the right to see it, every standby counts as asynchronous if the setting names none.
     assert_eq!(with("", vec![standby("a", None)]).remove(0).1, Grade::Warning);
     assert_eq!(with("a", vec![standby("a", None)]).remove(0).1, Grade::Unseen);
 }
@@ -144,11 +144,11 @@ fn only_records_that_need_an_operator_are_a_warning() {
 
 #[test]
 fn who_made_the_secret_is_said() {
-    let said = |configured, kept| secret(configured, kept).found;
-    assert_eq!(said(0, true), "made by the store itself");
-    assert_eq!(said(2, false), "configured: 2");
-    assert!(said(0, false).contains("none made yet"));
-    assert!(said(1, true).contains("still there"));
+    let text = |configured, kept| secret(configured, kept).found;
+    assert_eq!(text(0, true), "made by the store itself");
+    assert_eq!(text(2, false), "configured: 2");
+    assert!(text(0, false).contains("none made yet"));
+    assert!(text(1, true).contains("still there"));
 }
 
 #[test]

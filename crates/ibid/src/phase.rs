@@ -189,7 +189,7 @@ impl Attempt {
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
-            let mut inside = match self.inside_for_phase(tx).await {
+            let mut inside = match self.inside_owned(tx).await {
                 Err(error) if error.is_retryable() => {
                     failed = error;
                     continue;

@@ -83,6 +83,7 @@ mod routes;
 mod run;
 mod stored_request;
 mod trace;
+mod transact;
 mod without_key;
 
 pub use admission::{Admission, AdmissionPermit, BodyBytes, OverCapacity};

@@ -8,6 +8,7 @@ use ibid_core::effect::StoredEffect;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::BoxFuture;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 /// Carries out Effects of one kind. `T` is the transaction of the worker's [`Database`](ibid_core::sql::Database).
@@ -77,6 +78,15 @@ pub struct EffectCall {
 }
 
 impl EffectCall {
+    /// The payload of an effect that was made with [`NewEffect::json`](ibid_core::effect::NewEffect::json).
+    ///
+    /// # Errors
+    ///
+    /// If the payload is no JSON of this type.
+    pub fn json<'p, P: Deserialize<'p>>(&'p self) -> Result<P, serde_json::Error> {
+        serde_json::from_slice(&self.payload)
+    }
+
     pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> EffectCall {
         EffectCall {
             downstream_key: effect.downstream_key.clone(),

@@ -11,7 +11,6 @@ use ibid::transaction::{Database, OwnedTx, TxError};
 use ibid::{Ibid, Settings};
 use ibid_core::effect::NewEffect;
 use ibid_core::record::ErrorCode;
-use ibid_core::store::BoxFuture;
 
 use super::harness::{World, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::databases::Place;
@@ -136,9 +135,7 @@ async fn app<A: Adapter>(world: &World<A>) -> A::Db {
 struct Charges;
 
 impl<T: Send> EffectHandler<T> for Charges {
-    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        Box::pin(async {
-            CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
-        })
+    async fn call(&self, _: &EffectCall) -> CallOutcome {
+        CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
     }
 }

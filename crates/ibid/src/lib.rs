@@ -106,7 +106,13 @@ mod pages {
 }
 
 /// Those whose examples need a driver.
-#[cfg(all(doctest, feature = "axum", feature = "sqlite", feature = "sqlx-sqlite", feature = "sqlx-postgres"))]
+#[cfg(all(
+    doctest,
+    feature = "axum",
+    feature = "sqlite",
+    feature = "sqlx-sqlite",
+    feature = "sqlx-postgres"
+))]
 mod pages_with_sqlx {
     #[doc = include_str!("../../../README.md")]
     struct Readme;

@@ -8,7 +8,9 @@ pub use crate::ibid::Ibid;
 pub use crate::outbox::{
     BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome, Worker,
 };
-pub use crate::transaction::{Completion, Database, DriverTx, Isolated, Isolation, TxError, TxResult};
+pub use crate::transaction::{
+    Completion, Database, DriverTx, Isolated, Isolation, TxError, TxResponse, TxResult,
+};
 pub use crate::upkeep;
 pub use ibid_core::effect::NewEffect;
 pub use ibid_core::policy::Policy;

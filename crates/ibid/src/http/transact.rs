@@ -49,7 +49,7 @@ impl UnreservedRequest {
             Err(ReserveError::Answered) => return Ok(TxResponse::known_to_layer()),
             Err(ReserveError::Failed(error)) => return Err(error),
         };
-        let (inside, completion) = inside.lend_to(work).await?;
+        let (inside, completion) = inside.run(work).await?;
         inside.complete(completion).await
     }
 }

@@ -127,7 +127,7 @@ impl Attempt {
     }
 
     /// The same without a borrow of this Attempt, which goes on when the transaction has ended.
-    pub(crate) async fn inside_owned<'w, T: OwnedTx>(&self, mut tx: T) -> Result<AttemptTx<'w, T>, TxError> {
+    pub(crate) async fn inside_owned<T: OwnedTx>(&self, mut tx: T) -> Result<AttemptTx<'static, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Own(Box::new(self.stand_in())), tx, held)),
             Err(error) => Err(give_back(tx, error).await),

@@ -5,6 +5,7 @@
 //! reference would need `for<'t> AsyncFnMut(&'t mut …)`, and the compiler can't prove that the future of such a
 //! closure is `Send`, which an axum handler must be.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,14 +125,14 @@ impl Attempt {
         F: Future<Output = Result<R, TxError>>,
     {
         let inside = self.inside_owned(database.begin().await?).await?;
-        let (inside, completion) = inside.lend_to(work).await?;
+        let (inside, completion) = inside.run(work).await?;
         inside.held_by(self).complete(completion).await
     }
 }
 
 impl<T: OwnedTx> AttemptTx<'static, T> {
     /// Runs `work` in the transaction. After an error the transaction is rolled back.
-    pub(crate) async fn lend_to<R, W, F>(
+    pub(crate) async fn run<R, W, F>(
         self,
         work: &mut W,
     ) -> Result<(AttemptTx<'static, T>, Completion), TxError>
@@ -140,19 +141,29 @@ impl<T: OwnedTx> AttemptTx<'static, T> {
         W: FnMut(TxHandle<T>) -> F,
         F: Future<Output = Result<R, TxError>>,
     {
-        let returned = Arc::new(Mutex::new(None));
-        let done = work(TxHandle { inside: Some(self), returned: returned.clone() }).await;
-        let inside = returned.lock().take();
-        match (done, inside) {
-            (Ok(completion), Some(inside)) => Ok((inside, completion.into())),
-            // The work has put its handle elsewhere, and somebody may still use the transaction.
-            (Ok(_), None) => Err(TxError::Ended),
-            (Err(error), None) => Err(error),
-            (Err(error), Some(mut inside)) => {
-                inside.roll_back().await;
+        let (done, returned) = self.lend_to(work).await;
+        match done {
+            // Without the transaction: the work has put its handle elsewhere, and may still use it there.
+            Ok(completion) => Ok((returned.ok_or(TxError::Ended)?, completion.into())),
+            Err(error) => {
+                if let Some(mut inside) = returned {
+                    inside.roll_back().await;
+                }
                 Err(error)
             }
         }
+    }
+
+    /// Lends the transaction to `work` and takes it back, unless `work` has put its handle elsewhere.
+    pub(crate) async fn lend_to<W, F>(self, work: &mut W) -> (F::Output, Option<AttemptTx<'static, T>>)
+    where
+        W: FnMut(TxHandle<T>) -> F,
+        F: Future,
+    {
+        let returned = Arc::new(Mutex::new(None));
+        let done = work(TxHandle { inside: Some(self), returned: returned.clone() }).await;
+        let inside = returned.lock().take();
+        (done, inside)
     }
 }
 
@@ -172,7 +183,10 @@ impl<T: OwnedTx> AttemptTx<'_, T> {
     }
 }
 
-/// The transaction as the work of a `transact` sees it: for the work's statements and effects. ibid commits it.
+/// The transaction as the work of a `transact` or of a phase sees it: for the work's statements and effects. ibid commits
+/// it.
+///
+/// It derefs to the adapter's transaction, for code that is generic over drivers.
 pub struct TxHandle<T: OwnedTx> {
     /// None only while it is dropped.
     inside: Option<AttemptTx<'static, T>>,
@@ -214,6 +228,20 @@ impl<T: OwnedTx> TxHandle<T> {
 
     fn inside_mut(&mut self) -> &mut AttemptTx<'static, T> {
         self.inside.as_mut().expect(UNTIL_DROPPED)
+    }
+}
+
+impl<T: OwnedTx> Deref for TxHandle<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.inside()
+    }
+}
+
+impl<T: OwnedTx> DerefMut for TxHandle<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inside_mut()
     }
 }
 

@@ -73,11 +73,9 @@ async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, k
 async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
     let mut attempt = world.begin_on(ibid, key).await;
     let paid: Result<(), PhaseError<TxError>> = attempt
-        .phase("paid", db, |inside| {
-            Box::pin(async move {
-                pay(&mut **inside, key, "app").await?;
-                inside.enqueue(NewEffect::new("charge", "charge", "42")).await
-            })
+        .phase("paid", db, async |mut inside| {
+            pay(&mut *inside, key, "app").await?;
+            inside.enqueue(NewEffect::new("charge", "charge", "42")).await
         })
         .await;
     paid.unwrap();

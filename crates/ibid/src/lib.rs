@@ -44,6 +44,8 @@
 //! The way of a request, in reading order: `http::layer` → `http::intake` → [`engine`] → `ibid_core::machine` →
 //! `http::run` → `http::capture` → [`attempt`] → `http::respond`.
 
+#![warn(missing_debug_implementations)]
+
 #[cfg(feature = "http")]
 pub mod http;
 

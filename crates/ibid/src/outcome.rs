@@ -17,6 +17,7 @@ pub use crate::engine::StoredResponse;
 ///
 /// `R` is what runs it: an [`Attempt`], or the open transaction that holds one.
 #[derive(Debug)]
+#[must_use = "dropped, an attempt releases its key"]
 pub enum Begin<R = Box<Attempt>> {
     /// Run the request. Its record is reserved.
     Run(R),
@@ -26,6 +27,7 @@ pub enum Begin<R = Box<Attempt>> {
 
 /// What is known about a request.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The request was executed, and its response is stored durably.
     Completed(StoredResponse),

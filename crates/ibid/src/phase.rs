@@ -88,6 +88,7 @@ pub enum CallVerification<R> {
 
 /// Why a Phase has no result.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PhaseError<E> {
     /// The work failed; its transaction is undone.
     #[error("the work of the phase failed")]
@@ -126,6 +127,13 @@ pub enum PhaseError<E> {
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl<E> PhaseError<E> {
+    /// Returns whether nothing was done because another transaction was in the way, so that a retry may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, PhaseError::Tx(error) if error.is_retryable())
+    }
 }
 
 impl<E> From<TxError> for PhaseError<E> {
@@ -189,17 +197,7 @@ impl Attempt {
                 }
                 inside => inside?,
             };
-            let (result, mut inside) = match inside.lend_to(&mut work).await {
-                (Ok(result), Some(inside)) => (result, inside),
-                // The work has put its handle elsewhere, and may still use the transaction there.
-                (Ok(_), None) => return Err(TxError::Ended.into()),
-                (Err(error), returned) => {
-                    if let Some(mut inside) = returned {
-                        inside.roll_back().await;
-                    }
-                    return Err(PhaseError::Work(error));
-                }
-            };
+            let (mut inside, result) = inside.run(&mut work, PhaseError::Work).await?;
             let kept = kept(step, &result)?;
             let begun = inside.begun();
             let event = Event::Phase { begun: &begun, nonce: nonce(), step, result: &kept };

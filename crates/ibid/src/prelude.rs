@@ -1,4 +1,4 @@
-//! What most services need, by one `use ibid::prelude::*`.
+//! The types and traits that most services need, for `use ibid::prelude::*`.
 //!
 //! The stores and the adapters of drivers are here where their features are on.
 

@@ -477,6 +477,8 @@ fn refused(config: &Config, error: &StartError) -> Failure {
         StartError::Secrets(_) => {
             Failure::usage("the fingerprint secrets can't be used").because(error).hint("check `secrets`")
         }
+        // A reason that this version does not know.
+        _ => Failure::world("cannot start").because_of(error),
     }
 }
 

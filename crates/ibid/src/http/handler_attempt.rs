@@ -101,6 +101,7 @@ pub(super) enum HandlerOutcome {
 
 /// Why a handler has no transaction to run in.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReserveError {
     /// The request has an outcome already: completed, in flight, unknown or misused. The layer sends the response for it,
     /// whatever the handler returns.

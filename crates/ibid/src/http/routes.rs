@@ -14,6 +14,7 @@ use crate::telemetry::RouteCounters;
 
 /// The policies of an API: one for all, and rules that refine it.
 #[derive(Clone, Debug)]
+#[must_use = "routes take effect once they are given to the layer"]
 pub struct Routes {
     /// Routes are shared: each guarded request holds the one that it runs under.
     defaults: Arc<Route>,
@@ -89,9 +90,10 @@ impl Route {
 
 /// A rule that can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RoutesError {
     /// Its policy can't be kept.
-    #[error("{0}")]
+    #[error(transparent)]
     Policy(#[from] PolicyError),
     /// Its pattern is wrong, or another rule covers the same paths.
     #[error("the pattern `{pattern}` {problem}")]

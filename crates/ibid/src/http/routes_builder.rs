@@ -78,7 +78,7 @@ impl RoutesBuilder {
         self
     }
 
-    /// Checks the rules.
+    /// Checks the rules and builds the routes.
     ///
     /// # Errors
     ///
@@ -110,15 +110,15 @@ mod tests {
             .exempt("/search")
             .build()
             .unwrap();
-        let found =
+        let route_of =
             |method, path| routes.find(&method, path).map(|route| (&*route.pattern, route.reserved_by));
-        assert_eq!(found(Method::POST, "/payments"), Some(("/payments", ReservedBy::Layer)));
-        assert_eq!(found(Method::PUT, "/customers/7"), Some(("/customers/{id}", ReservedBy::Layer)));
-        assert_eq!(found(Method::DELETE, "/customers/7"), None);
-        assert_eq!(found(Method::POST, "/names"), Some(("/names", ReservedBy::Handler)));
-        assert_eq!(found(Method::POST, "/search"), None);
-        assert_eq!(found(Method::PATCH, "/search"), None);
-        assert_eq!(found(Method::POST, "/else"), Some(("*", ReservedBy::Layer)));
+        assert_eq!(route_of(Method::POST, "/payments"), Some(("/payments", ReservedBy::Layer)));
+        assert_eq!(route_of(Method::PUT, "/customers/7"), Some(("/customers/{id}", ReservedBy::Layer)));
+        assert_eq!(route_of(Method::DELETE, "/customers/7"), None);
+        assert_eq!(route_of(Method::POST, "/names"), Some(("/names", ReservedBy::Handler)));
+        assert_eq!(route_of(Method::POST, "/search"), None);
+        assert_eq!(route_of(Method::PATCH, "/search"), None);
+        assert_eq!(route_of(Method::POST, "/else"), Some(("*", ReservedBy::Layer)));
         assert_eq!(*routes.defaults(), Policy::one_transaction());
     }
 

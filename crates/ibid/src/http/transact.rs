@@ -3,7 +3,7 @@
 use ibid_core::sql::Database;
 
 use super::{ReserveError, UnreservedRequest};
-use crate::transaction::transact::Runs;
+use crate::transaction::transact::RunLimit;
 use crate::transaction::{Completion, TxError, TxHandle, TxResponse, TxResult};
 
 impl UnreservedRequest {
@@ -28,7 +28,7 @@ impl UnreservedRequest {
         W: FnMut(TxHandle<D::Tx>) -> F,
         F: Future<Output = Result<R, TxError>>,
     {
-        let mut runs = Runs::new();
+        let mut runs = RunLimit::new();
         loop {
             match self.transact_once(database, &mut work).await {
                 Err(error) => runs.pause_after(error).await?,
@@ -49,7 +49,7 @@ impl UnreservedRequest {
             Err(ReserveError::Answered) => return Ok(TxResponse::known_to_layer()),
             Err(ReserveError::Failed(error)) => return Err(error),
         };
-        let (inside, completion) = inside.run(work).await?;
-        inside.complete(completion).await
+        let (inside, completion) = inside.run(work, TxError::from).await?;
+        inside.complete(completion.into()).await
     }
 }

@@ -137,6 +137,7 @@ impl fmt::Debug for EffectCall {
 /// What came of a call. The reasons are kept with the Effect and shown to operators, cut to a length: never put
 /// credentials or the payload into them.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum CallOutcome {
     /// It was made.
     Made(CallResult),
@@ -179,6 +180,7 @@ pub struct CallResult {
 
 /// What a look at the provider gave.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum VerifyOutcome {
     /// The call was made.
     Made(CallResult),

@@ -65,6 +65,7 @@ pub struct HandlerLimits {
 
 /// Why a worker could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkerError {
     /// The store has no outbox.
     #[error("the store has no outbox: it is no SQL store")]

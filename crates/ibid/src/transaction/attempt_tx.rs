@@ -54,6 +54,7 @@ pub(super) enum Holder<'a> {
 
 /// Why a transaction was not committed. Nothing of it is stored.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TxError {
     /// The store can't share a transaction: it is no SQL store.
     #[error("the store can't share a transaction")]
@@ -175,7 +176,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         AttemptTx { attempt: Holder::Lent(attempt), tx, held, reserves, enqueued, owes, _flight }
     }
 
-    /// What the driver's statements run on: `query.execute(tx.conn())`.
+    /// Returns the driver's connection, to run statements on: `query.execute(tx.conn())`.
     pub fn conn(&mut self) -> T::Conn<'_>
     where
         T: DriverTx,

@@ -9,6 +9,6 @@ pub trait DriverTx: OwnedTx {
     where
         Self: 'a;
 
-    /// The connection. Don't commit or roll back on it: ibid does.
+    /// Returns the connection. Don't commit or roll back on it: ibid does.
     fn conn(&mut self) -> Self::Conn<'_>;
 }

@@ -50,13 +50,13 @@ impl TxResponse {
     }
 }
 
-/// How the work of a transaction completes its record. A [`Response`] converts into it.
+/// The way in which the work of a transaction completes its record. A [`Response`] converts into it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Completion {
-    /// With this response.
+    /// The response of the work itself.
     Response(Response),
-    /// With the response of an effect that the work enqueued with [`NewEffect::owing`].
+    /// The response of an effect that the work enqueued with [`NewEffect::owing`].
     Owed,
 }
 
@@ -67,7 +67,7 @@ impl From<Response> for Completion {
 }
 
 impl Attempt {
-    /// Runs `work` and completes the record in one transaction of `database`.
+    /// RunLimit `work` and completes the record in one transaction of `database`.
     ///
     /// The response that `work` returns is stored in the same commit as its rows and effects. A response with a status
     /// of 400 and above rolls the work back; it is stored, or the key is released, as the policy says. So does an
@@ -99,7 +99,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before the commit was sent, the transaction is rolled back and the attempt goes on. Dropped later, the
+    /// Dropped before the commit was sent, the transaction is rolled back, and the attempt can run another one. Dropped later, the
     /// commit may have happened.
     pub async fn transact<D, R, W, F>(&mut self, database: &D, mut work: W) -> TxResult
     where
@@ -108,7 +108,7 @@ impl Attempt {
         W: FnMut(TxHandle<D::Tx>) -> F,
         F: Future<Output = Result<R, TxError>>,
     {
-        let mut runs = Runs::new();
+        let mut runs = RunLimit::new();
         loop {
             match self.transact_once(database, &mut work).await {
                 Err(error) => runs.pause_after(error).await?,
@@ -125,45 +125,36 @@ impl Attempt {
         F: Future<Output = Result<R, TxError>>,
     {
         let inside = self.inside_owned(database.begin().await?).await?;
-        let (inside, completion) = inside.run(work).await?;
-        inside.held_by(self).complete(completion).await
+        let (inside, completion) = inside.run(work, TxError::from).await?;
+        inside.held_by(self).complete(completion.into()).await
     }
 }
 
 impl<T: OwnedTx> AttemptTx<'static, T> {
-    /// Runs `work` in the transaction. After an error the transaction is rolled back.
-    pub(crate) async fn run<R, W, F>(
+    /// RunLimit `work` in the transaction. After an error the transaction is rolled back, and the error is `wrap`ped.
+    pub(crate) async fn run<R, E, X, W, F>(
         self,
         work: &mut W,
-    ) -> Result<(AttemptTx<'static, T>, Completion), TxError>
+        wrap: impl FnOnce(E) -> X,
+    ) -> Result<(AttemptTx<'static, T>, R), X>
     where
-        R: Into<Completion>,
+        X: From<TxError>,
         W: FnMut(TxHandle<T>) -> F,
-        F: Future<Output = Result<R, TxError>>,
-    {
-        let (done, returned) = self.lend_to(work).await;
-        match done {
-            // Without the transaction: the work has put its handle elsewhere, and may still use it there.
-            Ok(completion) => Ok((returned.ok_or(TxError::Ended)?, completion.into())),
-            Err(error) => {
-                if let Some(mut inside) = returned {
-                    inside.roll_back().await;
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Lends the transaction to `work` and takes it back, unless `work` has put its handle elsewhere.
-    pub(crate) async fn lend_to<W, F>(self, work: &mut W) -> (F::Output, Option<AttemptTx<'static, T>>)
-    where
-        W: FnMut(TxHandle<T>) -> F,
-        F: Future,
+        F: Future<Output = Result<R, E>>,
     {
         let returned = Arc::new(Mutex::new(None));
         let done = work(TxHandle { inside: Some(self), returned: returned.clone() }).await;
         let inside = returned.lock().take();
-        (done, inside)
+        match (done, inside) {
+            (Ok(result), Some(inside)) => Ok((inside, result)),
+            // The work has put its handle elsewhere, and may still use the transaction there.
+            (Ok(_), None) => Err(TxError::Ended.into()),
+            (Err(error), None) => Err(wrap(error)),
+            (Err(error), Some(mut inside)) => {
+                inside.roll_back().await;
+                Err(wrap(error))
+            }
+        }
     }
 }
 
@@ -190,17 +181,17 @@ impl<T: OwnedTx> AttemptTx<'_, T> {
 pub struct TxHandle<T: OwnedTx> {
     /// None only while it is dropped.
     inside: Option<AttemptTx<'static, T>>,
-    /// Where the transaction goes when the handle is dropped.
+    /// Takes the transaction when the handle is dropped.
     returned: Arc<Mutex<Option<AttemptTx<'static, T>>>>,
 }
 
 impl<T: OwnedTx> TxHandle<T> {
-    /// What the driver's statements run on: `query.execute(tx.conn())`.
+    /// Returns the driver's connection, to run statements on: `query.execute(tx.conn())`.
     pub fn conn(&mut self) -> T::Conn<'_>
     where
         T: DriverTx,
     {
-        self.inside_mut().conn()
+        self.open_tx_mut().conn()
     }
 
     /// Puts an effect into the outbox. A worker carries it out once the transaction has committed.
@@ -209,24 +200,24 @@ impl<T: OwnedTx> TxHandle<T> {
     ///
     /// [`TxError::EffectExists`] if the record has an effect of this name, else the error of the statement.
     pub async fn enqueue(&mut self, effect: NewEffect) -> Result<(), TxError> {
-        self.inside_mut().enqueue(effect).await
+        self.open_tx_mut().enqueue(effect).await
     }
 
-    /// Which run of this request it is, from 1.
+    /// Returns the number of this attempt of the request, from 1.
     pub fn number(&self) -> u32 {
-        self.inside().number()
+        self.open_tx().number()
     }
 
-    /// The record's name in the store, for a foreign key of the work's own rows.
+    /// Returns the record's id in the store, for a foreign key of the work's own rows.
     pub fn record_id(&self) -> RecordId {
-        self.inside().record_id()
+        self.open_tx().record_id()
     }
 
-    fn inside(&self) -> &AttemptTx<'static, T> {
+    fn open_tx(&self) -> &AttemptTx<'static, T> {
         self.inside.as_ref().expect(UNTIL_DROPPED)
     }
 
-    fn inside_mut(&mut self) -> &mut AttemptTx<'static, T> {
+    fn open_tx_mut(&mut self) -> &mut AttemptTx<'static, T> {
         self.inside.as_mut().expect(UNTIL_DROPPED)
     }
 }
@@ -235,13 +226,13 @@ impl<T: OwnedTx> Deref for TxHandle<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.inside()
+        self.open_tx()
     }
 }
 
 impl<T: OwnedTx> DerefMut for TxHandle<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.inside_mut()
+        self.open_tx_mut()
     }
 }
 
@@ -258,14 +249,14 @@ impl<T: OwnedTx> std::fmt::Debug for TxHandle<T> {
 }
 
 /// Counts the runs of one transaction and pauses between them.
-pub(crate) struct Runs {
+pub(crate) struct RunLimit {
     left: u32,
     backoff: Backoff,
 }
 
-impl Runs {
-    pub(crate) fn new() -> Runs {
-        Runs { left: RUNS_MAX, backoff: Backoff::new(PAUSE_MIN, PAUSE_MAX) }
+impl RunLimit {
+    pub(crate) fn new() -> RunLimit {
+        RunLimit { left: RUNS_MAX, backoff: Backoff::new(PAUSE_MIN, PAUSE_MAX) }
     }
 
     /// Waits before the next run, or returns the error if there is none.
@@ -279,7 +270,7 @@ impl Runs {
     }
 }
 
-/// How often a transaction runs if others are in its way.
+/// Limit on the runs of one transaction that others are in the way of.
 ///
 /// With the pauses that is about half a second. Contention that lasts longer is no accident, and the client's own retry
 /// is the better pause.

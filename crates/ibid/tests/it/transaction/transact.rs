@@ -78,7 +78,7 @@ fn respond(payment: &Payment) -> Result<Response, TxError> {
 mod by_sqlx {
     use super::*;
 
-    pub(super) async fn held(
+    pub(super) async fn pay_reserved(
         State(shop): Shared<SqlxPostgresPools>,
         mut attempt: HeldAttempt,
         Json(payment): Json<Payment>,
@@ -95,7 +95,7 @@ mod by_sqlx {
             .await
     }
 
-    pub(super) async fn unreserved(
+    pub(super) async fn pay_unreserved(
         State(shop): Shared<SqlxPostgresPools>,
         request: UnreservedRequest,
         Json(payment): Json<Payment>,
@@ -116,7 +116,7 @@ mod by_sqlx {
 mod by_tokio_postgres {
     use super::*;
 
-    pub(super) async fn held(
+    pub(super) async fn pay_reserved(
         State(shop): Shared<TokioPostgresPools>,
         mut attempt: HeldAttempt,
         Json(payment): Json<Payment>,
@@ -133,7 +133,7 @@ mod by_tokio_postgres {
             .await
     }
 
-    pub(super) async fn unreserved(
+    pub(super) async fn pay_unreserved(
         State(shop): Shared<TokioPostgresPools>,
         request: UnreservedRequest,
         Json(payment): Json<Payment>,
@@ -153,13 +153,18 @@ mod by_tokio_postgres {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sqlx_handler_runs_its_transaction_again() {
-    every_rule(Shop::<SqlxPostgresPools>::new().await, post(by_sqlx::held), post(by_sqlx::unreserved)).await;
+    every_rule(
+        Shop::<SqlxPostgresPools>::new().await,
+        post(by_sqlx::pay_reserved),
+        post(by_sqlx::pay_unreserved),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tokio_postgres_handler_runs_its_transaction_again() {
     let shop = Shop::<TokioPostgresPools>::new().await;
-    every_rule(shop, post(by_tokio_postgres::held), post(by_tokio_postgres::unreserved)).await;
+    every_rule(shop, post(by_tokio_postgres::pay_reserved), post(by_tokio_postgres::pay_unreserved)).await;
 }
 
 async fn every_rule<A: Adapter>(
@@ -277,16 +282,16 @@ async fn an_owed_response_leaves_the_record_pending() {
 #[tokio::test]
 async fn a_handle_that_outlives_its_work_commits_nothing() {
     let world = World::<RusqliteConnections>::new(Place::sqlite()).await;
-    let mut attempt = world.begin("kept").await;
-    let kept = std::sync::Mutex::new(None);
+    let mut attempt = world.begin("elsewhere").await;
+    let elsewhere = std::sync::Mutex::new(None);
     let done = attempt.transact(&world.db, async |mut tx: TxHandle<_>| {
-        tx.conn().execute("insert into payment values ('kept', 'ann')", [])?;
-        *kept.lock().unwrap() = Some(tx);
+        tx.conn().execute("insert into payment values ('elsewhere', 'ann')", [])?;
+        *elsewhere.lock().unwrap() = Some(tx);
         Ok(Response::json(201, &()))
     });
     assert!(matches!(done.await, Err(TxError::Ended)));
-    drop(kept.into_inner().unwrap());
-    world.nothing_of("kept").await;
+    drop(elsewhere.into_inner().unwrap());
+    world.nothing_of("elsewhere").await;
     let again = attempt.transact(&world.db, async |_| Ok(Response::json(201, &())));
     assert_eq!(again.await.unwrap().response().unwrap().status, 201);
 }

@@ -546,6 +546,12 @@ fn settled_in(stored: StoredRecord) -> Option<Duration> {
     stored.record.settles_by(stored.now).map(|at| at.since(stored.now))
 }
 
+impl std::fmt::Debug for LateAnswer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LateAnswer").field("record", &self.begun.id).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Attempt {
     fn drop(&mut self) {
         if self.ended {

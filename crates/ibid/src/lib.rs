@@ -44,6 +44,8 @@
 //! The path of a request through the code, in reading order: `http::layer` → `http::intake` → [`engine`] →
 //! `ibid_core::machine` → `http::run` → `http::capture` → [`attempt`] → `http::respond`.
 
+#![warn(missing_debug_implementations)]
+
 #[cfg(feature = "http")]
 pub mod http;
 
@@ -74,6 +76,8 @@ pub mod transaction;
 
 pub mod phase;
 
+pub mod prelude;
+
 pub mod telemetry;
 
 mod backoff;
@@ -88,11 +92,9 @@ pub use ibid::Ibid;
 pub use ibid_core as core;
 pub use outcome::{Begin, Outcome};
 
-/// Compiles the examples of the README and the guides with the library's own.
+/// Compiles the examples of the guides with the library's own.
 #[cfg(all(doctest, feature = "axum", feature = "sqlite"))]
 mod pages {
-    #[doc = include_str!("../../../README.md")]
-    struct Readme;
     #[doc = include_str!("../../../docs/guides/axum.md")]
     struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/async.md")]
@@ -101,11 +103,21 @@ mod pages {
     struct WebhooksGuide;
     #[doc = include_str!("../../../docs/guides/reconcile.md")]
     struct ReconcileGuide;
+    #[doc = include_str!("../../../docs/guides/test-your-handler.md")]
+    struct TestGuide;
 }
 
 /// Compiles the examples of the guides that need a database driver.
-#[cfg(all(doctest, feature = "axum", feature = "sqlite", feature = "sqlx-sqlite"))]
+#[cfg(all(
+    doctest,
+    feature = "axum",
+    feature = "sqlite",
+    feature = "sqlx-sqlite",
+    feature = "sqlx-postgres"
+))]
 mod pages_with_sqlx {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
     #[doc = include_str!("../../../docs/guides/one-transaction.md")]
     struct OneTransactionGuide;
     #[doc = include_str!("../../../docs/guides/recovery-points.md")]

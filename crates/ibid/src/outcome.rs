@@ -17,6 +17,7 @@ pub use crate::engine::StoredResponse;
 ///
 /// `R` runs the request: an [`Attempt`], or the open transaction that holds one.
 #[derive(Debug)]
+#[must_use = "dropped, an attempt releases its key"]
 pub enum Begin<R = Box<Attempt>> {
     /// Run the request. Its record is reserved.
     Run(R),
@@ -26,6 +27,7 @@ pub enum Begin<R = Box<Attempt>> {
 
 /// The outcome of a request, as far as it is known.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The request was executed, and its response is stored durably.
     Completed(StoredResponse),

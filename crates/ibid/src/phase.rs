@@ -14,7 +14,7 @@ use ibid_core::effect::{KEY_WINDOW, downstream_key};
 use ibid_core::machine::{Decision, Event, PhaseStep};
 use ibid_core::record::RecoveryPoint;
 use ibid_core::sql::Database;
-use ibid_core::store::{BoxFuture, StoreError};
+use ibid_core::store::StoreError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use crate::engine::{GiveUp, Settlement};
 use crate::failpoint::{self, Hit};
 use crate::random::nonce;
 use crate::transaction::attempt_tx::Committed;
-use crate::transaction::{AttemptTx, TxError};
+use crate::transaction::{TxError, TxHandle};
 
 /// The idempotency key for one call to a provider. It cannot be cloned: a phase makes at most one call.
 #[derive(Debug)]
@@ -90,6 +90,7 @@ pub enum CallVerification<R> {
 
 /// A phase that gave no result.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PhaseError<E> {
     /// The work returned an error. Its transaction is rolled back.
     #[error("the work of the phase failed")]
@@ -131,6 +132,13 @@ pub enum PhaseError<E> {
     Store(#[from] StoreError),
 }
 
+impl<E> PhaseError<E> {
+    /// Returns whether nothing was done because another transaction was in the way, so that a retry may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, PhaseError::Tx(error) if error.is_retryable())
+    }
+}
+
 impl<E> From<TxError> for PhaseError<E> {
     fn from(error: TxError) -> Self {
         match error {
@@ -147,9 +155,6 @@ impl Attempt {
     /// If another transaction is in the way, `work` runs again in a new transaction, at most eight times in all. An error
     /// that `work` itself returns is not retried: the transaction is rolled back, and the call fails with
     /// [`PhaseError::Work`].
-    ///
-    /// `work` may borrow what outlives the call. If the driver's transaction type has a lifetime (sqlx, rusqlite), the
-    /// compiler uses that one for the borrow, so the future of `work` must own what it uses.
     ///
     /// # Errors
     ///
@@ -171,18 +176,14 @@ impl Attempt {
     /// # use ibid::core::effect::NewEffect;
     /// # async fn ride<D: Database>(attempt: &mut Attempt, pool: &D, to: &str) -> Result<u64, PhaseError<TxError>> {
     /// attempt
-    ///     .phase("ride", pool, |inside| {
-    ///         Box::pin(async move {
-    ///             inside.enqueue(NewEffect::new("mail", "mail", to.to_owned())).await?;
-    ///             Ok(7)
-    ///         })
+    ///     .phase("ride", pool, async |mut tx| {
+    ///         tx.enqueue(NewEffect::json("mail", &to)?).await?;
+    ///         Ok(7)
     ///     })
     ///     .await
     /// # }
     /// ```
-    // An async closure would read better, but its future is not known to be `Send` where a handler needs that. That
-    // `'w` outlives `'t` is implied by the argument, so the work may borrow from around it.
-    pub async fn phase<'w, D, R, E, W>(
+    pub async fn phase<D, R, E, W, F>(
         &mut self,
         name: &str,
         database: &D,
@@ -190,9 +191,9 @@ impl Attempt {
     ) -> Result<R, PhaseError<E>>
     where
         D: Database,
-        D::Tx: 'w,
         R: Serialize + DeserializeOwned,
-        W: for<'t> FnMut(&'t mut AttemptTx<'w, D::Tx>) -> BoxFuture<'t, Result<R, E>>,
+        W: FnMut(TxHandle<D::Tx>) -> F,
+        F: Future<Output = Result<R, E>>,
     {
         let step = match self.look_up(name).await? {
             PhaseLookup::With(result) => return Ok(result),
@@ -206,20 +207,14 @@ impl Attempt {
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
-            let mut inside = match self.inside_for_phase(tx).await {
+            let inside = match self.inside_owned(tx).await {
                 Err(error) if error.is_retryable() => {
                     last_error = error;
                     continue;
                 }
                 inside => inside?,
             };
-            let result = match work(&mut inside).await {
-                Ok(result) => result,
-                Err(error) => {
-                    inside.roll_back().await;
-                    return Err(PhaseError::Work(error));
-                }
-            };
+            let (mut inside, result) = inside.run(&mut work, PhaseError::Work).await?;
             let body = encode_result(step, &result)?;
             let record = inside.begun();
             let event = Event::Phase { begun: &record, nonce: nonce(), step, result: &body };

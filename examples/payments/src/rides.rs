@@ -37,8 +37,8 @@ pub(crate) async fn create<D: Backend>(
 
     // 1. The ride, in one transaction. Its id is the result of the phase: later attempts get the same id.
     let ride_id: String = held
-        .phase("ride_created", &app.database, |tx| {
-            Box::pin(insert_ride(&mut ***tx, account, ride, record_id))
+        .phase("ride_created", &app.database, async |mut tx| {
+            insert_ride(&mut **tx, account, ride, record_id).await
         })
         .await
         .map_err(|error| stopped(&error))?;
@@ -72,22 +72,20 @@ pub(crate) async fn create<D: Backend>(
     let (id, charge) = (ride_id.as_str(), &charge);
     let name = if charge.succeeded { "receipt" } else { "ride_failed" };
     let receipt_id: Option<String> = held
-        .phase(name, &app.database, |tx| {
-            Box::pin(async move {
-                let receipt_id = charge.succeeded.then(|| format!("rcpt_{}", Uuid::now_v7().simple()));
-                tx.run(
-                    "update ride set status = $2, charge_id = $3, receipt_id = $4
+        .phase(name, &app.database, async |mut tx| {
+            let receipt_id = charge.succeeded.then(|| format!("rcpt_{}", Uuid::now_v7().simple()));
+            tx.run(
+                "update ride set status = $2, charge_id = $3, receipt_id = $4
                       where id = $1 and status = 'pending'",
-                    &[
-                        id.into(),
-                        charge.status().into(),
-                        SqlValue::Text(charge.charge_id.as_deref()),
-                        SqlValue::Text(receipt_id.as_deref()),
-                    ],
-                )
-                .await?;
-                Ok::<_, TxError>(receipt_id)
-            })
+                &[
+                    id.into(),
+                    charge.status().into(),
+                    SqlValue::Text(charge.charge_id.as_deref()),
+                    SqlValue::Text(receipt_id.as_deref()),
+                ],
+            )
+            .await?;
+            Ok::<_, TxError>(receipt_id)
         })
         .await
         .map_err(|error| stopped(&error))?;

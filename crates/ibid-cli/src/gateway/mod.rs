@@ -480,6 +480,8 @@ fn start_failure(config: &Config, error: &StartError) -> Failure {
         StartError::Secrets(_) => {
             Failure::usage("the fingerprint secrets can't be used").because(error).hint("check `secrets`")
         }
+        // A reason that this version does not know.
+        _ => Failure::world("cannot start").because_of(error),
     }
 }
 

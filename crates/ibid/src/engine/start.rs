@@ -80,6 +80,7 @@ impl Default for Settings {
 
 /// The error of [`Ibid::start`](crate::Ibid::start).
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StartError {
     /// The store did not answer.
     #[error("the store does not answer")]

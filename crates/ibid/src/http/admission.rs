@@ -32,6 +32,12 @@ pub struct AdmissionPermit {
     pub body: Arc<dyn BodyBytes>,
 }
 
+impl std::fmt::Debug for AdmissionPermit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdmissionPermit").finish_non_exhaustive()
+    }
+}
+
 /// The bytes of a request's body in memory.
 pub trait BodyBytes: Send + Sync + 'static {
     /// Counts bytes that have arrived.

@@ -101,6 +101,7 @@ pub(super) enum HandlerOutcome {
 
 /// A handler could not reserve its key, and has no transaction to run in.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReserveError {
     /// The request has an outcome already: completed, in flight, unknown or misused. The layer sends the response for it,
     /// whatever the handler returns.

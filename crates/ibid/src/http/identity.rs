@@ -1,6 +1,7 @@
 //! The identity of a request's sender: the tenant and, where a policy asks for it, the principal within the tenant. Both come
 //! from authentication, which the application or the gateway has done before.
 
+use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -35,6 +36,12 @@ impl TenantSource {
     }
 }
 
+impl fmt::Debug for TenantSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantSource").finish_non_exhaustive()
+    }
+}
+
 /// Finds the principal of a request within its tenant, for policies with `bind = "principal"`.
 ///
 /// The principal must stay the same over a client's retries. A token that is refreshed between two of them would make the
@@ -62,6 +69,13 @@ impl PrincipalSource {
     }
 }
 
+impl fmt::Debug for PrincipalSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrincipalSource").finish_non_exhaustive()
+    }
+}
+
 /// The request does not show which tenant or principal sent it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the request does not show which tenant or principal sent it")]
 pub struct MissingIdentity;

@@ -45,6 +45,7 @@ use crate::telemetry;
 /// Put it inside authentication, because it needs the tenant, and inside compression, because it stores the bytes that pass
 /// through it. The [module](super) has an example.
 #[derive(Clone)]
+#[must_use = "a layer does nothing until a service is put into it"]
 pub struct IdempotencyLayer {
     shared: Arc<Shared>,
 }
@@ -98,6 +99,18 @@ impl Shared {
             BindRule::Tenant => Ok(None),
             BindRule::Principal => self.principals.find(head).map(Some),
         }
+    }
+}
+
+impl std::fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IdempotencyLayer").field("routes", &self.shared.routes).finish_non_exhaustive()
+    }
+}
+
+impl<S: std::fmt::Debug> std::fmt::Debug for IdempotencyService<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IdempotencyService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::telemetry::RouteCounters;
 
 /// The policies of an API: a default, and rules that override it for some routes.
 #[derive(Clone, Debug)]
+#[must_use = "routes take effect once they are given to the layer"]
 pub struct Routes {
     /// Shared, because each guarded request holds the route that it runs under.
     defaults: Arc<Route>,
@@ -89,9 +90,10 @@ impl Route {
 
 /// A rule that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RoutesError {
     /// The policy is not valid.
-    #[error("{0}")]
+    #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The pattern is not valid, or another rule covers the same paths.
     #[error("the pattern `{pattern}` {problem}")]

@@ -7,21 +7,40 @@ use bytes::Bytes;
 use ibid_core::effect::StoredEffect;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
-use ibid_core::store::BoxFuture;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 /// Executes effects of one kind. `T` is the transaction type of the worker's [`Database`](ibid_core::sql::Database).
+///
+/// Write the methods as `async fn`:
+///
+/// ```
+/// use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler};
+///
+/// struct Mail;
+///
+/// impl<T: Send> EffectHandler<T> for Mail {
+///     async fn call(&self, call: &EffectCall) -> CallOutcome {
+///         let address: String = match call.json() {
+///             Ok(address) => address,
+///             Err(error) => return CallOutcome::Refused { why: error.to_string() },
+///         };
+///         // … send it, under `call.downstream_key` …
+///         CallOutcome::Made(CallResult { result: address.into(), ..CallResult::default() })
+///     }
+/// }
+/// ```
 pub trait EffectHandler<T>: Send + Sync {
     /// Makes the call. No transaction is open.
     ///
     /// Return [`CallOutcome::Uncertain`] unless you know the result. A timeout or a panic counts as `Uncertain` too.
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome>;
+    fn call(&self, call: &EffectCall) -> impl Future<Output = CallOutcome> + Send;
 
     /// Asks the provider whether an earlier call with an unknown outcome was made. The worker calls it only for effects that
     /// are declared `verified`.
-    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
+    fn verify(&self, call: &EffectCall) -> impl Future<Output = VerifyOutcome> + Send {
         let _ = call;
-        Box::pin(async { VerifyOutcome::Unsure })
+        async { VerifyOutcome::Unsure }
     }
 
     /// Converts the result that a webhook reports into the form that `call` and `verify` return.
@@ -39,14 +58,14 @@ pub trait EffectHandler<T>: Send + Sync {
     /// On an error the transaction is rolled back and run again until the lease ends. If it still fails, the result of a
     /// call that was made is stored with the effect. The claim lapses, and the next worker records the stored result, or
     /// handles the lapse if there is none.
-    fn record<'a>(
-        &'a self,
-        call: &'a EffectCall,
-        settled: &'a SettledEffect,
-        tx: &'a mut T,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
+    fn record(
+        &self,
+        call: &EffectCall,
+        settled: &SettledEffect,
+        tx: &mut T,
+    ) -> impl Future<Output = Result<(), BoxError>> + Send {
         let _ = (call, settled, tx);
-        Box::pin(async { Ok(()) })
+        async { Ok(()) }
     }
 }
 
@@ -82,6 +101,15 @@ pub struct EffectCall {
 }
 
 impl EffectCall {
+    /// The payload of an effect that was made with [`NewEffect::json`](ibid_core::effect::NewEffect::json).
+    ///
+    /// # Errors
+    ///
+    /// If the payload is no JSON of this type.
+    pub fn json<'p, P: Deserialize<'p>>(&'p self) -> Result<P, serde_json::Error> {
+        serde_json::from_slice(&self.payload)
+    }
+
     pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> EffectCall {
         EffectCall {
             downstream_key: effect.downstream_key.clone(),
@@ -114,6 +142,7 @@ impl fmt::Debug for EffectCall {
 /// Outcome of a call. The reasons are stored with the effect, cut to 1 KiB, and shown to operators: never put credentials
 /// or the payload into them.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum CallOutcome {
     /// The call was made.
     Made(CallResult),
@@ -156,6 +185,7 @@ pub struct CallResult {
 
 /// Result of [`EffectHandler::verify`], which asks the provider about an earlier call.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum VerifyOutcome {
     /// The call was made.
     Made(CallResult),

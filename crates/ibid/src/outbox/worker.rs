@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::continue_trace;
+use super::dyn_handler::DynEffectHandler;
 use super::execute::ClaimedEffect;
 use super::handler::EffectHandler;
 use super::record_result::Ended;
@@ -51,7 +52,7 @@ pub struct WorkerBuilder<D: Database> {
 }
 
 /// The handler of each kind, and its time limits if it sets any.
-type Handlers<T> = HashMap<String, (Arc<dyn EffectHandler<T>>, Option<HandlerLimits>)>;
+type Handlers<T> = HashMap<String, (Arc<dyn DynEffectHandler<T>>, Option<HandlerLimits>)>;
 
 /// Time limits of one kind of effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,7 @@ pub struct HandlerLimits {
 
 /// Error of [`WorkerBuilder::build`] for options that do not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkerError {
     /// The store has no outbox.
     #[error("the store has no outbox: it is no SQL store")]

@@ -17,6 +17,7 @@ use ibid_core::store::{SqlStore, StoreError};
 use metrics::counter;
 use tokio::time::Instant;
 
+use super::driver_tx::DriverTx;
 use super::reserve_queue::KeyLock;
 use super::reserve_tx;
 use super::statements::{self, Locked, WriteOptions};
@@ -56,6 +57,7 @@ pub(super) enum Holder<'a> {
 ///
 /// With every error except [`TxError::CommitUnknown`], nothing of the transaction is stored.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TxError {
     /// The store is not an SQL store, so it has no transactions to share.
     #[error("the store cannot share a transaction: it is not an SQL store")]
@@ -91,15 +93,30 @@ pub enum TxError {
     /// The store failed outside the transaction.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The work itself failed for its own reason. The transaction is rolled back and does not run again.
+    #[error("the work in the transaction failed")]
+    Work(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A statement of yours or of ibid failed in the transaction. `?` converts the errors of every driver into this.
     #[error(transparent)]
     Sql(#[from] SqlError),
 }
 
 impl TxError {
+    /// Wraps an error of the work itself: the transaction is rolled back and does not run again.
+    pub fn work(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TxError {
+        TxError::Work(error.into())
+    }
+
     /// Returns whether the transaction conflicted with another one. If so, run the whole transaction again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, TxError::Sql(error) if error.fault() == SqlFault::Serialization)
+    }
+}
+
+/// A payload or response of the work that can't be written as JSON.
+impl From<serde_json::Error> for TxError {
+    fn from(error: serde_json::Error) -> TxError {
+        TxError::work(error)
     }
 }
 
@@ -120,11 +137,8 @@ impl Attempt {
         }
     }
 
-    /// Like [`Attempt::inside`], but for one phase: it does not borrow the attempt, which continues after the transaction.
-    pub(crate) async fn inside_for_phase<'w, T: OwnedTx>(
-        &self,
-        mut tx: T,
-    ) -> Result<AttemptTx<'w, T>, TxError> {
+    /// Like [`Attempt::inside`], but it does not borrow the attempt, which continues after the transaction.
+    pub(crate) async fn inside_owned<T: OwnedTx>(&self, mut tx: T) -> Result<AttemptTx<'static, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Own(Box::new(self.stand_in())), tx, held)),
             Err(error) => Err(give_back(tx, error).await),
@@ -164,6 +178,20 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     pub(super) fn reserving(attempt: Box<Attempt>, tx: T, held: Locked, flight: KeyLock) -> AttemptTx<'a, T> {
         let inside = AttemptTx::holding(Holder::Own(attempt), tx, held);
         AttemptTx { reserves: true, _flight: Some(flight), ..inside }
+    }
+
+    /// Returns the same transaction, to be ended by this attempt.
+    pub(super) fn held_by<'b>(self, attempt: &'b mut Attempt) -> AttemptTx<'b, T> {
+        let AttemptTx { tx, held, reserves, enqueued, owes, _flight, .. } = self;
+        AttemptTx { attempt: Holder::Lent(attempt), tx, held, reserves, enqueued, owes, _flight }
+    }
+
+    /// Returns the driver's connection, to run statements on: `query.execute(tx.conn())`.
+    pub fn conn(&mut self) -> T::Conn<'_>
+    where
+        T: DriverTx,
+    {
+        self.tx.as_mut().expect(OPEN).conn()
     }
 
     /// Returns the number of this attempt, from 1.

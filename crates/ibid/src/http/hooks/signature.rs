@@ -72,6 +72,7 @@ pub struct HookSecret(Hmac<Sha256>);
 
 /// A secret that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum HookSecretError {
     /// The text after `whsec_` is not base64.
     #[error("is not base64 after `whsec_`")]

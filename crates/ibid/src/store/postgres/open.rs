@@ -8,6 +8,7 @@ use super::migrate;
 
 /// Why a store could not be opened. No message holds a password or a user's name.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PostgresOpenError {
     /// The URL can't be read.
     #[error(

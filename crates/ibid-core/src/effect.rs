@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::change::InstantChange;
@@ -46,6 +47,22 @@ impl NewEffect {
             delay: Duration::ZERO,
             trace: None,
         }
+    }
+
+    /// An effect of one kind with `payload` as JSON, named like its kind. A record with several effects of one kind
+    /// [names](NewEffect::named) them.
+    ///
+    /// # Errors
+    ///
+    /// If JSON can't express the payload.
+    pub fn json(kind: &str, payload: &impl Serialize) -> Result<NewEffect, serde_json::Error> {
+        Ok(NewEffect::new(kind, kind, serde_json::to_vec(payload)?))
+    }
+
+    /// Under this name within the record.
+    pub fn named(mut self, name: impl Into<String>) -> NewEffect {
+        self.name = name.into();
+        self
     }
 
     /// The provider deduplicates by our key, so an uncertain call is made again within the key window.

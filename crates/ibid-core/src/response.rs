@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
+use serde::Serialize;
 
 use crate::policy::Policy;
 use crate::proof::OUTCOME_FIELD;
@@ -54,6 +55,23 @@ impl Response {
             trailers: Vec::new(),
             version: 0,
         }
+    }
+
+    /// A response with `value` as JSON.
+    ///
+    /// A value that JSON can't express becomes a 500: in a transaction that rolls the work back.
+    pub fn json(status: u16, value: &impl Serialize) -> Response {
+        match serde_json::to_string(value) {
+            Ok(body) => Response::plain(status, "application/json", body),
+            Err(error) => Response::plain(500, "text/plain", error.to_string()),
+        }
+    }
+
+    /// The same response with another header line.
+    #[must_use]
+    pub fn with_header(mut self, name: &str, value: impl Into<Bytes>) -> Response {
+        self.headers.push((name.to_ascii_lowercase(), value.into()));
+        self
     }
 
     /// The bytes that a store keeps.
@@ -213,6 +231,20 @@ mod tests {
         let golden = "018518c98382686c6f636174696f6e4b2f7061796d656e74732f3782646c696e6b433c613e82646c696e6b41ff42\
                       7b7d818265782d73756d413903";
         assert_eq!(hex, golden);
+    }
+
+    #[test]
+    fn a_value_becomes_a_json_response() {
+        let created = Response::json(201, &["p1"]).with_header("Location", "/payments/p1");
+        assert_eq!((created.status, &created.body[..]), (201, &br#"["p1"]"#[..]));
+        assert_eq!(created.headers[0], ("content-type".to_owned(), Bytes::from_static(b"application/json")));
+        assert_eq!(created.headers[1], ("location".to_owned(), Bytes::from_static(b"/payments/p1")));
+    }
+
+    #[test]
+    fn a_value_that_json_can_not_express_becomes_a_500() {
+        let keys_are_no_strings = std::collections::BTreeMap::from([(vec![1], 2)]);
+        assert_eq!(Response::json(201, &keys_are_no_strings).status, 500);
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use axum::extract::{FromRequestParts, OriginalUri};
 use axum::http::header::RETRY_AFTER;
 use axum::http::request::Parts;
-use axum::http::{Extensions, StatusCode, Uri};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
 pub use crate::http::{Guarded, HeldAttempt, UnreservedRequest};
 
 use crate::http::ReserveError;
 use crate::outcome::Outcome;
-use crate::transaction::TxError;
+use crate::transaction::{TxError, TxResponse};
 
 impl<S: Sync> FromRequestParts<S> for Guarded {
     type Rejection = (StatusCode, &'static str);
@@ -57,14 +57,31 @@ impl IntoResponse for Outcome {
     }
 }
 
+/// Lets a handler return the response of its transaction. The layer sends what is stored, so this is sent only where
+/// nothing is.
+impl IntoResponse for TxResponse {
+    fn into_response(self) -> Response {
+        let Some(response) = self.into_inner() else { return StatusCode::NO_CONTENT.into_response() };
+        let Ok(status) = StatusCode::from_u16(response.status) else {
+            tracing::error!(status = response.status, "a handler responded with a status that is none");
+            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        };
+        let lines = response.headers.iter().filter_map(|(name, value)| {
+            Some((name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(value).ok()?))
+        });
+        (status, lines.collect::<HeaderMap>(), response.body).into_response()
+    }
+}
+
 /// Lets a handler return the error with `?`: nothing was done, and the client may retry.
 impl IntoResponse for TxError {
     fn into_response(self) -> Response {
-        tracing::warn!(
-            error = &self as &dyn std::error::Error,
-            "transaction not committed; the client is asked to retry"
-        );
-        (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")]).into_response()
+        tracing::warn!(error = &self as &dyn std::error::Error, "transaction not committed");
+        match self {
+            // A retry would fail as well.
+            TxError::Work(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+            _ => (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")]).into_response(),
+        }
     }
 }
 

@@ -74,6 +74,8 @@ pub mod transaction;
 
 pub mod phase;
 
+pub mod prelude;
+
 pub mod telemetry;
 
 mod backoff;
@@ -88,11 +90,9 @@ pub use ibid::Ibid;
 pub use ibid_core as core;
 pub use outcome::{Begin, Outcome};
 
-/// The examples of the front page and the guides are compiled with the library's own.
+/// The examples of the guides are compiled with the library's own.
 #[cfg(all(doctest, feature = "axum", feature = "sqlite"))]
 mod pages {
-    #[doc = include_str!("../../../README.md")]
-    struct Readme;
     #[doc = include_str!("../../../docs/guides/axum.md")]
     struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/async.md")]
@@ -101,11 +101,21 @@ mod pages {
     struct WebhooksGuide;
     #[doc = include_str!("../../../docs/guides/reconcile.md")]
     struct ReconcileGuide;
+    #[doc = include_str!("../../../docs/guides/test-your-handler.md")]
+    struct TestGuide;
 }
 
 /// Those whose examples need a driver.
-#[cfg(all(doctest, feature = "axum", feature = "sqlite", feature = "sqlx-sqlite"))]
+#[cfg(all(
+    doctest,
+    feature = "axum",
+    feature = "sqlite",
+    feature = "sqlx-sqlite",
+    feature = "sqlx-postgres"
+))]
 mod pages_with_sqlx {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
     #[doc = include_str!("../../../docs/guides/one-transaction.md")]
     struct OneTransactionGuide;
     #[doc = include_str!("../../../docs/guides/recovery-points.md")]

@@ -14,7 +14,7 @@ use ibid_core::effect::{KEY_WINDOW, downstream_key};
 use ibid_core::machine::{Decision, Event, PhaseStep};
 use ibid_core::record::RecoveryPoint;
 use ibid_core::sql::Database;
-use ibid_core::store::{BoxFuture, StoreError};
+use ibid_core::store::StoreError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use crate::engine::{GiveUp, Settlement};
 use crate::failpoint::{self, Hit};
 use crate::random::nonce;
 use crate::transaction::attempt_tx::Committed;
-use crate::transaction::{AttemptTx, TxError};
+use crate::transaction::{TxError, TxHandle};
 
 /// The key that the outside is given for one call. It is used up by the call: at most one per Phase.
 #[derive(Debug)]
@@ -144,9 +144,6 @@ impl Attempt {
     /// The work may be run more than once, in a new transaction each time, when its commit finds others in its way.
     /// What its own statements meet with it returns, and that is the end of this call.
     ///
-    /// It may use what lives longer than the call. Where the driver's transaction has a lifetime of its own (sqlx,
-    /// rusqlite) the compiler takes that for the one meant, and what the work uses must be owned by its future.
-    ///
     /// ```
     /// # use ibid::Attempt;
     /// # use ibid::phase::PhaseError;
@@ -154,18 +151,14 @@ impl Attempt {
     /// # use ibid::core::effect::NewEffect;
     /// # async fn ride<D: Database>(attempt: &mut Attempt, pool: &D, to: &str) -> Result<u64, PhaseError<TxError>> {
     /// attempt
-    ///     .phase("ride", pool, |inside| {
-    ///         Box::pin(async move {
-    ///             inside.enqueue(NewEffect::new("mail", "mail", to.to_owned())).await?;
-    ///             Ok(7)
-    ///         })
+    ///     .phase("ride", pool, async |mut tx| {
+    ///         tx.enqueue(NewEffect::json("mail", &to)?).await?;
+    ///         Ok(7)
     ///     })
     ///     .await
     /// # }
     /// ```
-    // An async closure would read better, but its future is not known to be `Send` where a handler needs that. That
-    // `'w` outlives `'t` is implied by the argument, so the work may borrow from around it.
-    pub async fn phase<'w, D, R, E, W>(
+    pub async fn phase<D, R, E, W, F>(
         &mut self,
         name: &str,
         database: &D,
@@ -173,9 +166,9 @@ impl Attempt {
     ) -> Result<R, PhaseError<E>>
     where
         D: Database,
-        D::Tx: 'w,
         R: Serialize + DeserializeOwned,
-        W: for<'t> FnMut(&'t mut AttemptTx<'w, D::Tx>) -> BoxFuture<'t, Result<R, E>>,
+        W: FnMut(TxHandle<D::Tx>) -> F,
+        F: Future<Output = Result<R, E>>,
     {
         let step = match self.passed(name).await? {
             PhaseLookup::With(result) => return Ok(result),
@@ -189,17 +182,21 @@ impl Attempt {
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
-            let mut inside = match self.inside_for_phase(tx).await {
+            let inside = match self.inside_owned(tx).await {
                 Err(error) if error.is_retryable() => {
                     failed = error;
                     continue;
                 }
                 inside => inside?,
             };
-            let result = match work(&mut inside).await {
-                Ok(result) => result,
-                Err(error) => {
-                    inside.roll_back().await;
+            let (result, mut inside) = match inside.lend_to(&mut work).await {
+                (Ok(result), Some(inside)) => (result, inside),
+                // The work has put its handle elsewhere, and may still use the transaction there.
+                (Ok(_), None) => return Err(TxError::Ended.into()),
+                (Err(error), returned) => {
+                    if let Some(mut inside) = returned {
+                        inside.roll_back().await;
+                    }
                     return Err(PhaseError::Work(error));
                 }
             };

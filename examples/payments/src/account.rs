@@ -97,7 +97,10 @@ impl<S: Sync> FromRequestParts<S> for Account {
 }
 
 fn account_of(accounts: Option<&Accounts>, headers: &HeaderMap) -> Option<Account> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let mut lines = headers.get_all(AUTHORIZATION).iter();
+    // With two lines, another hop might go by the other one.
+    let (Some(line), None) = (lines.next(), lines.next()) else { return None };
+    let (scheme, token) = line.to_str().ok()?.split_once(' ')?;
     let token =
         Some(token.trim()).filter(|token| !token.is_empty() && scheme.eq_ignore_ascii_case("bearer"))?;
     let digest = digest(token);
@@ -132,6 +135,13 @@ mod tests {
         for line in ["Bearer sk_ann3", "Bearer sk_an", "Basic sk_ann", "Bearer", "Bearer ", "sk_ann", ""] {
             assert_eq!(account(list, line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn two_credentials_are_none() {
+        let line = || (AUTHORIZATION, "Bearer token".parse().unwrap());
+        assert!(account_of(None, &[line()].into_iter().collect()).is_some());
+        assert_eq!(account_of(None, &[line(), line()].into_iter().collect()), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! under the same key. A retry is validated like the first request: stricter rules also refuse retries of requests that
 //! were accepted before, so they need a new path or version.
 
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
@@ -11,6 +12,7 @@ use axum::extract::{FromRequest, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http::{Method, StatusCode};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::problem::Problem;
@@ -66,7 +68,8 @@ impl Input for NewRide {
 /// Parses a body, or reports everything that is wrong with it.
 pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
     let object = serde_json::from_slice(body);
-    let left = object.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let UniqueFields(left) =
+        object.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
     let mut fields = InputFields { left, errors: Vec::new() };
     let input = T::read(&mut fields);
     // An unknown field is most likely a misspelt one, and must not be ignored.
@@ -74,6 +77,37 @@ pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
         fields.left.into_iter().map(|(name, _)| (name, "is not a field of this request".to_owned()));
     fields.errors.extend(unknown);
     input.filter(|_| fields.errors.is_empty()).ok_or_else(|| Problem::invalid(fields.errors))
+}
+
+/// The fields of a JSON object. A name that occurs twice is refused: parsers disagree on which value counts, and one of
+/// them may be the amount.
+struct UniqueFields(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for UniqueFields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UniqueFields, D::Error> {
+        struct FieldVisitor;
+
+        impl<'de> Visitor<'de> for FieldVisitor {
+            type Value = UniqueFields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueFields, A::Error> {
+                let mut fields = Map::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if fields.contains_key(&name) {
+                        return Err(A::Error::custom(format_args!("the field `{name}` occurs twice")));
+                    }
+                    fields.insert(name, value);
+                }
+                Ok(UniqueFields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(FieldVisitor)
+    }
 }
 
 /// The fields that are still to be read, and the errors so far.
@@ -181,6 +215,14 @@ mod tests {
         }
         for json in ["1.5", "10.0", "1e3", "\"100\"", "null", "true", "[1]", "{}"] {
             assert_eq!(amount(json), None, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_field_occurs_once() {
+        for twice in [r#""amountCents":1,"amountCents":100"#, r#""amountCents":1,"amount\u0043ents":1"#] {
+            let body = format!(r#"{{"customerId":"ann",{twice},"currency":"EUR"}}"#);
+            assert!(parse::<NewPayment>(body.as_bytes()).is_err(), "{body}");
         }
     }
 

@@ -1,15 +1,11 @@
 //! `POST /payments`: the payment, the effect that charges it and the response commit in one transaction. The worker
 //! charges afterwards.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::extract::{Path, Query, State};
-use bytes::Bytes;
 use ibid::axum::{Guarded, HeldAttempt};
 use ibid::core::response::Response as StoredResponse;
-use ibid::outcome::Outcome;
-use ibid::transaction::TxError;
+use ibid::transaction::TxResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -23,56 +19,38 @@ use crate::processor::ChargeRequest;
 use crate::worker::ChargePayment;
 
 /// Creates a payment. ibid has reserved the key; every retry gets the response that is committed here.
+///
+/// An error is a 503 and leaves the key free, so the client sends the same request again.
 pub(crate) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: Guarded,
     mut held: HeldAttempt,
     Valid(payment): Valid<NewPayment>,
-) -> Result<Outcome, Problem> {
-    let mut tries = 1;
-    loop {
-        match write(&app, &mut held, guarded.tenant.as_str(), &payment).await {
-            // Another transaction was in the way (40001, 40P01, busy).
-            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
-                tokio::time::sleep(RETRY_AFTER * tries).await;
-                tries += 1;
-            }
-            // An error is a 503 and leaves the key free, so the client sends the same request again.
-            result => return Ok(result?),
-        }
-    }
-}
-
-/// Commits everything or nothing: if it is dropped before `finish` has committed, the transaction is rolled back.
-async fn write<D: Backend>(
-    app: &App<D>,
-    held: &mut HeldAttempt,
-    account: &str,
-    payment: &NewPayment,
-) -> Result<Outcome, TxError> {
+) -> Result<TxResponse, Problem> {
     let payment_id = format!("pay_{}", Uuid::now_v7().simple());
-    let mut tx = held.inside(app.database.begin().await?).await?;
-    let record_id = tx.record_id();
-    tx.run(
-        "insert into payment (id, account, customer_id, amount_cents, currency, record_id)
-         values ($1, $2, $3, $4, $5, $6)",
-        &[
-            payment_id.as_str().into(),
-            account.into(),
-            payment.customer_id.as_str().into(),
-            SqlValue::Integer(payment.amount_cents),
-            payment.currency.as_str().into(),
-            SqlValue::Bytes(record_id.as_bytes()),
-        ],
-    )
-    .await?;
-    let request = ChargeRequest::new(payment, &payment_id);
-    let charge = ChargePayment { payment_id: payment_id.clone(), request };
-    tx.enqueue(charge.effect(app.lease, app.in_doubt)).await?;
-    let body = json!({ "paymentId": payment_id, "status": "pending" });
-    let mut response = StoredResponse::plain(201, "application/json", body.to_string());
-    response.headers.push(("location".to_owned(), Bytes::from(format!("/payments/{payment_id}"))));
-    tx.finish(response).await
+    // Commits everything or nothing, and runs again if another transaction was in the way (40001, 40P01, busy).
+    let created = held.transact(&app.database, async |mut tx| {
+        let record_id = tx.record_id();
+        tx.run(
+            "insert into payment (id, account, customer_id, amount_cents, currency, record_id)
+             values ($1, $2, $3, $4, $5, $6)",
+            &[
+                payment_id.as_str().into(),
+                guarded.tenant.as_str().into(),
+                payment.customer_id.as_str().into(),
+                SqlValue::Integer(payment.amount_cents),
+                payment.currency.as_str().into(),
+                SqlValue::Bytes(record_id.as_bytes()),
+            ],
+        )
+        .await?;
+        let request = ChargeRequest::new(&payment, &payment_id);
+        let charge = ChargePayment { payment_id: payment_id.clone(), request };
+        tx.enqueue(charge.effect(app.lease, app.in_doubt)).await?;
+        let body = json!({ "paymentId": payment_id, "status": "pending" });
+        Ok(StoredResponse::json(201, &body).with_header("location", format!("/payments/{payment_id}")))
+    });
+    Ok(created.await?)
 }
 
 /// `GET /payments/{id}`, for the account that made it.
@@ -125,13 +103,6 @@ fn payment_json((id, customer, amount, currency, status, charge, created_at): Pa
 pub(crate) fn rfc3339(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|instant| instant.to_string())
 }
-
-/// Each conflict means that another transaction has committed. After eight there is a crowd, and the client's own retry
-/// is the better pause.
-const TRIES_MAX: u32 = 8;
-
-/// About one commit, and longer each time, so that the same transactions do not conflict again.
-const RETRY_AFTER: Duration = Duration::from_millis(5);
 
 /// A few screens.
 const LIST_MAX: i64 = 200;

@@ -36,27 +36,25 @@ pub(crate) async fn create<D: Backend>(
 
     // 1. The ride, in one transaction. Its id is the result of the phase: later attempts get the same id.
     let ride_id: String = held
-        .phase("ride_created", &app.database, |tx| {
-            Box::pin(async move {
-                let ride_id = format!("ride_{}", Uuid::now_v7().simple());
-                tx.run(
-                    "insert into ride
+        .phase("ride_created", &app.database, async |mut tx| {
+            let ride_id = format!("ride_{}", Uuid::now_v7().simple());
+            tx.run(
+                "insert into ride
                        (id, account, customer_id, amount_cents, currency, origin, destination, record_id)
                      values ($1, $2, $3, $4, $5, $6, $7, $8)",
-                    &[
-                        ride_id.as_str().into(),
-                        account.into(),
-                        ride.payment.customer_id.as_str().into(),
-                        SqlValue::Integer(ride.payment.amount_cents),
-                        ride.payment.currency.as_str().into(),
-                        ride.origin.as_str().into(),
-                        ride.destination.as_str().into(),
-                        SqlValue::Bytes(record_id.as_bytes()),
-                    ],
-                )
-                .await?;
-                Ok::<_, TxError>(ride_id)
-            })
+                &[
+                    ride_id.as_str().into(),
+                    account.into(),
+                    ride.payment.customer_id.as_str().into(),
+                    SqlValue::Integer(ride.payment.amount_cents),
+                    ride.payment.currency.as_str().into(),
+                    ride.origin.as_str().into(),
+                    ride.destination.as_str().into(),
+                    SqlValue::Bytes(record_id.as_bytes()),
+                ],
+            )
+            .await?;
+            Ok::<_, TxError>(ride_id)
         })
         .await
         .map_err(|error| stopped(&error))?;
@@ -90,22 +88,20 @@ pub(crate) async fn create<D: Backend>(
     let (id, charge) = (ride_id.as_str(), &charge);
     let name = if charge.succeeded { "receipt" } else { "ride_failed" };
     let receipt_id: Option<String> = held
-        .phase(name, &app.database, |tx| {
-            Box::pin(async move {
-                let receipt_id = charge.succeeded.then(|| format!("rcpt_{}", Uuid::now_v7().simple()));
-                tx.run(
-                    "update ride set status = $2, charge_id = $3, receipt_id = $4
+        .phase(name, &app.database, async |mut tx| {
+            let receipt_id = charge.succeeded.then(|| format!("rcpt_{}", Uuid::now_v7().simple()));
+            tx.run(
+                "update ride set status = $2, charge_id = $3, receipt_id = $4
                       where id = $1 and status = 'pending'",
-                    &[
-                        id.into(),
-                        charge.status().into(),
-                        SqlValue::Text(charge.charge_id.as_deref()),
-                        SqlValue::Text(receipt_id.as_deref()),
-                    ],
-                )
-                .await?;
-                Ok::<_, TxError>(receipt_id)
-            })
+                &[
+                    id.into(),
+                    charge.status().into(),
+                    SqlValue::Text(charge.charge_id.as_deref()),
+                    SqlValue::Text(receipt_id.as_deref()),
+                ],
+            )
+            .await?;
+            Ok::<_, TxError>(receipt_id)
         })
         .await
         .map_err(|error| stopped(&error))?;

@@ -7,7 +7,6 @@
 use std::ops::DerefMut;
 use std::time::Duration;
 
-use ibid::core::store::BoxFuture;
 use ibid::http::TraceContext;
 use ibid::outbox::{
     BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, EffectRules, NewEffect, Safety,
@@ -71,32 +70,28 @@ pub struct Charger {
 
 impl<T: DerefMut<Target: Statements> + Send> EffectHandler<T> for Charger {
     /// Calls the processor, with no transaction open.
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        Box::pin(async move {
-            let payment: ChargePayment = match serde_json::from_slice(&call.payload) {
-                Ok(payment) => payment,
-                Err(error) => return CallOutcome::Refused { why: format!("unreadable: {error}") },
-            };
-            // The trace of the payment's request includes the processor's part.
-            let processor = self.processor.traced(call.trace.as_deref().and_then(TraceContext::parse));
-            match processor.charge(&call.downstream_key, &payment.request, call.tries == 1).await {
-                ChargeOutcome::Ended(charge) => CallOutcome::Made(made(charge)),
-                ChargeOutcome::Refused { why } => CallOutcome::Refused { why },
-                ChargeOutcome::NotMade { why, after } => CallOutcome::NotMade { why, after },
-                ChargeOutcome::Uncertain { why } => CallOutcome::Uncertain { why },
-            }
-        })
+    async fn call(&self, call: &EffectCall) -> CallOutcome {
+        let payment: ChargePayment = match serde_json::from_slice(&call.payload) {
+            Ok(payment) => payment,
+            Err(error) => return CallOutcome::Refused { why: format!("unreadable: {error}") },
+        };
+        // The trace of the payment's request includes the processor's part.
+        let processor = self.processor.traced(call.trace.as_deref().and_then(TraceContext::parse));
+        match processor.charge(&call.downstream_key, &payment.request, call.tries == 1).await {
+            ChargeOutcome::Ended(charge) => CallOutcome::Made(made(charge)),
+            ChargeOutcome::Refused { why } => CallOutcome::Refused { why },
+            ChargeOutcome::NotMade { why, after } => CallOutcome::NotMade { why, after },
+            ChargeOutcome::Uncertain { why } => CallOutcome::Uncertain { why },
+        }
     }
 
     /// Asks the processor about an earlier call, for [`InDoubt::Verify`]. No answer is not a "no".
-    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
-        Box::pin(async move {
-            match self.processor.find(&call.downstream_key).await {
-                Ok(Some(charge)) => VerifyOutcome::Made(made(charge)),
-                Ok(None) => VerifyOutcome::NotMade,
-                Err(_) => VerifyOutcome::Unsure,
-            }
-        })
+    async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
+        match self.processor.find(&call.downstream_key).await {
+            Ok(Some(charge)) => VerifyOutcome::Made(made(charge)),
+            Ok(None) => VerifyOutcome::NotMade,
+            Err(_) => VerifyOutcome::Unsure,
+        }
     }
 
     /// Translates a webhook, which has the charge as the processor writes it.
@@ -109,30 +104,23 @@ impl<T: DerefMut<Target: Statements> + Send> EffectHandler<T> for Charger {
     }
 
     /// Ends the payment, in the transaction that ends the effect.
-    fn record<'a>(
-        &'a self,
-        call: &'a EffectCall,
-        settled: &'a SettledEffect,
-        tx: &'a mut T,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
-        Box::pin(async move {
-            match settled {
-                SettledEffect::Done(made) => {
-                    let payment: ChargePayment = serde_json::from_slice(&call.payload)?;
-                    let charge: Charge = serde_json::from_slice(&made.result)?;
-                    let charge_id = SqlValue::Text(charge.charge_id.as_deref());
-                    tx.run(
-                        "update payment set status = $2, charge_id = $3 where id = $1 and status = 'pending'",
-                        &[payment.payment_id.as_str().into(), charge.status().into(), charge_id],
-                    )
-                    .await?;
-                }
-                SettledEffect::Dead { why } | SettledEffect::Unknown { why } => {
-                    tracing::error!(record = %call.record.short(), why, "payment stays pending: an operator must look");
-                }
+    async fn record(&self, call: &EffectCall, settled: &SettledEffect, tx: &mut T) -> Result<(), BoxError> {
+        match settled {
+            SettledEffect::Done(made) => {
+                let payment: ChargePayment = serde_json::from_slice(&call.payload)?;
+                let charge: Charge = serde_json::from_slice(&made.result)?;
+                let charge_id = SqlValue::Text(charge.charge_id.as_deref());
+                tx.run(
+                    "update payment set status = $2, charge_id = $3 where id = $1 and status = 'pending'",
+                    &[payment.payment_id.as_str().into(), charge.status().into(), charge_id],
+                )
+                .await?;
             }
-            Ok(())
-        })
+            SettledEffect::Dead { why } | SettledEffect::Unknown { why } => {
+                tracing::error!(record = %call.record.short(), why, "payment stays pending: an operator must look");
+            }
+        }
+        Ok(())
     }
 }
 

@@ -21,9 +21,10 @@ use tokio::time::Instant;
 
 use super::{EvidenceResult, OF_SUBJECT_MAX};
 use crate::ibid::Ibid;
+use crate::outbox::dyn_handler::DynEffectHandler;
 use crate::outbox::execute::count_move;
 use crate::outbox::record_result::{EffectResult, Ended, ResultWriter};
-use crate::outbox::{CallResult, EffectCall, EffectHandler, statements, store_tx};
+use crate::outbox::{CallResult, EffectCall, statements, store_tx};
 use crate::telemetry;
 use crate::transaction::statements as records;
 
@@ -225,7 +226,7 @@ pub(crate) struct WorkerHandlers<D: Database> {
 
 /// The handler of one kind of effect.
 pub(crate) struct KindHandler<T> {
-    pub(crate) handler: Arc<dyn EffectHandler<T>>,
+    pub(crate) handler: Arc<dyn DynEffectHandler<T>>,
     /// How long a call, a verification or the handler's rows may take.
     pub(crate) timeout: Duration,
 }

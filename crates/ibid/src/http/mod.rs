@@ -80,9 +80,11 @@ mod repeatability;
 mod respond;
 mod resume;
 mod routes;
+mod routes_builder;
 mod run;
 mod stored_request;
 mod trace;
+mod transact;
 mod without_key;
 
 pub use admission::{Admission, AdmissionPermit, BodyBytes, OverCapacity};
@@ -94,6 +96,7 @@ pub use identity::{MissingIdentity, PrincipalSource, TenantSource};
 pub use layer::{IdempotencyLayer, IdempotencyService};
 pub use render::refused;
 pub use routes::{ReservedBy, Route, Routes, RoutesError, Rule, Ruling};
+pub use routes_builder::RoutesBuilder;
 pub use trace::TraceContext;
 #[cfg(feature = "opentelemetry")]
 pub(crate) use trace::continue_trace;

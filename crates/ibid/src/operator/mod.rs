@@ -7,7 +7,7 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Ibid, Settings};
-//! # use ibid::core::{act::OperatorAction, record::State};
+//! # use ibid::core::{operator_action::OperatorAction, record::State};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
 //! use ibid::operator::{RecordFilter, Observation, Operator};
 //!

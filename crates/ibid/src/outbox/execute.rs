@@ -11,7 +11,8 @@ use ibid_core::sql::Database;
 use metrics::counter;
 use tokio::time::Instant;
 
-use super::handler::{CallOutcome, EffectCall, EffectHandler, VerifyOutcome};
+use super::dyn_handler::DynEffectHandler;
+use super::handler::{CallOutcome, EffectCall, VerifyOutcome};
 use super::record_result::{EffectResult, Ended, ResultWriter};
 use super::unrecorded::decode_unrecorded;
 use crate::evidence::effect::apply_earlier_evidence;
@@ -23,7 +24,7 @@ use crate::telemetry;
 pub(super) struct ClaimedEffect<D: Database> {
     pub(super) ibid: Ibid,
     pub(super) database: Arc<D>,
-    pub(super) handler: Arc<dyn EffectHandler<D::Tx>>,
+    pub(super) handler: Arc<dyn DynEffectHandler<D::Tx>>,
     pub(super) timeout: Duration,
     pub(super) effect: StoredEffect,
     pub(super) reason: ClaimReason,

@@ -7,19 +7,38 @@ use bytes::Bytes;
 use ibid_core::effect::StoredEffect;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
-use ibid_core::store::BoxFuture;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 /// Carries out Effects of one kind. `T` is the transaction of the worker's [`Database`](ibid_core::sql::Database).
+///
+/// Write the methods as `async fn`:
+///
+/// ```
+/// use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler};
+///
+/// struct Mail;
+///
+/// impl<T: Send> EffectHandler<T> for Mail {
+///     async fn call(&self, call: &EffectCall) -> CallOutcome {
+///         let address: String = match call.json() {
+///             Ok(address) => address,
+///             Err(error) => return CallOutcome::Refused { why: error.to_string() },
+///         };
+///         // … send it, under `call.downstream_key` …
+///         CallOutcome::Made(CallResult { result: address.into(), ..CallResult::default() })
+///     }
+/// }
+/// ```
 pub trait EffectHandler<T>: Send + Sync {
     /// Makes the outside call, with no transaction open. What is not certain is [`CallOutcome::Uncertain`]; running out of
     /// time or panicking means the same.
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome>;
+    fn call(&self, call: &EffectCall) -> impl Future<Output = CallOutcome> + Send;
 
     /// Whether an earlier call, whose outcome nobody saw, was made. Asked only of Effects declared `verified`.
-    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
+    fn verify(&self, call: &EffectCall) -> impl Future<Output = VerifyOutcome> + Send {
         let _ = call;
-        Box::pin(async { VerifyOutcome::Unsure })
+        async { VerifyOutcome::Unsure }
     }
 
     /// What a webhook says was made, in this handler's own words: as `call` or `verify` would have given it. `told` has the
@@ -34,14 +53,14 @@ pub trait EffectHandler<T>: Send + Sync {
     ///
     /// On an error the transaction is undone and run again. If that does not help, the call counts as uncertain with its
     /// result kept; an end that is no success is taken up again once the claim has lapsed.
-    fn record<'a>(
-        &'a self,
-        call: &'a EffectCall,
-        settled: &'a SettledEffect,
-        tx: &'a mut T,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
+    fn record(
+        &self,
+        call: &EffectCall,
+        settled: &SettledEffect,
+        tx: &mut T,
+    ) -> impl Future<Output = Result<(), BoxError>> + Send {
         let _ = (call, settled, tx);
-        Box::pin(async { Ok(()) })
+        async { Ok(()) }
     }
 }
 
@@ -77,6 +96,15 @@ pub struct EffectCall {
 }
 
 impl EffectCall {
+    /// The payload of an effect that was made with [`NewEffect::json`](ibid_core::effect::NewEffect::json).
+    ///
+    /// # Errors
+    ///
+    /// If the payload is no JSON of this type.
+    pub fn json<'p, P: Deserialize<'p>>(&'p self) -> Result<P, serde_json::Error> {
+        serde_json::from_slice(&self.payload)
+    }
+
     pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> EffectCall {
         EffectCall {
             downstream_key: effect.downstream_key.clone(),

@@ -19,7 +19,7 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Begin, Ibid, Settings};
-//! # use ibid::core::{fingerprint::RequestView, key::Key, policy::Policy, response::Response, store::BoxFuture};
+//! # use ibid::core::{fingerprint::RequestView, key::Key, policy::Policy, response::Response};
 //! # use ibid::core::scope::{Identity, Operation, Tenant};
 //! # use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 //! # use ibid::transaction::{Database, rusqlite::{Rusqlite, RusqliteTx}};
@@ -36,30 +36,26 @@
 //! struct Charge;
 //!
 //! impl EffectHandler<RusqliteTx<'static>> for Charge {
-//!     fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-//!         Box::pin(async move {
-//!             // Here the provider is called, under `call.downstream_key` and before `call.deadline`.
-//!             let provider_id = Some(format!("ch_{}", call.downstream_key));
-//!             CallOutcome::Made(CallResult { provider_id, ..CallResult::default() })
-//!         })
+//!     async fn call(&self, call: &EffectCall) -> CallOutcome {
+//!         // Here the provider is called, under `call.downstream_key` and before `call.deadline`.
+//!         let provider_id = Some(format!("ch_{}", call.downstream_key));
+//!         CallOutcome::Made(CallResult { provider_id, ..CallResult::default() })
 //!     }
 //!
-//!     fn record<'a>(
-//!         &'a self,
-//!         call: &'a EffectCall,
-//!         settled: &'a SettledEffect,
-//!         tx: &'a mut RusqliteTx<'static>,
-//!     ) -> BoxFuture<'a, Result<(), BoxError>> {
-//!         Box::pin(async move {
-//!             let state = match settled {
-//!                 SettledEffect::Done(_) => "succeeded",
-//!                 // An earlier try may have made it: only the provider can tell.
-//!                 SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => "in review",
-//!             };
-//!             let id = std::str::from_utf8(&call.payload)?;
-//!             tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;
-//!             Ok(())
-//!         })
+//!     async fn record(
+//!         &self,
+//!         call: &EffectCall,
+//!         settled: &SettledEffect,
+//!         tx: &mut RusqliteTx<'static>,
+//!     ) -> Result<(), BoxError> {
+//!         let state = match settled {
+//!             SettledEffect::Done(_) => "succeeded",
+//!             // An earlier try may have made it: only the provider can tell.
+//!             SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => "in review",
+//!         };
+//!         let id: String = call.json()?;
+//!         tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;
+//!         Ok(())
 //!     }
 //! }
 //!
@@ -79,10 +75,14 @@
 //! # connection.execute_batch("create table payment (id text, state text)")?;
 //! let database = Rusqlite::new(connection);
 //! # let Begin::Run(mut attempt) = ibid.begin(ask).await? else { unreachable!() };
-//! let mut inside = attempt.inside(database.begin().await?).await?;
-//! inside.execute("insert into payment values ('p1', 'pending')", [])?;
-//! inside.enqueue(NewEffect::new("charge", "charge", "p1").repeatable()).await?;
-//! inside.finish(Response::plain(201, "text/plain", "p1".to_owned())).await?;
+//! let created = attempt
+//!     .transact(&database, async |mut tx| {
+//!         tx.conn().execute("insert into payment values ('p1', 'pending')", [])?;
+//!         tx.enqueue(NewEffect::json("charge", &"p1")?.repeatable()).await?;
+//!         Ok(Response::json(201, &"p1"))
+//!     })
+//!     .await?;
+//! assert_eq!(created.response().map(|response| response.status), Some(201));
 //!
 //! let worker = Worker::builder(ibid.clone(), database.clone()).on("charge", Charge).build()?;
 //! assert_eq!(worker.run_once().await?.done, 1); // a service spawns `worker.run_until(stop)`
@@ -99,6 +99,8 @@
 
 pub use ibid_core::effect::{EffectFilter, EffectRules, NewEffect, Safety, StoredEffect};
 pub use ibid_core::machine::EffectState;
+
+pub(crate) mod dyn_handler;
 
 mod handler;
 

@@ -15,7 +15,8 @@ use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 use metrics::counter;
 use tokio::time::Instant;
 
-use super::handler::{BoxError, CallResult, EffectCall, EffectHandler, SettledEffect};
+use super::dyn_handler::DynEffectHandler;
+use super::handler::{BoxError, CallResult, EffectCall, SettledEffect};
 use super::statements::{self, version_after};
 use super::unrecorded::encode_unrecorded;
 use crate::backoff::Backoff;
@@ -90,7 +91,7 @@ enum TxOutcome {
 pub(crate) struct ResultWriter<'a, D: Database> {
     pub(crate) ibid: &'a Ibid,
     pub(crate) database: &'a D,
-    pub(crate) handler: &'a dyn EffectHandler<D::Tx>,
+    pub(crate) handler: &'a dyn DynEffectHandler<D::Tx>,
     pub(crate) call: &'a EffectCall,
     pub(crate) effect: &'a StoredEffect,
     /// How long writing the handler's rows may take.

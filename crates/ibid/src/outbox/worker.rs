@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::continue_trace;
+use super::dyn_handler::DynEffectHandler;
 use super::execute::ClaimedEffect;
 use super::handler::EffectHandler;
 use super::record_result::Ended;
@@ -51,7 +52,7 @@ pub struct WorkerBuilder<D: Database> {
 }
 
 /// The handler of each kind, and its own time limits if it has any.
-type Handlers<T> = HashMap<String, (Arc<dyn EffectHandler<T>>, Option<HandlerLimits>)>;
+type Handlers<T> = HashMap<String, (Arc<dyn DynEffectHandler<T>>, Option<HandlerLimits>)>;
 
 /// Time limits of one kind of effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +142,7 @@ impl<D: Database + 'static> WorkerBuilder<D> {
     }
 
     /// Sets how long a call, a verification or a handler's rows may take, for all kinds without
-    /// [separate time limits](Builder::on_within).
+    /// [separate time limits](WorkerBuilder::on_with_limits).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.within.timeout = timeout;
         self

@@ -16,6 +16,7 @@ use ibid_core::store::{SqlStore, StoreError};
 use metrics::counter;
 use tokio::time::Instant;
 
+use super::driver_tx::DriverTx;
 use super::reserve_queue::KeyLock;
 use super::reserve_tx;
 use super::statements::{self, Locked, WriteOptions};
@@ -87,6 +88,9 @@ pub enum TxError {
     /// The store failed beside the transaction.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The work itself failed, for a reason of its own.
+    #[error("the work in the transaction failed")]
+    Work(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A statement failed in the transaction. The errors of every driver become this with `?`, so that the caller's own
     /// statements count as ibid's do.
     #[error(transparent)]
@@ -94,9 +98,21 @@ pub enum TxError {
 }
 
 impl TxError {
+    /// An error of the work's own: the transaction is rolled back and does not run again.
+    pub fn work(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TxError {
+        TxError::Work(error.into())
+    }
+
     /// Whether another transaction was in the way: run the whole of it again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, TxError::Sql(error) if error.fault() == SqlFault::Serialization)
+    }
+}
+
+/// A payload or response of the work that can't be written as JSON.
+impl From<serde_json::Error> for TxError {
+    fn from(error: serde_json::Error) -> TxError {
+        TxError::work(error)
     }
 }
 
@@ -110,11 +126,8 @@ impl Attempt {
         }
     }
 
-    /// The same for one Phase: this Attempt goes on when the transaction has ended, and is not borrowed meanwhile.
-    pub(crate) async fn inside_for_phase<'w, T: OwnedTx>(
-        &self,
-        mut tx: T,
-    ) -> Result<AttemptTx<'w, T>, TxError> {
+    /// The same without a borrow of this Attempt, which goes on when the transaction has ended.
+    pub(crate) async fn inside_owned<T: OwnedTx>(&self, mut tx: T) -> Result<AttemptTx<'static, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Own(Box::new(self.stand_in())), tx, held)),
             Err(error) => Err(give_back(tx, error).await),
@@ -154,6 +167,20 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     pub(super) fn reserving(attempt: Box<Attempt>, tx: T, held: Locked, flight: KeyLock) -> AttemptTx<'a, T> {
         let inside = AttemptTx::holding(Holder::Own(attempt), tx, held);
         AttemptTx { reserves: true, _flight: Some(flight), ..inside }
+    }
+
+    /// The same transaction, to be ended by this Attempt.
+    pub(super) fn held_by<'b>(self, attempt: &'b mut Attempt) -> AttemptTx<'b, T> {
+        let AttemptTx { tx, held, reserves, enqueued, owes, _flight, .. } = self;
+        AttemptTx { attempt: Holder::Lent(attempt), tx, held, reserves, enqueued, owes, _flight }
+    }
+
+    /// What the driver's statements run on: `query.execute(tx.conn())`.
+    pub fn conn(&mut self) -> T::Conn<'_>
+    where
+        T: DriverTx,
+    {
+        self.tx.as_mut().expect(OPEN).conn()
     }
 
     /// Which run of this request it is, from 1.

@@ -24,7 +24,7 @@ use ibid_core::sql::{
 };
 use ibid_core::store::BoxFuture;
 
-use super::TxError;
+use super::{DriverTx, TxError};
 
 /// A pool of connections.
 #[derive(Clone)]
@@ -139,6 +139,17 @@ impl OwnedTx for DieselTx {
 
     async fn rollback(mut self) -> Result<(), SqlError> {
         self.try_rollback().await
+    }
+}
+
+impl DriverTx for DieselTx {
+    type Conn<'a>
+        = &'a mut AsyncPgConnection
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &mut AsyncPgConnection {
+        self
     }
 }
 

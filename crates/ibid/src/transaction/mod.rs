@@ -18,8 +18,14 @@ pub(crate) mod reserve_queue;
 
 pub(crate) mod statements;
 
+mod driver_tx;
+
+pub(crate) mod transact;
+
 pub use attempt_tx::{AttemptTx, TxError};
+pub use driver_tx::DriverTx;
 pub use reserve_tx::BeginInside;
+pub use transact::{Completion, TxHandle, TxResponse, TxResult};
 
 #[cfg(feature = "tokio-postgres")]
 pub mod tokio_postgres;

@@ -17,7 +17,7 @@ use ibid_core::sql::{
 use ibid_core::store::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::{TxError, sqlite_error};
+use super::{DriverTx, TxError, sqlite_error};
 
 /// One connection that is shared by turns.
 #[derive(Clone, Debug)]
@@ -110,6 +110,17 @@ impl OwnedTx for RusqliteTx<'_> {
 
     async fn rollback(self) -> Result<(), SqlError> {
         self.end("rollback")
+    }
+}
+
+impl DriverTx for RusqliteTx<'_> {
+    type Conn<'a>
+        = &'a Connection
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &Connection {
+        self
     }
 }
 

@@ -16,7 +16,7 @@ use ibid_core::sql::{
 };
 use ibid_core::store::BoxFuture;
 
-use super::{TxError, sqlx_error};
+use super::{DriverTx, TxError, sqlx_error};
 
 /// A pool of connections, or whatever SeaORM is connected with.
 #[derive(Clone, Debug)]
@@ -114,6 +114,17 @@ impl OwnedTx for SeaOrmTx {
 
     async fn rollback(self) -> Result<(), SqlError> {
         self.open.rollback().await.map_err(failure)
+    }
+}
+
+impl DriverTx for SeaOrmTx {
+    type Conn<'a>
+        = &'a DatabaseTransaction
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &DatabaseTransaction {
+        self
     }
 }
 

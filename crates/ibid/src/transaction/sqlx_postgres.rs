@@ -11,6 +11,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments, Error, PgConnection, PgPool, Postgres, Row as _, Transaction};
 
+use super::DriverTx;
 use super::sqlx_error::failure;
 
 /// A pool of connections.
@@ -89,6 +90,17 @@ impl OwnedTx for SqlxPostgresTx<'_> {
 
     async fn rollback(self) -> Result<(), SqlError> {
         self.open.rollback().await.map_err(failure)
+    }
+}
+
+impl DriverTx for SqlxPostgresTx<'_> {
+    type Conn<'a>
+        = &'a mut PgConnection
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &mut PgConnection {
+        self
     }
 }
 

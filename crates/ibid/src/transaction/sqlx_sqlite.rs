@@ -12,6 +12,7 @@ use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments, Error, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
+use super::DriverTx;
 use super::sqlx_error::failure;
 
 /// A pool of connections to one file.
@@ -72,6 +73,17 @@ impl OwnedTx for SqlxSqliteTx<'_> {
 
     async fn rollback(self) -> Result<(), SqlError> {
         self.0.rollback().await.map_err(failure)
+    }
+}
+
+impl DriverTx for SqlxSqliteTx<'_> {
+    type Conn<'a>
+        = &'a mut SqliteConnection
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &mut SqliteConnection {
+        self
     }
 }
 

@@ -10,8 +10,8 @@ use deadpool_postgres::{HookError, Object, Pool, PoolError};
 use ibid_core::sql::{Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement};
 use ibid_core::store::BoxFuture;
 
-use super::TxError;
 use super::pg_client::{failure, rows, run};
+use super::{DriverTx, TxError};
 
 /// A pool of connections.
 #[derive(Clone, Debug)]
@@ -83,6 +83,17 @@ impl OwnedTx for PooledTx {
     }
 }
 
+impl DriverTx for PooledTx {
+    type Conn<'a>
+        = &'a Client
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &Client {
+        self
+    }
+}
+
 impl Deref for PooledTx {
     type Target = Client;
 
@@ -141,6 +152,17 @@ impl OwnedTx for BorrowedTx<'_> {
 
     async fn rollback(self) -> Result<(), SqlError> {
         self.0.rollback().await.map_err(failure)
+    }
+}
+
+impl<'c> DriverTx for BorrowedTx<'c> {
+    type Conn<'a>
+        = &'a Transaction<'c>
+    where
+        Self: 'a;
+
+    fn conn(&mut self) -> &Transaction<'c> {
+        self
     }
 }
 

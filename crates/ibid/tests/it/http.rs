@@ -528,7 +528,9 @@ async fn a_request_dropped_at_any_await_executes_at_most_once() {
             tokio::task::yield_now().await;
         }
         drop(call);
-        // Whatever was begun ends by itself; a retry then gets its answer or runs for the first time.
+        // The request that was begun ends by itself, by its run or by the release of its key. A retry before that end is a
+        // duplicate, and a duplicate never runs. After it, the retry gets the response or runs for the first time.
+        world.ibid.settled().await;
         let retry = world.send(pay("k").body("bbb")).await;
         assert_eq!((retry.status, &retry.body[..]), (201, &b"run 1: bbb"[..]), "dropped after {polls} polls");
         assert_eq!(

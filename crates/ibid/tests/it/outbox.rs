@@ -562,20 +562,18 @@ async fn a_worker_goes_through_any_driver() {
 
     struct Charge;
     impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
-        fn call<'a>(&'a self, _: &'a outbox::EffectCall) -> ibid_core::store::BoxFuture<'a, CallOutcome> {
-            Box::pin(async { made() })
+        async fn call(&self, _: &outbox::EffectCall) -> CallOutcome {
+            made()
         }
-        fn record<'a>(
-            &'a self,
-            call: &'a outbox::EffectCall,
-            _: &'a outbox::SettledEffect,
-            tx: &'a mut SqlxSqliteTx<'static>,
-        ) -> ibid_core::store::BoxFuture<'a, Result<(), outbox::BoxError>> {
-            Box::pin(async move {
-                let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
-                add.bind(&call.payload[..]).execute(&mut **tx).await?;
-                Ok(())
-            })
+        async fn record(
+            &self,
+            call: &outbox::EffectCall,
+            _: &outbox::SettledEffect,
+            tx: &mut SqlxSqliteTx<'static>,
+        ) -> Result<(), outbox::BoxError> {
+            let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
+            add.bind(&call.payload[..]).execute(&mut **tx).await?;
+            Ok(())
         }
     }
 

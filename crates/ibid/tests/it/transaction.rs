@@ -15,6 +15,7 @@ mod locks;
 mod reserve_tx;
 mod serialization;
 mod sessions;
+mod transact;
 
 use crate::adapters::databases::{
     DieselPools, Place, RusqliteConnections, SeaOrmPools, SqlxPostgresPools, SqlxSqlitePools,

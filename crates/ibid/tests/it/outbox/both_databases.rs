@@ -23,7 +23,6 @@ use ibid_core::machine::{AttemptResponse, EffectState, Observation};
 use ibid_core::record::Record;
 use ibid_core::response::Response;
 use ibid_core::sql::{OwnedTx as _, Param, SqlTx, Statement, Type};
-use ibid_core::store::BoxFuture;
 use tokio::sync::Semaphore;
 
 use super::harness::{ask, begin};
@@ -268,48 +267,37 @@ impl Psp {
 }
 
 impl<T: SqlTx> EffectHandler<T> for Psp {
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        Box::pin(async move {
-            self.0.calls.lock().unwrap().push(call.downstream_key.clone());
+    async fn call(&self, call: &EffectCall) -> CallOutcome {
+        self.0.calls.lock().unwrap().push(call.downstream_key.clone());
+        self.0.reached.add_permits(1);
+        if let Some(gate) = &self.0.gate {
+            gate.acquire().await.unwrap().forget();
+        }
+        let said = self.0.says.lock().unwrap().pop_front();
+        said.unwrap_or_else(|| CallOutcome::Made(charged()))
+    }
+
+    async fn verify(&self, _: &EffectCall) -> VerifyOutcome {
+        if self.0.verifies { VerifyOutcome::Made(charged()) } else { VerifyOutcome::Unsure }
+    }
+
+    async fn record(&self, _: &EffectCall, settled: &SettledEffect, tx: &mut T) -> Result<(), BoxError> {
+        let line = match settled {
+            SettledEffect::Done(made) => format!("done: {}", String::from_utf8_lossy(&made.result)),
+            SettledEffect::Dead { why } => format!("dead: {why}"),
+            SettledEffect::Unknown { why } => format!("unknown: {why}"),
+        };
+        let statement = match tx.dialect() {
+            ibid_core::sql::Dialect::Postgres => &LINE_ON_POSTGRES,
+            ibid_core::sql::Dialect::Sqlite => &LINE_ON_SQLITE,
+        };
+        tx.execute(statement, &[Param::Text(&line)]).await?;
+        if self.0.sticks {
             self.0.reached.add_permits(1);
-            if let Some(gate) = &self.0.gate {
-                gate.acquire().await.unwrap().forget();
-            }
-            let said = self.0.says.lock().unwrap().pop_front();
-            said.unwrap_or_else(|| CallOutcome::Made(charged()))
-        })
-    }
-
-    fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
-        Box::pin(async {
-            if self.0.verifies { VerifyOutcome::Made(charged()) } else { VerifyOutcome::Unsure }
-        })
-    }
-
-    fn record<'a>(
-        &'a self,
-        _: &'a EffectCall,
-        settled: &'a SettledEffect,
-        tx: &'a mut T,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
-        Box::pin(async move {
-            let line = match settled {
-                SettledEffect::Done(made) => format!("done: {}", String::from_utf8_lossy(&made.result)),
-                SettledEffect::Dead { why } => format!("dead: {why}"),
-                SettledEffect::Unknown { why } => format!("unknown: {why}"),
-            };
-            let statement = match tx.dialect() {
-                ibid_core::sql::Dialect::Postgres => &LINE_ON_POSTGRES,
-                ibid_core::sql::Dialect::Sqlite => &LINE_ON_SQLITE,
-            };
-            tx.execute(statement, &[Param::Text(&line)]).await?;
-            if self.0.sticks {
-                self.0.reached.add_permits(1);
-                std::future::pending::<()>().await;
-            }
-            // After the row, so that it must be undone.
-            if self.must_fail() { Err("the table is full".into()) } else { Ok(()) }
-        })
+            std::future::pending::<()>().await;
+        }
+        // After the row, so that it must be undone.
+        if self.must_fail() { Err("the table is full".into()) } else { Ok(()) }
     }
 }
 

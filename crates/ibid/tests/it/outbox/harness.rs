@@ -28,7 +28,6 @@ use ibid_core::policy::Policy;
 use ibid_core::record::Record;
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
-use ibid_core::store::BoxFuture;
 use ibid_core::time::Timestamp;
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -278,36 +277,26 @@ impl Provider {
 }
 
 impl<T: Deref<Target = Connection> + Send> EffectHandler<T> for Provider {
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        Box::pin(async move {
-            self.0.calls.lock().unwrap().push(call.clone());
-            self.count_under_way(1);
-            self.0.reached.add_permits(1);
-            if let Some(gate) = &self.0.gate {
-                gate.acquire().await.unwrap().forget();
-            }
-            self.count_under_way(-1);
-            (self.0.says)(call)
-        })
+    async fn call(&self, call: &EffectCall) -> CallOutcome {
+        self.0.calls.lock().unwrap().push(call.clone());
+        self.count_under_way(1);
+        self.0.reached.add_permits(1);
+        if let Some(gate) = &self.0.gate {
+            gate.acquire().await.unwrap().forget();
+        }
+        self.count_under_way(-1);
+        (self.0.says)(call)
     }
 
-    fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
+    async fn verify(&self, _: &EffectCall) -> VerifyOutcome {
         *self.0.asked.lock().unwrap() += 1;
-        let said = self.0.verifies.lock().unwrap().pop_front().unwrap_or(VerifyOutcome::Unsure);
-        Box::pin(async move { said })
+        self.0.verifies.lock().unwrap().pop_front().unwrap_or(VerifyOutcome::Unsure)
     }
 
-    fn record<'a>(
-        &'a self,
-        call: &'a EffectCall,
-        settled: &'a SettledEffect,
-        tx: &'a mut T,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
-        Box::pin(async move {
-            let line = self.line(call, settled);
-            tx.execute("insert into ledger values (?1, ?2, ?3)", (line, &call.name, &call.payload[..]))?;
-            Ok(())
-        })
+    async fn record(&self, call: &EffectCall, settled: &SettledEffect, tx: &mut T) -> Result<(), BoxError> {
+        let line = self.line(call, settled);
+        tx.execute("insert into ledger values (?1, ?2, ?3)", (line, &call.name, &call.payload[..]))?;
+        Ok(())
     }
 }
 

@@ -17,7 +17,6 @@ use ibid::{Ibid, Settings};
 use ibid_core::evidence::EffectRef;
 use ibid_core::machine::EffectState::{Done, Queued, Unknown};
 use ibid_core::response::Response;
-use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
@@ -100,29 +99,27 @@ async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
 struct Recording(Provider);
 
 impl EffectHandler<SqlxPostgresTx<'static>> for Recording {
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call)
+    async fn call(&self, call: &EffectCall) -> CallOutcome {
+        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call).await
     }
 
-    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
-        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::verify(&self.0, call)
+    async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
+        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::verify(&self.0, call).await
     }
 
-    fn record<'a>(
-        &'a self,
-        call: &'a EffectCall,
-        settled: &'a SettledEffect,
-        tx: &'a mut SqlxPostgresTx<'static>,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
-        Box::pin(async move {
-            sqlx::query("insert into ledger (line, name, payload) values ($1, $2, $3)")
-                .bind(self.0.line(call, settled))
-                .bind(&call.name)
-                .bind(&call.payload[..])
-                .execute(&mut **tx)
-                .await?;
-            Ok(())
-        })
+    async fn record(
+        &self,
+        call: &EffectCall,
+        settled: &SettledEffect,
+        tx: &mut SqlxPostgresTx<'static>,
+    ) -> Result<(), BoxError> {
+        sqlx::query("insert into ledger (line, name, payload) values ($1, $2, $3)")
+            .bind(self.0.line(call, settled))
+            .bind(&call.name)
+            .bind(&call.payload[..])
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
     }
 }
 
@@ -309,22 +306,20 @@ async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
     struct Looking;
 
     impl EffectHandler<SqlxPostgresTx<'static>> for Looking {
-        fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-            Box::pin(async { made() })
+        async fn call(&self, _: &EffectCall) -> CallOutcome {
+            made()
         }
 
-        fn record<'a>(
-            &'a self,
-            _: &'a EffectCall,
-            _: &'a SettledEffect,
-            tx: &'a mut SqlxPostgresTx<'static>,
-        ) -> BoxFuture<'a, Result<(), BoxError>> {
-            Box::pin(async move {
-                let look = "insert into ledger (line)
+        async fn record(
+            &self,
+            _: &EffectCall,
+            _: &SettledEffect,
+            tx: &mut SqlxPostgresTx<'static>,
+        ) -> Result<(), BoxError> {
+            let look = "insert into ledger (line)
                             select current_setting('idle_in_transaction_session_timeout')";
-                sqlx::query(look).execute(&mut **tx).await?;
-                Ok(())
-            })
+            sqlx::query(look).execute(&mut **tx).await?;
+            Ok(())
         }
     }
 
@@ -460,18 +455,13 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
 struct Plain(Arc<Mutex<u32>>);
 
 impl<T: Send> EffectHandler<T> for Plain {
-    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
+    async fn call(&self, _: &EffectCall) -> CallOutcome {
         *self.0.lock().unwrap() += 1;
-        Box::pin(async { made() })
+        made()
     }
 
-    fn record<'a>(
-        &'a self,
-        _: &'a EffectCall,
-        _: &'a SettledEffect,
-        _: &'a mut T,
-    ) -> BoxFuture<'a, Result<(), BoxError>> {
-        Box::pin(async { Ok(()) })
+    async fn record(&self, _: &EffectCall, _: &SettledEffect, _: &mut T) -> Result<(), BoxError> {
+        Ok(())
     }
 }
 

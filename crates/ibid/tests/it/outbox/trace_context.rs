@@ -7,7 +7,6 @@ use ibid::outbox::{CallOutcome, EffectCall, EffectHandler, NewEffect, VerifyOutc
 use ibid::outcome::Begin;
 use ibid::transaction::Database;
 use ibid_core::response::Response;
-use ibid_core::store::BoxFuture;
 
 use super::both_databases::{Site, lost, on_both_databases, settled_at_once};
 use super::harness::{ask, made};
@@ -64,14 +63,14 @@ async fn pay<D: Database + Clone + 'static>(
 struct Told(Arc<Mutex<Vec<EffectCall>>>);
 
 impl<T: Send> EffectHandler<T> for Told {
-    fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
+    async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.lock().unwrap().push(call.clone());
-        Box::pin(async { if call.tries == 1 { lost() } else { made() } })
+        if call.tries == 1 { lost() } else { made() }
     }
 
-    fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
+    async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
         self.0.lock().unwrap().push(call.clone());
-        Box::pin(async { VerifyOutcome::NotMade })
+        VerifyOutcome::NotMade
     }
 }
 
@@ -128,12 +127,10 @@ mod collected {
     struct PassesOn(Arc<Mutex<Vec<String>>>);
 
     impl<T: Send> EffectHandler<T> for PassesOn {
-        fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-            Box::pin(async {
-                let trace = call.trace.as_deref().and_then(TraceContext::parse).expect("a trace");
-                self.0.lock().unwrap().push(trace.next().to_string());
-                made()
-            })
+        async fn call(&self, call: &EffectCall) -> CallOutcome {
+            let trace = call.trace.as_deref().and_then(TraceContext::parse).expect("a trace");
+            self.0.lock().unwrap().push(trace.next().to_string());
+            made()
         }
     }
 

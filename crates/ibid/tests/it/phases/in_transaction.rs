@@ -41,12 +41,10 @@ async fn step<D: Database>(
     key: &str,
     name: &str,
 ) -> Result<String, PhaseError<TxError>> {
-    let phase = attempt.phase(name, db, |inside| {
-        Box::pin(async move {
-            pay(&mut **inside, key, name).await?;
-            inside.enqueue(NewEffect::new(format!("mail {name}"), "mail", "")).await?;
-            Ok(format!("{name} by attempt {}", inside.number()))
-        })
+    let phase = attempt.phase(name, db, async |mut inside| {
+        pay(&mut *inside, key, name).await?;
+        inside.enqueue(NewEffect::new(format!("mail {name}"), "mail", "")).await?;
+        Ok(format!("{name} by attempt {}", inside.number()))
     });
     phase.await
 }
@@ -62,12 +60,9 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
         Ride { id: u64::MAX, from: "café \u{1f6b2} \"x\"".into(), stops: vec![None, Some(String::new())] };
     let mut attempt = world.begin("kept").await;
     let first: Result<Ride, PhaseError<TxError>> = attempt
-        .phase("ride", &world.db, |inside| {
-            let ride = &ride;
-            Box::pin(async move {
-                pay(&mut **inside, "kept", "ann").await?;
-                Ok(ride.clone())
-            })
+        .phase("ride", &world.db, async |mut inside| {
+            pay(&mut *inside, "kept", "ann").await?;
+            Ok(ride.clone())
         })
         .await;
     assert_eq!(first.unwrap(), ride);
@@ -77,12 +72,12 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
     let mut attempt = world.begin("kept").await;
     assert_eq!((attempt.number(), attempt.after()), (2, 1));
     let again: Result<Ride, PhaseError<TxError>> =
-        attempt.phase("ride", &world.db, |_| unreachable!("it is not run again")).await;
+        attempt.phase("ride", &world.db, async |_| unreachable!("it is not run again")).await;
     assert_eq!(again.unwrap(), ride);
     // Kept as something else than it is read as.
     let mut attempt = resumed(world, attempt, "kept").await;
     let other: Result<u8, PhaseError<TxError>> =
-        attempt.phase("ride", &world.db, |_| unreachable!("it is not run again")).await;
+        attempt.phase("ride", &world.db, async |_| unreachable!("it is not run again")).await;
     assert!(matches!(other, Err(PhaseError::Result(_))), "{other:?}");
     assert_eq!(world.payments("kept").await, 1);
 }
@@ -128,11 +123,9 @@ async fn a_phase_that_fails_leaves_nothing_and_may_be_run_again<A: Adapter>(worl
     let mut attempt = world.begin("fails").await;
     step(&mut attempt, &world.db, "fails", "ride").await.unwrap();
     let failed: Result<(), PhaseError<&str>> = attempt
-        .phase("charge", &world.db, |inside| {
-            Box::pin(async move {
-                pay(&mut **inside, "fails", "half").await.unwrap();
-                Err("no seat")
-            })
+        .phase("charge", &world.db, async |mut inside| {
+            pay(&mut *inside, "fails", "half").await.unwrap();
+            Err("no seat")
         })
         .await;
     assert!(matches!(failed, Err(PhaseError::Work("no seat"))), "{failed:?}");

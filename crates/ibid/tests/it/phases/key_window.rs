@@ -196,7 +196,7 @@ async fn nothing_that_comes_next_hides_a_call_in_doubt<A: Adapter>(world: &World
         let other: Charge = attempt.outside("tip", Care::Repeatable, |key| provider.charge(key)).await;
         assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");
         let other: Result<(), PhaseError<TxError>> =
-            attempt.phase("give up", &world.db, |_| unreachable!("it would hide the call")).await;
+            attempt.phase("give up", &world.db, async |_| unreachable!("it would hide the call")).await;
         assert!(matches!(other, Err(PhaseError::Unsure)), "{other:?}");
         let_go(world, attempt, key).await;
         is_in_doubt(world, key).await;

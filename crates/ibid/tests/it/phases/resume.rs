@@ -71,11 +71,9 @@ async fn ride<A: Adapter>(
 ) -> Result<Response, Failed> {
     let key = guarded.key.as_str();
     let id: String = held
-        .phase("ride", &api.world.db, |inside| {
-            Box::pin(async move {
-                pay(&mut **inside, key, "ride").await?;
-                Ok::<_, TxError>(format!("ride {}", inside.number()))
-            })
+        .phase("ride", &api.world.db, async |mut inside| {
+            pay(&mut *inside, key, "ride").await?;
+            Ok::<_, TxError>(format!("ride {}", inside.number()))
         })
         .await
         .map_err(|error| Failed(format!("{error:?}")))?;
@@ -102,11 +100,9 @@ async fn ride<A: Adapter>(
         })
         .await;
     charge.map_err(|error| Failed(format!("{error:?}")))?;
-    let receipt = held.phase("receipt", &api.world.db, |inside| {
-        Box::pin(async move {
-            pay(&mut **inside, key, "receipt").await?;
-            Ok::<_, TxError>(format!("receipt {}", inside.number()))
-        })
+    let receipt = held.phase("receipt", &api.world.db, async |mut inside| {
+        pay(&mut *inside, key, "receipt").await?;
+        Ok::<_, TxError>(format!("receipt {}", inside.number()))
     });
     let receipt = receipt.await.map_err(|error| Failed(format!("{error:?}")))?;
     Ok((StatusCode::CREATED, format!("{id}, {receipt}")).into_response())

@@ -23,22 +23,19 @@ async fn a_phase_is_retried_after_a_serialization_failure() {
         let (ran, left) = (AtomicU32::new(0), Mutex::new(rivals));
         let mut attempt = world.begin(&key).await;
         let phase: Result<u32, PhaseError<TxError>> = attempt
-            .phase("ride", &isolated, |inside| {
-                let (isolated, key, ran, left) = (&isolated, &key, &ran, &left);
-                Box::pin(async move {
-                    let run = ran.fetch_add(1, Ordering::SeqCst) + 1;
-                    number(&mut **inside, "select count(*) from payment").await;
-                    pay(&mut **inside, key, "ann").await?;
-                    let mut left = left.lock().await;
-                    if *left > 0 {
-                        *left -= 1;
-                        let mut rival = isolated.begin().await?;
-                        number(&mut rival, "select count(*) from payment").await;
-                        pay(&mut rival, "rival", "bob").await?;
-                        rival.commit().await?;
-                    }
-                    Ok(run)
-                })
+            .phase("ride", &isolated, async |mut inside| {
+                let run = ran.fetch_add(1, Ordering::SeqCst) + 1;
+                number(&mut *inside, "select count(*) from payment").await;
+                pay(&mut *inside, &key, "ann").await?;
+                let mut left = left.lock().await;
+                if *left > 0 {
+                    *left -= 1;
+                    let mut rival = isolated.begin().await?;
+                    number(&mut rival, "select count(*) from payment").await;
+                    pay(&mut rival, "rival", "bob").await?;
+                    rival.commit().await?;
+                }
+                Ok(run)
             })
             .await;
         match runs {

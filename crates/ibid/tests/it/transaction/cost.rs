@@ -104,9 +104,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
             Mode::Phase => {
                 let (mut attempt, key) = (world.begin(&key).await, key.as_str());
                 let paid: Result<(), PhaseError<TxError>> = attempt
-                    .phase("paid", &db, |inside| {
-                        Box::pin(async move { Ok(pay(&mut **inside, key, "x").await?) })
-                    })
+                    .phase("paid", &db, async |mut inside| Ok(pay(&mut *inside, key, "x").await?))
                     .await;
                 paid.unwrap();
                 assert!(is_stored(&attempt.finish(answer(201)).await, 201));

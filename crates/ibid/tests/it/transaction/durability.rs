@@ -11,7 +11,6 @@ use ibid::transaction::{Database, OwnedTx, TxError};
 use ibid::{Ibid, Settings};
 use ibid_core::effect::NewEffect;
 use ibid_core::record::ErrorCode;
-use ibid_core::store::BoxFuture;
 
 use super::harness::{World, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::databases::Place;
@@ -74,11 +73,9 @@ async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, k
 async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
     let mut attempt = world.begin_on(ibid, key).await;
     let paid: Result<(), PhaseError<TxError>> = attempt
-        .phase("paid", db, |inside| {
-            Box::pin(async move {
-                pay(&mut **inside, key, "app").await?;
-                inside.enqueue(NewEffect::new("charge", "charge", "42")).await
-            })
+        .phase("paid", db, async |mut inside| {
+            pay(&mut *inside, key, "app").await?;
+            inside.enqueue(NewEffect::new("charge", "charge", "42")).await
         })
         .await;
     paid.unwrap();
@@ -136,9 +133,7 @@ async fn app<A: Adapter>(world: &World<A>) -> A::Db {
 struct Charges;
 
 impl<T: Send> EffectHandler<T> for Charges {
-    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        Box::pin(async {
-            CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
-        })
+    async fn call(&self, _: &EffectCall) -> CallOutcome {
+        CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
     }
 }

@@ -19,7 +19,6 @@ use ibid::transaction::{AttemptTx, OwnedTx, SqlTx, TxError};
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::Policy;
 use ibid_core::response::Response as Answer;
-use ibid_core::store::BoxFuture;
 use tower::{Layer, ServiceExt};
 
 use super::harness::{World, answer, pay, pay_and_charge};
@@ -185,10 +184,10 @@ async fn an_answer_that_undoes_is_repeated<A: Adapter>(api: &Api<A>, mode: &str)
 struct Provider;
 
 impl<T: SqlTx> EffectHandler<T> for Provider {
-    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
+    async fn call(&self, _: &EffectCall) -> CallOutcome {
         let paid = Answer::plain(201, "text/plain", "paid".to_owned());
         let made = CallResult { result: "receipt".into(), provider_id: None, answer: Some(paid) };
-        Box::pin(async move { CallOutcome::Made(made) })
+        CallOutcome::Made(made)
     }
 }
 

@@ -10,7 +10,6 @@ use ibid::phase::{CallVerification, Care, OutsideCallError, PhaseError};
 use ibid::transaction::SqlTx;
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::{OnLapse, Policy};
-use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
@@ -87,20 +86,16 @@ struct Watching {
 }
 
 impl<T: SqlTx> EffectHandler<T> for Watching {
-    fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-        Box::pin(async move {
-            let open = self.world.number(OPEN).await;
-            self.open.lock().unwrap().push(open);
-            CallOutcome::Uncertain { why: "lost".to_owned() }
-        })
+    async fn call(&self, _: &EffectCall) -> CallOutcome {
+        let open = self.world.number(OPEN).await;
+        self.open.lock().unwrap().push(open);
+        CallOutcome::Uncertain { why: "lost".to_owned() }
     }
 
-    fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, Asked> {
-        Box::pin(async move {
-            let open = self.world.number(OPEN).await;
-            self.open.lock().unwrap().push(open);
-            Asked::Made(CallResult::default())
-        })
+    async fn verify(&self, _: &EffectCall) -> Asked {
+        let open = self.world.number(OPEN).await;
+        self.open.lock().unwrap().push(open);
+        Asked::Made(CallResult::default())
     }
 }
 

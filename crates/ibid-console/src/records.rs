@@ -37,7 +37,7 @@ pub(crate) async fn list(
 
 /// A record with its history.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Life {
+pub(crate) struct RecordHistoryPage {
     record: RecordView,
     /// Size of the stored response, in bytes.
     answer_bytes: Option<u64>,
@@ -50,15 +50,15 @@ pub(crate) struct Life {
     get,
     path = "/v1/records/{id}",
     params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
-    responses((status = 200, description = "The record", body = Life), Refusals)
+    responses((status = 200, description = "The record", body = RecordHistoryPage), Refusals)
 )]
 pub(crate) async fn show(
     State(app): State<AppState>,
     PathParam(id): PathParam<String>,
-) -> Result<Json<Life>, Problem> {
+) -> Result<Json<RecordHistoryPage>, Problem> {
     let stored = app.operator.get(&prefix(&id)?).await?;
     let life = app.operator.history(stored.record.id).await?;
-    Ok(Json(Life {
+    Ok(Json(RecordHistoryPage {
         record: RecordView::of(&life.stored),
         answer_bytes: life.stored.answer.as_ref().map(|bytes| bytes.len() as u64),
         history: life.history.iter().map(HistoryView::of).collect(),

@@ -98,7 +98,7 @@ pub enum Advice {
 
 /// A refusal as it is sent in one profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedRefusal {
     /// HTTP status of the refusal.
     pub status: u16,
     /// Media type of the body.
@@ -210,7 +210,7 @@ impl Refusal {
     }
 
     /// Renders the refusal in this profile.
-    pub fn render(self, profile: Profile) -> Rendered {
+    pub fn render(self, profile: Profile) -> RenderedRefusal {
         let status = self.status(profile);
         let retry = match self.advice() {
             Advice::SameKey => "same-key",
@@ -245,7 +245,7 @@ impl Refusal {
         written.expect("a String takes every character");
         // Rounded up: a retry one second early would only get another refusal.
         let retry_after = self.retry_after().map(|after| after.as_millis().div_ceil(1000).max(1) as u64);
-        Rendered { status, content_type, retry_after, body }
+        RenderedRefusal { status, content_type, retry_after, body }
     }
 
     fn stripe_type(self) -> &'static str {

@@ -31,7 +31,7 @@ pub struct InputRow {
 }
 
 enum Reader {
-    Csv { reader: Box<csv::Reader<Bounded>>, bytes_read: Rc<Cell<u64>> },
+    Csv { reader: Box<csv::Reader<BoundedReader>>, bytes_read: Rc<Cell<u64>> },
     Json { reader: BufReader<Box<dyn Read>>, number: u64, first: Option<(u64, JsonLine)>, strict: bool },
 }
 
@@ -72,7 +72,7 @@ impl InputFile {
 
     fn csv(input: Box<dyn Read>, name: String) -> Result<InputFile, InputError> {
         let bytes_read = Rc::new(Cell::new(0));
-        let bounded = Bounded { input, bytes_read: Rc::clone(&bytes_read) };
+        let bounded = BoundedReader { input, bytes_read: Rc::clone(&bytes_read) };
         let mut reader = Box::new(csv::ReaderBuilder::new().from_reader(bounded));
         let header = reader.headers().map_err(|error| bad_csv(&name, &error))?;
         let columns: Vec<String> = header.iter().map(str::to_owned).collect();
@@ -275,12 +275,12 @@ fn by_ending(name: &str) -> Option<InputFormat> {
 }
 
 /// Fails when a single line needs more than [`LINE_BYTES_MAX`], read-ahead included.
-struct Bounded {
+struct BoundedReader {
     input: Box<dyn Read>,
     bytes_read: Rc<Cell<u64>>,
 }
 
-impl Read for Bounded {
+impl Read for BoundedReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.bytes_read.get() > LINE_BYTES_MAX {
             // Most likely a quote that is never closed.

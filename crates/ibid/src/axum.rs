@@ -6,19 +6,19 @@ use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
-pub use crate::http::{Guarded, HeldAttempt, UnreservedRequest};
+pub use crate::http::{GuardedRequest, HeldAttempt, UnreservedRequest};
 
 use crate::http::ReserveError;
 use crate::outcome::Outcome;
 use crate::transaction::{TxError, TxResponse};
 
-impl<S: Sync> FromRequestParts<S> for Guarded {
+impl<S: Sync> FromRequestParts<S> for GuardedRequest {
     type Rejection = (StatusCode, &'static str);
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         // Without the layer the handler would run unguarded, and by this extractor it asked not to.
         let missing = (StatusCode::INTERNAL_SERVER_ERROR, "this handler is not behind an ibid guard");
-        parts.extensions.get::<Guarded>().cloned().ok_or(missing)
+        parts.extensions.get::<GuardedRequest>().cloned().ok_or(missing)
     }
 }
 

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{
-    Arrival, BatchCounts, BecameUnknown, Decided, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
-    Unavailable, retry_after_for_duplicate, run_to_completion,
+    Arrival, BatchCounts, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError,
+    TenantRate, Unavailable, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
 use crate::identity::IdentitySetting;
@@ -189,8 +189,8 @@ impl Ibid {
     }
 
     /// Puts a decision into the caller's terms.
-    pub(crate) fn to_caller_outcome(&self, decided: Decided) -> Begin {
-        let Decided { ask, decision, stored, at } = decided;
+    pub(crate) fn to_caller_outcome(&self, decided: DecidedRequest) -> Begin {
+        let DecidedRequest { ask, decision, stored, at } = decided;
         let outcome = match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
                 let attempt = Attempt::new(self.clone(), ask, stored.record, after, at);
@@ -240,7 +240,7 @@ impl Ibid {
         let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
         };
-        self.to_caller_outcome(Decided { ask: ask.clone(), decision, stored: Some(stored), at })
+        self.to_caller_outcome(DecidedRequest { ask: ask.clone(), decision, stored: Some(stored), at })
             .into_outcome()
     }
 

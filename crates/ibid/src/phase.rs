@@ -23,7 +23,7 @@ use crate::attempt::Attempt;
 use crate::engine::{GiveUp, Settlement};
 use crate::failpoint::{self, Hit};
 use crate::random::nonce;
-use crate::transaction::attempt_tx::Committed;
+use crate::transaction::attempt_tx::CommitResult;
 use crate::transaction::{TxError, TxHandle};
 
 /// The idempotency key for one call to a provider. It cannot be cloned: a phase makes at most one call.
@@ -222,11 +222,11 @@ impl Attempt {
                 return Err(PhaseError::LeaseLost);
             };
             let stored = match inside.commit(&change).await {
-                Ok(Committed::Yes(stored)) => {
+                Ok(CommitResult::Yes(stored)) => {
                     inside.tell_worker();
                     *stored
                 }
-                Ok(Committed::Unsure) => match self.was_committed(step).await? {
+                Ok(CommitResult::Unsure) => match self.was_committed(step).await? {
                     Some(stored) => stored,
                     None => {
                         last_error = TxError::NotCommitted;

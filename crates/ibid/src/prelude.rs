@@ -18,7 +18,9 @@ pub use ibid_core::response::Response;
 pub use ibid_core::scope::Tenant;
 
 #[cfg(feature = "http")]
-pub use crate::http::{Guarded, HeldAttempt, IdempotencyLayer, Routes, TenantSource, UnreservedRequest};
+pub use crate::http::{
+    GuardedRequest, HeldAttempt, IdempotencyLayer, Routes, TenantSource, UnreservedRequest,
+};
 
 pub use crate::store::clock::Clock;
 pub use crate::store::memory::MemoryStore;

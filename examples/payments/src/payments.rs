@@ -3,7 +3,7 @@
 
 use axum::Json;
 use axum::extract::{Path, Query, State};
-use ibid::axum::{Guarded, HeldAttempt};
+use ibid::axum::{GuardedRequest, HeldAttempt};
 use ibid::core::response::Response as StoredResponse;
 use ibid::transaction::TxResponse;
 use serde::Deserialize;
@@ -23,7 +23,7 @@ use crate::worker::ChargePayment;
 /// An error is a 503 and leaves the key free, so the client sends the same request again.
 pub(crate) async fn create<D: Backend>(
     State(app): State<App<D>>,
-    guarded: Guarded,
+    guarded: GuardedRequest,
     mut held: HeldAttempt,
     Valid(payment): Valid<NewPayment>,
 ) -> Result<TxResponse, Problem> {

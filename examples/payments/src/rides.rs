@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
 use http::StatusCode;
 use http::header::LOCATION;
-use ibid::axum::{Guarded, HeldAttempt};
+use ibid::axum::{GuardedRequest, HeldAttempt};
 use ibid::core::scope::RecordId;
 use ibid::http::TraceContext;
 use ibid::phase::{CallVerification, Care, DownstreamKey, OutsideCallError, PhaseError};
@@ -28,7 +28,7 @@ use crate::worker::InDoubt;
 /// Books a ride and charges it.
 pub(crate) async fn create<D: Backend>(
     State(app): State<App<D>>,
-    guarded: Guarded,
+    guarded: GuardedRequest,
     trace: Option<Extension<TraceContext>>,
     mut held: HeldAttempt,
     Valid(ride): Valid<NewRide>,

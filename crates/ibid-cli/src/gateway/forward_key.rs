@@ -6,7 +6,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use http_body::Body;
-use ibid::http::Guarded;
+use ibid::http::GuardedRequest;
 use ibid_core::forward_key::{FORWARDED_KEY, ForwardKey, LEAVE_TO_RESEND};
 use ibid_core::key::{Key, KeyForm};
 
@@ -22,7 +22,7 @@ pub(super) struct KeyChange {
 impl KeyChange {
     /// Returns the change that the route's rule demands, or `None` for an unguarded request.
     pub(super) fn of<B: Body>(request: &Request<B>) -> Option<KeyChange> {
-        let guarded = request.extensions().get::<Guarded>()?;
+        let guarded = request.extensions().get::<GuardedRequest>()?;
         let has_body = request.body().size_hint().exact() != Some(0);
         Some(change(guarded, request.headers(), has_body))
     }
@@ -93,7 +93,7 @@ mod tests {
             key_from: KeyFrom::parse([key_from]).unwrap(),
             ..Policy::default()
         };
-        let guarded = Guarded {
+        let guarded = GuardedRequest {
             tenant: Tenant::new("t").unwrap(),
             key: Key::stored("k").unwrap(),
             attempt: 1,

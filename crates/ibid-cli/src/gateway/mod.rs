@@ -22,7 +22,7 @@ pub(crate) mod server;
 mod stall;
 pub(crate) mod tenant;
 pub(crate) mod tls_failure;
-mod untrusted;
+mod untrusted_hops;
 mod upgrade;
 mod upstream_connections;
 pub(crate) mod upstream_tls;
@@ -48,8 +48,8 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
 use ibid::http::{
-    Guarded, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, ReplyBody, ReservedBy,
-    Routes, Rule, TenantSource,
+    GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, ReplyBody,
+    ReservedBy, Routes, Rule, TenantSource,
 };
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
@@ -79,7 +79,7 @@ use replies::KeptForReply;
 use server::{ListenerState, ServerLimits};
 use stall::{StallWatch, StallingBody};
 use tenant::TenantConfig;
-use untrusted::UntrustedHops;
+use untrusted_hops::UntrustedHops;
 use upgrade::UpgradeRequest;
 use upstream_connections::UpstreamConnections;
 
@@ -292,7 +292,7 @@ impl Service<Request<ClientBody>> for Upstream {
     }
 
     fn call(&mut self, mut request: Request<ClientBody>) -> Self::Future {
-        if request.extensions().get::<Guarded>().is_some() {
+        if request.extensions().get::<GuardedRequest>().is_some() {
             let call = self.0.guarded.clone().call(request);
             return Box::pin(async move {
                 let Ok(mut response) = call.await;

@@ -16,7 +16,7 @@ use super::{Engine, StoredResponse, Unavailable};
 use crate::telemetry;
 
 /// The machine's decision about a request, after its change has committed.
-pub(crate) struct Decided {
+pub(crate) struct DecidedRequest {
     /// The request, under the id and with the nonce that it was decided with.
     pub(crate) ask: Arc<BeginRequest>,
     pub(crate) decision: Decision,
@@ -26,10 +26,10 @@ pub(crate) struct Decided {
     pub(crate) at: Instant,
 }
 
-impl Decided {
+impl DecidedRequest {
     /// The decision on a record that has just changed too often: the request waits.
-    fn contended(ask: &Arc<BeginRequest>) -> Decided {
-        Decided {
+    fn contended(ask: &Arc<BeginRequest>) -> DecidedRequest {
+        DecidedRequest {
             ask: ask.clone(),
             decision: Decision::Wait { overlong: false },
             stored: None,
@@ -40,7 +40,7 @@ impl Decided {
 
 /// Outcome of one decision and its commit.
 pub(super) enum Step {
-    Decided(Decided),
+    DecidedRequest(DecidedRequest),
     /// Another write came first. This is the record that the store returned for a change sent at the instant.
     Lost(Option<StoredRecord>, Instant),
 }
@@ -73,7 +73,7 @@ impl Engine {
         self: &Arc<Self>,
         ask: &Arc<BeginRequest>,
         started: Instant,
-    ) -> Result<Decided, Unavailable> {
+    ) -> Result<DecidedRequest, Unavailable> {
         if self.drain.attempts() >= self.attempts_max {
             // One of the live attempts ends every moment; which one is not known.
             return Err(Unavailable::refused_early(RETRY_AFTER_MIN));
@@ -106,12 +106,12 @@ impl Engine {
         role: Intent,
         mut known: Option<StoredRecord>,
         mut at: Instant,
-    ) -> Result<Decided, Unavailable> {
+    ) -> Result<DecidedRequest, Unavailable> {
         let deadline = at + self.begin_timeout;
         let mut ask = ask.clone();
         for _ in 0..COMMIT_TRIES_MAX {
             match self.step(&ask, role, known, at, deadline).await? {
-                Step::Decided(decided) => return Ok(decided),
+                Step::DecidedRequest(decided) => return Ok(decided),
                 Step::Lost(newer, sent_at) => {
                     (known, at) = (newer, sent_at);
                     // A nonce names one write, and is used again only to repeat that write.
@@ -119,7 +119,7 @@ impl Engine {
                 }
             }
         }
-        Ok(Decided::contended(&ask))
+        Ok(DecidedRequest::contended(&ask))
     }
 
     /// Like [`Engine::decide`], for a request whose record may be stored under a previous id.
@@ -128,7 +128,7 @@ impl Engine {
         ask: &Arc<BeginRequest>,
         role: Intent,
         mut at: Instant,
-    ) -> Result<Decided, Unavailable> {
+    ) -> Result<DecidedRequest, Unavailable> {
         let deadline = at + self.begin_timeout;
         for _ in 0..COMMIT_TRIES_MAX {
             match self.resolve_id_to_begin(ask, deadline).await? {
@@ -136,7 +136,9 @@ impl Engine {
                 Some(ResolvedId::Previous(ask, stored)) => {
                     // A nonce names one write, and is used again only to repeat that write.
                     let ask = self.with_fresh_nonce(BeginRequest::clone(&ask));
-                    if let Step::Decided(decided) = self.step(&ask, role, Some(stored), at, deadline).await? {
+                    if let Step::DecidedRequest(decided) =
+                        self.step(&ask, role, Some(stored), at, deadline).await?
+                    {
                         return Ok(decided);
                     }
                 }
@@ -145,7 +147,7 @@ impl Engine {
             // The record changed or was removed, so another id may hold the key now.
             at = Instant::now();
         }
-        Ok(Decided::contended(ask))
+        Ok(DecidedRequest::contended(ask))
     }
 
     /// Decides on what is known and commits that once. `at` is from before `known` was read.
@@ -163,8 +165,9 @@ impl Engine {
             role => role,
         };
         let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
-        let decided =
-            |decision, stored, at| Ok(Step::Decided(Decided { ask: ask.clone(), decision, stored, at }));
+        let decided = |decision, stored, at| {
+            Ok(Step::DecidedRequest(DecidedRequest { ask: ask.clone(), decision, stored, at }))
+        };
         let event = Event::Request { ask, role };
         let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
             Verdict::Keep(decision) => return decided(decision, known, at),

@@ -15,7 +15,7 @@ use quick_cache::sync::Cache as QuickCache;
 
 /// A completed record and its response.
 #[derive(Clone, Debug)]
-pub(crate) struct Cached {
+pub(crate) struct CachedResponse {
     pub(crate) record: Arc<Record>,
     pub(crate) response: Arc<Response>,
     /// An instant from before the record was read, so that its age is never taken for less than it is.
@@ -25,7 +25,7 @@ pub(crate) struct Cached {
 }
 
 pub(crate) struct Cache {
-    entries: QuickCache<RecordId, Cached, Weight, RandomState>,
+    entries: QuickCache<RecordId, CachedResponse, Weight, RandomState>,
     ttl: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Cache {
 
     /// Returns the completed record under this id and the store's time now, unless the entry is older than the TTL or the
     /// record has expired.
-    pub(crate) fn get(&self, id: &RecordId) -> Option<(Cached, Timestamp)> {
+    pub(crate) fn get(&self, id: &RecordId) -> Option<(CachedResponse, Timestamp)> {
         let cached = self.entries.get(id)?;
         let age = cached.read_at.elapsed();
         let now = cached.now.after(age);
@@ -71,7 +71,7 @@ impl Cache {
         if record.state != State::Completed || record.flags.not_retained {
             return;
         }
-        let cached = Cached { record: record.clone(), response: response.clone(), read_at, now };
+        let cached = CachedResponse { record: record.clone(), response: response.clone(), read_at, now };
         self.entries.insert(record.id, cached);
     }
 }
@@ -79,8 +79,8 @@ impl Cache {
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<RecordId, Cached> for Weight {
-    fn weight(&self, _: &RecordId, cached: &Cached) -> u64 {
+impl Weighter<RecordId, CachedResponse> for Weight {
+    fn weight(&self, _: &RecordId, cached: &CachedResponse) -> u64 {
         let lines: usize =
             cached.response.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
         (ENTRY_BYTES + lines + cached.response.body.len()) as u64

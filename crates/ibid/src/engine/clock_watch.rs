@@ -10,10 +10,10 @@ use ibid_core::time::Timestamp;
 use parking_lot::Mutex;
 
 #[derive(Default)]
-pub(crate) struct ClockWatch(Mutex<Observed>);
+pub(crate) struct ClockWatch(Mutex<ClockReading>);
 
 #[derive(Default)]
-struct Observed {
+struct ClockReading {
     /// The last time that the store returned, and when it was asked for.
     last: Option<(Instant, Timestamp)>,
     /// Instant at which the clocks last disagreed, or the store came back after an outage.

@@ -58,7 +58,7 @@ pub use retry_after::Unavailable;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 
-pub(crate) use begin::Decided;
+pub(crate) use begin::DecidedRequest;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;
 pub(crate) use drain::DrainGuard;

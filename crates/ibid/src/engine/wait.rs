@@ -11,7 +11,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::{change::StoredRecord, record::State, scope::Tenant, store::StoreError};
 use tokio::time::Instant;
 
-use super::begin::Decided;
+use super::begin::DecidedRequest;
 use super::previous_identity::ResolvedId;
 use super::waiters::Waiter;
 use super::{Engine, Unavailable};
@@ -50,7 +50,10 @@ impl Engine {
     }
 
     /// Returns what the store holds for a request that never runs.
-    pub(crate) async fn look(self: &Arc<Self>, ask: &Arc<BeginRequest>) -> Result<Decided, Unavailable> {
+    pub(crate) async fn look(
+        self: &Arc<Self>,
+        ask: &Arc<BeginRequest>,
+    ) -> Result<DecidedRequest, Unavailable> {
         let at = Instant::now();
         if ask.previous.is_empty() {
             let loaded = self.load(ask.id).await.map_err(|_| Unavailable::no_reply())?;

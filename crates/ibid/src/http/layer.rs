@@ -33,8 +33,8 @@ use super::resume::Resumer;
 use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
-    MissingIdentity, PrincipalSource, TenantSource, guarded, method_override, original_uri, pages, proof,
-    trace,
+    MissingIdentity, PrincipalSource, TenantSource, guarded_request, method_override, original_uri, pages,
+    proof, trace,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
@@ -278,7 +278,7 @@ where
                 let span = trace::begin(&mut request, &route.pattern);
                 let origin = request.headers().get(ORIGIN).cloned();
                 let reply = async move {
-                    let mut reply = guarded::serve(&shared, inner, route, operation, request).await;
+                    let mut reply = guarded_request::serve(&shared, inner, route, operation, request).await;
                     shared.cors.finish(origin.as_ref(), &mut reply);
                     Ok(reply)
                 };

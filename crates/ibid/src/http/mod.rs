@@ -63,7 +63,7 @@ mod admission;
 mod body;
 mod capture;
 mod cors;
-mod guarded;
+mod guarded_request;
 mod handler_attempt;
 pub mod hooks;
 mod identity;
@@ -111,7 +111,7 @@ use ibid_core::scope::Tenant;
 
 /// Facts about a guarded request, for its handler; found in the request's extensions.
 #[derive(Clone, Debug)]
-pub struct Guarded {
+pub struct GuardedRequest {
     /// The tenant that sent the request.
     pub tenant: Tenant,
     /// The key of the request.

@@ -26,7 +26,7 @@ use super::handler_attempt::AttemptSlot;
 use super::intake::HttpRequestView;
 use super::respond::{Candidate, RETRY_SOON, uncertain};
 use super::routes::Route;
-use super::{ExecutionHint, Guarded, proof, render};
+use super::{ExecutionHint, GuardedRequest, proof, render};
 use crate::attempt::{Attempt, LateAnswer};
 use crate::outcome::Outcome;
 use crate::telemetry::{self, ReserveOutcome};
@@ -179,7 +179,7 @@ impl Run {
     ) -> (Request<Q>, AttemptSlot) {
         let mut request = asked.to_request();
         let identity = &self.ask.identity;
-        request.extensions_mut().insert(Guarded {
+        request.extensions_mut().insert(GuardedRequest {
             tenant: identity.tenant.clone(),
             key: identity.key.clone(),
             attempt: attempt.number(),
@@ -213,7 +213,7 @@ impl Run {
         {
             render::add_stripe_fields(&mut head.headers, self.ask.identity.key.as_str());
         }
-        HandlerResult::Captured(captured, proof)
+        HandlerResult::CapturedResponse(captured, proof)
     }
 
     /// Ends the attempt of a handler that returned in time.
@@ -221,7 +221,7 @@ impl Run {
         let policy = &self.route.policy;
         if let Some(outcome) = attempt.take_outcome() {
             let response = match result {
-                HandlerResult::Captured(CapturedResponse::Whole { head, body, trailers }, _) => {
+                HandlerResult::CapturedResponse(CapturedResponse::Whole { head, body, trailers }, _) => {
                     Ok(Response::from_parts(head, ReplyBody::whole(body, trailers)))
                 }
                 _ => Err(Refusal::UpstreamUnavailable),
@@ -233,18 +233,18 @@ impl Run {
                 let outcome = attempt.release(ErrorCode::NotSent).await;
                 client.send(outcome, Candidate::Refusal(Refusal::UpstreamUnavailable));
             }
-            HandlerResult::Uncertain | HandlerResult::Captured(CapturedResponse::Broken, _) => {
+            HandlerResult::Uncertain | HandlerResult::CapturedResponse(CapturedResponse::Broken, _) => {
                 let (outcome, _) = attempt.unknown(ErrorCode::Broken).await;
                 let refusal = uncertain(false, &outcome);
                 client.send(outcome, Candidate::Refusal(refusal));
             }
-            HandlerResult::Captured(CapturedResponse::Whole { head, body, trailers }, proof) => {
+            HandlerResult::CapturedResponse(CapturedResponse::Whole { head, body, trailers }, proof) => {
                 let stored = capture::to_stored(&head, &body, trailers.as_ref(), policy);
                 let outcome = attempt.proven(proof).finish(stored).await;
                 let response = Response::from_parts(head, ReplyBody::whole(body, trailers));
                 client.send(outcome, Candidate::Handler(response));
             }
-            HandlerResult::Captured(CapturedResponse::Unkept { head, read, rest }, proof) => {
+            HandlerResult::CapturedResponse(CapturedResponse::Unkept { head, read, rest }, proof) => {
                 // Durable before the first byte leaves: after that the client may act on it.
                 let stored = capture::to_stored(&head, &Bytes::new(), None, policy);
                 let outcome = attempt.proven(proof).finish_unretained(&stored).await;
@@ -310,7 +310,7 @@ impl<A> Client<A> {
 )]
 enum HandlerResult<A> {
     /// The handler returned this response, whose fields may prove something about the work.
-    Captured(CapturedResponse<A>, Option<Proof>),
+    CapturedResponse(CapturedResponse<A>, Option<Proof>),
     /// The handler reported that nothing was executed.
     NotExecuted,
     /// The handler reported that the work may have been done.
@@ -323,11 +323,14 @@ impl<A> HandlerResult<A> {
     /// Returns the label of the run in its histogram.
     fn label(&self) -> &'static str {
         match self {
-            HandlerResult::Captured(CapturedResponse::Whole { .. } | CapturedResponse::Unkept { .. }, _) => {
-                "answered"
-            }
+            HandlerResult::CapturedResponse(
+                CapturedResponse::Whole { .. } | CapturedResponse::Unkept { .. },
+                _,
+            ) => "answered",
             HandlerResult::NotExecuted => "not_executed",
-            HandlerResult::Uncertain | HandlerResult::Captured(CapturedResponse::Broken, _) => "broken",
+            HandlerResult::Uncertain | HandlerResult::CapturedResponse(CapturedResponse::Broken, _) => {
+                "broken"
+            }
             HandlerResult::Panicked => "panicked",
         }
     }
@@ -336,11 +339,11 @@ impl<A> HandlerResult<A> {
 /// Settles the record with a response that came after the time-out, unless it was settled otherwise meanwhile.
 async fn settle_late<A>(late: LateAnswer, result: HandlerResult<A>, policy: &Policy) {
     match result {
-        HandlerResult::Captured(CapturedResponse::Whole { head, body, trailers }, proof) => {
+        HandlerResult::CapturedResponse(CapturedResponse::Whole { head, body, trailers }, proof) => {
             let stored = capture::to_stored(&head, &body, trailers.as_ref(), policy);
             late.proven(proof).finish(stored).await;
         }
-        HandlerResult::Captured(CapturedResponse::Unkept { head, .. }, proof) => {
+        HandlerResult::CapturedResponse(CapturedResponse::Unkept { head, .. }, proof) => {
             let stored = capture::to_stored(&head, &Bytes::new(), None, policy);
             late.proven(proof).finish_unretained(&stored).await;
         }
@@ -348,7 +351,7 @@ async fn settle_late<A>(late: LateAnswer, result: HandlerResult<A>, policy: &Pol
             late.release(ErrorCode::NotSent).await;
         }
         HandlerResult::Uncertain
-        | HandlerResult::Captured(CapturedResponse::Broken, _)
+        | HandlerResult::CapturedResponse(CapturedResponse::Broken, _)
         | HandlerResult::Panicked => {}
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::dyn_handler::DynEffectHandler;
 use super::handler::{CallOutcome, EffectCall, VerifyOutcome};
 use super::record_result::{EffectResult, Ended, ResultWriter};
-use super::unrecorded::decode_unrecorded;
+use super::unrecorded_result::decode_unrecorded;
 use crate::evidence::effect::apply_earlier_evidence;
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;

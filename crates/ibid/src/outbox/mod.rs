@@ -109,7 +109,7 @@ pub(crate) mod execute;
 
 pub(crate) mod record_result;
 
-mod unrecorded;
+mod unrecorded_result;
 
 pub(crate) mod statements;
 

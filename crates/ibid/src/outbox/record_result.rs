@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::dyn_handler::DynEffectHandler;
 use super::handler::{BoxError, CallResult, EffectCall, SettledEffect};
 use super::statements::{self, version_after};
-use super::unrecorded::encode_unrecorded;
+use super::unrecorded_result::encode_unrecorded;
 use crate::backoff::Backoff;
 use crate::engine::{apply_change, count_lapses};
 use crate::failpoint::{self, Hit};

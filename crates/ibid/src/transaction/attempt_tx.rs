@@ -343,8 +343,8 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     ) -> Result<Outcome, TxError> {
         let sent_at = Instant::now();
         let stored = match self.commit(&change).await? {
-            Committed::Yes(stored) => *stored,
-            Committed::Unsure => self.settle(&change).await?,
+            CommitResult::Yes(stored) => *stored,
+            CommitResult::Unsure => self.settle(&change).await?,
         };
         self.tell_worker();
         let engine = self.attempt.ibid().engine().clone();
@@ -367,7 +367,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     }
 
     /// Applies a change to this record and commits the transaction. The transaction cannot be used afterwards.
-    pub(crate) async fn commit(&mut self, change: &Change) -> Result<Committed, TxError> {
+    pub(crate) async fn commit(&mut self, change: &Change) -> Result<CommitResult, TxError> {
         let terms = self.terms()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
         let before = Some(&*self.held.stored.record);
@@ -390,12 +390,12 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
         let tx = self.tx.take().ok_or(TxError::Ended)?;
         match tx.commit().await {
-            Ok(()) if failpoint::at(done).await == Hit::Lost => Ok(Committed::Unsure),
+            Ok(()) if failpoint::at(done).await == Hit::Lost => Ok(CommitResult::Unsure),
             Ok(()) => {
                 let stored = apply_change(change, stamp, Some(&self.held.stored));
-                Ok(Committed::Yes(Box::new(stored.ok_or(TxError::LeaseLost)?)))
+                Ok(CommitResult::Yes(Box::new(stored.ok_or(TxError::LeaseLost)?)))
             }
-            Err(error) if error.fault() == SqlFault::Lost => Ok(Committed::Unsure),
+            Err(error) if error.fault() == SqlFault::Lost => Ok(CommitResult::Unsure),
             Err(error) => Err(error.into()),
         }
     }
@@ -456,7 +456,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
 }
 
 /// Outcome of a commit.
-pub(crate) enum Committed {
+pub(crate) enum CommitResult {
     Yes(Box<StoredRecord>),
     /// The commit got no reply.
     Unsure,

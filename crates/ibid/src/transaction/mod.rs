@@ -48,7 +48,7 @@ pub mod sea_orm;
 #[cfg(feature = "sqlite")]
 pub mod rusqlite;
 
-pub mod isolated;
+pub mod isolation;
 
 #[cfg(any(feature = "tokio-postgres", feature = "postgres"))]
 pub(crate) mod pg_client;
@@ -59,4 +59,4 @@ mod sqlx_error;
 #[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm", feature = "sqlite"))]
 mod sqlite_error;
 
-pub use isolated::{Isolated, Isolation};
+pub use isolation::{Isolated, Isolation};

@@ -18,7 +18,7 @@ use super::attempt_tx::{AttemptTx, TxError, sql};
 use super::reserve_queue::ReserveQueue;
 use super::statements::{self, DialectSql, Locked, WriteOptions, of};
 use crate::attempt::Attempt;
-use crate::engine::{Arrival, Decided, ResolvedId, Unavailable, apply_change};
+use crate::engine::{Arrival, DecidedRequest, ResolvedId, Unavailable, apply_change};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
@@ -159,7 +159,7 @@ impl Ibid {
                 return self.start_or_commit(ask, decision, locked, tx, at).await;
             }
             Ok(ReserveWrite::Nothing(decision, stored)) => {
-                let decided = Decided { ask: ask.clone(), decision, stored: Some(*stored), at };
+                let decided = DecidedRequest { ask: ask.clone(), decision, stored: Some(*stored), at };
                 Ok(ReserveTry::Skip(self.to_caller_outcome(decided).into_outcome()))
             }
             Ok(ReserveWrite::Late) => Ok(ReserveTry::Moved),
@@ -232,7 +232,7 @@ impl Ibid {
         if !matches!(decision, Decision::Run { .. }) {
             tx.commit().await?;
             let stored = Some(locked.stored);
-            let decided = Decided { ask: ask.clone(), decision, stored, at };
+            let decided = DecidedRequest { ask: ask.clone(), decision, stored, at };
             return Ok(ReserveTry::Skip(self.to_caller_outcome(decided).into_outcome()));
         }
         if failpoint::at("reserve.after").await == Hit::Error {

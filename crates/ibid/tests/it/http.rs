@@ -16,7 +16,7 @@ use axum::routing::{get, post, put};
 use axum::{Router, response::IntoResponse};
 use http_body_util::BodyExt;
 use ibid::http::{
-    Guarded, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule,
+    GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule,
     TenantSource,
 };
 use ibid::identity::StoreIdentity;
@@ -63,7 +63,10 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
     let router = Router::new()
         .route("/pay", post(handle).patch(handle).put(handle).get(handle).delete(handle))
         .route("/other", post(handle))
-        .route("/who", post(async |guarded: Guarded| format!("{}:{}", guarded.key.as_str(), guarded.attempt)))
+        .route(
+            "/who",
+            post(async |guarded: GuardedRequest| format!("{}:{}", guarded.key.as_str(), guarded.attempt)),
+        )
         .route("/plain", get(async || "plain"))
         .route("/things/{id}", put(handle))
         .with_state(api.clone());

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::post;
 use ibid::engine::TenantRate;
-use ibid::http::{Guarded, IdempotencyLayer, IdempotencyService, Routes, TenantSource};
+use ibid::http::{GuardedRequest, IdempotencyLayer, IdempotencyService, Routes, TenantSource};
 use ibid::operator::{Operator, OperatorAction};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
@@ -37,7 +37,7 @@ struct Api {
 
 async fn handle(
     State(api): State<Api>,
-    guarded: Guarded,
+    guarded: GuardedRequest,
     headers: HeaderMap,
     body: Bytes,
 ) -> (StatusCode, String) {

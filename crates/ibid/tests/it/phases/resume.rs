@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, Request, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use ibid::http::{
-    Guarded, HeldAttempt, IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource,
+    GuardedRequest, HeldAttempt, IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource,
 };
 use ibid::phase::{Care, OutsideCallError, PhaseError};
 use ibid::transaction::TxError;
@@ -63,7 +63,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
 
 async fn ride<A: Adapter>(
     State(api): State<Arc<Api<A>>>,
-    guarded: Guarded,
+    guarded: GuardedRequest,
     mut held: HeldAttempt,
     uri: Uri,
     headers: HeaderMap,

@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use ibid::http::{
-    Guarded, HeldAttempt, IdempotencyLayer, IdempotencyService, ReserveError, ReservedBy, Routes, Rule,
-    TenantSource, UnreservedRequest,
+    GuardedRequest, HeldAttempt, IdempotencyLayer, IdempotencyService, ReserveError, ReservedBy, Routes,
+    Rule, TenantSource, UnreservedRequest,
 };
 use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, Worker};
 use ibid::outcome::Outcome;
@@ -65,7 +65,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
 async fn held<A: Adapter>(
     State(world): State<Arc<World<A>>>,
     Path(what): Path<String>,
-    guarded: Guarded,
+    guarded: GuardedRequest,
     mut held: HeldAttempt,
 ) -> Result<Response, TxError> {
     let key = guarded.key.as_str();

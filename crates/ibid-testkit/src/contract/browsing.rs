@@ -1,4 +1,4 @@
-//! What an operator asks: list, count, history.
+//! Queries of an operator: list, count, history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{
     replace, telling,
 };
 
-/// By state, tenant, key and prefix, and page by page.
+/// Lists by state, tenant, key and prefix, and page by page.
 pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (ours, theirs) = (format!("ours-{:x}", nonce().0), format!("theirs-{:x}", nonce().0));
@@ -39,7 +39,7 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnder
 
     let mut pages = Vec::new();
     let mut after = None;
-    // Three pages and an empty one; a cursor that does not move must not keep the suite for ever.
+    // Three pages and an empty one; a cursor that does not move must not make the suite loop forever.
     for _ in 0..4 {
         let page = list(&*store, RecordFilter { after, limit: 4, ..of_ours() }).await;
         assert!(page.len() <= 4, "no more than asked");
@@ -65,7 +65,7 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnder
     assert_eq!(list(&*store, RecordFilter { limit: 0, ..of_ours() }).await, [], "zero means none");
 }
 
-/// By method, path, route, age and the need of a person, each alone and all together.
+/// Filters by method, path, route, age and dead letter, each alone and all together.
 pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let tenant = format!("narrow-{:x}", nonce().0);
@@ -121,7 +121,7 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     assert_eq!(list(&*store, all).await, [deep.id], "all of it must fit");
 }
 
-/// Each state by itself, and the dead letters.
+/// Counts each state separately, and the dead letters.
 pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let count = async || store.count().await.expect("a count succeeds");
@@ -157,11 +157,11 @@ pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
     assert_eq!(numbers(count().await), grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
 }
 
-/// So that a node which lacks one can refuse to start.
+/// A node that lacks such a secret can then refuse to start.
 pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut known = Vec::new();
-    // Other records may stand in this store; their secrets are not of interest.
+    // Other records may be in this store; their secrets are not of interest.
     while let Some(other) = store.find_unknown_secret(known.clone()).await.expect("the store answers") {
         assert!(!known.contains(&other), "only what is not known");
         known.push(other);
@@ -179,7 +179,7 @@ pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subje
     assert_eq!(store.find_unknown_secret(known).await.expect("the store answers"), None);
 }
 
-/// Oldest first, with the store's time of each write.
+/// History is oldest first, with the store's time of each write.
 pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();

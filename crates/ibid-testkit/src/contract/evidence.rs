@@ -1,4 +1,4 @@
-//! What was heard from outside: kept once an event, used up with the Change that it led to, gone after its time.
+//! Evidence from outside: stored once per event, used up by the change that it led to, removed after its time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{
     LONG, SHORT, StoreUnderTest, TICK, TestRecord, commit, draft, insert, nonce, put, refused, replace,
 };
 
-/// However often and by whom it is delivered: the first one stays, as it was.
+/// However often and by whichever sender an event is delivered, the first delivery stays unchanged.
 pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -31,7 +31,7 @@ pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     assert!(new && other.seq > kept.seq, "each source has its own events, in the order of arrival");
 }
 
-/// The store's clock says when it came, and it speaks of an instant before that.
+/// The store's clock says when evidence arrived, and `as_of` is its age before that.
 pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let now = async || {
@@ -46,7 +46,7 @@ pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnde
     assert!(before <= arrived && arrived <= after, "{before:?} {arrived:?} {after:?}");
 }
 
-/// By its record, and all of it place by place.
+/// Open evidence is found by its record, and all of it in pages by sequence number.
 pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
@@ -71,7 +71,7 @@ pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn StoreUn
     assert!(!new && !known.open, "its event stays known");
 }
 
-/// An Effect has no row of the store's own: its evidence is found by the name that the provider has for it.
+/// The store has no row for an effect: its evidence is found by the provider's name for the effect.
 pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let id = format!("ch_{:016x}", nonce().0);
@@ -97,7 +97,7 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
     );
 }
 
-/// A Change that is refused uses nothing.
+/// A change that is refused uses up nothing.
 pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -120,7 +120,7 @@ pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Sto
     refused(&*store, &settling, "it was written before").await;
 }
 
-/// What was used stays known for longer: it must not count again.
+/// Used evidence stays known for longer, because it must not count again.
 pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     while store.purge_evidence(100).await.expect("a purge succeeds") > 0 {}
@@ -145,7 +145,7 @@ pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// Many deliveries at once: one is the first.
+/// Of many concurrent deliveries, one is the first.
 pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let evidence = said(&TestRecord::fresh(), executed());

@@ -1,5 +1,5 @@
-//! The way that almost every record goes: begun by its first request, finished by that Attempt. A store may have a shorter
-//! way for it, and whatever else happens to the record meanwhile must still be seen.
+//! The path of almost every record: its first request begins it, and that attempt finishes it. A store may have a shorter
+//! path for this, and must still notice whatever else happens to the record meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::{
     fresh_under, insert, load, put, reap_all, refused, replace, take_over, telling,
 };
 
-/// One by one, and many together.
+/// Writes one by one, and many in a batch.
 pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -38,7 +38,7 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
     }
 }
 
-/// One name, two hundred requests, one Attempt.
+/// Two hundred requests under one name give one attempt.
 pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -47,7 +47,7 @@ pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) 
     assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
 }
 
-/// Twenty records, ten answers for each.
+/// Races ten responses for each of twenty records.
 pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
@@ -62,7 +62,7 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest)
     }
 }
 
-/// Who comes back after its lease finishes or has lost the record, and is told which.
+/// An owner that returns after its lease either finishes or has lost the record, and learns which.
 pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
@@ -86,7 +86,7 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
     together(pairs.collect()).await;
 }
 
-/// Its own commit, whose reply was lost.
+/// A change whose reply was lost finds its own commit.
 pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begin = fresh(&TestRecord::fresh(), LONG);
@@ -104,7 +104,7 @@ pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subjec
     assert!(finish.is_stored_as(&own), "a begin that comes very late finds the finish");
 }
 
-/// A renewal leaves the Version alone, so it must not get in the way of the finish.
+/// A renewal leaves the version alone, so it must not get in the way of the finish.
 pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for times in [1, 3] {
@@ -117,7 +117,7 @@ pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// The silent holder can't finish what another has.
+/// The former owner can't finish a record that was taken over.
 pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begun = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
@@ -131,7 +131,7 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) 
     assert_eq!(stands.answer.as_deref(), Some(&b"in time"[..]));
 }
 
-/// Also where the place of the row that went was given to another.
+/// Holds also if the location of the removed row was reused for another.
 pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let names: Vec<TestRecord> = (0..RECORDS).map(|_| TestRecord::fresh()).collect();
@@ -159,13 +159,13 @@ pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subjec
     }
 }
 
-/// Whichever way it came to be due, it has one place in one list.
+/// A record has one position in one list, however it became due.
 pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let ms = Duration::from_millis;
     let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
     let other = |name: &TestRecord, due_in| insert(name, Draft { due_in, ..draft(name, State::InProgress) });
-    // Each lapses later than the one before it, for each is begun later.
+    // Each lapses later than the one before it, because each begins later.
     let first = put(&*store, &fresh(&names[0], ms(1))).await.record;
     put(&*store, &other(&names[1], Some(ms(2)))).await;
     put(&*store, &fresh(&names[2], ms(3))).await;
@@ -190,12 +190,12 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     assert_eq!(due_of(&*store, &names).await, []);
 }
 
-/// Finished, renewed, taken over: before anybody looked, and after.
+/// Records are finished, renewed and taken over, before the first `due` query and after it.
 pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for was_seen in [false, true] {
         let names: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
-        // A renewal gives the policy's lease again, which would be over as soon.
+        // A renewal sets the policy's lease again, so the lease must be long enough not to lapse at once.
         let begun = done(&*store, names.iter().map(|name| fresh(name, RENEWABLE)).collect()).await;
         subject.advance(RENEWABLE).await;
         let of = |name: &TestRecord| begun.iter().find(|record| record.id == name.id).expect("it was begun");
@@ -209,7 +209,7 @@ pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderT
         let until = renewed(&*store, of(&names[3])).await;
         let found = due_of(&*store, &names).await;
         let now = load(&*store, names[3].id).await.expect("it stands").now;
-        // Should this have taken so long that the renewed lease is over as well, it is due again.
+        // On a machine so slow that the renewed lease has lapsed as well, the record is due again.
         let may_be = if now >= until { vec![names[3].id] } else { vec![] };
         assert!(found.is_empty() || found == may_be, "{found:?} (was seen: {was_seen})");
         put(&*store, &finished(of(&names[3]), b"after all")).await;
@@ -217,7 +217,7 @@ pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderT
     }
 }
 
-/// Stripped when replay ends, removed when its tombstone does; what would go is what then goes.
+/// Stripped when replay ends, removed when its tombstone does; the dry run predicts both.
 pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -229,7 +229,7 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     for (policy, count) in [(&short, 5), (&tomb, 3), (&long, 2)] {
         begins.extend((0..count).map(|_| fresh_under(&TestRecord::fresh(), policy)));
     }
-    // It runs for longer than its answer would be kept.
+    // It runs for longer than its response would be kept.
     let running = fresh_under(&TestRecord::fresh(), &short);
     begins.push(running.clone());
     let begun = done(&*store, begins).await;
@@ -261,7 +261,7 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "and what ran for long goes too");
 }
 
-/// Begins, finishes, takeovers and others at once, half of each refused.
+/// Commits begins, finishes, takeovers and others in one batch; about half of them are refused.
 pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begun = done(&*store, (0..60).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
@@ -307,7 +307,7 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
     }
 }
 
-/// Writes Changes that must count, and gives what is stored then, in the order of ids.
+/// Writes changes that must be accepted, and returns the stored records in the order of ids.
 async fn done(store: &dyn Store, changes: Vec<Change>) -> Vec<Record> {
     let fates = commit_all(store, changes).await;
     let mut ids: Vec<RecordId> = fates.keys().copied().collect();
@@ -317,14 +317,14 @@ async fn done(store: &dyn Store, changes: Vec<Change>) -> Vec<Record> {
     found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
-/// Which of these are due, in the order in which the store gives them. Others may stand in this store.
+/// Returns which of these are due, in the store's order. Other records may be in this store.
 async fn due_of(store: &dyn Store, names: &[TestRecord]) -> Vec<RecordId> {
     let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
     let ids = found.into_iter().map(|stored| stored.record.id);
     ids.filter(|id| names.iter().any(|name| name.id == *id)).collect()
 }
 
-/// Another run of the same.
+/// A draft for another run of the record.
 fn running(record: &Record) -> Draft {
     Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) }
 }
@@ -333,5 +333,5 @@ fn name_of(record: &Record) -> TestRecord {
     TestRecord { id: record.id, identity: record.identity.clone() }
 }
 
-/// A lease that the suite waits for and that is over again only on a machine that stood still.
+/// A lease that the suite waits for. It lapses a second time only on a machine that stalls.
 const RENEWABLE: Duration = Duration::from_millis(40);

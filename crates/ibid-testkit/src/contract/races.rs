@@ -1,4 +1,4 @@
-//! Many at once from one barrier: one wins, and every other learns who.
+//! Concurrent writers released by one barrier: one wins, and every other learns which one.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{
     put, reap_all, take_over,
 };
 
-/// One name, two hundred requests, one Attempt.
+/// Two hundred requests under one name give one attempt.
 pub async fn of_two_hundred_inserts_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -26,7 +26,7 @@ pub async fn of_two_hundred_inserts_one_wins(subject: &dyn StoreUnderTest) {
     assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
 }
 
-/// Twenty lapsed records, ten takers each.
+/// Races ten takeovers for each of twenty lapsed records.
 pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
@@ -51,7 +51,7 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUn
     }
 }
 
-/// A holder that comes back at the last moment keeps its lease or loses it, and is told which.
+/// An owner that returns at the last moment keeps its lease or loses it, and learns which.
 pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
@@ -91,7 +91,7 @@ pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderT
     assert_eq!(after, kept[0], "what was told is what is kept");
 }
 
-/// Many writers that read the same value: one replaces it, and the others learn by whom.
+/// Many writers have read the same value: one replaces it, and the others learn the new value.
 pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
@@ -112,7 +112,7 @@ pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest)
     }
 }
 
-/// Two hundred records, eight reapers: the counts add up, whoever came first.
+/// Eight reapers on two hundred records: the counts add up, in any order.
 pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -142,7 +142,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
             })
         })
         .collect();
-    // What one of them held while the others looked is left for the next round.
+    // Rows that one reaper had locked while the others looked are left for the next round.
     let mut all = ReapStep::default();
     for reaper in reapers {
         let one = reaper.await.expect("a reaper ends");
@@ -165,7 +165,7 @@ pub(super) async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(C
     together(racers.collect()).await
 }
 
-/// The one Change that counted; all others must have been told of it.
+/// Returns the one change that was accepted; every other must have received it as the conflict.
 pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
     let (won, lost): (Vec<_>, Vec<_>) =
         fates.into_iter().partition(|(_, fate)| matches!(fate, Commit::Done(_)));
@@ -181,7 +181,7 @@ pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
     winner
 }
 
-/// Runs all of them from one starting line.
+/// Runs all of them from one barrier.
 pub(super) async fn together<F>(futures: Vec<F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -205,11 +205,11 @@ where
 /// Enough that some arrive within one batch and some within the next.
 pub(super) const RACERS: usize = 200;
 
-/// Ten racers for each.
+/// Number of records that are raced for: ten racers for each.
 pub(super) const RECORDS: usize = 20;
 
-/// Who reap at once.
+/// Number of concurrent reapers.
 const REAPERS: usize = 8;
 
-/// Steps of each: two of them together would be enough for all.
+/// Steps of each reaper: two reapers alone would be enough for all records.
 const STEPS: usize = 20;

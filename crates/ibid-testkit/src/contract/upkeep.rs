@@ -1,4 +1,4 @@
-//! What workers that nobody waits for ask of a store: renew, due, reap, keep.
+//! What background chores need from a store: renew, due, reap, put_if_absent.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{
     put, reap_all, refused, replace, take_over, telling,
 };
 
-/// Otherwise an Attempt's renewal would refuse its own finish.
+/// Otherwise an attempt's renewal would make the store refuse its own finish.
 pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -33,7 +33,7 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Stor
     put(&*store, &replace(&begun.record, draft(&name, State::Completed))).await;
 }
 
-/// A lease that another holds, that is over, or that never was can't be renewed.
+/// A lease that another attempt holds, that has ended, or that never existed can't be renewed.
 pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
@@ -62,7 +62,7 @@ pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) 
     assert!(store.renew(vec![]).await.expect("nothing to renew").is_empty());
 }
 
-/// The Version stays the same through every renewal, so the finish at the end still counts.
+/// The version stays the same through every renewal, so the finish at the end is still accepted.
 pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -81,11 +81,11 @@ pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &
     assert_eq!(lost, vec![RenewOutcome::Lost], "after the finish there is nothing to renew");
 }
 
-/// Only the state asked for, only what has passed, in order, up to the limit.
+/// Returns only the requested state, only lapsed instants, in order, up to the limit.
 pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
-    // A store may write what keeps something apart from what does not, at another instant: all of them do.
+    // A store may write records with a body separately from the others, at another instant: all of these have one.
     let due = |name: &TestRecord, state, due_in| {
         answering(insert(name, Draft { due_in, ..draft(name, state) }), b"beside")
     };
@@ -128,7 +128,7 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest)
     );
 }
 
-/// And never a row that has no such time.
+/// A row without such a time is never removed.
 pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -158,8 +158,8 @@ pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subjec
     assert_eq!(reap(CURSOR_START, 100).await.removed, 0, "nothing is left to remove");
 }
 
-/// Of an expired record stay id, fingerprint, state and instants. It is a write: whoever read the record before it comes
-/// too late.
+/// An expired record keeps id, fingerprint, state and instants. Stripping is a write: a change that is based on an
+/// earlier read is refused.
 pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -201,7 +201,7 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnd
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.stripped, 0, "it is stripped once");
 }
 
-/// As if it were absent: nothing of the tombstone shows through.
+/// The new generation begins as if the row were absent: nothing of the tombstone shows through.
 pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -224,7 +224,7 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Store
     assert_eq!(load(&*store, name.id).await.expect("the row stays").answer, None);
 }
 
-/// What a person must look at stays, whole, until one did.
+/// A record that needs manual attention stays complete until an operator has handled it.
 pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -250,7 +250,7 @@ pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn StoreUn
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "then it goes");
 }
 
-/// The fingerprint of a tombstone is compared with nothing, so its secret may be retired.
+/// The fingerprint of a tombstone is never compared, so its secret may be retired.
 pub async fn a_tombstone_needs_no_secret(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -278,7 +278,7 @@ pub async fn a_tombstone_needs_no_secret(subject: &dyn StoreUnderTest) {
     assert!(!is_needed().await, "and no longer");
 }
 
-/// A dry run tells the truth, and touches nothing.
+/// A dry run counts what a real run removes, and changes nothing.
 pub async fn what_would_go_is_what_then_goes(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -302,12 +302,12 @@ pub async fn what_would_go_is_what_then_goes(subject: &dyn StoreUnderTest) {
     assert_eq!(ripe().await, ReapCount::default());
     let running = load(&*store, running.id).await.expect("it stands");
     assert_eq!(running.record.state, State::InProgress, "what has no such instant is left alone");
-    // Or the next who sweeps would find it.
+    // Otherwise the next test that looks for due records would find it.
     let done = TestRecord { id: running.record.id, identity: running.record.identity.clone() };
     put(&*store, &replace(&running.record, draft(&done, State::Completed))).await;
 }
 
-/// What happened to a record that is still there stays told, however long ago.
+/// The history of a record that still exists stays, however old it is.
 pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (live, gone) = (TestRecord::fresh(), TestRecord::fresh());
@@ -330,7 +330,7 @@ pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Sto
     put(&*store, &replace(&stored.record, draft(&live, State::Completed))).await;
 }
 
-/// A record that will be stripped soon and stay for long, with all that a record can have.
+/// A record that will be stripped soon and removed much later, with every part that a record can have.
 fn expiring(name: &TestRecord) -> Change {
     let mut bytes = [0x5a; Fingerprint::LEN];
     bytes[0] = 1; // its version
@@ -379,7 +379,7 @@ pub async fn a_setting_changes_only_from_the_value_expected(subject: &dyn StoreU
     assert_eq!(other, None, "each name by itself");
 }
 
-/// The first writer's value is what everybody gets.
+/// Every later writer gets the first writer's value.
 pub async fn the_first_value_kept_stays(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract {:016x}", nonce().0);

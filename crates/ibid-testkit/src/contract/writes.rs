@@ -1,4 +1,4 @@
-//! One Change after another: what counts, what is refused, and what is found afterwards.
+//! Single changes, one after another: which are accepted, which are refused, and what is stored afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::{
     put, reap_all, refused, replace, take_over, telling,
 };
 
-/// `Expect::Absent` counts where no row stands, and only there.
+/// `Expect::Absent` is accepted if no row exists, and only then.
 pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -28,7 +28,7 @@ pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn StoreUnderTes
     assert!(!second.is_stored_as(&winner), "another's insert is not taken for one's own");
 }
 
-/// Count and nonce must both be what is stored.
+/// Count and nonce must both match the stored version.
 pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -60,7 +60,7 @@ pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest)
     refused(&*store, &again, "its version was overwritten").await;
 }
 
-/// Who loses needs no second round trip to answer its client.
+/// The loser of a race needs no second round trip to answer its client.
 pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -109,7 +109,7 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     assert_eq!(holder.record.owner, taken.record.owner, "the silent holder learns who took over");
 }
 
-/// After a lost reply the same Change is sent again, and finds itself.
+/// After a lost reply the caller sends the same change again, and it finds itself stored.
 pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -127,7 +127,7 @@ pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Store
     assert_eq!(lines.len(), 1, "the repetition wrote no second line");
 }
 
-/// The nonce tells generations apart even where the count starts anew.
+/// The nonce distinguishes generations even if the count starts again.
 pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -144,7 +144,7 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest)
     assert_eq!(stands.record, new.record, "the new generation is untouched");
 }
 
-/// Some done, some refused, one large: each as if it were alone.
+/// Some changes are accepted, some refused, one is large: each as if it were alone.
 pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let taken: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
@@ -174,7 +174,7 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
     assert!(store.commit(vec![]).await.is_empty(), "an empty batch has no fates");
 }
 
-/// All of a Change or nothing.
+/// A change is applied completely or not at all.
 pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -196,7 +196,7 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreU
     assert_eq!(store.history(name.id).await.expect("a history is read"), vec![], "a refused change told");
 }
 
-/// The next generation under the same id never replays the answer of the one before.
+/// The next generation under the same id never replays the response of the one before.
 pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for clears_bodies in [true, false] {
@@ -213,7 +213,7 @@ pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dy
     }
 }
 
-/// Within a generation an answer stays until it is replaced or cleared.
+/// Within a generation a response stays until it is replaced or cleared.
 pub async fn an_answer_replaces_the_one_before_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -233,7 +233,7 @@ pub async fn an_answer_replaces_the_one_before_it(subject: &dyn StoreUnderTest) 
     assert_eq!(put(&*store, &clearing).await.answer, None, "a cleared answer is gone");
 }
 
-/// `Keep`, `Now` and `Clear`, each on each instant.
+/// Applies `Keep`, `Now` and `Clear` to each instant.
 pub async fn marks_keep_set_and_clear_instants(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let marked = |name: &TestRecord, mark| Draft {
@@ -276,7 +276,7 @@ pub async fn marks_keep_set_and_clear_instants(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// Every field comes back as it went in, on an insert and on an update, at its extremes too.
+/// Every field is loaded as it was written, by an insert and by an update, at its extremes too.
 pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for state in State::ALL {
@@ -368,7 +368,7 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// What is kept beside a record is found again, all of it and nothing of another generation.
+/// All bodies of a record's generation are loaded, and none of another generation.
 pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -390,7 +390,7 @@ pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) 
     assert_eq!(store.bodies(name.id, other).await.expect("bodies are read"), [], "another generation");
 }
 
-/// It tells, and leaves the record alone.
+/// It adds the history line, and leaves the record alone.
 pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();

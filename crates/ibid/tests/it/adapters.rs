@@ -15,14 +15,14 @@ mod values;
 
 use databases::Place;
 
-/// One driver.
+/// One driver under test.
 pub(crate) trait Adapter: 'static {
     type Db: Database;
 
-    /// A pool of so many connections that waits so long, for one of them or for a lock.
+    /// Opens a pool of `connections` that waits at most `patience` for a connection or a lock.
     async fn open(place: &Place, connections: usize, patience: Duration) -> Self::Db;
 
-    /// A statement of the caller's own, by the driver itself.
+    /// Runs a statement of the caller, through the driver itself.
     async fn by_caller(tx: &mut <Self::Db as Database>::Tx, sql: &'static str) -> Result<(), TxError>;
 }
 
@@ -73,7 +73,7 @@ macro_rules! on_postgres {
     };
 }
 
-/// The names of those that are broken, of the rules that hold on every database.
+/// Returns the names of the broken rules, of those that apply to every database.
 async fn keeps_the_rules_of_every_database<A: Adapter>(place: &impl Fn() -> Place) -> Vec<&'static str> {
     macro_rules! all {
         ($($group:ident::$rule:ident),* $(,)?) => {
@@ -97,7 +97,7 @@ async fn keeps_the_rules_of_every_database<A: Adapter>(place: &impl Fn() -> Plac
     broken.into_iter().flatten().collect()
 }
 
-/// Runs one rule; its name if it is broken. How it is broken is on stderr by then.
+/// Runs one rule and returns its name if it is broken. The reason is then on stderr.
 async fn broken(name: &'static str, rule: impl Future<Output = ()>) -> Option<&'static str> {
     AssertUnwindSafe(rule).catch_unwind().await.err().map(|_| name)
 }
@@ -130,7 +130,7 @@ mod rusqlite {
     on_sqlite!(super::databases::RusqliteConnections);
 }
 
-/// A statement as this dialect wants it. It is never freed; a test has few.
+/// Builds a statement in this dialect. It is never freed; a test has few.
 fn sql(tx: &impl SqlTx, text: &str, columns: &'static [Type]) -> &'static Statement {
     let text = match tx.dialect() {
         Dialect::Postgres => text.to_owned(),
@@ -159,7 +159,7 @@ pub(crate) async fn number(tx: &mut impl SqlTx, text: &str) -> i64 {
     rows.remove(0).i64().unwrap()
 }
 
-/// A table with the rows 1 and 2, and the pool that made it.
+/// Creates a table with the rows 1 and 2, and returns the pool.
 async fn with_table<A: Adapter>(place: &Place, connections: usize) -> A::Db {
     use ibid::transaction::OwnedTx;
     let pool = A::open(place, connections, PATIENT).await;

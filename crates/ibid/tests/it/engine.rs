@@ -168,7 +168,7 @@ async fn a_live_attempt_keeps_its_lease_until_max_run() {
     world.hands.advance(started.elapsed());
     let taken = world.run("k").await;
     assert_eq!(taken.number(), 2);
-    // The first comes back: the record is no longer its own, and it learns what counts.
+    // The first attempt returns. It no longer owns the record, and learns that another response counts.
     assert!(matches!(attempt.finish(created()).await, Outcome::Superseded(_)));
     assert!(matches!(taken.finish(created()).await, Outcome::Completed(_)));
     let history = world.store.history(world.only().await.record.id).await.unwrap();
@@ -206,7 +206,7 @@ async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
     attempt.release(ErrorCode::ClientGone).await;
     renewal.await.expect("it ends with the attempt");
 
-    // Renewals that nobody confirms count for nothing.
+    // Renewals that the store does not confirm do not extend the lease.
     let mut silent = world.run("k").await;
     let renewal = tokio::spawn(silent.keep_alive());
     world.store.set(StoreFault::Down);
@@ -298,7 +298,7 @@ async fn a_begin_repeated_after_a_refusal_keeps_its_reservation() {
             other => panic!("{other:?}"),
         }
     };
-    // The release of the first one finds another's record, and leaves it alone.
+    // The release of the first begin finds a record that it does not own, and leaves it alone.
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     attempt.finish(created()).await;
     world.ibid.settled().await;
@@ -431,7 +431,7 @@ async fn the_sweeper_applies_the_rule_of_the_records_begin() {
         let world = world(Policy { on_lapse, ..Policy::default() }).await;
         let attempt = world.run("k").await;
         assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "a live lease is left alone");
-        // In steps that no clock watch takes for a jump would be too slow for a test: a fresh node has seen none.
+        // Small steps, which the clock watch does not take for a jump, would be too slow. A fresh node has seen no jump.
         world.hands.advance(Duration::from_secs(61));
         let sweeper = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
         assert_eq!(upkeep::sweep_once(&sweeper).await.unwrap(), 1);
@@ -463,7 +463,7 @@ async fn many_sweepers_at_once_settle_each_lapse_once() {
 async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let attempt = world.run("k").await;
-    // Both clocks go together: nothing jumps.
+    // Both clocks advance together, so neither jumps.
     let pass = async |length| {
         world.hands.advance(length);
         tokio::time::sleep(length).await;
@@ -505,7 +505,7 @@ async fn after_a_jump_of_the_stores_clock_nobody_takes_over_to_run() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let attempt = world.run("k").await;
     world.hands.advance(Duration::from_secs(3600));
-    // The first look shows the jump; from then on the lapse may be none.
+    // The first look shows the jump. From then on the lapse may not be real.
     assert!(matches!(world.begin("other").await, Begin::Run(_)));
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
@@ -532,7 +532,7 @@ async fn an_overlong_lease_after_a_clock_step_is_corrected() {
 
 #[tokio::test]
 async fn every_lapse_is_counted_once() {
-    // Of this thread alone, on which all tasks of this test run.
+    // A recorder for this thread only, on which all tasks of this test run.
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _counts = metrics::set_default_local_recorder(&recorder);
@@ -545,12 +545,12 @@ async fn every_lapse_is_counted_once() {
     for on_lapse in [OnLapse::Unknown, OnLapse::Retry, OnLapse::Fail] {
         let world = world(Policy { on_lapse, ..Policy::default() }).await;
         for (key, by_request) in [("request", true), ("sweeper", false)] {
-            // Its process is gone, so that nobody renews or ends it.
+            // Its process is gone: nothing renews or ends it.
             std::mem::forget(world.run(key).await);
             world.hands.advance(world.policy.lease);
             assert_eq!(counted(), lapses, "{on_lapse:?}: not noticed yet");
             lapses += 1;
-            // A node that has seen no jump of the clock.
+            // A node that has seen no clock jump.
             let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
             if by_request {
                 let begun = node.begin(world.ask(key)).await.expect("the store answers");

@@ -1,4 +1,4 @@
-//! Signed webhooks at the guard: what settles an unknown record, what is kept, and what is turned away.
+//! Signed webhooks at the guard: which settle an unknown record, which are stored, and which are refused.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -53,7 +53,7 @@ async fn world() -> World {
     World { app: layer.layer(router), ibid, store, hands, gate }
 }
 
-/// An answer that breaks off, after a permit if the request asks for that.
+/// Sends a response that breaks off, after a permit if the request asks for that.
 async fn pay(State(gate): State<Arc<Semaphore>>, headers: HeaderMap, _: Bytes) -> Response<Body> {
     match headers.get("x-do").map(|value| value.as_bytes()) {
         Some(b"gate") => gate.acquire().await.expect("an open gate").forget(),
@@ -106,7 +106,7 @@ fn now() -> i64 {
 
 fn said(event: &'static str, kind: &str, key: &str) -> Said {
     let body = json!({ "type": kind, "at": now(), "data": { "tenant": "ann", "key": key, "id": "ch_1" } });
-    // As it stands: an answer must come back byte by byte, numbers and all.
+    // Inserted as text: the response must be replayed byte by byte, numbers and all.
     let body = body.to_string().replacen("\"data\":{", "\"data\":{\"answer\": {\"amount\" : 1.10},", 1);
     Said { event, body, source: "psp", secret: SECRET, signed_at: now() }
 }
@@ -124,7 +124,7 @@ impl World {
         self.send(request.body(Body::from("{}")).expect("a request")).await
     }
 
-    /// Sends a webhook as the reference library signs it: status and result.
+    /// Sends a webhook, signed by the reference library, and returns status and result.
     async fn hook(&self, said: &Said) -> (u16, String) {
         let body = said.body.as_bytes();
         let signature = Webhook::new(said.secret).expect("a secret").sign(said.event, said.signed_at, body);
@@ -144,7 +144,7 @@ impl World {
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }
 
-    /// From here on what was begun is over, and what happens from now on is after it.
+    /// Advances the clock past the end of all running attempts, so that later events postdate them.
     fn pass_the_attempts_end(&self) {
         // An event's age is counted in whole seconds, rounded up.
         self.hands.advance(Policy::default().over_in() + Duration::from_secs(30));
@@ -155,13 +155,13 @@ impl World {
         assert_eq!(self.record(key).await.state, RecordState::Unknown);
     }
 
-    /// The lines of this kind in a record's history.
+    /// Returns the lines of this kind in a record's history.
     async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
         let lines = self.store.history(self.record(key).await.id).await.expect("a history");
         lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
     }
 
-    /// Waits until somebody has settled the record.
+    /// Waits until the record is settled.
     async fn until_settled(&self, key: &str) {
         let settled = async {
             while self.record(key).await.state == RecordState::Unknown {
@@ -270,7 +270,7 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
     world.unknown("k").await;
     world.pass_the_attempts_end();
     let record = world.record("k").await;
-    // As if the process had died between keeping the evidence and weighing it.
+    // As if the process had died between storing the evidence and applying it.
     let evidence = ibid_core::evidence::Evidence {
         name: ibid_core::evidence::EventName { source: "psp".into(), event: "evt_1".into() },
         about: ibid_core::evidence::EvidenceSubject::Record(record.id),
@@ -309,7 +309,7 @@ async fn an_event_from_before_the_attempt_never_settles_it() {
     old.body = old.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", old.signed_at - 60), 1);
     assert_eq!(world.hook(&old).await, word(200, "stale"));
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
-    // The provider's clock may be far from the store's: its own two instants are compared with each other.
+    // The provider's clock may differ from the store's, so the provider's own two instants are compared.
     world.hands.advance(Duration::from_secs(120));
     assert_eq!(world.hook(&old).await, word(200, "settled"), "by now it is from after the attempt's begin");
 }

@@ -1,5 +1,5 @@
-//! The guard around a real axum router, on the memory store with a clock that the test moves. Longer than most files
-//! because it is a list over one small API: each test stands alone.
+//! The guard around a real axum router, on the memory store with a manual clock. Longer than most files, because it is
+//! a list of independent tests over one small API.
 
 mod policy_keys;
 mod proof;
@@ -31,11 +31,11 @@ use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tokio::sync::{Notify, Semaphore};
 use tower::{Layer, Service, ServiceExt};
 
-/// An API that counts its runs and answers as the request's `x-do` field says.
+/// An API that counts its runs and responds as the request's `x-do` field says.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
-    /// Told when a run begins.
+    /// Notified when a run begins.
     begun: Arc<Notify>,
     /// A run with `x-do: gate` waits for a permit.
     gate: Option<Arc<Semaphore>>,
@@ -157,7 +157,7 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
     }
 }
 
-/// One request; the body is read to its end.
+/// A response whose body is read to its end.
 struct AttemptResponse {
     status: u16,
     headers: HeaderMap,
@@ -234,7 +234,7 @@ impl World {
         self.store.list(RecordFilter::default()).await.unwrap().len()
     }
 
-    /// The state of the only record.
+    /// Returns the state of the only record.
     async fn state(&self) -> String {
         let records = self.store.list(RecordFilter::default()).await.unwrap();
         assert_eq!(records.len(), 1, "one record");
@@ -430,7 +430,7 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
         while world.ibid.waiting() < 40 {
             tokio::task::yield_now().await;
         }
-        // The gate stays shut, and the record is ended by hand with the status in question.
+        // The gate stays shut. The test ends the record itself, with the status in question.
         let stored = world.store.list(RecordFilter::default()).await.unwrap().remove(0);
         end_by_hand(&world, stored, what).await;
         for waiter in waiters {
@@ -441,10 +441,10 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
     }
 }
 
-/// Writes the end of a running record as its own Attempt would.
+/// Writes the end of a running record as its own attempt would.
 async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, status: &str) {
     use ibid_core::machine::{AttemptResponse, Event, Verdict, decide};
-    // Read to its end, as a 5xx must be to count.
+    // A stored response: a 5xx counts only if it was read to its end.
     let kept = Some(ibid_core::response::Response::plain(503, "text/plain", String::new()).to_bytes());
     let answer = AttemptResponse {
         status: status.parse().unwrap(),
@@ -474,8 +474,8 @@ async fn a_client_that_hangs_up_finds_its_answer_stored() {
     assert_eq!((retry.status, retry.is_replay(), world.runs()), (201, true, 1));
 }
 
-/// On one thread, a task that the call has spawned does not run between the last poll and the drop. So one of the rounds drops
-/// the client just after its begin was committed and its run was spawned.
+/// On one thread, a task that the call has spawned does not run between the last poll and the drop. So one of the rounds
+/// drops the client just after its begin was committed and its run was spawned.
 #[tokio::test]
 async fn a_client_that_left_before_the_run_releases_its_key() {
     let mut released = 0;
@@ -501,7 +501,7 @@ async fn a_client_that_left_before_the_run_releases_its_key() {
                 released += 1;
             }
         }
-        // No lease has lapsed: the clock stands still.
+        // No lease has lapsed: the clock is manual and does not move.
         let retry = world.send(pay("k")).await;
         assert_eq!((retry.status, retry.is_replay(), world.runs()), (201, had_run, 1), "after {polls} polls");
     }
@@ -643,7 +643,7 @@ async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
     assert_eq!(world.runs(), 0);
     assert!(world.ibid.is_breaker_open());
     world.store.set(StoreFault::None);
-    // The releases of what was given up go first; then the next begin finds the store well.
+    // The releases of the abandoned begins come first; then the next begin finds a healthy store.
     world.ibid.settled().await;
     loop {
         let answer = world.send(pay("k")).await;
@@ -694,7 +694,7 @@ async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
     let first = running.await.unwrap();
     assert_eq!((first.status, first.text("idempotency-stored")), (201, Some("false")));
     assert_eq!(world.state().await, "in_progress");
-    // Past the lapse it becomes unknown, and the queued finish still settles it.
+    // After the lapse the record becomes unknown, and the queued finish still settles it.
     world.store.set(StoreFault::None);
     world.hands.advance(Duration::from_secs(61));
     world.ibid.settled().await;
@@ -726,7 +726,7 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
     world.hands.advance(hour - Duration::from_secs(1));
     assert!(world.send(pay("k")).await.is_replay());
     world.hands.advance(Duration::from_secs(1));
-    // This process's own cache goes by its own clock; another node has none.
+    // The cache of this process uses its own clock; another node has an empty cache.
     let fresh = fresh_node(&world).await;
     let anew = read(fresh.oneshot(pay("k").body("other").build()).await).await;
     assert_eq!((anew.status, anew.is_replay(), world.runs()), (201, false, 2));
@@ -751,7 +751,7 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
     assert_eq!(world.runs(), 2);
 }
 
-/// A second guard on the same store, with nothing in its cache.
+/// Builds a second guard on the same store, with an empty cache.
 async fn fresh_node(world: &World) -> IdempotencyService<Router> {
     let settings = Settings { identity: StoreIdentity::new("a header"), ..Settings::default() };
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
@@ -935,7 +935,7 @@ async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
 #[tokio::test]
 async fn early_data_is_refused_for_anybody_may_replay_it() {
     let world = world(Policy::default()).await;
-    // Only `1` is defined, and several lines count as one: whatever the field says, it is believed.
+    // Only `1` is defined, and several lines count as one: any value of the field is believed.
     for value in ["1", "1, 1", "0", ""] {
         let refused = world.send(pay("k").with("early-data", value)).await;
         assert_eq!((refused.status, refused.problem().as_str()), (425, "too-early"), "{value}");

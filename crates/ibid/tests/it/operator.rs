@@ -1,4 +1,4 @@
-//! What a person does about records, on the memory store with its clock in hand.
+//! Operator actions on records, on the memory store with a manual clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// A record whose attempt could not know what became of its work.
+    /// Makes a record whose attempt could not learn the outcome of its work.
     async fn unknown(&self, key: &str) -> RecordId {
         let id = self.ask_of("shop", key).id;
         self.run(key).await.unknown(ErrorCode::TimedOut).await;
@@ -71,14 +71,14 @@ impl World {
         id
     }
 
-    /// A record that failed for good when its holder went silent: completed, and a person must look at it.
+    /// Makes a record that failed permanently when its owner went silent: completed, and a dead letter.
     async fn abandoned(&self, key: &str) -> StoredRecord {
         let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
         let (id, lease) = (ask.id, ask.policy.lease);
         let Begin::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
-        // Its process is gone, so that nobody ends it.
+        // Its process is gone: nothing ends it.
         std::mem::forget(silent);
         self.hands.advance(lease);
         let node = Ibid::for_upkeep(self.store.clone());
@@ -86,7 +86,7 @@ impl World {
         self.operator.history(id).await.expect("it is there").stored
     }
 
-    /// How many records wait for a person, once every attempt's time is over.
+    /// Returns the number of dead letters, once every attempt's time is over.
     async fn letters(&self) -> usize {
         self.hands.advance(Policy::default().over_in());
         self.operator.dead_letters(None, 0, 10).await.expect("a list").records.records.len()
@@ -181,7 +181,7 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let before = world.abandoned("k").await;
     assert_eq!((before.record.state, before.record.flags.dead_letter), (State::Completed, true));
     assert_eq!(world.letters().await, 1);
-    // Long after: what is left of its life must not begin anew.
+    // Much later, to see that its remaining lifetime does not start again.
     world.hands.advance(Duration::from_secs(3600));
     let shown =
         world.operator.preview(RecordFilter::default(), &BulkAction::Acknowledge).await.expect("a preview");
@@ -277,7 +277,7 @@ async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
     let id = world.unknown("k").await;
     let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;
     world.operator.resolve(id, Some(looked_at), &Observation::NotExecuted, &bob()).await.expect("as it was");
-    // The retry runs and is unknown again: what ann saw was about the run before.
+    // The retry runs and is unknown again: ann's view was of the run before.
     world.run("k").await.unknown(ErrorCode::Broken).await;
     let late = world.operator.resolve(id, Some(looked_at), &executed(), &ann()).await;
     let Err(OperatorError::Changed { stored, .. }) = late else { panic!("{late:?}") };
@@ -324,7 +324,7 @@ async fn a_bulk_action_changes_only_records_as_previewed() {
     let preview = world.operator.preview(RecordFilter::default(), &action).await.expect("a preview");
     assert_eq!((preview.records.len(), preview.left_alone, preview.next), (3, 1, None));
     let shown: Vec<SeenVersion> = preview.records.iter().map(seen).collect();
-    // One is settled by another, and a new one comes.
+    // Another operator settles one record, and a new one appears.
     world.operator.resolve(shown[1].id, None, &executed(), &ann()).await.expect("it is settled");
     let newcomer = world.unknown("new").await;
     let done = world.operator.apply(&shown, &action, &bob()).await;

@@ -1,5 +1,5 @@
-//! The outbox and its worker on SQLite with a clock that the test moves: what is enqueued with business rows is carried
-//! out once, or ends where a person sees it.
+//! The outbox and its worker on SQLite with a manual clock: an effect that is enqueued with business rows runs once, or
+//! becomes a dead letter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -229,7 +229,7 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
     world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
-    // The key's window is over when it is asked; no call was made under it.
+    // The key's window has passed at the lookup; no call was made under the key.
     world.pass(25 * 3600);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
     assert_eq!(world.only().await.called_at, None);
@@ -343,7 +343,7 @@ async fn past_the_key_window_a_repeatable_effect_is_not_called() {
     world.pass(24 * 3600);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 1));
-    // An operator who confirms has it called all the same.
+    // With an operator's confirmation it is called all the same.
     Operator::new(&world.ibid)
         .retry(world.only().await.seq, &because("the provider has no such charge"))
         .await
@@ -498,7 +498,7 @@ async fn a_result_whose_commit_got_no_reply_is_written_once() {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let world = World::new().await;
         let provider = Provider::new("w", |_| made());
-        // Not repeatable: what is known to be made must not end as unknown.
+        // Not repeatable: a call that is known to have been made must not end as unknown.
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[Reply::Comes, reply]);
         assert_eq!(worker.run_once().await.unwrap().done, 1, "{reply:?}");
@@ -549,7 +549,7 @@ async fn what_another_process_enqueues_is_seen_at_the_next_look() {
     let other = world.another_process().await;
     other.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     gate.reached().await;
-    // Broken off, it leaves a claim that lapses.
+    // An aborted worker leaves a claim that lapses.
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
     assert_eq!(world.only().await.state, Claimed);

@@ -1,5 +1,5 @@
-//! Phases on a real database: what is committed is not run again, whoever goes on; a call to the outside is made again,
-//! asked about or left to a person, as it was declared.
+//! Phases on a real database: a committed phase does not run again, whichever process resumes. An external call is
+//! repeated, looked up or left to an operator, as it was declared.
 
 mod external_call;
 mod in_transaction;
@@ -14,7 +14,7 @@ use crate::adapters::databases::{
 };
 use crate::transaction::harness::World;
 
-/// What a handler that works in Phases is begun with.
+/// The policy for a handler that works in phases.
 fn policy() -> Policy {
     Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() }
 }

@@ -1,4 +1,4 @@
-//! The reaper under the engine, on the stores whose clock a test can move: what goes when, and what a client then meets.
+//! The reaper under the engine, on the stores with a manual clock: what is removed when, and what a client then gets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -203,7 +203,7 @@ impl World {
     }
 
     async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
-        // What a node keeps in memory goes by the time that really passes.
+        // A node's cache uses real time, so it is turned off.
         let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
         let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
         World { ibid, store, hands, _directory: directory }
@@ -223,7 +223,7 @@ impl World {
         assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
     }
 
-    /// A record whose time is over, with a line of history.
+    /// Inserts a record that is due for removal, with a history line.
     async fn going(&self) -> RecordId {
         let name = TestRecord::fresh();
         let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };

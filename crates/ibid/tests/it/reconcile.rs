@@ -1,5 +1,5 @@
-//! The reconciler: what it asks, when it believes it, and who wins when several know. On the memory store, whose clock
-//! a test moves; each look is made by a node of its own, which has seen no jump.
+//! The reconciler: which records it looks up, when it trusts an answer, and which of several settlers wins. On the memory
+//! store with a manual clock; a separate node, which has seen no clock jump, runs each round.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -49,7 +49,7 @@ impl World {
         self.ibid.begin(self.ask(key)).await.expect("the store answers")
     }
 
-    /// A request that was sent and never answered.
+    /// Makes a request that was sent and never answered.
     async fn unknown(&self, key: &str) -> LateAnswer {
         self.unknown_by(self.ask(key)).await
     }
@@ -62,7 +62,7 @@ impl World {
         attempt.unknown(ErrorCode::TimedOut).await.1
     }
 
-    /// One round of questions by a node that has seen no jump.
+    /// Runs one round of lookups at a node that has seen no clock jump.
     async fn reconcile(&self, finder: impl OutcomeLookup + 'static) -> ReconcileStats {
         let node = Ibid::for_upkeep(self.store.clone());
         node.reconcile_with(Arc::new(finder));
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// Says what it was told to, in turn, and keeps what it was asked.
+/// A lookup that returns its prepared results in turn, and records the requests it was called with.
 #[derive(Clone, Default)]
 struct Told {
     findings: Arc<Mutex<VecDeque<LookupResult>>>,
@@ -102,7 +102,7 @@ impl OutcomeLookup for Told {
     }
 }
 
-/// A finder made of a closure.
+/// A lookup made of a closure.
 struct By<F>(F);
 
 impl<F: Fn(UnknownRequest) -> BoxFuture<'static, LookupResult> + Send + Sync> OutcomeLookup for By<F> {
@@ -231,7 +231,7 @@ async fn two_reconcilers_at_once_count_one_lookup() {
         let world = World::new().await;
         let _late = world.unknown("k").await;
         world.hands.advance(SETTLE);
-        // Neither answer is given before both are asked.
+        // Neither lookup answers before both were called.
         let both = Arc::new(Barrier::new(2));
         let finder = || {
             let (both, finding) = (both.clone(), finding.clone());
@@ -309,7 +309,7 @@ async fn after_a_jump_of_the_stores_clock_nobody_is_asked() {
     let _late = world.unknown("k").await;
     let told = Told::to_say([LookupResult::NotExecuted]);
     world.ibid.reconcile_with(Arc::new(told.clone()));
-    // Two looks that seem to be apart may not be.
+    // After a jump, two lookups that seem `settle` apart may not be.
     world.hands.advance(Duration::from_secs(3600));
     assert_eq!(upkeep::reconcile_once(&world.ibid).await.expect("the store answers"), QUIET);
     assert_eq!(told.asked(), 0);
@@ -336,7 +336,7 @@ async fn a_record_without_a_lookup_uses_up_no_try() {
 
 #[tokio::test]
 async fn foreign_unknown_records_do_not_starve_own_lookups() {
-    /// Asks about records whose rule allows one more try than the others'.
+    /// Looks up records whose rule allows one try more than that of the others.
     struct Own(Told);
     impl OutcomeLookup for Own {
         fn asks(&self, rule: &Reconcile) -> bool {
@@ -348,7 +348,7 @@ async fn foreign_unknown_records_do_not_starve_own_lookups() {
     }
     let world = World::new().await;
     let mut late = Vec::new();
-    // More than one batch, all due before the own ones.
+    // More than one batch, all due before our own records.
     for n in 0..200 {
         late.push(world.unknown(&format!("theirs-{n}")).await);
     }
@@ -394,7 +394,7 @@ async fn questions_about_one_route_go_out_at_its_pace() {
         }
     });
     assert_eq!(world.reconcile(finder).await, ReconcileStats { asked: 150, settled: 150, dead_letters: 0 });
-    // On the paused clock of the test, in which a write takes no time.
+    // Measured on the test's paused clock, on which a write takes no time.
     let asked = asked.lock().unwrap();
     let in_one_second =
         asked.windows(53).filter(|asked| asked[52] - asked[0] < Duration::from_secs(1)).count();

@@ -1,4 +1,4 @@
-//! The sweeper where it runs lapsed requests again: what it has in hand is what it runs.
+//! The sweeper when it runs lapsed requests again: it runs exactly the request that it has read.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,7 +36,7 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     while store.bodies_read() == 0 {
         tokio::task::yield_now().await;
     }
-    // The sweeper has `five` in hand. By now its owner has come back, its answer has expired, and the key has come with
+    // The sweeper holds `five`. Since then its owner has finished, the response has expired, and the key has arrived with
     // another request, whose owner is silent too.
     let mut next = keeping(replace(&first, lapsed(&name)), "six");
     let draft = next.draft.as_mut().expect("a draft");
@@ -65,7 +65,7 @@ async fn a_sweeper_runs_a_lapsed_request_with_what_its_record_kept() {
     assert_eq!(*runs.lock().unwrap(), ["five"]);
 }
 
-/// A record whose owner went silent, and that is to go on.
+/// A draft of a record whose owner went silent, with the policy to resume it.
 fn lapsed(name: &TestRecord) -> Draft {
     let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::default() };
     let due_in = Some(Duration::ZERO);
@@ -77,7 +77,7 @@ fn keeping(mut change: Change, request: &'static str) -> Change {
     change
 }
 
-/// Keeps what it is given to run.
+/// Records the requests that it is given to run.
 struct Runs {
     node: Ibid,
     requests: Arc<Mutex<Vec<String>>>,

@@ -21,7 +21,7 @@ use crate::adapters::databases::{
     TokioPostgresPools,
 };
 
-/// Every rule in one database, under keys of its own: a server per rule and driver would cost minutes.
+/// Runs every rule in one database, under separate keys: a server per rule and driver would cost minutes.
 macro_rules! every_rule {
     ($($driver:ident: $adapter:ty, $place:expr;)*) => {
         $(mod $driver {
@@ -58,12 +58,12 @@ every_rule! {
     sea_orm: SeaOrmPools, Place::postgres();
 }
 
-/// What a session is set to is PostgreSQL's.
+/// PostgreSQL only: SQLite has no such session setting.
 macro_rules! every_commit_lasts {
     ($($driver:ident: $adapter:ty;)*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $driver() {
-            // It makes a role.
+            // On a separate server, because it creates a role.
             durability::every_rule(&harness::World::<$adapter>::new(Place::own_postgres()).await).await;
         })*
     };

@@ -1,11 +1,11 @@
-//! What is turned away, how soon, and what it is told: the breaker, the queue of begins, and duplicates.
+//! Refusals under load, and their `Retry-After`: the breaker, the queue of begins, and duplicates.
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::*;
 
-/// Too short for a second try: one begin is one Change sent.
+/// Too short for a second try: one begin sends one change.
 const ONE_TRY: Duration = Duration::from_millis(5);
 
 async fn failing() -> World {
@@ -20,7 +20,7 @@ async fn failing() -> World {
     world
 }
 
-/// Begins so many at once; how long each is told to stay away, for those that are refused.
+/// Begins `many` at once and returns how many ran, and the `Retry-After` of each that was refused.
 async fn begin_many(world: &World, many: usize) -> (usize, Vec<Duration>) {
     let begins = (0..many).map(|n| world.ibid.begin(world.ask(&format!("many-{n}"))));
     let begun = futures_util::future::join_all(begins).await;
@@ -86,7 +86,7 @@ async fn only_begins_are_refused_past_the_queues_bound() {
     let attempt = world.run("running").await;
     world.store.set(StoreFault::Hangs);
     let mut finish = tokio::spawn(attempt.finish(created()));
-    // What the lanes have taken out of the queue is not in it.
+    // Begins that the lanes have taken out of the queue do not count towards its bound.
     let (queued, more) = (20_000, 1_000);
     let started = Instant::now();
     let begins = (0..queued + more).map(|n| {
@@ -110,7 +110,7 @@ async fn a_small_batch_waits_for_a_large_one_in_flight() {
     world.store.commit_apart();
     let before = world.store.commits();
     let sent = async |expected: usize| {
-        // All that can run does, and no time passes.
+        // Lets every task run that can, without time passing.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -149,7 +149,7 @@ async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
     for (passes, told) in [(0, 1), (7, 7), (20, 27), (23, 10)] {
         world.hands.advance(Duration::from_secs(passes));
         tokio::time::advance(Duration::from_secs(passes)).await;
-        // Whether or not it waited before.
+        // The same whether or not it waited before.
         let Begin::Skip(Outcome::InFlight { retry_in }) = world.begin("slow").await else {
             panic!("it runs")
         };

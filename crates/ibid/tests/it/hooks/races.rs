@@ -1,5 +1,5 @@
 //! A signed webhook, a poll and an operator settle the same record at the same moment, on every store: one wins, and the
-//! others are told. Each comes by its own way in: a socket, the reconciler, the operator's act.
+//! others learn of it. Each takes its own path: a socket, the reconciler, the operator's action.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -52,12 +52,12 @@ async fn exactly_one_of_three_settlers_settles_a_record_on_postgres() {
     one_wins(Arc::new(store)).await;
 }
 
-/// Who settled a record, by the status that it was settled with. The first is what [`hook`] makes of `paid`.
+/// Statuses that tell which racer settled a record. The first is what [`hook`] makes of `paid`.
 const BY_WEBHOOK: u16 = 201;
 const BY_POLL: u16 = 202;
 const BY_OPERATOR: u16 = 203;
 
-/// Those who race: two webhooks, each at a node of its own, a poll and an operator.
+/// Number of racers: two webhooks, each at a separate node, a poll and an operator.
 const RACERS: usize = 4;
 
 async fn one_wins(store: Arc<dyn Store>) {
@@ -66,8 +66,8 @@ async fn one_wins(store: Arc<dyn Store>) {
     for round in 0..ROUNDS {
         let name = unknown(&*store).await;
         let together = Arc::new(Barrier::new(RACERS));
-        // Every other round all four hold their write until the last of them has decided on one, for the quickest to
-        // begin would win otherwise, most of the time.
+        // Every other round all four hold their write until the last of them has decided on one. Otherwise the first to
+        // begin would win most of the time.
         let before = store.commits();
         if round % 2 == 1 {
             store.set(StoreFault::Hangs);
@@ -98,7 +98,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         }
         let [winner] = won[..] else { panic!("round {round}: settled by {won:?}") };
 
-        // The history names the winner and nobody else, and so does what the operator is told.
+        // The history names only the winner, and so does the operator's error.
         let lines = store.history(name.id).await.expect("a history");
         let mut lines = lines.into_iter().map(|(_, line)| line);
         let line = lines.next().expect("a line");
@@ -128,11 +128,11 @@ async fn one_wins(store: Arc<dyn Store>) {
     }
 }
 
-/// A record as a crash left it: it was sent, nobody knows what became of it, and a look at it is due.
+/// Inserts a record as a crash left it: sent, with an unknown outcome, and due for a lookup.
 async fn unknown(store: &dyn Store) -> TestRecord {
     let identity = Arc::new(Identity {
         tenant: Tenant::new("ann").expect("a good name"),
-        // The one that the hook speaks of.
+        // The operation that the hook's mapping names.
         operation: Operation { method: "POST".into(), path: "/pay".into() },
         key: Key::stored(&format!("key-{:016x}", nonce().0)).expect("a good key"),
     });
@@ -163,7 +163,7 @@ impl Node {
         Node { at, serving }
     }
 
-    /// Sends a webhook that says that it was executed: what it is answered.
+    /// Sends a webhook that reports the request as executed, and returns status and result.
     fn told(&self, name: &TestRecord, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
         let (at, together) = (self.at, together.clone());
         let body = said("", "paid", name.identity.key.as_str()).body;
@@ -183,7 +183,7 @@ impl Node {
         })
     }
 
-    /// The status that a retry of the client is answered with, by replay.
+    /// Returns the status that a client's retry gets by replay.
     async fn replayed(&self, name: &TestRecord) -> u16 {
         let operation = &name.identity.operation;
         let retry = TestRequest::new(&operation.method, &operation.path).key(name.identity.key.as_str());
@@ -199,7 +199,7 @@ impl Drop for Node {
     }
 }
 
-/// One round of the reconciler, whose answer comes when all are there.
+/// Runs one round of the reconciler, whose lookup answers once all racers have arrived.
 fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<ReconcileStats> {
     let node = Ibid::for_upkeep(store);
     node.reconcile_with(Arc::new(Asked(together)));
@@ -218,7 +218,7 @@ impl OutcomeLookup for Asked {
     }
 }
 
-/// An operator's act, at a process of its own.
+/// Resolves the record as an operator in a separate process.
 fn resolves(
     store: Arc<FaultyStore>,
     id: RecordId,
@@ -232,5 +232,5 @@ fn resolves(
     })
 }
 
-/// Rounds on each store: enough for each of them to win some, and a second's work.
+/// Rounds on each store: enough for each racer to win some, and about a second of work.
 const ROUNDS: u32 = 30;

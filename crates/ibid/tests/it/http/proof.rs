@@ -1,11 +1,11 @@
-//! What a handler's answer proves besides its status.
+//! Proof in a handler's response, besides its status.
 
 use ibid_core::proof::{Hop, NotExecutedWhen};
 
 use super::*;
 
-/// Sends a first request that the handler answers like this, and a retry that it would answer with 201. Gives both
-/// answers.
+/// Sends a first request that the handler answers with `what`, and a retry that it would answer with 201. Returns both
+/// responses.
 async fn retried(world: &World, what: &str) -> (AttemptResponse, AttemptResponse) {
     let key = format!("\"{what}\"");
     let first = world.send(pay(&key).does(what)).await;

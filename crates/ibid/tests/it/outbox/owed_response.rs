@@ -1,5 +1,5 @@
-//! Effects that owe the Record's answer, and what befalls a worker between the call and its end, on both databases: the
-//! answer comes, or the record is `unknown`; what may not be called twice is not.
+//! Effects that owe the record's response, and faults of a worker between the call and its end, on both databases: the
+//! response is stored, or the record is `unknown`. A call that may not be repeated is not repeated.
 
 use ibid::operator::Operator;
 use ibid::outbox::{Worker, WorkerRound};
@@ -40,7 +40,7 @@ async fn an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_
 ) {
     for safety in SAFETIES {
         let psp = Psp::that_sticks();
-        // At the call, and at its rows.
+        // Killed at the second stop: the first is the call, the second its rows.
         killed(&site, declared(safety), &psp, 2).await;
         recovers(&site, safety, &psp).await;
     }
@@ -104,7 +104,7 @@ async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_witho
         assert_eq!((effect.state, effect.provider_id.as_deref()), (Claimed, Some("ch_1")), "{safety:?}");
         assert_eq!(site.record(&key(safety)).await.state, State::Pending, "{safety:?}");
     }
-    // By another process: nothing of it is in this one.
+    // By another process, which has nothing of it in memory.
     psp.fails(0);
     site.lapse().await;
     let other = site.another_process().await;
@@ -128,7 +128,7 @@ async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_fo
     found_and_not_recorded(&site).await;
     let key = key(Safety::Verified);
     site.lapse().await;
-    // Nobody could say it again.
+    // This provider can't be looked up, so the result must come from the store.
     let psp = Psp::new([]);
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
@@ -149,7 +149,7 @@ async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Da
         .unwrap();
     let effect = site.effect(&key).await;
     assert_eq!((effect.state, effect.result, effect.provider_id), (Queued, None, None));
-    // Of the next call nobody knows anything.
+    // The outcome of the next call is unknown.
     site.lapse().await;
     let psp = Psp::behind_a_gate([]);
     let worker = site.worker(&psp);
@@ -164,7 +164,7 @@ async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Da
     assert_eq!((site.effect(&key).await.state, site.record(&key).await.state), (Unknown, State::Pending));
 }
 
-/// A worker is killed during its call, another finds that it was made, and can't record it.
+/// A worker is killed during its call; another finds that the call was made, and can't record it.
 async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
     killed(site, briefly(declared(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
     site.lapse().await;
@@ -179,7 +179,7 @@ async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
     assert_eq!(site.record(&key).await.state, State::Pending);
 }
 
-/// Has a worker call for a new record and kills it once it has come to so many places.
+/// Starts a worker on a new record, and kills it once the provider was reached `places` times.
 async fn killed<D: Database + Clone + 'static>(site: &Site<D>, effect: NewEffect, psp: &Psp, places: u32) {
     site.owe(&key(effect.rules.safety), effect).await;
     let worker = site.worker(psp);
@@ -191,7 +191,7 @@ async fn killed<D: Database + Clone + 'static>(site: &Site<D>, effect: NewEffect
     assert!(running.await.unwrap_err().is_cancelled());
 }
 
-/// Its claim lapses, and another worker does what was declared.
+/// The claim lapses, and another worker acts as the effect's safety declares.
 async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety, before: &Psp) {
     let key = key(safety);
     assert_eq!(site.effect(&key).await.state, Claimed, "{safety:?}");
@@ -232,7 +232,7 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
     assert_eq!(answer(site, &key).await, Ok("paid".to_owned()), "{safety:?}");
 }
 
-/// What a client that comes again is given, or where its record stands.
+/// Returns the response that a client's retry gets, or the state of its record.
 async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Result<String, State> {
     let state = site.record(key).await.state;
     match site.ibid.begin(ask(&site.ibid, key)).await.unwrap() {
@@ -252,7 +252,7 @@ fn declared(safety: Safety) -> NewEffect {
     charge().rules(EffectRules { safety, ..EffectRules::default() })
 }
 
-/// Under a lease that a test can wait for, and a busy machine still makes a call in.
+/// Gives the effect a lease that a test can wait for, and that is long enough for a call on a busy machine.
 fn briefly(effect: NewEffect) -> NewEffect {
     let rules = EffectRules { lease_ms: 3000, ..effect.rules };
     effect.rules(rules)

@@ -1,4 +1,4 @@
-//! The same worker on PostgreSQL: what many sessions at once, locks, isolation levels and a crashing server do to it.
+//! The same worker on PostgreSQL: many concurrent sessions, locks, isolation levels and a crashing server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -74,19 +74,19 @@ impl Node {
             .0
     }
 
-    /// What handlers wrote, in the order of their statements.
+    /// Returns what handlers wrote, in the order of their statements.
     async fn ledger(&self, column: &str) -> Vec<String> {
         let sql = format!("select convert_from({column}::bytea, 'utf8') from ledger order by id");
         sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&self.database.0).await.unwrap()
     }
 }
 
-/// Works until nothing is left to do.
+/// Runs the worker until nothing is left to do.
 async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
     loop {
         let idle = match worker.run_once().await {
             Ok(round) => round.is_idle(),
-            // At stricter levels a look may fail for as long as others are at work.
+            // At stricter levels a poll may fail while other workers run.
             Err(error) if error.is_retryable() => false,
             Err(error) => panic!("{error}"),
         };
@@ -215,7 +215,7 @@ async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
     assert_eq!(one.ledger("payload").await, expected);
 }
 
-/// Places are given at enqueue and seen at commit: without the wait a later place could be seen, and called, first.
+/// Positions are assigned at enqueue and visible at commit: without the wait a later one could be seen, and called, first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_an_aggregate_follow_the_order_of_commits() {
     let server = Postgres::shared();
@@ -244,7 +244,7 @@ async fn calls_of_an_aggregate_follow_the_order_of_commits() {
             assert!(!second.is_finished(), "it is behind one that is not committed");
             tokio::task::yield_now().await;
         }
-        // Others are in nobody's way.
+        // Effects of other aggregates do not wait.
         two.pay(&format!("other {undone}"), [of("account 8", &format!("other {undone}"))]).await;
         assert_eq!(
             one.worker(&ann).run_once().await.unwrap(),
@@ -303,7 +303,7 @@ async fn a_result_survives_a_server_crash_before_it_is_recorded() {
     assert_eq!((gate.provider.calls().len(), node.ledger("line").await.len()), (1, 1));
 }
 
-/// A session that is stopped with an effect locked would keep it from every other worker.
+/// A session that stalls with an effect locked would keep it from every other worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
     struct Looking;
@@ -396,7 +396,7 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         node.pay(&format!("before {n}"), [in_order(n)]).await;
         assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
     }
-    // Done, waiting for their time, and dead.
+    // Done effects, effects that are not due yet, and dead ones.
     let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, due_at, \
         lease_us, created_at, aggregate, downstream_key, rules, owes, tenant, payload) \
         select e.record, n, 'fill', 1, 1, e.kind, s.state, s.open, 0, s.due_at, e.lease_us, 0, s.aggregate, \
@@ -456,7 +456,7 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
     }
 }
 
-/// Makes every call, and has no rows of its own.
+/// A handler that makes every call, and writes no rows.
 struct Plain(Arc<Mutex<u32>>);
 
 impl<T: Send> EffectHandler<T> for Plain {
@@ -479,7 +479,7 @@ impl<T: Send> EffectHandler<T> for Plain {
 async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     let server = Postgres::shared();
     let node = Node::new(&server).await;
-    // Neither repeatable nor verified: a lapsed claim of it would be a person's.
+    // Neither repeatable nor verified: a lapsed claim of it would become a dead letter.
     node.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     static LATE: Semaphore = Semaphore::const_new(0);
     let database = Lossy::new(node.database.clone(), &[Reply::Late(&LATE)]);

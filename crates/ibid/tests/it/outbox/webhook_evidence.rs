@@ -1,4 +1,4 @@
-//! What a provider tells of a call, on both databases: it settles what is unknown, once, with all that follows from it.
+//! A provider's evidence about a call, on both databases: it settles an unknown effect once, with all that follows from it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
 ) {
     let psp = Psp::new([lost(), lost()]);
     let worker = site.worker(&psp);
-    // One waits to be asked about, one is given up: of the first the record is pending, of the second unknown.
+    // One effect waits for its lookup, and its record is pending; the other is given up, and its record is unknown.
     for (key, effect, state) in [("a", charge().verified(), State::Pending), ("b", charge(), State::Unknown)]
     {
         site.owe(key, effect).await;
@@ -118,7 +118,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         let effect = Operator::new(&site.ibid).effects(of).await.unwrap().0.remove(0);
         let at = EffectRef::DownstreamKey(effect.downstream_key);
 
-        // Its rows can't be written, so nothing of it is.
+        // Its rows can't be written, so nothing else of it is written either.
         psp.fails(u32::MAX);
         let before = site.lines().await;
         let event = format!("evt_{key}");
@@ -252,11 +252,11 @@ async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database +
     let at = site.by_key().await;
     assert_eq!(site.hear("evt_1", &at, Observation::NotExecuted).await, EvidenceResult::Settled);
     assert_eq!(site.only().await.state, Queued);
-    // It was, after all.
+    // It was executed after all.
     assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, EvidenceResult::Settled);
     assert_eq!((site.only().await.state, psp.calls()), (Done, 1));
 
-    // The same if it was heard while the call was under way, and the call may be repeated.
+    // The same if the evidence arrived while the call was in flight, and the call may be repeated.
     let psp = Psp::behind_a_gate([lost()]);
     site.pay("k2", charge().repeatable()).await;
     let worker = site.worker(&psp);
@@ -285,12 +285,12 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
     assert_eq!(site.only().await.provider_id.as_deref(), Some("pi_1"));
     assert_eq!(site.hear("evt_1", &by_id, Observation::NotExecuted).await, EvidenceResult::Settled);
     assert_eq!((site.only().await.state, site.only().await.provider_id), (Queued, None));
-    // What is said of that call from now on is about no call that may be under way.
+    // Later evidence about that call is about no call that may be in flight.
     assert_eq!(site.hear("evt_2", &by_id, Observation::NotExecuted).await, EvidenceResult::Premature);
     assert_eq!(site.only().await.state, Queued);
 }
 
-/// As one that may still be carried out for a minute after its call.
+/// The provider may still execute the call for a minute after it was sent.
 #[tokio::test]
 async fn not_executed_is_ignored_during_the_settle_pause() {
     let world = World::new().await;
@@ -315,7 +315,7 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
     world.pass(60);
     worker.run_once().await.unwrap();
     assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 2));
-    // From after the first try's end, and from before the second's.
+    // The evidence is from after the first try's end, and from before the second's.
     assert_eq!(hear("evt_4", 10).await, EvidenceResult::Premature);
     world.pass(3600);
     assert_eq!(hear("evt_5", 3600).await, EvidenceResult::Premature);
@@ -403,7 +403,7 @@ async fn what_a_crash_left_unused_is_used_by_upkeep<D: Database + Clone + 'stati
     let psp = Psp::new([lost()]);
     site.owe("k", charge()).await;
     site.worker(&psp).run_once().await.unwrap();
-    // As if the process had died between keeping the evidence and weighing it.
+    // As if the process had died between storing the evidence and applying it.
     let about = EvidenceSubject::Effect(site.by_key().await);
     let what = executed(201, "ch_9");
     let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
@@ -477,7 +477,7 @@ async fn others_of_its_aggregate_go_on_once_it_is_settled<D: Database + Clone + 
     let at = EffectRef::DownstreamKey(effects[0].downstream_key.clone());
     assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
-    // What a person let go stays so, whatever is told of it.
+    // An effect that an operator discarded stays so, whatever evidence arrives.
     site.pay("c", charge()).await;
     let psp = Psp::new([lost()]);
     site.worker(&psp).run_once().await.unwrap();

@@ -43,12 +43,12 @@ fn hook() -> Hook {
 }
 
 fn guard(world: &World) -> IdempotencyService<Router> {
-    // No route is guarded by a rule of its own: what a call is found by needs none.
+    // No route has a rule: an effect is found without one.
     let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only()).hooks(vec![hook()]).unwrap();
     layer.layer(Router::new())
 }
 
-/// Sends a webhook as the reference library signs it: status and result.
+/// Sends a webhook, signed by the reference library, and returns status and result.
 async fn send(app: &IdempotencyService<Router>, event: &str, kind: &str, data: Value) -> (u16, String) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
     let body = json!({ "type": kind, "at": now, "data": data }).to_string();

@@ -21,7 +21,7 @@ fn because(reason: &str) -> OperatorAction {
     OperatorAction::new("ann", reason).expect("a name and a reason")
 }
 
-/// Differences between their lines with these keys and ours, which has `a`.
+/// Returns the differences between their lines with these keys and ours, which has `a`.
 fn differences(theirs: &[&str]) -> Vec<LedgerDifference> {
     let line = |number, key: &str| LedgerLine {
         number,
@@ -46,7 +46,7 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
     let found = differences(&["a", "x", "a", ""]);
     assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 3);
     assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 0);
-    // Another provider's keys are other keys, and a third of a kind is not its second.
+    // Another provider's keys are different keys, and a third of a kind is not its second.
     assert_eq!(write_dead_letters(&*store, "other", &differences(&["a", "x"])).await.unwrap(), 1);
     assert_eq!(write_dead_letters(&*store, "acme", &differences(&["a", "a", "a"])).await.unwrap(), 1);
 
@@ -59,7 +59,7 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
             (EffectState::Dead, DEAD_LETTER_KIND, None)
         );
     }
-    // The gravest comes first.
+    // The most serious one is first.
     let first: serde_json::Value = serde_json::from_slice(&all[0].payload).unwrap();
     assert_eq!(
         (&first["found"], &first["key"], &first["source"]),
@@ -74,7 +74,7 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
     Operator::new(&ibid).discard(seq, &because("refunded by hand")).await.unwrap();
     let discarded = letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
     assert_eq!(discarded.state, EffectState::Discarded);
-    // What a person has dealt with does not come back with the next comparison.
+    // A dead letter that an operator has handled does not return with the next comparison.
     assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 0);
     assert_eq!(letters(&ibid).await.len(), 5);
 }

@@ -1,4 +1,4 @@
-//! The SQLite store against the contract, and against what only a file can do to it.
+//! The SQLite store, tested by the contract suite and against what only a file can do to it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use rusqlite::Connection;
 pub(crate) struct Sqlite {
     pub(crate) store: Arc<SqliteStore>,
     pub(crate) hands: Hands,
-    /// The directory goes when the test does.
+    /// Removes the directory when the test ends.
     pub(crate) file: Arc<File>,
 }
 
@@ -46,7 +46,7 @@ impl File {
 
 pub(crate) fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlite {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_800_000_000_000_000));
-    // Other tests keep the disk busy; nobody should fail for that.
+    // Other tests keep the disk busy; that should not fail a test.
     let mut options =
         SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
     change(&mut options);
@@ -114,7 +114,7 @@ async fn two_stores_on_one_file_never_both_win() {
     }
 }
 
-/// Which of the names this store won, one commit each and some in batches.
+/// Returns the names that this store won, some in single commits and some in batches.
 async fn won(store: Arc<SqliteStore>, names: Arc<Vec<TestRecord>>) -> Vec<TestRecord> {
     let mut won = Vec::new();
     for few in names.chunks(3) {
@@ -154,7 +154,7 @@ async fn two_processes_on_one_file_never_both_win() {
     assert_eq!(ours + theirs, shared_names().len(), "each name has one winner: ours {ours}, theirs {theirs}");
 }
 
-/// Not a test by itself: what the test above runs in a second process.
+/// Not a test by itself: the test above runs it in a second process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_process() {
     let Some(path) = std::env::var_os(OTHER_PROCESS) else { return };
@@ -364,7 +364,7 @@ async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let store = &*subject.store;
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
-    // Polled once, so it is queued; then nobody waits for its reply.
+    // Polled once, so it is queued; then it is dropped, and no caller waits for its reply.
     assert!(store.commit(vec![Arc::new(begin.clone())]).now_or_never().is_none(), "no disk is that fast");
     let own = refused(store, &begin, "it was queued before").await.expect("a row stands");
     assert!(begin.is_stored_as(&own), "the repetition finds the first");
@@ -379,7 +379,7 @@ async fn a_policy_of_a_failed_transaction_is_written_again() {
     large.bodies[0].data = Bytes::from(vec![7; 1 << 20]);
     let fate = store.commit(vec![Arc::new(large.clone())]).await.remove(0);
     assert!(fate.is_err_and(|error| error.is_transient()), "it does not fit");
-    // The same policy, by the same address: its number went with the rollback.
+    // The same policy, at the same address: the rollback removed its number.
     large.bodies.clear();
     put(store, &large).await;
 }

@@ -1,4 +1,4 @@
-//! Closures on the SQLite store's own writer thread.
+//! Closures that run on the SQLite store's writer thread.
 
 use std::path::Path;
 use std::process::Command;
@@ -38,7 +38,7 @@ fn payments(subject: &Sqlite) -> i64 {
     subject.file.other_connection().query_row(count, [], |row| row.get(0)).expect("they are counted")
 }
 
-/// The store's own work goes on.
+/// Checks that the store still takes writes.
 async fn still_works(subject: &Sqlite) {
     let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
@@ -113,7 +113,7 @@ async fn a_commit_that_is_refused_wrote_nothing() {
 
 #[test]
 fn a_commit_cut_short_by_the_disk_may_have_been_written() {
-    // In a process that may write files of one or two megabytes at most: what does not fit is found out in COMMIT.
+    // In a process that may write files of one or two megabytes at most: COMMIT is what fails when it does not fit.
     let file = File::fresh();
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\""])
@@ -127,7 +127,7 @@ fn a_commit_cut_short_by_the_disk_may_have_been_written() {
     assert!(output.status.success() && said.contains("it went on"), "{said}{complained}");
 }
 
-/// Not a test by itself: what the test above runs in a second process.
+/// Not a test by itself: the test above runs it in a second process.
 #[tokio::test]
 async fn the_limited_process() {
     let Some(path) = std::env::var_os(LIMITED_PROCESS) else { return };
@@ -212,7 +212,7 @@ async fn a_closure_runs_to_its_end_without_its_caller() {
     let run = held.lock().expect("nobody panicked").as_ref().map(|store| {
         let work = move |connection: &mut Connection| {
             connection.execute(PAY, [])?;
-            // Dropped here, on the writer's own thread, after the future outside has gone.
+            // Dropped here, on the writer thread, after the future outside has gone.
             drop(inside.lock().expect("nobody panicked").take());
             told.send(()).expect("the test waits");
             Ok::<_, rusqlite::Error>(())
@@ -222,7 +222,7 @@ async fn a_closure_runs_to_its_end_without_its_caller() {
     assert!(run.flatten().is_none(), "no disk is that fast");
     drop(held);
     done.await.expect("it ran");
-    // The writer closes the file when it is done; a second store waits for nothing but the lock.
+    // The writer closes the file when it is done; a second store has to wait only for the lock.
     let again = sqlite_on(&file, |_| {});
     pay(&again.store).await.expect("it runs").expect("a payment");
     assert_eq!(payments(&again), 2);

@@ -1,5 +1,5 @@
-//! The SQLite store in a file that is not its own: an application's tables beside it, rows that refer to its records, and
-//! files of the layout that could not be shared.
+//! The SQLite store in a shared file: an application's tables in the same file, rows that refer to its records, and files
+//! of the first layout, which could not be shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::store_sqlite::{File, files, sql, sqlite, sqlite_on};
 const SHOP: &str = "pragma application_id = 7; pragma user_version = 42;
     create table record (x); insert into record values ('theirs')";
 
-/// What an application writes beside a record.
+/// A table whose rows refer to records.
 const PAYMENT: &str = "create table payment (
     id integer primary key,
     record blob references ibid_record(id) on delete set null,
@@ -29,7 +29,7 @@ const PAYMENT: &str = "create table payment (
 ) strict;
 create index payment_record on payment (record)";
 
-/// The header's numbers and how the file is journalled.
+/// Returns the header's numbers and the journal mode.
 fn header(connection: &Connection) -> (i64, i64, String) {
     let header = "select (select * from pragma_application_id), (select * from pragma_user_version),
                          (select * from pragma_journal_mode)";
@@ -94,7 +94,7 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
         .execute("insert into meta select * from new.ibid_meta where name <> 'schema'", [])
         .expect("rows are the same in both");
     drop(filling);
-    // As an operator's command would open it.
+    // Opened as an operator's command would open it.
     let subject = sqlite_on(&old, |options| options.create = false);
     let found = load(&*subject.store, name.id).await.expect("it is still there");
     assert_eq!((found.record, found.answer), (begun.record, begun.answer));
@@ -110,7 +110,7 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     sqlite_on(&old, |_| {});
 }
 
-/// All that the schema holds, but for the quotes that a rename leaves.
+/// Returns the whole schema, without the quotes that a rename leaves.
 fn tables(connection: &Connection) -> Vec<(String, Option<String>)> {
     let mut schema =
         connection.prepare("select name, sql from sqlite_schema order by name").expect("a schema");
@@ -154,7 +154,7 @@ async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
 #[tokio::test]
 async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     let subject = sqlite();
-    // More than are removed at once, and the first of them held.
+    // More than one step removes, with a payment for each of the first ones.
     let names: Vec<TestRecord> = (0..600).map(|_| TestRecord::fresh()).collect();
     let held = &names[..300];
     for few in names.chunks(300) {
@@ -248,7 +248,7 @@ async fn an_applications_own_connections_write_beside_the_store() {
     assert_eq!(one::<i64>(&theirs, "select count(*) from ibid_record"), 300);
 }
 
-/// One payment for each, in a transaction that first takes the write lock and looks at the record.
+/// Makes one payment per name, in a transaction that first takes the write lock and reads the record.
 fn pay<'n>(file: &File, names: impl Iterator<Item = &'n TestRecord>) {
     let connection = file.other_connection();
     connection.busy_timeout(Duration::from_secs(30)).expect("a patient connection");
@@ -265,7 +265,7 @@ fn pay<'n>(file: &File, names: impl Iterator<Item = &'n TestRecord>) {
     }
 }
 
-/// A record that may be removed as soon as the clock moves.
+/// A draft that may be removed as soon as the clock moves.
 fn going(name: &TestRecord) -> Draft {
     Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }
 }

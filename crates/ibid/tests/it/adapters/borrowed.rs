@@ -1,4 +1,4 @@
-//! Transactions that the caller opened on a connection of their own.
+//! Transactions that the caller opened on its own connection.
 
 use futures_util::FutureExt;
 use ibid::transaction::rusqlite::RusqliteTx;
@@ -12,7 +12,7 @@ const TABLE: &str = "create table thing (id int8 primary key, n int8 not null)";
 const INSERT: &str = "insert into thing (id, n) values ($1, 0)";
 const COUNT: &str = "select count(*) from thing";
 
-/// SQLite's work is done when the future is first looked at, so a plain thread needs no runtime.
+/// SQLite does the work at the first poll of the future, so a plain thread needs no runtime.
 #[test]
 fn rusqlite_needs_no_runtime() {
     let place = Place::sqlite();
@@ -28,7 +28,7 @@ fn rusqlite_needs_no_runtime() {
     assert_eq!(number(&mut tx, COUNT).now_or_never().unwrap(), 1);
 }
 
-/// SQLite rolls back by itself when its disk is full, for one; what follows would be durable at once and alone.
+/// SQLite rolls back by itself if the disk is full, for example; a later statement would be durable at once and alone.
 #[test]
 fn what_rusqlite_has_ended_takes_no_more_statements() {
     let place = Place::sqlite();
@@ -52,7 +52,7 @@ fn rusqlite_does_not_roll_back_a_foreign_transaction() {
     connection.execute_batch("commit; select * from thing").unwrap();
 }
 
-/// A deferred one that has read can't write once another has: waiting would not help.
+/// A deferred transaction that has read can't write once another has: waiting would not help.
 #[tokio::test]
 async fn a_snapshot_that_is_too_old_means_again() {
     use ibid::transaction::sqlx_sqlite::SqlxSqliteTx;

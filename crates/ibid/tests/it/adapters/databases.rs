@@ -14,7 +14,7 @@ pub(crate) use sqlx_postgres::SqlxPostgresPools;
 pub(crate) use sqlx_sqlite::SqlxSqlitePools;
 pub(crate) use tokio_postgres::TokioPostgresPools;
 
-/// A database of the test's own.
+/// A database for one test.
 pub(crate) struct Place {
     /// A URL of PostgreSQL, or the path of a file.
     pub(crate) at: String,
@@ -27,19 +27,19 @@ impl Place {
         Place::on(Postgres::shared())
     }
 
-    /// On a server that the test may stop or make roles on.
+    /// Starts a separate server, which the test may stop or create roles on.
     pub(crate) fn own_postgres() -> Place {
         Place::on(Postgres::start())
     }
 
     fn on(server: Postgres) -> Place {
-        // A deadlock is looked for after a second otherwise.
+        // By default the server looks for a deadlock only after a second.
         let soon = format!("alter database {} set deadlock_timeout = '20ms'", server.database());
         server.sql(server.database(), &soon);
         Place { at: server.url(), server: Some(server), _directory: None }
     }
 
-    /// A database of somebody else's server.
+    /// Uses a database on a server that the caller owns.
     pub(crate) fn at(url: String) -> Place {
         Place { at: url, server: None, _directory: None }
     }

@@ -1,4 +1,4 @@
-//! What a failure means, as the real database reports it.
+//! The meaning of a failure, as the real database reports it.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(place: 
     let pool = A::open(&place, 1, IMPATIENT).await;
     let held = pool.begin().await.unwrap();
     match held.dialect() {
-        // One who waits for a connection in vain sent nothing, but can't be told from one who lost it.
+        // A wait for a connection that timed out sent nothing, but looks the same as a lost connection.
         Dialect::Postgres => assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost)),
         // SQLite has one writer.
         Dialect::Sqlite => {
@@ -70,7 +70,7 @@ pub(super) async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(pl
     }
     ann.commit().await.unwrap();
     assert_eq!(fault_of(bob.commit().await), Some(SqlFault::Serialization));
-    // Both connections are fit for the next ones.
+    // Both connections are fit for the next transactions.
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     assert_eq!(number(&mut ann, "select n from thing where id = 2").await, 0);
     execute(&mut bob, TOUCH, &[Param::I64(2)]).await.unwrap();
@@ -82,7 +82,7 @@ pub(super) async fn a_deadlock_means_again<A: Adapter>(place: Place) {
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
     execute(&mut bob, TOUCH, &[Param::I64(2)]).await.unwrap();
-    // Each ends its own as soon as it knows, for the other waits for that.
+    // Each rolls back as soon as it knows, because the other waits for that.
     let cross = async |mut tx: <A::Db as Database>::Tx, id| {
         let crossed = fault_of(execute(&mut tx, TOUCH, &[Param::I64(id)]).await);
         tx.rollback().await.unwrap();
@@ -131,7 +131,7 @@ pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapt
         let backend = number(&mut tx, "select pg_backend_pid()::int8").await;
         execute(&mut tx, TOUCH, &[Param::I64(1)]).await.unwrap();
         let mut admin = operator.begin().await.unwrap();
-        // It waits until the process has ended.
+        // Waits until the server process has ended.
         let end = "select pg_terminate_backend($1::int4, 60000)::int4::int8";
         let ended = super::query(&mut admin, end, &[ibid_core::sql::Type::I64], &[Param::I64(backend)]).await;
         assert_eq!(ended.unwrap()[0].i64().unwrap(), 1);

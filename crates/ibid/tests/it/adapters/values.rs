@@ -1,4 +1,4 @@
-//! What is bound comes back as it was, of every type.
+//! Bound values of every type are read back unchanged.
 
 use bytes::Bytes;
 use ibid::transaction::{Database, SqlFault};
@@ -9,7 +9,7 @@ use crate::adapters::databases::Place;
 
 const COLUMNS: &[Type] = &[Type::Bool, Type::I64, Type::Text, Type::Bytes];
 
-/// As large as a Response may be by default.
+/// As large as a response may be by default.
 const LARGE: usize = 1 << 20;
 
 pub(super) async fn what_is_bound_comes_back<A: Adapter>(place: Place) {
@@ -33,7 +33,7 @@ pub(super) async fn what_is_bound_comes_back<A: Adapter>(place: Place) {
     }
 }
 
-/// PostgreSQL is told each parameter's type, so that a null has one too.
+/// PostgreSQL gets the type of each parameter, so that a null has one too.
 pub(super) async fn a_bound_value_needs_no_column_to_have_its_type<A: Adapter>(place: Place) {
     let pool = A::open(&place, 1, PATIENT).await;
     let mut tx = pool.begin().await.unwrap();

@@ -26,7 +26,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     the_last_phase_may_be_the_completion(world).await;
 }
 
-/// As a handler would keep it.
+/// A result as a handler would store it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Ride {
     id: u64,
@@ -34,7 +34,7 @@ struct Ride {
     stops: Vec<Option<String>>,
 }
 
-/// One Phase that writes its name; how it went.
+/// Runs one phase that writes its name, and returns its result.
 async fn step<D: Database>(
     attempt: &mut Attempt,
     db: &D,
@@ -51,7 +51,7 @@ async fn step<D: Database>(
     phase.await
 }
 
-/// The process is gone: nothing is released, and the lease runs out.
+/// Simulates a crash: nothing is released, and the lease lapses.
 pub(super) async fn crash<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) {
     std::mem::forget(attempt);
     world.lapse(key).await;
@@ -79,7 +79,7 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
     let again: Result<Ride, PhaseError<TxError>> =
         attempt.phase("ride", &world.db, |_| unreachable!("it is not run again")).await;
     assert_eq!(again.unwrap(), ride);
-    // Kept as something else than it is read as.
+    // Read as another type than it was stored as.
     let mut attempt = resumed(world, attempt, "kept").await;
     let other: Result<u8, PhaseError<TxError>> =
         attempt.phase("ride", &world.db, |_| unreachable!("it is not run again")).await;
@@ -103,7 +103,7 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
                 format!("{name} by attempt 1")
             );
         }
-        // Half-way into the next one.
+        // Half-way into the next phase.
         if let Some(name) = PHASES.get(crashes_after) {
             let mut inside = attempt.inside(world.tx().await).await.unwrap();
             pay(&mut *inside, &key, name).await.unwrap();
@@ -182,7 +182,7 @@ async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 }
 
-/// A sweeper without a handler sets it free after its last recovery point.
+/// A sweeper without a handler releases the record after its last recovery point.
 async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("waits").await;
     step(&mut attempt, &world.db, "waits", "ride").await.unwrap();

@@ -1,5 +1,5 @@
-//! A request that lapsed or left a call in doubt goes on behind the guard of a real router: by the sweeper, with nobody
-//! listening, and by the client's next request.
+//! A request that lapsed or left an in-doubt call resumes behind the guard of a real router: by the sweeper, without a
+//! client, and by the client's next request.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,21 +24,21 @@ use tower::{Layer, ServiceExt};
 use crate::adapters::{Adapter, PATIENT};
 use crate::transaction::harness::{World, pay, until};
 
-/// An API whose handler works in three Phases.
+/// An API whose handler works in three phases.
 struct Api<A: Adapter> {
     world: World<A>,
-    /// Runs that have come to the charge, and what they saw of their request.
+    /// Runs that reached the charge, and what they saw of their request.
     came: Mutex<Vec<String>>,
     at_charge: Notify,
-    /// A charge needs a permit.
+    /// A charge waits here for a permit.
     gate: Semaphore,
     charges: AtomicU32,
-    /// The next charges whose answers are lost.
+    /// Number of further charges whose responses are lost.
     lost: AtomicU32,
 }
 
 impl<A: Adapter> Api<A> {
-    /// By the run that went on, which is no longer at it.
+    /// Checks that the resumed run, which has passed the charge, charged once.
     async fn charged_once(&self) {
         self.at_charge.notified().await;
         assert_eq!(self.charges.swap(0, Ordering::SeqCst), 1);
@@ -120,7 +120,7 @@ impl IntoResponse for Failed {
     }
 }
 
-/// A process: an engine of its own and a guard before the API. The tenant is who the credential says.
+/// Starts a process: a separate engine and a guard in front of the API. The credential names the tenant.
 async fn process<A: Adapter>(api: &Arc<Api<A>>) -> (ibid::Ibid, IdempotencyService<Router>) {
     let ibid = api.world.other_node().await;
     let router = Router::new().route("/rides", post(ride::<A>)).with_state(api.clone());
@@ -140,14 +140,14 @@ fn request(path: &str, key: &str) -> Request<Body> {
     request.header("x-trace", "t1").body(Body::from("{\"to\":\"x\"}")).unwrap()
 }
 
-/// Sends a request whose process dies at the charge: the ride is committed, and the lease runs out.
+/// Sends a request whose process dies at the charge: the ride is committed, and the lease lapses.
 async fn dies_at_the_charge<A: Adapter, S>(api: &Arc<Api<A>>, service: S, path: &str, key: &str)
 where
     S: tower::Service<Request<Body>, Error = std::convert::Infallible> + Send + 'static,
     S::Future: Send,
     S::Response: Send,
 {
-    // A runtime of its own stands for the process: with it goes every task, and nothing is released.
+    // A separate runtime represents the process: every task ends with it, and nothing is released.
     let request = request(path, key);
     let (done, api_) = (Arc::new(Notify::new()), api.clone());
     let ended = done.clone();
@@ -203,7 +203,7 @@ async fn the_next_request_goes_on<A: Adapter>(api: &Arc<Api<A>>) {
     api.charged_once().await;
 }
 
-/// The guard stands inside of a nested router, whose services see only the rest of the path.
+/// The guard is inside a nested router, whose services see only the rest of the path.
 async fn a_nested_router_is_resumed_where_it_is<A: Adapter>(api: &Arc<Api<A>>) {
     let nested = async || {
         let ibid = api.world.other_node().await;
@@ -224,7 +224,7 @@ async fn a_nested_router_is_resumed_where_it_is<A: Adapter>(api: &Arc<Api<A>>) {
     assert_eq!(api.world.payments("nested").await, 2);
 }
 
-/// How many records under this key are in this state, and whether a person must look.
+/// Counts the records under this key that are in this state, dead letters or not.
 async fn standing<A: Adapter>(api: &Arc<Api<A>>, key: &str, state: RecordState, dead_letter: bool) -> i64 {
     let (state, flags) = (state.code(), u8::from(dead_letter));
     let sql = format!(
@@ -233,7 +233,7 @@ async fn standing<A: Adapter>(api: &Arc<Api<A>>, key: &str, state: RecordState, 
     api.world.number(&sql).await
 }
 
-/// The client got an error and does not come back. Neither does the first two runs' answer.
+/// The client got an error and does not retry. The responses to the first two charges are lost.
 async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>) {
     let (bob, guard) = process(api).await;
     api.lost.store(2, Ordering::SeqCst);
@@ -241,7 +241,7 @@ async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     for run in 2..=3 {
         until(async || standing(api, "in-doubt", RecordState::Retryable, false).await == 1).await;
-        // Not before it is due.
+        // The sweeper does nothing before the record is due.
         assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 0);
         api.world.lapse("in-doubt").await;
         api.gate.add_permits(usize::from(run == 3));

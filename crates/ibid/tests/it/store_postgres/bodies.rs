@@ -1,4 +1,4 @@
-//! What is kept beside a record, which has no id of its own: it goes with its generation, and with no other.
+//! Bodies of a record, which have no id: each is removed with its generation, and with no other.
 
 use ibid_core::change::InstantChange;
 use ibid_core::policy::Policy;
@@ -29,7 +29,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    // All begun at one instant.
+    // All of them begin at the same instant.
     let begins: Vec<Change> = (0..20).map(|_| begin()).collect();
     commit_all(&*store, begins.clone()).await;
     let records = async || {
@@ -40,7 +40,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
     assert_eq!(kept(&server, &database), "20");
-    // Whether or not it says so, in one batch with those that stay.
+    // New generations with and without `clears_bodies`, in one batch.
     let begun = records().await;
     let news = begun[..10].iter().zip([true, false].into_iter().cycle());
     commit_all(&*store, news.map(|(stored, clears)| again(&stored.record, clears)).collect()).await;
@@ -53,7 +53,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     assert_eq!(kept(&server, &database), "20");
 }
 
-/// One that keeps its generation and replaces what is beside it.
+/// The change keeps its generation and replaces the body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
     let server = Postgres::shared();
@@ -67,7 +67,7 @@ async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
     assert_eq!(kept(&server, &database), "1");
 }
 
-/// A body of the very same instant belongs to whoever has its birth.
+/// A body with the same instant belongs to the record that has its birth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     let server = Postgres::shared();
@@ -94,8 +94,8 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     assert_eq!(store.bodies(records[1].id, Nonce(!records[1].birth.0)).await.expect("an answer"), []);
 }
 
-/// Between the reaper's look at a row and its hold on it, the row is finished and forgotten: what came beside it meanwhile is
-/// unseen by the reaper's statement, so the row has to wait for the next.
+/// Between the reaper's read of a row and its lock on it, the row is finished and becomes removable. The reaper's
+/// statement does not see the body that was added meanwhile, so the row has to wait for the next step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_changes_under_the_reaper_is_left_alone() {
     for anew in [false, true] {
@@ -110,8 +110,8 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         }
         let at =
             |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '\\x{id}'");
-        // The reaper comes to the first, which still has a call to make; asked for it, the server waits for us. It knows
-        // the second by then only as it was.
+        // The reaper reaches the first row, which still has an open effect, and the server waits for our lock when it reads
+        // that. By then the reaper knows only the old version of the second row.
         let hold = format!(
             "{}; {};
              insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
@@ -143,7 +143,7 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         let done = put(&*store, &finish(&second)).await.record;
         let gone = Draft { purge_in: Some(Duration::ZERO), ..draft(&name_of(&done), State::Completed) };
         put(&*store, &replace(&done, gone)).await;
-        // As if the clock had been set back meanwhile: what was just forgotten is old enough.
+        // As if the clock had been set back meanwhile: the record is removable at once.
         pass(&server, &database, SECOND);
         holder.batch_execute("select pg_advisory_unlock(7)").await.expect("the lock is given back");
         assert_eq!(reaper.await.expect("it ends").removed, 0, "anew: {anew}");

@@ -1,4 +1,4 @@
-//! A server is looked at without being opened: what opening would refuse is described.
+//! The checkup inspects a server without opening it, and describes what opening would refuse.
 
 use ibid::store::checkup::{Checkup, OpenCases, Pooler, Role, Schema, Standby};
 use ibid_core::record::Flags;
@@ -10,7 +10,7 @@ pub(super) async fn checkup(url: &str) -> Checkup {
     PostgresStore::checkup(url, options()).await.expect("it can be looked at")
 }
 
-/// As a user sees it who may.
+/// The standby as a user with permission sees it.
 fn asynchronous() -> Standby {
     Standby { name: Some(PostgresPair::STANDBY.to_owned()), is_synchronous: Some(false) }
 }

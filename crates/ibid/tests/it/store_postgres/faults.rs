@@ -1,4 +1,4 @@
-//! A server that crashes, cuts connections, refuses them, or does not know whether its standby has it.
+//! A server that crashes, cuts connections, refuses them, or does not know whether its standby has a commit.
 
 use std::collections::HashSet;
 
@@ -51,7 +51,7 @@ async fn connections_cut_under_load_lose_no_change() {
     }
     let mut ids = HashSet::new();
     let mut cuts = 0;
-    // As long as anybody writes.
+    // Cuts connections while any writer runs.
     while let Some(written) = match writers.try_join_next() {
         Some(written) => Some(Some(written)),
         None if writers.is_empty() => None,
@@ -67,7 +67,7 @@ async fn connections_cut_under_load_lose_no_change() {
     }
     assert!(cuts > 0, "somebody was cut off");
     assert_eq!(ids.len(), 8 * 60);
-    // Not asked of the store: its connections were cut a moment ago, and a count is asked once.
+    // Counted by `psql`: the store's connections were cut a moment ago, and it does not retry a count.
     assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "480", "each is stored once");
     assert_eq!(server.sql(&database, "select count(*) from ibid_event"), "240", "and told once");
 }
@@ -99,7 +99,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    // Policies are in before the waiting begins.
+    // Stores the policy before commits begin to wait.
     commit_patiently(&store, &Arc::new(begin())).await;
     let standby = |name: &str| server.set("synchronous_standby_names", name);
     standby("nobody");
@@ -163,7 +163,7 @@ async fn the_store_always_works_in_read_committed() {
     assert_eq!(server.sql(&database, "select distinct level from seen"), "read committed");
 }
 
-/// As after an upgrade of the system's locales.
+/// The server is in this state after an upgrade of the system's locales.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_warning_at_the_start_of_a_session_does_not_end_it() {
     let server = Postgres::start();
@@ -185,6 +185,6 @@ async fn a_warning_at_the_start_of_a_session_does_not_end_it() {
     assert!(!before.is_empty() && before.is_subset(&sessions()), "they are still there");
 }
 
-/// Ends the wait for a standby, as an impatient operator does; how many waited.
+/// Cancels the wait for a standby, as an impatient operator does, and returns how many waited.
 const CANCEL_WAITS: &str =
     "select count(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep'";

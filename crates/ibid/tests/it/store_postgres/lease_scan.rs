@@ -1,4 +1,4 @@
-//! Records whose first lease is over: none is missed, whoever holds it, however many there are, whatever the clock did.
+//! Records whose first lease has lapsed: the scan misses none, whether locked or many, and whatever the clock did.
 
 use std::collections::HashSet;
 
@@ -10,13 +10,13 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// What is due, in the order in which the store gives it.
+/// Returns the due records, in the store's order.
 async fn due(store: &PostgresStore) -> Vec<RecordId> {
     let found = store.due(State::InProgress, 100_000).await.expect("due is answered");
     found.into_iter().map(|stored| stored.record.id).collect()
 }
 
-/// Begins records whose lease is over when this returns, one after the other.
+/// Begins records one after the other, and makes their leases lapse.
 async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count: usize) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..count {
@@ -49,7 +49,7 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     };
     let [leaves, finishes] = [hold(&ids[0]).await, hold(&ids[1]).await];
     let late = || server.sql(&database, "select count(*) from ibid_late");
-    // Both transactions are open all the while, so an answer at all means that nobody waited for their end.
+    // Both transactions stay open, so any answer at all means that the scan did not wait for them.
     for _ in 0..2 {
         assert_eq!(due(&store).await, ids[2..], "the others are found");
         assert_eq!(late(), "2", "those two are remembered");
@@ -64,7 +64,7 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     assert_eq!(late(), "0");
 }
 
-/// Two processes look at different policies, and share the list of what was held.
+/// Two processes scan different policies, and share the list of locked records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_who_looks_waits_for_another_who_does() {
     let server = Postgres::shared();
@@ -80,7 +80,7 @@ async fn nobody_who_looks_waits_for_another_who_does() {
     assert_eq!(due(&store).await, ids[1..]);
     let deleted = looker.execute("delete from ibid_late where id = $1", &[&held]).await;
     assert_eq!(deleted.expect("as one who has found it free"), 1);
-    // The other's transaction is open all the while.
+    // The other scanner's transaction stays open.
     assert_eq!(due(&store).await, ids[1..]);
     for one in [looker, holder] {
         one.batch_execute("rollback").await.expect("it was for nothing");
@@ -106,7 +106,7 @@ async fn several_who_look_at_once_miss_nothing() {
         }
         ids
     });
-    // Each looks until it has seen all of them.
+    // Each scanner runs until it has seen all of them.
     let (told, all) = tokio::sync::watch::channel(None);
     let mut lookers = JoinSet::new();
     for store in stores {
@@ -153,7 +153,7 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
     let database = server.create_database();
     let store = open(&server, &database).await;
     let stranger = stranger(&server, &database).await;
-    // A machine that stands still for ten seconds may go past one for good; not past three.
+    // On a machine that stalls for ten seconds the scan may miss one permanently; not three in a row.
     for _ in 0..3 {
         let template = lapsed(&server, &database, &store, 1).await[0];
         stranger.batch_execute("begin").await.expect("a transaction");
@@ -186,7 +186,7 @@ async fn a_clock_that_was_set_back_hides_nothing() {
     let store = open(&server, &database).await;
     let before = lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, before);
-    // As it is when an hour comes again.
+    // As when the clock is set back by an hour.
     server.sql(&database, "update ibid_walk set at = at + 3600000000");
     let after = lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
@@ -223,7 +223,7 @@ async fn a_lapsed_record_is_found_under_any_retention() {
         let policy = Policy { lease: SHORT, retention, ..Policy::default() };
         fresh_under(&TestRecord::fresh(), &Arc::new(policy))
     });
-    // Its lease goes on while the reaper's time has come.
+    // Its lease is still running when the reaper's instant has come.
     let policy = Policy { lease: LONG, retention: SHORT, ..Policy::default() };
     let runs = fresh_under(&TestRecord::fresh(), &Arc::new(policy));
     commit_all(&*store, lapses.iter().chain([&runs]).cloned().collect()).await;
@@ -235,7 +235,7 @@ async fn a_lapsed_record_is_found_under_any_retention() {
     assert_eq!(sorted(due(&store).await), all, "also what the reaper put off in its first lease");
 }
 
-/// Another policy's records have the same instants in the reaper's order.
+/// Records of another policy have the same instants in the reaper's order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_with_equal_instants_are_scanned_separately() {
     let server = Postgres::shared();
@@ -266,7 +266,7 @@ async fn known_due_records_are_found_even_if_the_scan_fails() {
     store.due(State::InProgress, 10).await.expect_err("that nothing is due can't be said");
 }
 
-/// As after the restore of a part of the tables.
+/// The cursor is missing after a restore of only some tables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_cursor_the_scan_starts_at_the_first_record() {
     let server = Postgres::shared();
@@ -279,5 +279,5 @@ async fn without_a_cursor_the_scan_starts_at_the_first_record() {
     assert_eq!(due(&store).await, [before, after].concat());
 }
 
-/// Far above what a loaded two-core machine needs: only a record that is missed meets it.
+/// Far above what a loaded two-core machine needs: only a missed record reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);

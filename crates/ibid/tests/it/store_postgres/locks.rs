@@ -1,4 +1,4 @@
-//! Rows that somebody else holds: nobody waits for long, and only whoever wants that row is told.
+//! Rows that another session has locked: no call waits for long, and only the change of that row fails.
 
 use ibid_core::change::{History, HistoryKind};
 use ibid_core::scope::{Identity, Operation};
@@ -30,7 +30,7 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
          values (0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 0, '\\x{id}', 't', 'm', 'p', 'k', '\\xa0')"
     );
     stranger.batch_execute(&row).await.expect("a row that nobody sees yet");
-    // The stranger's transaction is open all the while, so an answer at all means that nobody waited for its end.
+    // The other transaction stays open, so any answer at all means that the store did not wait for its end.
     let fates = store.commit(batch.clone()).await;
     for (change, fate) in batch.iter().zip(&fates) {
         match fate {
@@ -98,7 +98,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
     let store = open(&server, &database).await;
     let mut batch: Vec<Change> = (0..16).map(|_| begin()).collect();
     batch.sort_by_key(|change| change.id);
-    // PostgreSQL's text holds no NUL.
+    // A PostgreSQL text cannot contain a NUL.
     batch[5].history.push(History { what: HistoryKind::Operator, detail: "\0".to_owned() });
     let draft = batch[11].draft.as_mut().expect("a begin writes");
     let operation = Operation { path: "\0".into(), ..draft.identity.operation.clone() };
@@ -123,7 +123,7 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
     for (code, is_fresh) in [("40001", true), ("40P01", true), ("55P03", true), ("40001", false)] {
         let database = server.create_database();
         let store = open(&server, &database).await;
-        // Fails once: what a sequence gave out is not taken back with the transaction.
+        // Fails once: a rollback does not reset the sequence.
         let trouble = format!(
             "create sequence troubles;
              create function trouble() returns trigger language plpgsql as $$ begin
@@ -139,7 +139,7 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
     }
 }
 
-/// A begin under a name of its own, by one of the two ways.
+/// A begin under a fresh name, on the hot path or off it.
 fn either_begin(is_fresh: bool) -> Change {
     if is_fresh { begin() } else { other_begin(&TestRecord::fresh()) }
 }

@@ -1,11 +1,11 @@
-//! Opening: the schema, and servers that are turned down.
+//! Opening a store: the schema, and servers that are refused.
 
 use ibid::store::postgres::PostgresOpenError;
 use ibid_testkit::contract::put;
 
 use super::*;
 
-/// All that makes a schema, as the catalogs tell it.
+/// Returns everything that makes up a schema, from the catalogs.
 fn catalog(server: &Postgres, database: &str) -> String {
     let columns =
         "select c.relname, c.relkind, c.reloptions, a.attname, format_type(a.atttypid, a.atttypmod),
@@ -31,7 +31,7 @@ async fn the_printed_migration_makes_the_stores_schema() {
     assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_reap"), "{made}");
     assert_eq!(made, catalog(&server, &theirs));
     open_with(&server, &theirs, |options| options.migrate = false).await;
-    // Many at once: one makes it, the others find it made.
+    // Many open at once: one creates the schema, the others find it.
     let opened = futures_util::future::join_all((0..8).map(|_| open(&server, &both))).await;
     assert_eq!(opened.len(), 8);
     assert_eq!(made, catalog(&server, &both));
@@ -39,7 +39,7 @@ async fn the_printed_migration_makes_the_stores_schema() {
     assert!(!PostgresStore::migration_sql(newest).contains("create"), "nothing is left to do");
 }
 
-/// Or an application that publishes all its tables, for a replica or for what follows its changes, could not use ibid.
+/// Otherwise an application that publishes all its tables, for a replica or for change capture, could not use ibid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_table_can_be_published() {
     let server = Postgres::shared();
@@ -116,14 +116,14 @@ async fn a_server_that_may_lose_commits_is_refused_by_default() {
     );
     assert!(said.contains("synchronous_commit = off"), "it says what to change: {said}");
     open_with(&server, &database, |options| options.accept_weak_durability = true).await;
-    // Without standbys nothing is weaker than the disk.
+    // Without standbys none of these is weaker than the disk.
     for as_good in ["local", "remote_write", "remote_apply", "on"] {
         set(as_good);
         open(&server, &database).await;
     }
     server.set("synchronous_standby_names", "second");
     for weaker in ["local", "remote_write"] {
-        // The setting itself must not wait for a standby that is not there.
+        // The setting itself must not wait for a standby that does not exist.
         server.sql(
             "postgres",
             &format!(

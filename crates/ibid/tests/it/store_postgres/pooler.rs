@@ -1,5 +1,5 @@
-//! A transaction pooler before the server: each transaction meets whichever session is free. This one has a single
-//! session for everybody and does not follow prepared statements, as poolers did for long.
+//! A transaction pooler in front of the server: each transaction gets whichever session is free. This pooler has a single
+//! session for all clients and does not track prepared statements, as older poolers did not.
 
 use ibid::store::checkup::Pooler;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,7 +29,7 @@ async fn the_store_works_behind_a_pooler_that_refuses_settings() {
     write_behind(Settings::Refused).await;
 }
 
-/// What a pooler makes of settings that a session is to start with.
+/// Treatment of startup settings by a pooler.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Settings {
     Ignored,
@@ -59,7 +59,7 @@ async fn write_behind(settings: Settings) {
     assert_eq!(server.sql("postgres", "select count(*) from ibid_record where purge_at is not null"), "80");
 }
 
-/// Where a pooler before the server listens. It ends with the test's runtime.
+/// Starts a pooler in front of the server and returns its URL. It ends with the test's runtime.
 async fn pooler_before(server: &Postgres, settings: Settings) -> String {
     let (port, session) = (server.port(), session(server.port()).await);
     let session = Arc::new(Mutex::new(session));
@@ -69,16 +69,16 @@ async fn pooler_before(server: &Postgres, settings: Settings) -> String {
         .replace(&format!(":{port}/"), &format!(":{}/", listener.local_addr().expect("a port").port()));
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            // Messages are passed on one by one, and each would wait for the last to be confirmed.
+            // Messages are passed on one by one, and each would wait until the last is acknowledged.
             client.set_nodelay(true).expect("a TCP socket");
-            // A client that goes away ends its part with an error, which is nobody's concern.
+            // A client that disconnects ends its task with an error, which does not matter.
             tokio::spawn(serve(client, session.clone(), settings));
         }
     });
     url
 }
 
-/// The one session with the server, ready for a question.
+/// Opens the one session with the server, ready for a query.
 async fn session(port: u16) -> TcpStream {
     let mut server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server listens");
     server.set_nodelay(true).expect("a TCP socket");
@@ -88,7 +88,7 @@ async fn session(port: u16) -> TcpStream {
     server
 }
 
-/// Lets a client in, and gives it the session for as long as each of its transactions lasts.
+/// Admits a client, and gives it the session for the duration of each of its transactions.
 async fn serve(
     mut client: TcpStream,
     session: Arc<Mutex<TcpStream>>,
@@ -114,7 +114,7 @@ async fn serve(
                 return Ok(());
             }
             server.write_all(&framed(Some(kind), &text)).await?;
-            // Only after these does the server say that it is ready.
+            // Only after these does the server report that it is ready.
             if !matches!(kind, QUERY | SYNC) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The orders of upkeep: what they name before its time.
+//! The sort keys of upkeep: rows that they name before their time.
 
 use ibid_core::policy::Policy;
 use ibid_core::reap::ReapTarget;
@@ -29,7 +29,7 @@ async fn the_reaper_defers_a_late_finish_to_its_real_expiry() {
     let store = open(&server, &database).await;
     let begun = put(&*store, &kept_for(LONG)).await.record;
     let stored = put(&*store, &finish(&begun)).await;
-    // As if it had been begun long ago.
+    // As if the record had begun long ago.
     server.sql(&database, "update ibid_record set reap_at = 1");
     let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     assert_eq!(ripe().await.remove, 0);
@@ -41,7 +41,7 @@ async fn the_reaper_defers_a_late_finish_to_its_real_expiry() {
     let ran_long = put(&*store, &kept_for(SHORT)).await.record;
     pass(&server, &database, SECOND);
     put(&*store, &finish(&ran_long)).await;
-    // Retention counts from the finish: this one may come too early, and puts it off.
+    // Retention counts from the finish: this round may be too early, and then defers the row.
     let early = reap_all(&*store, ReapTarget::Records).await.removed;
     pass(&server, &database, SECOND);
     let later = reap_all(&*store, ReapTarget::Records).await.removed;
@@ -66,7 +66,7 @@ async fn the_reaper_revisits_running_records_every_hour() {
     );
     assert_eq!(server.sql(&database, &put_off), "2");
     assert_eq!(ids(&due(&store, State::InProgress).await), [lapsed.id], "but the reaper came by");
-    // It was put off for long, and goes in its turn all the same.
+    // Both were deferred by an hour, and are removed on time all the same.
     for record in [running, lapsed] {
         let over = Draft {
             expires_in: Some(SHORT),

@@ -1,4 +1,4 @@
-//! A finish goes to where its record was begun. Places are the server's: it gives them to others and moves rows about.
+//! A finish updates the row at the ctid of its begin. The server may reuse a ctid for another row, and it moves rows.
 
 use ibid_core::scope::RecordId;
 use ibid_testkit::contract::put;

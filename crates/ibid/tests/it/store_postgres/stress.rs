@@ -1,5 +1,5 @@
-//! Everybody at once on one database: two processes that begin the same keys, holders that finish, renew or go silent, sweepers
-//! that take over, reapers. Whatever each was told at the end is what is stored.
+//! All kinds of work at once on one database: two processes that begin the same keys, owners that finish, renew or go
+//! silent, sweepers that take over, and reapers. In the end every reported outcome is the stored one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Writes that were done, by their record.
+/// Writes that were reported as done, by record.
 type Told = HashMap<RecordId, Vec<Change>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -40,7 +40,7 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
     for some in holders.join_all().await {
         add(some);
     }
-    // Those whose holders went silent are all taken over before the sweepers end: they have seen the last of them lapse.
+    // Records with a silent owner are all taken over before the sweepers end: those have seen the last of them lapse.
     let waiting = "select count(*) from ibid_record where state = 2";
     let until = Instant::now() + PATIENCE;
     while server.sql(&database, waiting) != "0" {
@@ -67,7 +67,7 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
     assert_eq!(server.sql(&database, "select count(*) from ibid_late"), "0");
 }
 
-/// Begins what it can get; of that it finishes a part, holds on to another, and forgets a third.
+/// Begins what it can win; of that it finishes a third, renews and finishes a third, and abandons a third.
 async fn hold(
     store: Arc<PostgresStore>,
     names: Arc<Vec<TestRecord>>,
@@ -117,7 +117,7 @@ async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> Told {
     told
 }
 
-/// Somebody sees to it that the reaper comes by where it has nothing to do yet.
+/// Another session makes the reaper visit records that are not due yet.
 async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>) -> Told {
     let early = "update ibid_record set reap_at = 1
                  where id = any (array(select id from ibid_record where get_byte(id, 0) % 4 = 0 for update skip locked))";
@@ -132,8 +132,8 @@ async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>
 const KEYS: usize = 1200;
 const BATCH: usize = 60;
 
-/// Short enough that some lapse while their holders are about to finish them.
+/// Short enough that some lapse while their owners are about to finish them.
 const LEASE: Duration = Duration::from_millis(8);
 
-/// Far above what a loaded two-core machine needs: only a record that is missed meets it.
+/// Far above what a loaded two-core machine needs: only a missed record reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);

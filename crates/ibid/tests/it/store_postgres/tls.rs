@@ -5,7 +5,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 
 use super::*;
 
-/// A server with a certificate for `name`, and a file with the authority behind it.
+/// Starts a server with a certificate for `name`, and writes the authority's certificate to a file.
 fn server_named(name: &str) -> (Postgres, tempfile::TempDir) {
     let mut authority = CertificateParams::new(vec![]).expect("parameters");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,5 +1,5 @@
-//! A record that this program can't read, because its policy is lost or a later ibid wrote it: it hides no other, it ties
-//! nobody down, and it is never taken for one that is not there.
+//! A record that this program can't read, because its policy is lost or a later ibid wrote it: it hides no other record,
+//! keeps no task busy, and is never taken for absent.
 
 use ibid::engine::Settings;
 use ibid::transaction::{Database, SqlFault, TxError};
@@ -11,7 +11,7 @@ use super::*;
 use crate::adapters::databases::{Place, TokioPostgresPools};
 use crate::transaction::harness::World;
 
-/// One that nobody can read, and those behind it, all due.
+/// Inserts one unreadable record and three behind it, all due.
 async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..4 {
@@ -48,7 +48,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         after = Some(stored.record.id);
     }
     assert_eq!(listed, sorted, "page by page");
-    // Whoever asks for it by name is told.
+    // Loading it by id fails.
     assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
 }
 
@@ -72,7 +72,7 @@ async fn a_lost_policy_is_not_taken_for_a_lost_lease() {
     world.sql("delete from ibid_policy").await;
     let refused = attempt.inside(world.db.begin().await.unwrap()).await;
     assert!(matches!(&refused, Err(TxError::Sql(error)) if error.fault() == SqlFault::Wrong), "{refused:?}");
-    // Whoever stores it again, by whatever connection, makes it readable again.
+    // A process that stores the policy again, through any connection, makes it readable again.
     let bob = world.other_node().await;
     drop(world.begin_on(&bob, "another").await);
     assert!(attempt.inside(world.db.begin().await.unwrap()).await.is_ok());

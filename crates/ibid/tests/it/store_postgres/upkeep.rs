@@ -1,4 +1,4 @@
-//! What the reaper leaves alone, and what it leaves behind.
+//! Rows that the reaper skips, and what it leaves behind.
 
 use ibid::outcome::{Begin, Outcome};
 use ibid::upkeep::{Retention, reap_once, reap_store};
@@ -13,7 +13,7 @@ use ibid_testkit::contract::{answering, put, reap_all, telling};
 use super::*;
 use crate::request_fixture::ask;
 
-/// The worst that a reaper can do to others: its step stops with every row in its hands.
+/// The worst case for other sessions: a reap step stalls while it has every row locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
     let server = Postgres::start();
@@ -30,7 +30,7 @@ async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
     let step = reaper.query_one(step, &[&CURSOR_START, &limit, &note, &flags, &held]).await;
     assert_eq!(step.expect("a step").get::<_, i64>(1), 200, "it removes them, and does not commit");
 
-    // New keys, renewals, answers and looks, and a reaper of another node.
+    // New keys, renewals, finishes and reads, and a reaper of another node.
     let fresh = commit_all(&*store, (0..100).map(|_| begin()).collect()).await;
     assert!(fresh.values().all(|fate| matches!(fate, Commit::Done(_))), "{fresh:?}");
     let loaded = store.load(running.iter().map(|change| change.id).collect()).await.expect("a load succeeds");
@@ -107,7 +107,7 @@ async fn a_record_held_by_a_business_row_blocks_no_other() {
     let change =
         |name: &TestRecord| telling(answering(insert(name, draft(name)), b"paid"), HistoryKind::Settled, "");
     commit_all(&*store, names.iter().map(change).collect()).await;
-    // First and last, in a row, more than one step passes over, and many at one instant.
+    // The first, the last, several in a row, more than one step skips, and many at one instant.
     let held: Vec<TestRecord> =
         [0, 1, 2, 150, 299].into_iter().chain(200..250).map(|place| names[place].clone()).collect();
     let sql = "insert into payment select unnest($1::bytea[])";
@@ -145,7 +145,7 @@ async fn a_reap_run_gets_past_any_number_of_held_records() {
         insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) })
     };
     commit_all(&*store, names.iter().map(change).collect()).await;
-    // Each at an instant of its own; more are held than many steps pass over, and what may go comes last.
+    // Each at a separate instant; more are referenced than many steps skip, and the removable ones come last.
     server.sql(
         &database,
         "create table payment (record bytea references ibid_record (id));

@@ -1,4 +1,4 @@
-//! Reserve, then finish inside: what holds for an Attempt in the caller's transaction.
+//! Reserve first, then finish in the caller's transaction: the rules for an attempt in this mode.
 
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, TxError};
@@ -86,7 +86,7 @@ async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &World<A>) {
     pay(&mut *inside, "lapsed", "bob").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
-    // Late news of a zombie that did nothing changes nothing.
+    // A late release by a zombie that did nothing changes nothing.
     assert!(matches!(zombie.release(ErrorCode::NotSent).await, Outcome::Superseded(_)));
     assert!(world.paid_by("lapsed", "bob").await);
     assert_eq!(world.payments("lapsed").await, 1);

@@ -1,4 +1,4 @@
-//! What each mode costs on PostgreSQL: the numbers of the documentation.
+//! Cost of each mode on PostgreSQL: the numbers of the documentation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -16,46 +16,46 @@ use crate::adapters::{Adapter, PATIENT};
 
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// Business row alone, without a key: what the application pays anyway.
+    /// Business row alone, without a key: the application's own cost.
     Bare,
-    /// The same, with a key around it: what the layer and the gateway do.
+    /// Business row with a key around it, as in the layer and the gateway.
     Around,
     ReserveThenFinish,
     AllInside,
-    /// The business row in one Phase.
+    /// The business row in one phase.
     Phase,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_mode_costs_what_the_documentation_says() {
-    // Nobody else commits.
+    // A separate server without autovacuum: no other session commits.
     let server = Postgres::start_with(&[("autovacuum", "off")]);
     let bare = cost(&server, Mode::Bare).await;
     assert_eq!(bare, Cost { commits: 1, round_trips: 3 }, "begin, insert, commit");
     let around = cost(&server, Mode::Around).await;
     assert_eq!(around, Cost { commits: 1 + 2, round_trips: bare.round_trips });
-    // The reservation, one commit and one round trip, is the store's and not counted among the caller's: lock, update
-    // and answer are added.
+    // The reservation, one commit and one round trip, is on the store's connection and not counted for the caller. Added
+    // are lock, update and response.
     let first = cost(&server, Mode::ReserveThenFinish).await;
     assert_eq!(first, Cost { commits: 2, round_trips: bare.round_trips + 3 });
-    // The wait for locks, the reservation, the wait as before, a savepoint, update and answer.
+    // Added are: set the lock timeout, reserve, reset the timeout, a savepoint, update and response.
     let second = cost(&server, Mode::AllInside).await;
     assert_eq!(second, Cost { commits: 1, round_trips: bare.round_trips + 6 });
-    // Around it as everywhere; lock, recovery point and result are added.
+    // Reserved and finished as in `Around`; added are lock, recovery point and result.
     let phase = cost(&server, Mode::Phase).await;
     assert_eq!(phase, Cost { commits: 2 + 1, round_trips: bare.round_trips + 3 });
 }
 
-/// Of one request.
+/// Cost of one request.
 #[derive(Debug, PartialEq, Eq)]
 struct Cost {
-    /// By everybody.
+    /// Commits of all sessions.
     commits: i64,
-    /// On the caller's connection.
+    /// Round trips on the caller's connection.
     round_trips: i64,
 }
 
-/// What more requests cost more: whatever is paid once drops out.
+/// Returns the cost per request, from the difference of two runs: one-time costs cancel out.
 async fn cost(server: &Postgres, mode: Mode) -> Cost {
     let (few, many) = (total(server, mode, 3).await, total(server, mode, 13).await);
     let per_request = |more: i64| {
@@ -115,7 +115,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     }
     world.ibid.settled().await;
     drop((world, db));
-    // A session tells what it did when it ends.
+    // A session reports its counts when it ends.
     let gone = format!("select count(*) from pg_stat_activity where datname = '{database}'");
     until(async || server.sql("postgres", &gone) == "0").await;
     let commits = format!("select xact_commit from pg_stat_database where datname = '{database}'");
@@ -123,7 +123,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     Cost { commits, round_trips: sent.load(Ordering::SeqCst) }
 }
 
-/// Counts what is sent and waited for.
+/// A database that counts round trips.
 struct Counted<D> {
     inner: D,
     sent: Arc<AtomicI64>,

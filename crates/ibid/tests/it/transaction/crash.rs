@@ -1,6 +1,6 @@
-//! All inside, in a process that is killed on its way: what its one commit has not reached was never there.
+//! All inside, in a process that is killed midway: before its one commit, none of its work is visible.
 //!
-//! The process is this test's own binary with a failpoint armed.
+//! The process is this test binary with a failpoint armed.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Output};
@@ -21,14 +21,14 @@ async fn a_process_leaves_all_or_nothing_on_a_server() {
     all_or_nothing(World::<SqlxPostgresPools>::new(Place::postgres()).await).await;
 }
 
-/// What is left of it.
+/// State after the process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    /// It is dead, and nothing was ever seen.
+    /// The process was killed, and left nothing.
     Nothing,
-    /// It is dead, and has committed.
+    /// The process was killed after its commit.
     All,
-    /// It lives and has made good what went wrong.
+    /// The process survived, learned of the fault and retried.
     Told,
 }
 
@@ -54,7 +54,7 @@ async fn all_or_nothing<A: Adapter>(world: World<A>) {
         if left == Left::Nothing {
             world.nothing_of(hit).await;
             assert!(world.record(hit).await.is_none(), "{hit}");
-            // Nobody has to wait for a lease to lapse.
+            // The next request does not have to wait for a lease to lapse.
             let mut inside = world.begin_inside(hit).await;
             assert_eq!(inside.number(), 1, "{hit}");
             pay_and_charge(&mut inside, hit, "the next").await.unwrap();
@@ -73,7 +73,7 @@ fn process(place: &Place, hit: &str) -> Output {
     process.output().expect("it starts")
 }
 
-/// Not a test by itself: what the tests above run in a process of its own. The key is the name of what happens to it.
+/// Not a test by itself: the tests above run it in a separate process. The key is the name of the armed failpoint.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "it is killed by other tests"]
 async fn one_request() {
@@ -105,5 +105,5 @@ async fn once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
 
 const AT: &str = "IBID_TEST_AT";
 
-/// One is hit, and nobody else is there.
+/// One try meets the fault, and there is no other session.
 const TRIES_MAX: usize = 2;

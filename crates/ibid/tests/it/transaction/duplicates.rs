@@ -1,4 +1,4 @@
-//! Duplicates that wait cost the application nothing, and leave its sessions as they were.
+//! Waiting duplicates cost the application nothing, and leave its sessions unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,7 +69,7 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
     }
 }
 
-/// Nobody is let go before the fresh one has its answer.
+/// No transaction ends before the fresh key has its response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     let world = Arc::new(Sqlx::new(Place::postgres()).await);
@@ -107,7 +107,7 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     assert_eq!(world.number("select count(*) from payment").await, HELD as i64 + 1);
 }
 
-/// A try that found another node's row gives its connection back: a client that waits costs no new ones.
+/// A try that found another node's row gives its connection back: a waiting client needs no new ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_in_vain_keeps_its_connection() {
     let world = Arc::new(World::<TokioPostgresPools>::new(Place::postgres()).await);

@@ -1,5 +1,5 @@
-//! The commit that counts is that of the caller's session: it lasts, whatever that session is set to. What is in force is
-//! seen by triggers that PostgreSQL runs as part of the commit.
+//! The durable commit is that of the caller's session: it lasts, whatever that session is set to. Triggers that PostgreSQL
+//! runs as part of the commit record the setting in effect.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     every_mode_commits_with(world, &accepts, "off", "off").await;
 }
 
-/// An application whose role commits so, and what is in force when it does.
+/// Checks every mode for an application whose role has this setting, and which setting its commits have.
 async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role: &str, commits: &str) {
     world.sql(&format!("alter role app set synchronous_commit = '{role}'")).await;
     let of =
@@ -93,13 +93,13 @@ async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<
     pay(&mut *inside, "lowered", "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!(seen(world).await, "ibid_record on, payment on");
-    // Its session is as it was.
+    // The session's own setting is unchanged.
     let mut tx = db.begin().await.unwrap();
     assert_eq!(World::<A>::text(&mut tx, "show synchronous_commit").await, "remote_apply");
     tx.rollback().await.unwrap();
 }
 
-/// From here on every commit of the application leaves a line per row, with what is in force by then.
+/// Makes every commit of the application write a line per row, with the setting in effect at the commit.
 async fn watch_commits<A: Adapter>(world: &World<A>) {
     world.sql("create role app superuser login").await;
     world.sql("create table seen (what text not null, by_whom text not null, setting text not null)").await;
@@ -115,7 +115,7 @@ async fn watch_commits<A: Adapter>(world: &World<A>) {
     }
 }
 
-/// What the application has written since the last look, and with which setting it was committed.
+/// Returns what the application has written since the last call, and with which setting it was committed.
 async fn seen<A: Adapter>(world: &World<A>) -> String {
     let mut tx = world.tx().await;
     let all = "with lines as (delete from seen returning *)
@@ -126,13 +126,13 @@ async fn seen<A: Adapter>(world: &World<A>) -> String {
     seen
 }
 
-/// The application's pool under a role of its own, as that is set now.
+/// Opens the application's pool under a separate role, with the role's current settings.
 async fn app<A: Adapter>(world: &World<A>) -> A::Db {
     let at = world.place.at.replace("postgres://postgres@", "postgres://app@");
     A::open(&Place::at(at), 2, PATIENT).await
 }
 
-/// A provider that takes whatever it is asked for.
+/// A provider that makes every call.
 struct Charges;
 
 impl<T: Send> EffectHandler<T> for Charges {

@@ -1,5 +1,5 @@
-//! The primary is killed and its synchronous standby takes over: what a caller's transaction acknowledged is there, with its
-//! rows, although the caller's sessions would not wait for any disk.
+//! The primary is killed and its synchronous standby takes over: every acknowledged transaction is there, with its rows,
+//! although the caller's sessions do not wait for any disk.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::adapters::{Adapter, PATIENT};
 
 struct Load {
     world: World<TokioPostgresPools>,
-    /// The application's pool.
+    /// The pool of the application.
     app: TokioPostgres,
     acknowledged: Mutex<Vec<String>>,
     over: AtomicBool,
@@ -43,7 +43,7 @@ async fn a_synchronous_failover_loses_no_caller_commit() {
         ended.expect("no caller panics");
     }
 
-    // Another process, with nothing in its memory.
+    // Another process, with an empty cache.
     let other = load.world.other_node().await;
     let acknowledged = std::mem::take(&mut *load.acknowledged.lock().unwrap());
     for key in &acknowledged {
@@ -61,7 +61,7 @@ async fn a_synchronous_failover_loses_no_caller_commit() {
 }
 
 impl Load {
-    /// Pays under one key after the other, whatever happens to the server.
+    /// Pays under one key after another, whatever happens to the server.
     async fn pay(self: Arc<Load>, caller: usize) {
         for n in 0.. {
             if self.over.load(Ordering::SeqCst) {
@@ -75,7 +75,7 @@ impl Load {
             match paid {
                 Ok(Outcome::Completed(_)) => self.acknowledged.lock().unwrap().push(key),
                 Ok(other) => panic!("`{key}` was finished by nobody else, and is {other:?}"),
-                // Nobody is there: whoever asks at once again is only in the way.
+                // The server is down. An immediate retry would only add load.
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
@@ -96,7 +96,7 @@ impl Load {
         inside.finish(answer(201)).await
     }
 
-    /// Waits until so many more were acknowledged.
+    /// Waits until `by` more payments were acknowledged.
     async fn more(&self, by: usize) {
         let target = self.acknowledged.lock().unwrap().len() + by;
         until(async || self.acknowledged.lock().unwrap().len() >= target).await;

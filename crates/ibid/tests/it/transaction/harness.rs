@@ -1,4 +1,4 @@
-//! A real database that holds both the store's tables and an application's, by any driver.
+//! A real database with the store's tables and an application's, for any driver.
 
 use ibid::operator::Operator;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::adapters::{Adapter, PATIENT, execute, number, query};
 
 pub(crate) struct World<A: Adapter> {
     pub(crate) ibid: Ibid,
-    /// The application's pool.
+    /// The pool of the application.
     pub(crate) db: A::Db,
-    /// Somebody beside the application. On SQLite never while a transaction is open: there is one writer.
+    /// A separate connection. On SQLite it must not be used while a transaction is open: there is one writer.
     beside: A::Db,
     policy: Arc<Policy>,
     pub(crate) place: Place,
@@ -46,7 +46,7 @@ impl<A: Adapter> World<A> {
         world
     }
 
-    /// Another process's part of a world that is there.
+    /// Opens an existing database, as another process.
     #[cfg(feature = "failpoints")]
     pub(crate) async fn beside(place: Place) -> World<A> {
         World::open(Policy::one_transaction(), place).await
@@ -58,7 +58,7 @@ impl<A: Adapter> World<A> {
         World { ibid, db, beside, policy: Arc::new(policy), place }
     }
 
-    /// Another process's engine on the same database.
+    /// Starts an engine of another process on the same database.
     pub(crate) async fn other_node(&self) -> Ibid {
         node(&self.place).await
     }
@@ -67,7 +67,7 @@ impl<A: Adapter> World<A> {
         self.ask_for(key, b"{}")
     }
 
-    /// What is asked for with another body, under the same key.
+    /// Builds a request with this body, under the same key.
     pub(crate) fn ask_for(&self, key: &str, body: &'static [u8]) -> BeginRequest {
         let identity = Identity {
             tenant: Tenant::only(),
@@ -88,7 +88,7 @@ impl<A: Adapter> World<A> {
         }
     }
 
-    /// Begins inside a transaction; it must be this request's to run.
+    /// Begins inside a transaction; panics unless this request is to run.
     pub(crate) async fn begin_inside(&self, key: &str) -> Box<AttemptTx<'static, <A::Db as Database>::Tx>> {
         match self.ibid.begin_inside(self.ask(key), &self.db, PATIENT).await.unwrap() {
             Begin::Run(inside) => inside,
@@ -100,14 +100,14 @@ impl<A: Adapter> World<A> {
         self.db.begin().await.unwrap()
     }
 
-    /// A statement of somebody else's.
+    /// Runs a statement on the separate connection.
     pub(crate) async fn sql(&self, sql: &str) {
         let mut tx = self.beside.begin().await.unwrap();
         execute(&mut tx, sql, &[]).await.unwrap();
         tx.commit().await.unwrap();
     }
 
-    /// What somebody else sees.
+    /// Queries a number on the separate connection.
     pub(crate) async fn number(&self, sql: &str) -> i64 {
         let mut tx = self.beside.begin().await.unwrap();
         let number = number(&mut tx, sql).await;
@@ -115,7 +115,7 @@ impl<A: Adapter> World<A> {
         number
     }
 
-    /// What is said within a transaction.
+    /// Queries a text within a transaction.
     pub(crate) async fn text<T: SqlTx>(tx: &mut T, sql: &str) -> String {
         query(tx, sql, &[Type::Text], &[]).await.unwrap().remove(0).text().unwrap()
     }
@@ -124,7 +124,7 @@ impl<A: Adapter> World<A> {
         self.number(&format!("select count(*) from payment where key = '{key}'")).await
     }
 
-    /// Who paid.
+    /// Returns whether the one payment is by `whom`.
     pub(crate) async fn paid_by(&self, key: &str, whom: &str) -> bool {
         let sql = format!("select count(*) from payment where key = '{key}' and by_whom = '{whom}'");
         self.number(&sql).await == 1
@@ -140,17 +140,17 @@ impl<A: Adapter> World<A> {
         self.ibid.store().load(vec![id]).await.unwrap().remove(0).map(|stored| stored.record)
     }
 
-    /// The lease of whoever runs it is over. The clock is not moved: engines would notice and take nothing over.
+    /// Makes the lease lapse. The clock is not moved, because engines would notice the jump and take nothing over.
     pub(crate) async fn lapse(&self, key: &str) {
         self.set("due_at = 1", "watch_state = state, watch_at = 1", &format!("key = '{key}'")).await;
     }
 
-    /// The time of some records is over, that of their tombstones too.
+    /// Makes some records and their tombstones removable.
     pub(crate) async fn age(&self, which: &str) {
         self.set("expires_at = 1, purge_at = 1", "reap_at = 1", which).await;
     }
 
-    /// The first request came so much earlier. On PostgreSQL what is kept beside a record is found by that instant.
+    /// Moves the first request back in time. PostgreSQL finds the bodies of a record by that instant, so they move too.
     pub(crate) async fn grow_older(&self, key: &str, hours: i64) {
         let mut tx = self.beside.begin().await.unwrap();
         let (micros, which) = (hours * 3_600_000_000, format!("r.key = '{key}'"));
@@ -166,7 +166,7 @@ impl<A: Adapter> World<A> {
         tx.commit().await.unwrap();
     }
 
-    /// Writes to records; on PostgreSQL also their places in the orders of upkeep.
+    /// Updates records; on PostgreSQL also the sort keys of upkeep.
     async fn set(&self, columns: &str, places: &str, which: &str) {
         let mut tx = self.beside.begin().await.unwrap();
         let columns = match tx.dialect() {
@@ -177,15 +177,15 @@ impl<A: Adapter> World<A> {
         tx.commit().await.unwrap();
     }
 
-    /// Nothing at all is left of a transaction.
+    /// Checks that nothing is left of a transaction.
     pub(crate) async fn nothing_of(&self, key: &str) {
         assert_eq!(self.payments(key).await, 0, "no payment of `{key}`");
         assert!(self.effects(key).await.is_empty(), "no effect of `{key}`");
     }
 
-    /// What a retry gets.
+    /// Returns the response that a retry gets.
     pub(crate) async fn replayed(&self, key: &str) -> Response {
-        // A node that has nothing in its memory.
+        // At a node with an empty cache.
         match self.other_node().await.begin(self.ask(key)).await.unwrap() {
             Begin::Skip(Outcome::Completed(kept)) => (*kept.response).clone(),
             other => panic!("`{key}` is not replayed: {other:?}"),
@@ -205,13 +205,13 @@ async fn node(place: &Place) -> Ibid {
     Ibid::start(store, patient).await.unwrap()
 }
 
-/// A business row, in the caller's own transaction.
+/// Inserts a business row, in the caller's own transaction.
 pub(crate) async fn pay<T: SqlTx>(tx: &mut T, key: &str, whom: &str) -> Result<(), SqlError> {
     let sql = "insert into payment (key, by_whom) values ($1, $2)";
     execute(tx, sql, &[Param::Text(key), Param::Text(whom)]).await.map(drop)
 }
 
-/// A business row and an effect.
+/// Inserts a business row and enqueues an effect.
 pub(crate) async fn pay_and_charge<T: OwnedTx>(
     inside: &mut AttemptTx<'_, T>,
     key: &str,
@@ -229,7 +229,7 @@ pub(crate) fn is_stored(finished: &Outcome, status: u16) -> bool {
     matches!(finished, Outcome::Completed(kept) if kept.response.status == status)
 }
 
-/// Comes back once `true`; a test that waits in vain is ended by its runner.
+/// Waits until the condition holds; the test runner ends a test that waits in vain.
 pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     while !is_so().await {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -247,7 +247,7 @@ impl<D> Tries<D> {
         Tries { inner, begun: AtomicU32::new(0) }
     }
 
-    /// Comes back once it was tried so often.
+    /// Waits until that many transactions were opened.
     pub(crate) async fn reach(&self, tries: u32) {
         until(async || self.begun.load(Ordering::SeqCst) >= tries).await;
     }

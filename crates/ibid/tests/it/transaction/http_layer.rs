@@ -32,7 +32,7 @@ pub(super) fn policy() -> Policy {
 struct Api<A: Adapter> {
     world: Arc<World<A>>,
     app: IdempotencyService<Router>,
-    /// The same, behind a guard that soon gives up a handler that hangs.
+    /// The same router, behind a guard that soon gives up on a handler that hangs.
     hasty: IdempotencyService<Router>,
 }
 
@@ -85,7 +85,7 @@ async fn unbegun<A: Adapter>(
     Ok(work(*inside, &what, unbegun.key().as_str(), again).await?)
 }
 
-/// What it is told to do at first; the second time all is well.
+/// Fails at first as `what` says; the second run succeeds.
 async fn work<T: OwnedTx>(
     mut inside: AttemptTx<'_, T>,
     what: &str,
@@ -154,7 +154,7 @@ async fn what_fails_is_undone_and_the_key_is_free<A: Adapter>(api: &Api<A>, mode
         let (path, key) = (format!("/{mode}/{what}"), format!("{mode}-{what}"));
         let failed = send(if what == "hang" { &api.hasty } else { app }, &path, &key, false).await;
         match (what, mode) {
-            // The key is free, and the client may come again; nobody saw a reservation.
+            // The key is free, and the client may retry; no reservation was visible.
             ("hang", "held") => assert_eq!(failed.status, 503),
             ("hang", _) => {
                 assert_eq!((failed.status, &failed.headers["retry-after"]), (409, &"1".parse().unwrap()))

@@ -17,9 +17,9 @@ use crate::adapters::databases::{Place, TokioPostgresPools};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_never_commits_under_the_old_identity() {
-    // The change waits for every transaction of the server.
+    // A separate server, because the change waits for every transaction of the server.
     let place = Place::own_postgres();
-    // The first one's word on how long a read is good for counts for all.
+    // The first process sets for all how long a read of the identity is valid.
     node(&place, StoreIdentity::default()).await;
     let world = World::<TokioPostgresPools>::new(place).await;
     let held = open(&world, &world.ibid, "held").await;
@@ -30,7 +30,7 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
         tokio::spawn(
             async move { change::retire(&*store, true, |waiting| told.send(waiting).unwrap()).await },
         );
-    // By now no process may act on the old identity, and the change waits for this transaction alone.
+    // By now no process may act on the old identity, and the change waits only for this transaction.
     while heard.recv().await.expect("it waits for the transaction") != RetireWait::ForTransactions {}
     let refused = held.finish(answer(201)).await;
     assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
@@ -52,7 +52,7 @@ type Held = Box<
     >,
 >;
 
-/// Reserves a key and does the work, in a transaction that is left open.
+/// Reserves a key and does the work, in a transaction that stays open.
 async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Held {
     let begun = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = begun else { panic!("`{key}` is not to be run: {begun:?}") };
@@ -60,7 +60,7 @@ async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Held
     inside
 }
 
-/// A process whose reads of the identity are good for a second, so that a change takes two.
+/// Starts a process whose reads of the identity are valid for a second, so that a change takes two.
 async fn node(place: &Place, identity: StoreIdentity) -> Ibid {
     let store = PostgresStore::open(&place.at, PostgresOptions::default()).await.unwrap();
     let settings = Settings {

@@ -1,5 +1,5 @@
-//! While a transaction is open on PostgreSQL, the lock on its record is its lease: nobody takes over, nobody waits for it
-//! without end, and who falls silent with it in hand is cut off.
+//! While a transaction is open on PostgreSQL, the lock on its record is its lease: no attempt takes it over, no session
+//! waits for it forever, and the server ends a session that goes silent with the lock.
 
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, OwnedTx, SqlFault, TxError};
@@ -42,7 +42,7 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
     assert!(world.paid_by("held", "ann").await);
     assert_eq!(world.replayed("held").await, answer(201));
 
-    // Let go without an end it is anybody's.
+    // Dropped without an end, the record may be taken over.
     let mut attempt = world.begin("let go").await;
     world.lapse("let go").await;
     let inside = attempt.inside(world.tx().await).await.unwrap();
@@ -57,7 +57,7 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     let mut zombie = world.begin("cut off").await;
     let mut inside = zombie.inside(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "cut off", "zombie").await.unwrap();
-    // As the server does by itself once it has waited for a lease.
+    // The server does the same by itself once the session was idle for a lease.
     let silent = "with silent as materialized (select pid from pg_stat_activity
                     where state = 'idle in transaction' and datname = current_database()
                       and pid <> pg_backend_pid())

@@ -26,7 +26,7 @@ async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &World<A>
     pay_and_charge(&mut inside, "first", "ann").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!((world.payments("first").await, world.effects("first").await.len()), (1, 1));
-    // From this process's memory, and from the database.
+    // From this process's cache, and from the database.
     for ibid in [&world.ibid, &world.other_node().await] {
         let again = ibid.begin_inside(world.ask("first"), &world.db, PATIENT).await.unwrap();
         let Begin::Skip(Outcome::Completed(kept)) = again else { panic!("{again:?}") };
@@ -103,7 +103,7 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     }
 }
 
-/// A route may be changed from one mode to the other: its records stay.
+/// A route may be switched from one mode to the other: its records stay valid.
 async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     let attempt = world.begin("held").await;
     let begin = || world.ibid.begin_inside(world.ask("held"), &world.db, Duration::from_millis(50));
@@ -126,7 +126,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(worl
     let kept = || world.number("select count(*) from ibid_body");
     let before = kept().await;
     for status in [201, 202] {
-        // Its answer is no longer in this process's memory.
+        // A node that does not have its response in the cache.
         let node = world.other_node().await;
         let begun = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
         let Begin::Run(inside) = begun else { panic!("it is to be run: {begun:?}") };

@@ -1,4 +1,4 @@
-//! Others in the way: what PostgreSQL refuses to serialize is run again, and then works.
+//! Serialization conflicts: a transaction that PostgreSQL refuses to serialize runs again, and then succeeds.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
     assert_eq!(world.payments(&key).await, 1);
 }
 
-/// Each reads what the other writes.
+/// Each transaction reads what the other writes.
 async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World<A>) {
     let isolated = Isolated::new(A::open(&world.place, 4, PATIENT).await, Isolation::Serializable);
     let (mut ann, mut bob) = (world.begin("ann").await, world.begin("bob").await);
@@ -60,7 +60,7 @@ async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World
     assert_eq!((world.payments("ann").await, world.payments("bob").await), (1, 1));
 }
 
-/// By the caller's own statements, as the driver runs them.
+/// The conflict is in the caller's own statements, as the driver runs them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_costs_one_of_two_keys_a_second_run() {
     transfers::<TokioPostgresPools>().await;
@@ -86,7 +86,7 @@ async fn transfers<A: Adapter>() {
     assert_eq!(world.number("select sum(n)::int8 from account").await, 12);
 }
 
-/// How often it was run.
+/// Returns how often the work ran.
 async fn transfer<A: Adapter>(
     world: &World<A>,
     level: Isolation,
@@ -120,7 +120,7 @@ async fn transfer<A: Adapter>(
     unreachable!("it goes on until it is stored")
 }
 
-/// The second waits for the row of the first, in another process.
+/// The second request waits for the row of the first, in another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
     let world = Arc::new(World::<SqlxPostgresPools>::new(Place::postgres()).await);
@@ -144,7 +144,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
                 assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
                 continue;
             }
-            // The first, one of the second's that met it in vain, and another.
+            // The first request's transaction, one try of the second that found its row, and another try.
             db.reach(3).await;
             let status = match ends {
                 "stored" => 201,

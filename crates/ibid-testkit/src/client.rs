@@ -269,7 +269,7 @@ impl TestRequest {
 /// A response, with field lines in order and as bytes, because both can matter.
 #[derive(Clone, Debug)]
 pub struct TestResponse {
-    /// The status code.
+    /// Status code of the response.
     pub status: u16,
     /// The field lines, in order.
     pub headers: Fields,
@@ -303,7 +303,7 @@ impl TestResponse {
 /// Head of a response whose body has not been read.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The status code.
+    /// Status code of the response.
     pub status: u16,
     /// The field lines, in order.
     pub headers: Fields,

@@ -131,7 +131,7 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
 /// A record id that no other test uses.
 #[derive(Clone, Debug)]
 pub struct TestRecord {
-    /// The record's id.
+    /// The id of the record.
     pub id: RecordId,
     /// The identity that the id was made from.
     pub identity: Arc<Identity>,
@@ -277,7 +277,7 @@ pub async fn commit_all(store: &dyn Store, mut changes: Vec<Change>) -> HashMap<
 pub async fn put(store: &dyn Store, change: &Change) -> StoredRecord {
     let before = load(store, change.id).await.map(|stored| stored.record);
     let Commit::Done(stamp) = commit(store, change).await else {
-        panic!("a change that nothing stood in the way of was refused: {change:?}");
+        panic!("a change without a conflict was refused: {change:?}");
     };
     let stored = load(store, change.id).await.expect("what was just written is there");
     assert_eq!(

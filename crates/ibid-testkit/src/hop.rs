@@ -20,7 +20,7 @@ pub enum Proxy {
     Haproxy,
     /// The proxy server Envoy.
     Envoy,
-    /// Apache with `mod_proxy_http`.
+    /// The web server Apache with `mod_proxy_http`.
     Apache,
     /// Caddy, which represents Go's `httputil.ReverseProxy`.
     Caddy,

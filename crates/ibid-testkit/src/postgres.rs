@@ -152,7 +152,7 @@ impl Postgres {
         // In memory a copy of the files is cheap. On a disk each file would be flushed, so there the log is cheaper.
         let strategy = if self.install.is_in_memory(&self.directory) { "file_copy" } else { "wal_log" };
         self.sql("postgres", &format!("create database {name} strategy {strategy}"));
-        self.databases.lock().expect("nobody panics with it").push(name.clone());
+        self.databases.lock().expect("no thread panics with it").push(name.clone());
         name
     }
 
@@ -246,7 +246,7 @@ impl Postgres {
     fn drop_databases(&self) {
         let mut psql = self.install.as_ourselves("psql");
         psql.args(["--no-psqlrc", "--quiet"]).arg(self.url_for("postgres"));
-        for name in self.databases.lock().expect("nobody panics with it").iter() {
+        for name in self.databases.lock().expect("no thread panics with it").iter() {
             // One command each: a database cannot be dropped within a transaction.
             psql.args(["--command", &format!("drop database {name} with (force)")]);
         }

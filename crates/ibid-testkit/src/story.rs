@@ -91,7 +91,7 @@ pub fn story(text: &str) {
 /// A store with room for one record: it compares versions and instants, and does not interpret states.
 #[derive(Clone, Debug)]
 pub struct StoryStore {
-    /// The store's clock.
+    /// The time of the store's clock.
     pub now: Timestamp,
     row: Option<Record>,
     bodies: BTreeMap<(Nonce, u32), Bytes>,
@@ -253,7 +253,7 @@ struct Actor {
     open: VecDeque<(Arc<Change>, Decision)>,
 }
 
-/// When a step's change is written.
+/// Timing of a step's write, and of its reply.
 #[derive(Clone, Copy, PartialEq)]
 enum Send {
     Now,
@@ -444,7 +444,7 @@ impl Stage {
                     Some(status) => Observation::Executed(given_answer(status, name)?),
                     None if what == "not executed" => Observation::NotExecuted,
                     None if what == "nothing" => Observation::Nothing,
-                    None => return Err(format!("nobody can find `{what}`")),
+                    None => return Err(format!("unknown evidence `{what}`")),
                 };
                 Event::Observed { nonce, by, what: &found, as_of, jitter: 0.0 }
             }
@@ -473,7 +473,7 @@ impl Stage {
                 }
                 ("carefully", _) => role = Intent::MayRunNoTakeover,
                 ("async", _) => later = Some(Bytes::from_static(b"the request")),
-                _ => return Err(format!("nobody begins `{word}`")),
+                _ => return Err(format!("unknown word `{word}` after `begins`")),
             }
         }
         let mut ask = ask(tenant, body, Arc::new(self.policy.clone()), nonce);
@@ -564,7 +564,7 @@ impl Stage {
                     false => (format!("history of {names:?}"), what.to_owned()),
                 }
             }
-            _ => return Err(format!("nobody can see whether the record `{said}`")),
+            _ => return Err(format!("unknown check `record {said}`")),
         };
         match is == should {
             true => Ok(()),
@@ -663,7 +663,7 @@ fn given_answer(words: &str, from: &str) -> Result<AttemptResponse, String> {
         "" => Ok(answer),
         "not retained" => Ok(AttemptResponse { kept: None, ..answer }),
         "with retry-after" => Ok(AttemptResponse { retry_after: true, ..answer }),
-        other => Err(format!("nobody finishes `{other}`")),
+        other => Err(format!("unknown words `{other}` after the status")),
     }
 }
 

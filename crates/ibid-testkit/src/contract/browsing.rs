@@ -100,13 +100,17 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     let rest = at(PathPattern::of_route("/pay/{*rest}"));
     assert_eq!(list(&*store, rest).await, sorted(&[&one, &deep]), "all that follow");
     let needy = RecordFilter { dead_letter: true, ..of() };
-    assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only what a person must look at");
+    assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only dead letters");
 
     let from = RecordFilter { created_from: Some(odd.created_at), ..of() };
     assert_eq!(list(&*store, from).await, sorted(&[&odd, &one, &deep]), "the instant itself is in");
     let before = RecordFilter { created_before: Some(odd.created_at), ..of() };
     assert_eq!(list(&*store, before).await, [plain.id], "the instant itself is not");
-    assert_eq!(list(&*store, RecordFilter { older_than: Some(LONG), ..of() }).await, [], "nobody is so old");
+    assert_eq!(
+        list(&*store, RecordFilter { older_than: Some(LONG), ..of() }).await,
+        [],
+        "no record is so old"
+    );
     assert_eq!(list(&*store, RecordFilter { older_than: Some(Duration::MAX), ..of() }).await, []);
     subject.advance(TICK).await;
     let aged = RecordFilter { older_than: Some(Duration::from_millis(1)), ..of() };

@@ -21,8 +21,8 @@ pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     let name = TestRecord::fresh();
     let first = Evidence { owner: Some(nonce()), ..said(&name, executed()) };
     let (kept, new) = insert_evidence(&*store, &first).await;
-    assert!(new && kept.open, "nobody has said it before");
-    assert_eq!(kept.evidence, Evidence { age: Duration::ZERO, ..first.clone() }, "it is kept as it was said");
+    assert!(new && kept.open, "the event is new");
+    assert_eq!(kept.evidence, Evidence { age: Duration::ZERO, ..first.clone() }, "it is stored unchanged");
     subject.advance(TICK).await;
     let again = Evidence { owner: None, what: Observation::NotExecuted, ..first.clone() };
     assert_eq!(insert_evidence(&*store, &again).await, (kept.clone(), false), "the first one counts");
@@ -85,7 +85,7 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
         let said =
             Evidence { about: EvidenceSubject::Effect(at.clone()), ..said(&TestRecord::fresh(), what) };
         kept.push(insert_evidence(&*store, &said).await.0);
-        assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is kept as it was said");
+        assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is stored unchanged");
     }
     for (at, kept) in names.iter().zip(&kept) {
         assert_eq!(open(&*store, EvidenceQuery::Of(at.id()), 10).await, std::slice::from_ref(kept), "{at:?}");
@@ -115,7 +115,7 @@ pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Sto
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
     assert_eq!(open_now().await, [other], "the one that led to it is used up, and no other");
     let (known, new) = insert_evidence(&*store, &kept.evidence).await;
-    assert!(!new && !known.open, "a used event is known when it comes again");
+    assert!(!new && !known.open, "a used event is known when it is delivered again");
     // Sent again after a lost reply, it is refused and changes nothing.
     refused(&*store, &settling, "it was written before").await;
 }
@@ -156,7 +156,7 @@ pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderT
     let told: Vec<(StoredEvidence, bool)> =
         join_all(deliveries).await.into_iter().map(|told| told.expect("no panic")).collect();
     assert_eq!(told.iter().filter(|(_, new)| *new).count(), 1, "one is the first");
-    assert!(told.iter().all(|(kept, _)| *kept == told[0].0), "all are told of the same one");
+    assert!(told.iter().all(|(kept, _)| *kept == told[0].0), "all get the same one");
 }
 
 fn executed() -> Observation {

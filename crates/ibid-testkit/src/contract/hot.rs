@@ -43,8 +43,8 @@ pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) 
     let store = subject.store();
     let name = TestRecord::fresh();
     let winner = one_winner(race(&store, (0..RACERS).map(|_| fresh(&name, LONG)).collect()).await);
-    let stored = load(&*store, name.id).await.expect("somebody won");
-    assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+    let stored = load(&*store, name.id).await.expect("one of them won");
+    assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
 }
 
 /// Races ten responses for each of twenty records.
@@ -58,7 +58,7 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest)
         fates = others;
         let winner = one_winner(of_this);
         let stored = load(&*store, record.id).await.expect("it stands");
-        assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+        assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
     }
 }
 
@@ -77,7 +77,11 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
                 (Commit::Done(_), Commit::Conflict(_)) => assert!(finish.is_stored_as(&stored)),
                 (Commit::Conflict(Some(told)), Commit::Done(_)) => {
                     assert!(takeover.is_stored_as(&stored));
-                    assert_eq!((told.record, stored.answer), (stored.record, None), "it is told who has it");
+                    assert_eq!(
+                        (told.record, stored.answer),
+                        (stored.record, None),
+                        "the conflict names the new owner"
+                    );
                 }
                 fates => panic!("of two exactly one wins: {fates:?}"),
             }
@@ -154,7 +158,7 @@ pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subjec
     for record in second {
         let late = finished(record, b"late");
         let stands = refused(&*store, &late, "its generation is gone").await.expect("a row stands");
-        assert!(again.iter().any(|begin| begin.is_stored_as(&stands)), "whoever came since");
+        assert!(again.iter().any(|begin| begin.is_stored_as(&stands)), "the new generation");
         assert_eq!(stands.answer, None, "the late answer left no trace");
     }
 }
@@ -181,7 +185,7 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
     let found = found.into_iter().find(|stored| stored.record.id == first.id).expect("it is due");
     assert_eq!(found.record, first, "being found changes nothing");
-    put(&*store, &finished(&first, b"late, but nobody came")).await;
+    put(&*store, &finished(&first, b"late, but in time")).await;
     assert_eq!(due_of(&*store, &names).await, lapsed[1..], "what is finished is not due");
     let rest = store.load(lapsed[1..].to_vec()).await.expect("a load succeeds");
     for stored in rest.into_iter().flatten() {
@@ -292,8 +296,8 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
         let lines = store.history(change.id).await.expect("a history is read").len();
         if fitting_ids.contains(&change.id) {
             assert!(matches!(fates[&change.id], Commit::Done(_)), "refused: {change:?}");
-            assert!(change.is_stored_as(&stored), "what was told is what is stored");
-            assert_eq!(lines, change.history.len(), "it is told once");
+            assert!(change.is_stored_as(&stored), "what was reported is stored");
+            assert_eq!(lines, change.history.len(), "its history is written once");
             assert_eq!(stored.answer, change.bodies.first().map(|body| body.data.clone()));
         } else {
             let Commit::Conflict(Some(told)) = &fates[&change.id] else { panic!("taken: {change:?}") };
@@ -301,7 +305,7 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
             assert_eq!(
                 (&told.record, &told.answer),
                 (&stored.record, &stored.answer),
-                "it is told what stands"
+                "the conflict has the stored record"
             );
         }
     }

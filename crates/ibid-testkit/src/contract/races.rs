@@ -22,8 +22,8 @@ pub async fn of_two_hundred_inserts_one_wins(subject: &dyn StoreUnderTest) {
     let inserts =
         (0..RACERS).map(|_| answering(insert(&name, draft(&name, State::InProgress)), b"mine")).collect();
     let winner = one_winner(race(&store, inserts).await);
-    let stored = load(&*store, name.id).await.expect("somebody won");
-    assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+    let stored = load(&*store, name.id).await.expect("one of them won");
+    assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
 }
 
 /// Races ten takeovers for each of twenty lapsed records.
@@ -47,7 +47,7 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUn
         fates = others;
         let winner = one_winner(of_this);
         let stored = load(&*store, name.id).await.expect("it stands");
-        assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+        assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
     }
 }
 
@@ -86,9 +86,9 @@ pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderT
         async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
     });
     let kept = together(keepers.collect()).await;
-    assert!(kept.iter().all(|value| *value == kept[0]), "two keepers were told different values");
+    assert!(kept.iter().all(|value| *value == kept[0]), "two writers got different values");
     let after = store.put_if_absent(&name, Bytes::from_static(b"late")).await.expect("it is kept");
-    assert_eq!(after, kept[0], "what was told is what is kept");
+    assert_eq!(after, kept[0], "the returned value is the stored one");
 }
 
 /// Many writers have read the same value: one replaces it, and the others learn the new value.
@@ -172,11 +172,11 @@ pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
     assert_eq!(won.len(), 1, "exactly one of a race wins");
     let winner = won.into_iter().next().map(|(change, _)| change).expect("one was counted");
     for (loser, fate) in lost {
-        let Commit::Conflict(Some(stored)) = fate else { panic!("a loser was told nothing: {fate:?}") };
-        assert!(winner.is_stored_as(&stored), "a loser was told of another than the winner");
+        let Commit::Conflict(Some(stored)) = fate else { panic!("a loser got no record: {fate:?}") };
+        assert!(winner.is_stored_as(&stored), "a loser got another record than the winner's");
         assert!(!loser.is_stored_as(&stored), "a loser took the winner for itself");
         let answer = winner.bodies.first().map(|body| body.data.clone());
-        assert_eq!(stored.answer, answer, "a loser was told another answer than the winner's");
+        assert_eq!(stored.answer, answer, "a loser got another response than the winner's");
     }
     winner
 }

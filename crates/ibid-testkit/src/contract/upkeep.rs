@@ -1,4 +1,4 @@
-//! What background chores need from a store: renew, due, reap, put_if_absent.
+//! The part of a store that background chores use: renew, due, reap, put_if_absent.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Stor
     assert_eq!(after.answer, begun.answer, "a renewal leaves the bodies alone");
     let expected = Record { due_at: after.record.due_at, ..(*begun.record).clone() };
     assert_eq!(*after.record, expected, "a renewal moves the due instant alone");
-    assert_eq!(after.record.due_at, Some(until), "what was told is what is stored");
+    assert_eq!(after.record.due_at, Some(until), "the returned instant is the stored one");
     let left = until.since(after.now);
     assert!(left <= LONG && left > LONG / 2, "it runs for the policy's lease from the store's now: {left:?}");
     put(&*store, &replace(&begun.record, draft(&name, State::Completed))).await;
@@ -176,7 +176,7 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnd
     let tomb = load(&*store, name.id).await.expect("the row stays");
     assert_eq!(tomb.answer, None, "the answer is gone");
     let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
-    assert_eq!(kept, vec![], "and all else that was kept beside it");
+    assert_eq!(kept, vec![], "and so are all other bodies");
     assert!(tomb.record.identity.is_forgotten(), "whose it was is not kept");
     let forgotten = Record {
         identity: tomb.record.identity.clone(),
@@ -216,7 +216,7 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Store
     let birth = again.nonce;
     again.draft.as_mut().expect("it writes").birth = birth;
     let begun = put(&*store, &again).await.record;
-    assert_eq!(begun.identity, name.identity, "whose it is stands there again");
+    assert_eq!(begun.identity, name.identity, "its identity is stored again");
     let finished = Draft { expires_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::Completed) };
     put(&*store, &answering(replace(&begun, finished), b"again")).await;
     subject.advance(TICK).await;
@@ -396,6 +396,6 @@ pub(super) async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::ti
     let fates = store.renew(vec![(record.id, record.version)]).await.expect("a renewal succeeds");
     match fates[..] {
         [RenewOutcome::Until(until)] => until,
-        _ => panic!("a lease that nobody else wants was not renewed: {fates:?}"),
+        _ => panic!("an uncontended lease was not renewed: {fates:?}"),
     }
 }

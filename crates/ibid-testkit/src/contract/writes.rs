@@ -23,7 +23,7 @@ pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn StoreUnderTes
     assert_eq!(load(&*store, name.id).await, None, "a fresh name stands for nothing");
     let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let second = insert(&name, draft(&name, State::InProgress));
-    let winner = refused(&*store, &second, "a row stands").await.expect("the winner is told");
+    let winner = refused(&*store, &second, "a row exists").await.expect("the conflict has the winner");
     assert_eq!(winner.record, first.record, "the winner is the one that stands");
     assert!(!second.is_stored_as(&winner), "another's insert is not taken for one's own");
 }
@@ -70,10 +70,10 @@ pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn 
     assert_eq!(finished.answer.as_deref(), Some(&b"201 created"[..]), "the answer is loaded with its record");
     let late = answering(replace(&begun.record, draft(&name, State::Completed)), b"too late");
     for loser in [late, insert(&name, draft(&name, State::InProgress))] {
-        let newer = refused(&*store, &loser, "the record had gone on").await.expect("a row stands");
+        let newer = refused(&*store, &loser, "the record had changed").await.expect("a row exists");
         assert_eq!(newer.record, finished.record, "a lost race carries the record that won");
         assert_eq!(newer.answer, finished.answer, "a lost race carries the answer that won");
-        assert!(newer.now >= finished.now, "what is told is told with the time");
+        assert!(newer.now >= finished.now, "the conflict has the store's time");
     }
 }
 
@@ -162,12 +162,15 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
     let fates = commit_all(&*store, batch).await;
     for name in &taken {
         let Commit::Conflict(Some(stored)) = &fates[&name.id] else { panic!("a taken name was taken again") };
-        assert_eq!(stored.record.state, State::InProgress, "the refusal tells what stood before");
+        assert_eq!(stored.record.state, State::InProgress, "the refusal has the earlier record");
         let after = load(&*store, name.id).await.expect("it stands");
         assert_eq!((after.record.state, after.answer), (State::InProgress, None), "a refused change wrote");
     }
     for (place, name) in free.iter().enumerate() {
-        assert!(matches!(fates[&name.id], Commit::Done(_)), "a free name was refused beside a taken one");
+        assert!(
+            matches!(fates[&name.id], Commit::Done(_)),
+            "a free name was refused together with a taken one"
+        );
         let answer = load(&*store, name.id).await.and_then(|stored| stored.answer).expect("it was written");
         assert_eq!(answer, if place == 0 { large.clone() } else { Bytes::from_static(b"small") });
     }
@@ -395,7 +398,7 @@ pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn Sto
     let store = subject.store();
     let name = TestRecord::fresh();
     let mut told =
-        telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::LateAnswer, "nobody here");
+        telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::LateAnswer, "no record");
     (told.draft, told.expect) = (None, Expect::Anything);
     assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line needs no record");
     assert_eq!(load(&*store, name.id).await, None, "a line makes no record");
@@ -406,5 +409,5 @@ pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn Sto
         Some(stored.record),
         "a line changed a record"
     );
-    assert_eq!(store.history(name.id).await.expect("a history is read").len(), 2, "both lines are told");
+    assert_eq!(store.history(name.id).await.expect("a history is read").len(), 2, "both lines are stored");
 }

@@ -15,7 +15,7 @@ pub struct PostgresPair {
 }
 
 impl PostgresPair {
-    /// The standby's `application_name`.
+    /// The `application_name` of the standby.
     pub const STANDBY: &'static str = "second";
 
     /// Starts a pair in which commits on the primary wait until the standby has them on disk.

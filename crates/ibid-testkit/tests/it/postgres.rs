@@ -38,7 +38,7 @@ fn a_server_that_is_killed_leaves_no_process_and_recovers() {
     let mut server = Postgres::start();
     server.sql("postgres", "create table t as select 7 as n");
     server.kill();
-    assert!(server.try_sql("postgres", "select 1").is_err(), "nobody answers");
+    assert!(server.try_sql("postgres", "select 1").is_err(), "no server answers");
     // It would refuse if a process of the previous server still used its memory.
     server.start_again();
     assert_eq!(server.sql("postgres", "select n from t"), "7");

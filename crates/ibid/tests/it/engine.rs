@@ -337,7 +337,7 @@ async fn a_superseded_finish_is_answered_with_what_is_stored() {
     let finished = first.finish(Response { status: 200, ..created() }).await;
     let Outcome::Superseded(begun) = finished else { panic!("{finished:?}") };
     assert!(matches!(&*begun, Outcome::Completed(kept) if kept.response.status == 201));
-    assert!(world.only().await.record.flags.dead_letter, "a person must look at two answers");
+    assert!(world.only().await.record.flags.dead_letter, "two responses need an operator");
 }
 
 #[tokio::test]
@@ -373,7 +373,7 @@ async fn a_shutdown_waits_for_begins_under_way() {
     }
     let mut settled = Box::pin(world.ibid.settled());
     let done = std::future::poll_fn(|cx| std::task::Poll::Ready(settled.as_mut().poll(cx).is_ready())).await;
-    assert!(!done, "a begin is under way");
+    assert!(!done, "a begin is in flight");
     world.store.set(StoreFault::None);
     settled.await;
     begin.await.unwrap().expect("the store answers");
@@ -563,7 +563,7 @@ async fn every_lapse_is_counted_once() {
             upkeep::sweep_once(&node).await.expect("the store answers");
             assert_eq!(counted(), lapses, "{on_lapse:?}: once, by {key}");
             let _ = node.begin(world.ask(key)).await.expect("the store answers");
-            assert_eq!(counted(), lapses, "{on_lapse:?}: nobody counts it again");
+            assert_eq!(counted(), lapses, "{on_lapse:?}: it is not counted again");
             node.settled().await;
         }
     }

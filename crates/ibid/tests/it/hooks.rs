@@ -233,8 +233,8 @@ async fn not_executed_is_ignored_while_it_could_still_execute() {
     assert_eq!(world.hook(&void).await, word(200, "duplicate"), "told again it is no younger");
     let mut late = said("evt_3", "void", "k");
     late.body = late.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", late.signed_at - 60), 1);
-    assert_eq!(world.hook(&late).await, word(200, "premature"), "it was long under way");
-    assert_eq!(world.pay("k", "answer").await.0, 409, "nothing runs beside what may be running");
+    assert_eq!(world.hook(&late).await, word(200, "premature"), "it is from before the attempt's end");
+    assert_eq!(world.pay("k", "answer").await.0, 409, "no second run while the first may still run");
     assert_eq!(world.hook(&said("evt_4", "void", "k")).await, word(200, "settled"));
     assert_eq!(world.pay("k", "answer").await.0, 201);
 }
@@ -251,7 +251,11 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"));
-    assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"), "it may come again");
+    assert_eq!(
+        world.hook(&said("evt_1", "declined", "k")).await,
+        word(202, "kept"),
+        "it may be delivered again"
+    );
     assert_eq!(world.record("k").await.state, RecordState::InProgress, "nothing changes before");
     world.gate.add_permits(1);
     assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
@@ -322,7 +326,7 @@ async fn whoever_can_not_sign_learns_nothing() {
     let other = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     let wrong = [
         Said { secret: other, ..good.clone() },
-        Said { source: "nobody", ..good.clone() },
+        Said { source: "unknown", ..good.clone() },
         Said { source: "psp/", ..good.clone() },
         Said { signed_at: now() - 310, ..good.clone() },
         Said { signed_at: now() + 310, ..good.clone() },
@@ -332,12 +336,12 @@ async fn whoever_can_not_sign_learns_nothing() {
     }
     let bare = Request::post("/.ibid/hooks/psp").body(Body::from(good.body.clone())).expect("a request");
     let unknown =
-        Request::post("/.ibid/hooks/nobody").body(Body::from(good.body.clone())).expect("a request");
+        Request::post("/.ibid/hooks/unknown").body(Body::from(good.body.clone())).expect("a request");
     let (bare, unknown) = (world.send(bare).await, world.send(unknown).await);
     assert_eq!(bare.0, 401);
     assert_eq!((bare.0, &bare.1, &bare.2), (unknown.0, &unknown.1, &unknown.2), "byte by byte the same");
     let large =
-        Request::post("/.ibid/hooks/nobody").body(Body::from(vec![b' '; 300 << 10])).expect("a request");
+        Request::post("/.ibid/hooks/unknown").body(Body::from(vec![b' '; 300 << 10])).expect("a request");
     assert_eq!(world.send(large).await.0, 413);
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
     assert!(
@@ -426,7 +430,7 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
         hook.mapping.not_executed.clear();
         hook.mapping.event_time = None;
     };
-    assert_eq!(refused(plain(), only_executed), "", "what was executed stays so, whenever it is told");
+    assert_eq!(refused(plain(), only_executed), "", "an execution is final, whenever it is reported");
     let elsewhere = |hook: &mut Hook| {
         if let HookTarget::Record { operation, .. } = &mut hook.mapping.target {
             operation.method = "PUT".into();

@@ -411,7 +411,7 @@ async fn a_server_error_panic_or_cut_response_never_runs_again() {
         }
         world.hands.advance(Duration::from_secs(60));
         let refused = world.send(pay(what).does(what)).await;
-        assert_eq!(refused.text("retry-after"), None, "a dead letter: no use in coming again");
+        assert_eq!(refused.text("retry-after"), None, "a dead letter: a retry does not help");
         assert!(String::from_utf8_lossy(&refused.body).contains("\"retry\":\"never\""));
         assert_eq!(world.runs(), runs + 1, "{what}");
     }
@@ -675,7 +675,7 @@ async fn a_begin_given_up_is_released_and_the_key_stays_free() {
     let world = world_with(Policy::default(), vec![], settings).await;
     world.store.set(StoreFault::LosesReplies);
     assert_eq!(world.send(pay("k")).await.status, 503);
-    assert_ne!(world.records().await, 0, "it was written, and nobody was told");
+    assert_ne!(world.records().await, 0, "it was written, and the reply was lost");
     world.store.set(StoreFault::None);
     world.ibid.settled().await;
     assert_eq!(world.state().await, "retryable");
@@ -924,7 +924,7 @@ async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
     assert_eq!(&send(pay("k").with("x-user", "ann")).await.body[..], b"run 1: b");
     assert_eq!(&send(pay("k").with("x-user", "bob")).await.body[..], b"run 2: b");
     assert!(send(pay("k").with("x-user", "ann")).await.is_replay());
-    assert_eq!(send(pay("k")).await.status, 401, "nobody");
+    assert_eq!(send(pay("k")).await.status, 401, "no tenant");
     let page = |user: &str| Post {
         request: Request::get("/.ibid/keys/k?method=POST&path=/pay").header("x-user", user),
         body: Body::empty(),

@@ -120,7 +120,7 @@ async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
     let id = world.unknown("k").await;
     let stored = world.operator.resolve(id, None, &executed(), &ann()).await.expect("it is settled");
     assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
-    assert!(!stored.record.flags.dead_letter, "nobody need look any more");
+    assert!(!stored.record.flags.dead_letter, "it is no dead letter any more");
     let Begin::Skip(Outcome::Completed(kept)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"by hand"[..]));
     let line = "resolved as executed (201), unknown to completed, by ann: the bank has it";
@@ -219,13 +219,13 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
 async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
     let world = World::new().await;
     let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
-    assert_eq!(world.letters().await, 1, "nobody is asked about an unknown record");
+    assert_eq!(world.letters().await, 1, "an unknown record without a lookup is a dead letter");
     for (id, state) in [(unknown, State::Unknown), (completed, State::Completed)] {
         let refused = world.operator.acknowledge(id, None, &ann()).await;
         let Err(OperatorError::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
         assert_eq!(stored.record.state, state);
     }
-    assert_eq!(world.letters().await, 1, "it still waits for a person");
+    assert_eq!(world.letters().await, 1, "it still waits for an operator");
     let shown =
         world.operator.preview(RecordFilter::default(), &BulkAction::Acknowledge).await.expect("a preview");
     assert_eq!((shown.records.len(), shown.left_alone), (0, 2));

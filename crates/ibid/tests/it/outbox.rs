@@ -94,7 +94,7 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
     world.pass(10 * DAY);
     assert_eq!(reap().await, (0, 1), "that of the record which is gone");
     world.pass(1000 * DAY);
-    assert_eq!(reap().await, (0, 0), "a dead letter waits for a person, and its record with it");
+    assert_eq!(reap().await, (0, 0), "a dead letter waits for an operator, and so does its record");
     assert_eq!(world.effects().await.len(), 2);
     Operator::new(&world.ibid)
         .discard(world.effects().await[1].seq, &because("settled by phone"))
@@ -122,7 +122,7 @@ async fn two_workers_carry_out_five_hundred_effects_once_each() {
     assert_eq!(keys.len(), 500);
     keys.sort();
     keys.dedup();
-    assert_eq!(keys.len(), 500, "each under a key of its own");
+    assert_eq!(keys.len(), 500, "each under a separate key");
     assert_eq!(world.ledger().len(), 500);
 }
 

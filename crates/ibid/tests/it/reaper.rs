@@ -66,9 +66,9 @@ async fn an_expired_key_may_run_again_over_its_tombstone() {
         world.pay("k", &policy).await;
         assert_eq!(world.only().await.identity.key.as_str(), "k");
         assert!(matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Completed(_))));
-        assert_eq!(world.reap().await, ReapStats::default(), "its time counts anew");
+        assert_eq!(world.reap().await, ReapStats::default(), "its time starts again");
         world.hands.advance(HOUR);
-        assert_eq!(world.reap().await.stripped, 1, "and comes again");
+        assert_eq!(world.reap().await.stripped, 1, "and ends again");
     }
 }
 
@@ -164,7 +164,7 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
         let late = world.going().await;
         faulty.set(StoreFault::FailsOn(fails));
         let error = reap_once(&world.ibid, keep).await.expect_err("a course failed");
-        assert!(!error.is_transient(), "it is told: {error:?}");
+        assert!(!error.is_transient(), "the failure is reported: {error:?}");
         assert!(world.store.history(gone).await.unwrap().is_empty(), "history was seen to after {fails:?}");
         let left = usize::from(fails == ReapTarget::Records);
         assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), left);

@@ -154,7 +154,7 @@ async fn not_executed_is_believed_at_the_second_lookup() {
     };
     assert!(SETTLE <= wait && wait <= SETTLE.mul_f64(1.25), "until the next look: {wait:?}");
     world.hands.advance(SETTLE - Duration::from_micros(1));
-    assert_eq!(world.reconcile(told.clone()).await, QUIET, "nobody asks before it is due");
+    assert_eq!(world.reconcile(told.clone()).await, QUIET, "no lookup before it is due");
     world.hands.advance(SETTLE / 4);
     assert_eq!(world.reconcile(told.clone()).await, ReconcileStats { asked: 1, settled: 1, dead_letters: 0 });
     assert_eq!(world.record("k").await.state, State::Retryable);
@@ -245,7 +245,7 @@ async fn two_reconcilers_at_once_count_one_lookup() {
         };
         let (one, other) = tokio::join!(world.reconcile(finder()), world.reconcile(finder()));
         assert_eq!((one.asked, other.asked), (1, 1));
-        assert_eq!(one.settled + other.settled, settled, "one settles, the other is told");
+        assert_eq!(one.settled + other.settled, settled, "one settles, the other learns it");
         let record = world.record("k").await;
         assert_eq!(record.note.tries, u32::from(settled == 0), "one look is one try");
     }

@@ -298,7 +298,7 @@ async fn a_full_disk_is_transient_and_passes() {
     for name in &stored {
         assert!(
             load(store, name.id).await.is_some_and(|stored| stored.answer.is_some()),
-            "what was told is kept"
+            "every acknowledged change is stored"
         );
     }
     let reaped = reap_all(store, ReapTarget::Records).await;
@@ -335,7 +335,7 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
         match fate {
             Ok(Commit::Done(_)) => assert!(!poison && load(store, change.id).await.is_some() && lines == 1),
             Err(error) => assert!(poison && !error.is_transient() && lines == 0, "{error:?}"),
-            Ok(Commit::Conflict(_)) => panic!("nothing stood in its way"),
+            Ok(Commit::Conflict(_)) => panic!("no row was in its way"),
         }
     }
 }
@@ -351,7 +351,7 @@ async fn a_store_goes_on_once_its_file_is_whole_again() {
     other.execute_batch("alter table ibid_record rename to lost").expect("a table is renamed");
     for _ in 0..2 {
         let fate = store.commit(vec![Arc::new(finish.clone())]).await.remove(0);
-        assert!(fate.is_err_and(|error| !error.is_transient()), "a person must look");
+        assert!(fate.is_err_and(|error| !error.is_transient()), "an operator must look");
         assert!(store.load(vec![name.id]).await.is_err());
     }
     other.execute_batch("alter table lost rename to ibid_record").expect("a table is renamed");

@@ -124,7 +124,7 @@ fn a_commit_cut_short_by_the_disk_may_have_been_written() {
         .expect("a second process starts");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("it went on"), "{said}{complained}");
+    assert!(output.status.success() && said.contains("it continued"), "{said}{complained}");
 }
 
 /// Not a test by itself: the test above runs it in a second process.
@@ -141,7 +141,7 @@ async fn the_limited_process() {
     let error = run.await.expect_err("it does not fit");
     assert!(!error.is_unwritten() && error.is_transient(), "{error:?}");
     pay(&store).await.expect("it runs").expect("a small one fits");
-    println!("it went on");
+    println!("it continued");
 }
 
 const LIMITED_PROCESS: &str = "IBID_TEST_LIMITED_PROCESS";
@@ -209,11 +209,11 @@ async fn a_closure_runs_to_its_end_without_its_caller() {
     let (told, done) = tokio::sync::oneshot::channel();
     let held = Arc::new(Mutex::new(Some(store)));
     let inside = held.clone();
-    let run = held.lock().expect("nobody panicked").as_ref().map(|store| {
+    let run = held.lock().expect("no thread panicked").as_ref().map(|store| {
         let work = move |connection: &mut Connection| {
             connection.execute(PAY, [])?;
             // Dropped here, on the writer thread, after the future outside has gone.
-            drop(inside.lock().expect("nobody panicked").take());
+            drop(inside.lock().expect("no thread panicked").take());
             told.send(()).expect("the test waits");
             Ok::<_, rusqlite::Error>(())
         };

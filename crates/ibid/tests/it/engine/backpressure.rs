@@ -77,7 +77,7 @@ async fn the_breaker_gates_begins_only() {
     world.store.set(StoreFault::None);
     assert!(matches!(finished.finish(created()).await, Outcome::Completed(_)));
     assert!(matches!(released.release(ErrorCode::NotSent).await, Outcome::Released));
-    assert!(world.ibid.is_breaker_open(), "nobody asked in a begin yet");
+    assert!(world.ibid.is_breaker_open(), "no begin has probed the store yet");
 }
 
 #[tokio::test(start_paused = true)]

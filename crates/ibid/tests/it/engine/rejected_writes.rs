@@ -7,7 +7,7 @@ async fn a_permanently_rejected_finish_is_given_up_at_last() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(StoreFault::Refuses);
-    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable), "the caller is told");
+    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable), "the caller learns it");
     let queued = world.store.commits();
     world.ibid.settled().await;
     let sent = world.store.commits();

@@ -206,7 +206,7 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
     match safety {
         Safety::Once => {
             assert_eq!(next().await, WorkerRound { dead: 1, ..WorkerRound::default() });
-            assert!(next().await.is_idle(), "only a person can tell");
+            assert!(next().await.is_idle(), "only an operator can settle it");
             let effect = site.effect(&key).await;
             assert_eq!((effect.state, effect.due_at), (Unknown, None));
             assert_eq!(answer(site, &key).await, Err(State::Unknown));

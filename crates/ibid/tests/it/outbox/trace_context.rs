@@ -20,7 +20,7 @@ async fn a_call_is_told_the_trace_of_the_request_that_enqueued_it<D: Database + 
     let effect = settled_at_once().verified();
     let own = NewEffect { trace: Some(OTHER.to_owned()), ..effect.clone() };
     pay(&site, "traced", Some(TRACE), effect.clone()).await;
-    pay(&site, "of its own", Some(TRACE), own).await;
+    pay(&site, "own trace", Some(TRACE), own).await;
     pay(&site, "untraced", None, effect).await;
     // By a process that knows only the stored effect.
     let other = site.another_process().await;
@@ -34,7 +34,7 @@ async fn a_call_is_told_the_trace_of_the_request_that_enqueued_it<D: Database + 
         assert_eq!(worker.run_once().await.unwrap(), round);
         site.lapse().await;
     }
-    for (key, trace) in [("traced", Some(TRACE)), ("of its own", Some(OTHER)), ("untraced", None)] {
+    for (key, trace) in [("traced", Some(TRACE)), ("own trace", Some(OTHER)), ("untraced", None)] {
         let effect = site.effect(key).await;
         assert_eq!(effect.trace.as_deref(), trace, "{key}");
         let told: Vec<_> =

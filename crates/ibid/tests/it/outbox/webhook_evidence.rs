@@ -64,7 +64,7 @@ async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: D
         assert_eq!(
             site.hear(event, &at, executed(201, "ch_9")).await,
             EvidenceResult::Known,
-            "{event} comes again"
+            "{event} adds nothing"
         );
     }
     assert_eq!(site.only().await.version, done.version, "nothing changes any more");
@@ -124,7 +124,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         let event = format!("evt_{key}");
         let refused =
             site.ibid.report_evidence(heard(&event, &at, executed(402, "ch_9"), Duration::ZERO)).await;
-        assert!(refused.is_err_and(|error| error.is_transient()), "it must come again");
+        assert!(refused.is_err_and(|error| error.is_transient()), "it must be delivered again");
         assert_eq!((site.record(key).await.state, site.lines().await), (state, before));
 
         psp.fails(0);
@@ -349,7 +349,7 @@ async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone 
         let settled = heard.iter().filter(|hearing| **hearing == EvidenceResult::Settled).count();
         assert_eq!(done as usize + settled, 1, "one settles it: {done} and {heard:?}");
         let told = [EvidenceResult::Settled, EvidenceResult::Known, EvidenceResult::Duplicate];
-        assert!(heard.iter().all(|hearing| told.contains(hearing)), "the others are told: {heard:?}");
+        assert!(heard.iter().all(|hearing| told.contains(hearing)), "the others learn it: {heard:?}");
         assert_eq!(site.lines().await.len(), before + 1, "its rows are written once");
         assert_eq!(Operator::new(&site.ibid).effects(of).await.unwrap().0[0].state, Done);
         assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
@@ -424,8 +424,8 @@ async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clon
     let at = site.by_key().await;
     assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(apply_evidence_once(&front.ibid).await.unwrap(), 0);
-    assert_eq!(site.only().await.state, Unknown, "nobody there could write its rows");
-    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "here somebody can");
+    assert_eq!(site.only().await.state, Unknown, "no worker there could write its rows");
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "this process has a worker");
     assert_eq!(site.only().await.state, Done);
     drop(worker);
     assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Known);

@@ -101,7 +101,7 @@ async fn a_webhook_by_provider_id_settles_its_call() {
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
     worker.run_once().await.unwrap();
-    let other = json!({ "key": "somebody else's", "id": "ch_2" });
+    let other = json!({ "key": "another", "id": "ch_2" });
     assert_eq!(send(&app, "evt_1", "paid", other).await, word(202, "kept"));
     assert_eq!(world.only().await.state, Unknown);
     assert_eq!(send(&app, "evt_2", "declined", json!({ "id": "ch_1" })).await, word(200, "settled"));

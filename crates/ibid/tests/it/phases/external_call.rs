@@ -139,7 +139,7 @@ async fn a_provider_is_asked_before_it_is_called_again<A: Adapter>(world: &World
             .outside_verified(
                 "charge",
                 Duration::ZERO,
-                async |_| unreachable!("nobody can have called before the first"),
+                async |_| unreachable!("no call was made before the first"),
                 |key| provider.hangs(key),
             )
             .await;

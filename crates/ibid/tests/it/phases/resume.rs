@@ -265,8 +265,8 @@ async fn the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten<A: A
     api.world.lapse("forgotten").await;
     assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 1);
     bob.settled().await;
-    assert_eq!(standing(api, "forgotten", RecordState::Unknown, true).await, 1, "it is a person's");
-    assert_eq!(api.charges.load(Ordering::SeqCst), 0, "nobody has called again");
+    assert_eq!(standing(api, "forgotten", RecordState::Unknown, true).await, 1, "it is a dead letter");
+    assert_eq!(api.charges.load(Ordering::SeqCst), 0, "no second call was made");
 }
 
 async fn text<B>(answer: axum::http::Response<B>) -> String

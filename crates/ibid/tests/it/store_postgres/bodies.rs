@@ -151,6 +151,6 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         server.sql(&database, "drop view ibid_effect; alter table ibid_effect_rows rename to ibid_effect");
         assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "anew: {anew}");
         assert!(load(&*store, second.id).await.is_none());
-        assert_eq!(kept(&server, &database), "0", "nothing is left beside it");
+        assert_eq!(kept(&server, &database), "0", "no body is left");
     }
 }

@@ -72,7 +72,7 @@ async fn who_follows_is_told_as_far_as_this_user_may_see() {
     let seen = checkup(&pair.primary.url()).await.standbys.expect("it is the primary");
     assert_eq!((seen.awaited.as_str(), seen.connected), ("", vec![asynchronous()]));
     let seen = checkup(&as_app).await.standbys.expect("it is the primary");
-    assert_eq!(seen.connected.len(), 1, "that somebody follows is no secret");
+    assert_eq!(seen.connected.len(), 1, "the number of standbys is no secret");
     assert_eq!(seen.connected[0].is_synchronous, None, "how closely is");
     pair.primary.sql("postgres", "grant pg_read_all_stats to app");
     let seen = checkup(&as_app).await.standbys.expect("it is the primary");

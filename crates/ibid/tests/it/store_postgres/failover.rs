@@ -101,7 +101,7 @@ impl Load {
                     self.count.send_modify(|count| *count += 1);
                 }
                 Outcome::NotDurable => {}
-                other => panic!("`{key}` was finished by nobody else, and is {other:?}"),
+                other => panic!("`{key}` was finished by this caller only, and is {other:?}"),
             }
         }
     }
@@ -149,17 +149,17 @@ async fn a_finish_survives_an_asynchronous_failover() {
     assert!(matches!(run(&ibid, "kept").await.finish(answer("kept")).await, Outcome::Completed(_)));
     block_in_place(|| pair.cut_off());
     assert!(matches!(run(&ibid, "lost").await.finish(answer("lost")).await, Outcome::Completed(_)));
-    let under_way = run(&ibid, "under way").await;
+    let in_flight = run(&ibid, "in flight").await;
     block_in_place(|| pair.fail_over());
 
     // Its record is gone, and its response is the only one there is.
-    let finished = until_stored(under_way.finish(answer("under way")).await, &ibid).await;
+    let finished = until_stored(in_flight.finish(answer("in flight")).await, &ibid).await;
     assert!(finished, "a finish that finds no record writes it down as completed");
     let other = ibid_at(&pair.standby.url()).await;
     assert_replays(&other, "kept").await;
-    assert_replays(&other, "under way").await;
+    assert_replays(&other, "in flight").await;
     // The loss that `ibid doctor` warns of.
-    assert!(matches!(begin_key(&other, "lost").await, Ok(Begin::Run(_))), "nobody remembers it");
+    assert!(matches!(begin_key(&other, "lost").await, Ok(Begin::Run(_))), "no server remembers it");
 }
 
 /// Returns whether a finish was stored: at once, or later from the queue of those that took too long.

@@ -19,10 +19,13 @@ async fn a_server_crash_loses_no_answered_change() {
     server.stop_immediate();
     let during = Arc::new(begin());
     let fate = store.commit(vec![during.clone()]).await.remove(0);
-    assert!(fate.expect_err("nobody is there").is_transient(), "an outage passes");
-    assert!(store.load(vec![before.id]).await.expect_err("nobody is there").is_transient());
+    assert!(fate.expect_err("the server is down").is_transient(), "an outage passes");
+    assert!(store.load(vec![before.id]).await.expect_err("the server is down").is_transient());
     server.start_again();
-    assert!(counted(&during, &commit_patiently(&store, &during).await), "it goes on as if nothing had been");
+    assert!(
+        counted(&during, &commit_patiently(&store, &during).await),
+        "it continues as if nothing had happened"
+    );
     let stored = load(&*store, before.id).await.expect("what was answered is there");
     assert!(before.is_stored_as(&stored));
 }
@@ -65,7 +68,7 @@ async fn connections_cut_under_load_lose_no_change() {
             }
         }
     }
-    assert!(cuts > 0, "somebody was cut off");
+    assert!(cuts > 0, "connections were cut");
     assert_eq!(ids.len(), 8 * 60);
     // Counted by `psql`: the store's connections were cut a moment ago, and it does not retry a count.
     assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "480", "each is stored once");
@@ -102,7 +105,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     // Stores the policy before commits begin to wait.
     commit_patiently(&store, &Arc::new(begin())).await;
     let standby = |name: &str| server.set("synchronous_standby_names", name);
-    standby("nobody");
+    standby("absent");
     let begun = Arc::new(begin());
     let commit = tokio::spawn({
         let (store, begun) = (store.clone(), begun.clone());
@@ -112,7 +115,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
         tokio::task::yield_now().await;
     }
     let fate = commit.await.expect("the commit ends");
-    assert!(fate.expect_err("nobody knows whether a failover would keep it").is_transient());
+    assert!(fate.expect_err("it is unknown whether a failover would keep it").is_transient());
     standby("");
     assert!(counted(&begun, &commit_patiently(&store, &begun).await), "it finds itself");
 }
@@ -127,7 +130,7 @@ async fn a_work_that_no_standby_confirmed_is_a_lost_reply() {
         static ADD: Statement = Statement { text: "insert into done values (1)", columns: &[] };
         Box::new(|tx| Box::pin(async move { tx.execute(&ADD, &[]).await.map(drop) }))
     };
-    server.set("synchronous_standby_names", "nobody");
+    server.set("synchronous_standby_names", "absent");
     let done = tokio::spawn({
         let store = store.clone();
         async move { store.sql().expect("it has one").work(work()).await }
@@ -135,7 +138,7 @@ async fn a_work_that_no_standby_confirmed_is_a_lost_reply() {
     while server.sql("postgres", CANCEL_WAITS) == "0" {
         tokio::task::yield_now().await;
     }
-    let error = done.await.expect("it ends").expect_err("nobody knows whether a failover would keep it");
+    let error = done.await.expect("it ends").expect_err("it is unknown whether a failover would keep it");
     assert!(error.is_transient() && !error.is_unwritten(), "{error:?}");
     server.set("synchronous_standby_names", "");
     store.sql().expect("it has one").work(work()).await.expect("it works again");

@@ -52,7 +52,7 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
                 Commit::Conflict(_) => None,
             });
             for (_, fate) in commit_all(&*store, won.map(|record| finish(&record)).collect()).await {
-                assert!(matches!(fate, Commit::Done(_)), "whoever won finishes: {fate:?}");
+                assert!(matches!(fate, Commit::Done(_)), "the winner finishes: {fate:?}");
             }
             fates
         })
@@ -65,13 +65,13 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
             ((winner, Commit::Done(_)), (_, loser)) | ((_, loser), (winner, Commit::Done(_))) => {
                 (winner, loser)
             }
-            fates => panic!("nobody won: {fates:?}"),
+            fates => panic!("neither won: {fates:?}"),
         };
         match loser {
             Commit::Conflict(Some(stands)) => {
-                assert_eq!(stands.record.birth, winner.nonce, "it is told who won")
+                assert_eq!(stands.record.birth, winner.nonce, "the conflict has the winner")
             }
-            other => panic!("both won, or it was told of nobody: {other:?}"),
+            other => panic!("both won, or the loser got no record: {other:?}"),
         }
     }
 }

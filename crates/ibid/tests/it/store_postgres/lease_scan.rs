@@ -162,7 +162,8 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
                     select sha256(id), count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
                            created_at, ran_at, due_at, reap_at, tenant, method, path, key, note
                     from ibid_record where id = $1 returning id, due_at";
-        let row = stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("nobody sees it yet");
+        let row =
+            stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("it is not visible yet");
         let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
         let after = lapsed(&server, &database, &store, 1).await[0];
@@ -176,7 +177,7 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
         let place: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
         assert!(place >= ended, "a begin that was committed late is never found");
     }
-    panic!("begins that were committed late were passed for good");
+    panic!("begins that were committed late were missed permanently");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -263,7 +264,7 @@ async fn known_due_records_are_found_even_if_the_scan_fails() {
     server.sql(&database, "alter table ibid_late rename to ibid_late_away");
     assert_eq!(due(&store).await, ids);
     server.sql(&database, "delete from ibid_record");
-    store.due(State::InProgress, 10).await.expect_err("that nothing is due can't be said");
+    store.due(State::InProgress, 10).await.expect_err("a failed scan must not say that nothing is due");
 }
 
 /// The cursor is missing after a restore of only some tables.

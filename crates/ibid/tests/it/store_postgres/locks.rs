@@ -29,14 +29,14 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
                                   id, tenant, method, path, key, note)
          values (0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 0, '\\x{id}', 't', 'm', 'p', 'k', '\\xa0')"
     );
-    stranger.batch_execute(&row).await.expect("a row that nobody sees yet");
+    stranger.batch_execute(&row).await.expect("a row that is not visible yet");
     // The other transaction stays open, so any answer at all means that the store did not wait for its end.
     let fates = store.commit(batch.clone()).await;
     for (change, fate) in batch.iter().zip(&fates) {
         match fate {
             Ok(Commit::Done(_)) => assert_ne!(change.id, held.id),
             Err(error) if change.id == held.id => assert!(error.is_transient(), "it may go through later"),
-            other => panic!("a change beside the held one was not done: {other:?}"),
+            other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
     stranger.batch_execute("rollback").await.expect("the stranger leaves");
@@ -76,7 +76,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
     let mut takeovers = vec![take(&held), take(&free)];
     takeovers.sort_by_key(|change| change.id);
     for (change, fate) in takeovers.iter().zip(store.commit(takeovers.clone()).await) {
-        match fate.expect("a takeover waits for nobody") {
+        match fate.expect("a takeover does not wait") {
             Commit::Done(_) => assert_eq!(change.id, free.id, "what is free is taken"),
             Commit::Conflict(stands) => {
                 assert_eq!(change.id, held.id);
@@ -109,7 +109,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
         match fate {
             Ok(Commit::Done(_)) => assert!(!unfit.contains(&place)),
             Err(error) if unfit.contains(&place) => assert!(!error.is_transient(), "no repetition mends it"),
-            other => panic!("a change beside the unfit one was not done: {other:?}"),
+            other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
     for place in unfit {

@@ -58,7 +58,7 @@ async fn the_reaper_revisits_running_records_every_hour() {
     let lapsed = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
     pass(&server, &database, SECOND);
     server.sql(&database, "update ibid_record set reap_at = 1");
-    assert!(due(&store, State::InProgress).await.is_empty(), "nobody looks through it any more");
+    assert!(due(&store, State::InProgress).await.is_empty(), "the scan does not see it any more");
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed, reaped.held), (0, 0, 0));
     let put_off = format!(

@@ -50,7 +50,7 @@ async fn a_finish_finds_its_record_wherever_the_server_has_moved_it() {
         match &fates[&record.id] {
             Commit::Done(_) => assert!(place >= 5),
             Commit::Conflict(None) => assert!(place < 5, "it was there all the while"),
-            Commit::Conflict(stands) => panic!("it is told of another: {stands:?}"),
+            Commit::Conflict(stands) => panic!("it got another record: {stands:?}"),
         }
     }
     for record in moved {

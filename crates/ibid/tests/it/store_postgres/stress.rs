@@ -57,8 +57,8 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
         let [begun, ended] = &told[&name.id][..] else {
             panic!("begun once and ended once: {:?}", told[&name.id]);
         };
-        assert_eq!(stored.record.birth, begun.nonce, "who was told that it began it did");
-        assert!(ended.is_stored_as(&stored), "who was told that it ended it did");
+        assert_eq!(stored.record.birth, begun.nonce, "the reported begin is the stored one");
+        assert!(ended.is_stored_as(&stored), "the reported end is the stored one");
         let answer = ended.bodies.first().map(|body| body.data.clone());
         assert_eq!(stored.answer, answer);
         if answer.is_some() { finished += 1 } else { taken += 1 }
@@ -122,7 +122,7 @@ async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>
     let early = "update ibid_record set reap_at = 1
                  where id = any (array(select id from ibid_record where get_byte(id, 0) % 4 = 0 for update skip locked))";
     while !over.load(Ordering::SeqCst) {
-        stranger.execute(early, &[]).await.expect("it waits for nobody");
+        stranger.execute(early, &[]).await.expect("it does not wait");
         let reaped = store.reap(ReapTarget::Records, CURSOR_START, 50).await.expect("a reaping succeeds");
         assert_eq!((reaped.stripped, reaped.removed), (0, 0), "nothing is past its time");
     }

@@ -62,7 +62,7 @@ async fn begins_on_an_unreadable_record_leave_nothing_behind() {
         assert!(world.ibid.begin(world.ask("k")).await.is_err());
     }
     let settled = tokio::time::timeout(Settings::default().begin_timeout * 10, world.ibid.settled()).await;
-    settled.expect("nobody goes on asking");
+    settled.expect("no task keeps retrying");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -115,7 +115,7 @@ async fn a_record_held_by_a_business_row_blocks_no_other() {
     server.sql(&database, "update ibid_record set expires_at = null, purge_at = 7, reap_at = 7");
     let sql = "update ibid_record set purge_at = 8 + get_byte(id, 0), reap_at = 8 + get_byte(id, 0)
                where id = any ($1)";
-    stranger.execute(sql, &[&ids(&names[..100])]).await.expect("instants of their own");
+    stranger.execute(sql, &[&ids(&names[..100])]).await.expect("separate instants");
     let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
                                         record, name, kind, downstream_key, rules, tenant, payload)
                values (1, 1, 0, 0, 0, 1, 0, 1, false, false, $1, 'mail', 'http', 'd', '', 'shop', '')";

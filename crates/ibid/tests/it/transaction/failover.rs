@@ -57,7 +57,7 @@ async fn a_synchronous_failover_loses_no_caller_commit() {
     }
     let alone = "select count(*) from payment p where not exists
                    (select 1 from ibid_record r where r.key = p.key and r.completed_at is not null)";
-    assert_eq!(load.world.number(alone).await, 0, "nobody paid without an answer");
+    assert_eq!(load.world.number(alone).await, 0, "no payment without a response");
 }
 
 impl Load {
@@ -74,7 +74,7 @@ impl Load {
             };
             match paid {
                 Ok(Outcome::Completed(_)) => self.acknowledged.lock().unwrap().push(key),
-                Ok(other) => panic!("`{key}` was finished by nobody else, and is {other:?}"),
+                Ok(other) => panic!("`{key}` was finished by this caller only, and is {other:?}"),
                 // The server is down. An immediate retry would only add load.
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }

@@ -37,7 +37,7 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
         let renewed = ibid.store().renew(vec![(record.id, record.version)]).await.unwrap();
         assert_eq!(renewed, [RenewOutcome::Busy]);
     }
-    assert_eq!(world.record("held").await.unwrap(), record, "nobody has touched it");
+    assert_eq!(world.record("held").await.unwrap(), record, "it is untouched");
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(world.paid_by("held", "ann").await);
     assert_eq!(world.replayed("held").await, answer(201));

@@ -117,7 +117,7 @@ async fn transfer<A: Adapter>(
             Err(error) => assert!(error.is_retryable(), "{error:?}"),
         }
     }
-    unreachable!("it goes on until it is stored")
+    unreachable!("it runs until it is stored")
 }
 
 /// The second request waits for the row of the first, in another process.

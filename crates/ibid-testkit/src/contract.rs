@@ -268,9 +268,9 @@ pub async fn commit_all(store: &dyn Store, mut changes: Vec<Change>) -> HashMap<
     let ids: Vec<RecordId> = changes.iter().map(|change| change.id).collect();
     let fates = store.commit(changes.into_iter().map(Arc::new).collect()).await;
     assert_eq!(fates.len(), ids.len(), "every change has a fate");
-    let told =
+    let unwrapped =
         |fate: Result<Commit, StoreError>| fate.unwrap_or_else(|error| panic!("a commit failed: {error}"));
-    ids.into_iter().zip(fates.into_iter().map(told)).collect()
+    ids.into_iter().zip(fates.into_iter().map(unwrapped)).collect()
 }
 
 /// Writes a change that must be accepted, and returns the stored record, which must be exactly what the change says.
@@ -290,9 +290,9 @@ pub async fn put(store: &dyn Store, change: &Change) -> StoredRecord {
 
 /// Loads the record with this id.
 pub async fn load(store: &dyn Store, id: RecordId) -> Option<StoredRecord> {
-    let mut found = store.load(vec![id]).await.expect("a load succeeds");
-    assert_eq!(found.len(), 1, "one id has one place in the answer");
-    found.remove(0)
+    let mut records = store.load(vec![id]).await.expect("a load succeeds");
+    assert_eq!(records.len(), 1, "one id has one place in the answer");
+    records.remove(0)
 }
 
 /// Commits a change that must be refused, and returns the record that it conflicts with.

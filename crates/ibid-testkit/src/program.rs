@@ -60,17 +60,17 @@ impl Program {
     ///
     /// If the program is not installed, ends by itself, or takes no connections in time.
     pub fn start(launch: impl Fn(&Path, u16) -> Launch) -> Program {
-        let mut said = String::new();
+        let mut output = String::new();
         // Another process may take the port between the check and the program's bind.
         for _ in 0..START_TRIES {
             let folder = tempfile::tempdir().expect("a folder can be made");
             let port = free_port();
             match Program::try_start(launch(folder.path(), port), folder, port) {
                 Ok(program) => return program,
-                Err(log) => said = log,
+                Err(log) => output = log,
             }
         }
-        panic!("the program ended instead of taking connections:\n{said}");
+        panic!("the program ended instead of taking connections:\n{output}");
     }
 
     fn try_start(launch: Launch, folder: tempfile::TempDir, port: u16) -> Result<Program, String> {
@@ -82,13 +82,13 @@ impl Program {
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).envs(launch.env);
         command.current_dir(folder.path()).stdin(Stdio::null());
         command.stdout(output.try_clone().expect("a second handle")).stderr(output);
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let keeper = thread::spawn(move || {
             let mut child = command.spawn().expect("`setpriv` runs");
-            let _ = tell.send(child.id());
+            let _ = sender.send(child.id());
             let _ = child.wait();
         });
-        let id = told.recv().expect("the thread tells the pid").cast_signed();
+        let id = receiver.recv().expect("the thread sends the pid").cast_signed();
         let pid = Pid::from_raw(id).expect("a pid is not zero");
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let running = Program { pid, keeper: Some(keeper), addr, folder };
@@ -168,8 +168,8 @@ fn find(program: &Path) -> PathBuf {
     // Debian installs servers in directories that are not in the `PATH` of every user.
     let folders = std::env::split_paths(&path).chain(SERVER_FOLDERS.map(PathBuf::from));
     // Joining an absolute path gives that path.
-    let found = folders.map(|folder| folder.join(program)).find(|file| file.is_file());
-    found.unwrap_or_else(|| {
+    let file_path = folders.map(|folder| folder.join(program)).find(|file| file.is_file());
+    file_path.unwrap_or_else(|| {
         panic!(
             "`{}` is not installed: run scripts/setup (scripts/chains installs the rest)",
             program.display()

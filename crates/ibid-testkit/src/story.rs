@@ -63,13 +63,13 @@ use ibid_core::time::Timestamp;
 pub fn story(text: &str) {
     let mut stage = Stage::new();
     for (number, line) in text.lines().enumerate() {
-        let told = remark_free(line);
-        if told.is_empty() {
+        let text_line = remark_free(line);
+        if text_line.is_empty() {
             continue;
         }
-        let (step, expected) = match told.split_once("->") {
+        let (step, expected) = match text_line.split_once("->") {
             Some((step, expected)) => (step.trim(), Some(expected.trim())),
-            None => (told, None),
+            None => (text_line, None),
         };
         let came = match stage.play(step) {
             Ok(came) => came,
@@ -526,22 +526,22 @@ impl Stage {
     fn look(&self, said: &str) -> Result<(), String> {
         let row = self.shelf.record();
         let now = self.shelf.now;
-        let seen = |at: Option<Timestamp>| match at {
+        let remaining = |at: Option<Timestamp>| match at {
             Some(at) => format!("{:?}", at.since(now)),
             None => "never".into(),
         };
-        let told = |length: &str| duration(length).map(|length| format!("{length:?}"));
+        let expected = |length: &str| duration(length).map(|length| format!("{length:?}"));
         let number = |text: &str| text.parse::<u64>().map(|n| n.to_string()).map_err(|e| e.to_string());
         let state = row.map_or("absent".to_owned(), |row| {
             row.state.name().to_owned() + if row.flags.dead_letter { ", dead letter" } else { "" }
         });
         let (first, rest) = said.split_once(' ').map_or((said, ""), |(first, rest)| (first, rest.trim()));
         let (is, should) = match (first, rest.split_once(' ').unwrap_or((rest, ""))) {
-            ("is", ("due", at)) => (seen(row.and_then(|r| r.due_at)), told(in_what(at)?)?),
+            ("is", ("due", at)) => (remaining(row.and_then(|r| r.due_at)), expected(in_what(at)?)?),
             ("is", _) => (state, rest.to_owned()),
-            ("never", ("expires", _)) => (seen(row.and_then(|r| r.expires_at)), "never".into()),
-            ("expires", _) => (seen(row.and_then(|r| r.expires_at)), told(in_what(rest)?)?),
-            ("goes", _) => (seen(row.and_then(|r| r.purge_at)), told(in_what(rest)?)?),
+            ("never", ("expires", _)) => (remaining(row.and_then(|r| r.expires_at)), "never".into()),
+            ("expires", _) => (remaining(row.and_then(|r| r.expires_at)), expected(in_what(rest)?)?),
+            ("goes", _) => (remaining(row.and_then(|r| r.purge_at)), expected(in_what(rest)?)?),
             ("answers", (status, _)) => {
                 let is = row.and_then(|r| r.note.status).map_or("nothing".into(), |s| s.to_string());
                 (is, status.to_owned())
@@ -553,8 +553,8 @@ impl Stage {
                 (row.is_some_and(|r| r.fingerprint.is_none()).to_string(), "true".into())
             }
             ("keeps", (whose, "request")) => {
-                let kept = row.and_then(|row| self.shelf.kept(row.birth, BodyKind::Request));
-                let is = if kept.is_some_and(|kept| !kept.is_empty()) { "its" } else { "no" };
+                let request = row.and_then(|row| self.shelf.kept(row.birth, BodyKind::Request));
+                let is = if request.is_some_and(|request| !request.is_empty()) { "its" } else { "no" };
                 (is.to_owned(), whose.to_owned())
             }
             ("has", ("history", what)) => {

@@ -299,15 +299,15 @@ impl Ledger {
     }
 
     /// Logs a request that was read to its end.
-    pub(crate) fn executed(&self, mut seen: SeenRequest) {
-        let key = seen.key();
-        seen.body.truncate(BODY_KEPT_MAX);
+    pub(crate) fn executed(&self, mut request: SeenRequest) {
+        let key = request.key();
+        request.body.truncate(BODY_KEPT_MAX);
         {
             let mut log = self.log.lock().expect("no one panics with the log");
             if log.len() == LOG_MAX {
                 log.pop_front();
             }
-            log.push_back(seen);
+            log.push_back(request);
         }
         // After the log, so that a test that waits for the count finds the request in it.
         self.count(|tally| {
@@ -328,7 +328,7 @@ impl Ledger {
             .lock()
             .expect("no one panics with the log")
             .iter()
-            .filter(|seen| seen.target == target)
+            .filter(|request| request.target == target)
             .count()
     }
 
@@ -526,13 +526,13 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
             return;
         }
         let (body, trailers) = (payload.body, payload.trailers);
-        let seen = SeenRequest { method, target, headers, body, trailers, connection: number };
-        ledger.executed(seen.clone());
-        if behaviour.once && ledger.executions_of(&seen.target) > 1 {
+        let request = SeenRequest { method, target, headers, body, trailers, connection: number };
+        ledger.executed(request.clone());
+        if behaviour.once && ledger.executions_of(&request.target) > 1 {
             behaviour = Behaviour { status: 201, ..Behaviour::default() };
         }
         ledger.hold(&behaviour).await;
-        if answer(&mut wire, &behaviour, &seen, ledger).await.is_none() {
+        if answer(&mut wire, &behaviour, &request, ledger).await.is_none() {
             tokio::time::sleep(behaviour.pause).await;
             return close(wire.stream, behaviour.rst);
         }
@@ -540,7 +540,12 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
 }
 
 /// Responds as `behaviour` says; `None` if the connection is to be closed.
-async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledger: &Ledger) -> Option<()> {
+async fn answer(
+    wire: &mut Wire,
+    behaviour: &Behaviour,
+    request: &SeenRequest,
+    ledger: &Ledger,
+) -> Option<()> {
     if behaviour.cut == Some(Cut::Read) {
         return None;
     }
@@ -548,7 +553,7 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledg
         wire.stream.write_all(GARBAGE).await.ok()?;
         return None;
     }
-    let (head, payload) = encode(behaviour, seen);
+    let (head, payload) = encode(behaviour, request);
     let stream = &mut wire.stream;
     match behaviour.cut {
         Some(Cut::Head) => {
@@ -598,11 +603,11 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledg
 }
 
 /// Encodes the response. Head and payload are separate, so that either can be cut.
-fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
+fn encode(behaviour: &Behaviour, request: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
     let (body, framing) = match (&behaviour.body, behaviour.cut) {
         (Body::Events, _) => (FIRST_EVENT.to_vec(), Frame::Chunked { trailers: false }),
-        (body, Some(Cut::Chunk)) => (content(body, seen), Frame::Chunked { trailers: false }),
-        (body, _) => (content(body, seen), behaviour.framing),
+        (body, Some(Cut::Chunk)) => (content(body, request), Frame::Chunked { trailers: false }),
+        (body, _) => (content(body, request), behaviour.framing),
     };
     let mut head = format!("HTTP/1.1 {} Fixture\r\n", behaviour.status).into_bytes();
     put_fields(&mut head, &behaviour.headers);
@@ -624,7 +629,7 @@ fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
         _ => {}
     }
     head.extend_from_slice(b"\r\n");
-    if bodiless || seen.method == "HEAD" {
+    if bodiless || request.method == "HEAD" {
         return (head, Vec::new());
     }
     let Frame::Chunked { trailers } = framing else { return (head, body) };
@@ -637,10 +642,10 @@ fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
     (head, payload)
 }
 
-pub(crate) fn content(body: &Body, seen: &SeenRequest) -> Vec<u8> {
+pub(crate) fn content(body: &Body, request: &SeenRequest) -> Vec<u8> {
     match body {
         Body::Given(bytes) => bytes.clone(),
-        Body::Echo => seen.to_json(),
+        Body::Echo => request.to_json(),
         Body::Events => FIRST_EVENT.to_vec(),
     }
 }
@@ -727,7 +732,7 @@ mod tests {
     #[tokio::test]
     async fn each_cut_is_seen_where_it_was_made() {
         let upstream = Upstream::start().await;
-        for (fixture, seen) in [
+        for (fixture, expected) in [
             ("cut=unread", None),
             ("cut=read", None),
             ("cut=read;rst", None),
@@ -741,8 +746,8 @@ mod tests {
         ] {
             let mut client = Client::connect(upstream.addr()).await;
             let answer = client.try_call(&TestRequest::post("/").fixture(fixture)).await;
-            let got = answer.map(|a| (a.cut, a.text()));
-            assert_eq!(got, seen.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
+            let outcome = answer.map(|a| (a.cut, a.text()));
+            assert_eq!(outcome, expected.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
         }
         assert_eq!((upstream.deliveries_begun(), upstream.total()), (10, 9));
     }

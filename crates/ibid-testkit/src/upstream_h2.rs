@@ -182,27 +182,31 @@ async fn serve(
     }
     let target = head.uri.path_and_query().map_or("*", |it| it.as_str()).to_owned();
     let method = head.method.to_string();
-    let seen = SeenRequest { method, target, headers, body, trailers: Vec::new(), connection };
-    ledger.executed(seen.clone());
+    let logged = SeenRequest { method, target, headers, body, trailers: Vec::new(), connection };
+    ledger.executed(logged.clone());
     ledger.hold(&behaviour).await;
     match behaviour.h2.as_deref() {
         Some("goaway=at") => return Some(GoAway),
         Some("reset=internal") => respond.send_reset(Reason::INTERNAL_ERROR),
         Some("reset=cancel") => respond.send_reset(Reason::CANCEL),
         Some(_) => respond.send_reset(Reason::PROTOCOL_ERROR),
-        None => answer(&mut respond, &behaviour, &seen).await?,
+        None => answer(&mut respond, &behaviour, &logged).await?,
     }
     None
 }
 
-async fn answer(respond: &mut SendResponse<Bytes>, behaviour: &Behaviour, seen: &SeenRequest) -> Option<()> {
+async fn answer(
+    respond: &mut SendResponse<Bytes>,
+    behaviour: &Behaviour,
+    logged: &SeenRequest,
+) -> Option<()> {
     let mut response = Response::new(());
     *response.status_mut() = behaviour.status.try_into().ok()?;
     for (name, value) in &behaviour.headers {
         let name = HeaderName::from_bytes(name).ok()?;
         response.headers_mut().append(name, HeaderValue::from_bytes(value).ok()?);
     }
-    let mut body = Bytes::from(content(&behaviour.body, seen));
+    let mut body = Bytes::from(content(&behaviour.body, logged));
     let mut stream = respond.send_response(response, body.is_empty()).ok()?;
     // In steps that fit the peer's window, or a big body would be in memory twice.
     while !body.is_empty() {

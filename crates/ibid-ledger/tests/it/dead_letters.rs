@@ -43,9 +43,9 @@ async fn letters(ibid: &Ibid) -> Vec<StoredEffect> {
 }
 
 async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
-    let found = differences(&["a", "x", "a", ""]);
-    assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 3);
-    assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 0);
+    let differences_found = differences(&["a", "x", "a", ""]);
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 3);
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
     // Another provider's keys are different keys, and a third of a kind is not its second.
     assert_eq!(write_dead_letters(&*store, "other", &differences(&["a", "x"])).await.unwrap(), 1);
     assert_eq!(write_dead_letters(&*store, "acme", &differences(&["a", "a", "a"])).await.unwrap(), 1);
@@ -75,7 +75,7 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
     let discarded = letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
     assert_eq!(discarded.state, EffectState::Discarded);
     // A dead letter that an operator has handled does not return with the next comparison.
-    assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 0);
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
     assert_eq!(letters(&ibid).await.len(), 5);
 }
 

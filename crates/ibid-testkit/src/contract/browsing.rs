@@ -54,9 +54,9 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnder
         ..RecordFilter::default()
     };
     for digits in [&one.to_string()[..], &one.short(), &one.to_string()[..5]] {
-        let found = list(&*store, prefixed(digits)).await;
-        assert!(found.contains(&one), "a prefix of its id finds it");
-        assert!(found.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
+        let matches = list(&*store, prefixed(digits)).await;
+        assert!(matches.contains(&one), "a prefix of its id finds it");
+        assert!(matches.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
     }
     let past = RecordFilter { after: Some(one), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, past).await, [], "the cursor holds within a prefix");
@@ -177,8 +177,8 @@ pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subje
     let name = TestRecord::fresh();
     put(&*store, &insert(&name, Draft { fingerprint: Some(fingerprint), ..draft(&name, State::Completed) }))
         .await;
-    let found = store.find_unknown_secret(known.clone()).await.expect("the store answers");
-    assert_eq!(found, Some(fingerprint.secret()));
+    let secret = store.find_unknown_secret(known.clone()).await.expect("the store answers");
+    assert_eq!(secret, Some(fingerprint.secret()));
     known.push(fingerprint.secret());
     assert_eq!(store.find_unknown_secret(known).await.expect("the store answers"), None);
 }
@@ -187,10 +187,10 @@ pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subje
 pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "zero");
-    let begun = put(&*store, &begun).await;
+    let first = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "zero");
+    let first = put(&*store, &first).await;
     subject.advance(Duration::from_millis(1)).await;
-    let mut lapse = telling(replace(&begun.record, draft(&name, State::Unknown)), HistoryKind::Lapse, "one");
+    let mut lapse = telling(replace(&first.record, draft(&name, State::Unknown)), HistoryKind::Lapse, "one");
     for what in HistoryKind::ALL {
         lapse = telling(lapse, what, what.name());
     }
@@ -202,24 +202,24 @@ pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn St
     (late.draft, late.expect) = (None, Expect::Anything);
     commit(&*store, &late).await;
 
-    let told = store.history(name.id).await.expect("a history is read");
+    let history = store.history(name.id).await.expect("a history is read");
     let mut words = vec![(HistoryKind::Operator, "zero"), (HistoryKind::Lapse, "one")];
     words.extend(HistoryKind::ALL.map(|what| (what, what.name())));
     words.extend([(HistoryKind::Settled, ""), (HistoryKind::LateAnswer, "last \u{2713}")]);
-    let said: Vec<_> = told.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
-    assert_eq!(said, words, "every line, in the order of the writes");
-    assert_eq!(told[0].0, begun.record.created_at, "with the store's time of its write");
-    assert!(told[1].0 > told[0].0 && told[1].0 == told[2].0, "one change, one instant");
+    let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
+    assert_eq!(lines, words, "every line, in the order of the writes");
+    assert_eq!(history[0].0, first.record.created_at, "with the store's time of its write");
+    assert!(history[1].0 > history[0].0 && history[1].0 == history[2].0, "one change, one instant");
     let other = store.history(TestRecord::fresh().id).await.expect("a history is read");
     assert_eq!(other, vec![], "who did nothing has none");
 
     subject.advance(TICK).await;
     reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "the record is gone");
-    assert_eq!(store.history(name.id).await.expect("a history is read"), told, "what happened stays told");
+    assert_eq!(store.history(name.id).await.expect("a history is read"), history, "what happened stays told");
 }
 
 async fn list(store: &(impl Browse + ?Sized), filter: RecordFilter) -> Vec<RecordId> {
-    let found = store.list(filter).await.expect("a list succeeds");
-    found.iter().map(|stored| stored.record.id).collect()
+    let records = store.list(filter).await.expect("a list succeeds");
+    records.iter().map(|stored| stored.record.id).collect()
 }

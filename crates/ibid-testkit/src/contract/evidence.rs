@@ -50,24 +50,24 @@ pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnde
 pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
-    let mut kept = Vec::new();
+    let mut stored = Vec::new();
     for (name, what) in
         [(&one, executed()), (&other, Observation::NotExecuted), (&one, Observation::NotExecuted)]
     {
-        kept.push(insert_evidence(&*store, &said(name, what)).await.0);
+        stored.push(insert_evidence(&*store, &said(name, what)).await.0);
     }
     let of = async |name: &TestRecord, limit| open(&*store, EvidenceQuery::Of(name.id), limit).await;
-    assert_eq!(of(&one, 10).await, [kept[0].clone(), kept[2].clone()], "oldest first");
-    assert_eq!(of(&one, 1).await, [kept[0].clone()], "no more than asked");
-    assert_eq!(of(&other, 10).await, [kept[1].clone()], "each record by itself");
+    assert_eq!(of(&one, 10).await, [stored[0].clone(), stored[2].clone()], "oldest first");
+    assert_eq!(of(&one, 1).await, [stored[0].clone()], "no more than asked");
+    assert_eq!(of(&other, 10).await, [stored[1].clone()], "each record by itself");
     assert!(of(&TestRecord::fresh(), 10).await.is_empty());
     let after = async |seq, limit| open(&*store, EvidenceQuery::After(seq), limit).await;
-    assert_eq!(after(kept[0].seq, 1).await, [kept[1].clone()]);
-    assert_eq!(after(kept[0].seq, 10).await, kept[1..]);
-    store.dismiss_evidence(vec![kept[0].seq, kept[1].seq]).await.expect("it is dismissed");
-    assert_eq!(after(kept[0].seq - 1, 10).await, kept[2..], "what is dismissed is not open");
-    assert_eq!(of(&one, 10).await, kept[2..]);
-    let (known, new) = insert_evidence(&*store, &said_as(&one, executed(), &kept[0].evidence.name)).await;
+    assert_eq!(after(stored[0].seq, 1).await, [stored[1].clone()]);
+    assert_eq!(after(stored[0].seq, 10).await, stored[1..]);
+    store.dismiss_evidence(vec![stored[0].seq, stored[1].seq]).await.expect("it is dismissed");
+    assert_eq!(after(stored[0].seq - 1, 10).await, stored[2..], "what is dismissed is not open");
+    assert_eq!(of(&one, 10).await, stored[2..]);
+    let (known, new) = insert_evidence(&*store, &said_as(&one, executed(), &stored[0].evidence.name)).await;
     assert!(!new && !known.open, "its event stays known");
 }
 
@@ -80,19 +80,23 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
         EffectRef::ProviderId { kind: "charge".to_owned(), id: id.clone() },
         EffectRef::ProviderId { kind: "refund".to_owned(), id },
     ];
-    let mut kept = Vec::new();
+    let mut stored = Vec::new();
     for (at, what) in names.iter().zip([executed(), Observation::NotExecuted, executed()]) {
         let said =
             Evidence { about: EvidenceSubject::Effect(at.clone()), ..said(&TestRecord::fresh(), what) };
-        kept.push(insert_evidence(&*store, &said).await.0);
-        assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is stored unchanged");
+        stored.push(insert_evidence(&*store, &said).await.0);
+        assert_eq!(stored.last().map(|stored| &stored.evidence), Some(&said), "it is stored unchanged");
     }
-    for (at, kept) in names.iter().zip(&kept) {
-        assert_eq!(open(&*store, EvidenceQuery::Of(at.id()), 10).await, std::slice::from_ref(kept), "{at:?}");
+    for (at, stored) in names.iter().zip(&stored) {
+        assert_eq!(
+            open(&*store, EvidenceQuery::Of(at.id()), 10).await,
+            std::slice::from_ref(stored),
+            "{at:?}"
+        );
     }
     assert_eq!(
-        open(&*store, EvidenceQuery::After(kept[0].seq - 1), 3).await,
-        kept,
+        open(&*store, EvidenceQuery::After(stored[0].seq - 1), 3).await,
+        stored,
         "place by place like the rest"
     );
 }
@@ -101,11 +105,11 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
 pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
-    let moved = put(&*store, &replace(&begun, draft(&name, State::Unknown))).await.record;
+    let unknown = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
+    let moved = put(&*store, &replace(&unknown, draft(&name, State::Unknown))).await.record;
     let (kept, _) = insert_evidence(&*store, &said(&name, executed())).await;
     let (other, _) = insert_evidence(&*store, &said(&name, executed())).await;
-    let mut late = replace(&begun, draft(&name, State::Completed));
+    let mut late = replace(&unknown, draft(&name, State::Completed));
     late.uses = Some(kept.evidence.name.clone());
     refused(&*store, &late, "the record had moved").await;
     let open_now = async || open(&*store, EvidenceQuery::Of(name.id), 10).await;
@@ -125,14 +129,14 @@ pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     while store.purge_evidence(100).await.expect("a purge succeeds") > 0 {}
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
+    let unknown = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
     let short = async || {
         let evidence = said(&name, Observation::NotExecuted);
         store.insert_evidence(evidence, SHORT).await.expect("it is kept").0
     };
     let (used, dismissed, idle) = (short().await, short().await, short().await);
     let (long, _) = insert_evidence(&*store, &said(&name, executed())).await;
-    let mut settling = replace(&begun, draft(&name, State::Retryable));
+    let mut settling = replace(&unknown, draft(&name, State::Retryable));
     settling.uses = Some(used.evidence.name.clone());
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
     store.dismiss_evidence(vec![dismissed.seq]).await.expect("it is dismissed");
@@ -153,10 +157,10 @@ pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderT
         let (store, evidence): (Arc<dyn Store>, _) = (store.clone(), evidence.clone());
         tokio::spawn(async move { store.insert_evidence(evidence, LONG).await.expect("it is kept") })
     });
-    let told: Vec<(StoredEvidence, bool)> =
-        join_all(deliveries).await.into_iter().map(|told| told.expect("no panic")).collect();
-    assert_eq!(told.iter().filter(|(_, new)| *new).count(), 1, "one is the first");
-    assert!(told.iter().all(|(kept, _)| *kept == told[0].0), "all get the same one");
+    let results: Vec<(StoredEvidence, bool)> =
+        join_all(deliveries).await.into_iter().map(|result| result.expect("no panic")).collect();
+    assert_eq!(results.iter().filter(|(_, new)| *new).count(), 1, "one is the first");
+    assert!(results.iter().all(|(stored, _)| *stored == results[0].0), "all get the same one");
 }
 
 fn executed() -> Observation {

@@ -23,15 +23,15 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
     let store = subject.store();
     let name = TestRecord::fresh();
     // `put` compares what is loaded with `Change::applied`.
-    let begun = put(&*store, &fresh(&name, LONG)).await;
-    assert_eq!((begun.record.state, begun.answer), (State::InProgress, None));
-    let stored = put(&*store, &finished(&begun.record, b"201 created")).await;
+    let running = put(&*store, &fresh(&name, LONG)).await;
+    assert_eq!((running.record.state, running.answer), (State::InProgress, None));
+    let stored = put(&*store, &finished(&running.record, b"201 created")).await;
     assert_eq!(stored.answer.as_deref(), Some(&b"201 created"[..]), "with its answer");
     assert_eq!(stored.record.due_at, None, "and never due again");
 
     let begins: Vec<Change> = (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
-    let begun = done(&*store, begins).await;
-    let finishes = begun.iter().map(|record| finished(record, b"together")).collect();
+    let running = done(&*store, begins).await;
+    let finishes = running.iter().map(|record| finished(record, b"together")).collect();
     for record in done(&*store, finishes).await {
         let stored = load(&*store, record.id).await.expect("it stands");
         assert_eq!(stored.answer.as_deref(), Some(&b"together"[..]));
@@ -50,10 +50,10 @@ pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) 
 /// Races ten responses for each of twenty records.
 pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
-    let finishes = begun.iter().cycle().take(RACERS).map(|record| finished(record, b"mine")).collect();
+    let records = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
+    let finishes = records.iter().cycle().take(RACERS).map(|record| finished(record, b"mine")).collect();
     let mut fates = race(&store, finishes).await;
-    for record in &begun {
+    for record in &records {
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == record.id);
         fates = others;
         let winner = one_winner(of_this);
@@ -65,9 +65,9 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest)
 /// An owner that returns after its lease either finishes or has lost the record, and learns which.
 pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
+    let records = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
     subject.advance(TICK).await;
-    let pairs = begun.into_iter().map(|record| {
+    let pairs = records.into_iter().map(|record| {
         let store = store.clone();
         async move {
             let (finish, takeover) = (finished(&record, b"late"), take_over(&record, running(&record)));
@@ -94,10 +94,10 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
 pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begin = fresh(&TestRecord::fresh(), LONG);
-    let begun = put(&*store, &begin).await;
+    let running = put(&*store, &begin).await;
     let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
     assert!(begin.is_stored_as(&own), "a repeated begin finds its own version");
-    let finish = finished(&begun.record, b"once");
+    let finish = finished(&running.record, b"once");
     put(&*store, &finish).await;
     for _ in 0..2 {
         let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
@@ -112,11 +112,11 @@ pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subjec
 pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for times in [1, 3] {
-        let begun = put(&*store, &fresh(&TestRecord::fresh(), LONG)).await;
+        let running = put(&*store, &fresh(&TestRecord::fresh(), LONG)).await;
         for _ in 0..times {
-            renewed(&*store, &begun.record).await;
+            renewed(&*store, &running.record).await;
         }
-        let stored = put(&*store, &finished(&begun.record, b"after all")).await;
+        let stored = put(&*store, &finished(&running.record, b"after all")).await;
         assert_eq!(stored.answer.as_deref(), Some(&b"after all"[..]));
     }
 }
@@ -124,10 +124,10 @@ pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
 /// The former owner can't finish a record that was taken over.
 pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
+    let first = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
     subject.advance(TICK).await;
-    let taken = put(&*store, &take_over(&begun, running(&begun))).await.record;
-    let late = finished(&begun, b"late");
+    let taken = put(&*store, &take_over(&first, running(&first))).await.record;
+    let late = finished(&first, b"late");
     let stands = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
     assert_eq!((&stands.record, &stands.answer), (&taken, &None), "the late answer left no trace");
     put(&*store, &finished(&taken, b"in time")).await;
@@ -139,17 +139,17 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) 
 pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let names: Vec<TestRecord> = (0..RECORDS).map(|_| TestRecord::fresh()).collect();
-    let begun = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
+    let records = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
     subject.advance(TICK).await;
     let gone = |record: &Record| {
         let term = Some(Duration::ZERO);
         let over = Draft { expires_in: term, purge_in: term, ..draft(&name_of(record), State::Completed) };
         take_over(record, over)
     };
-    done(&*store, begun.iter().map(gone).collect()).await;
+    done(&*store, records.iter().map(gone).collect()).await;
     subject.advance(TICK).await;
     reap_all(&*store, ReapTarget::Records).await;
-    let (first, second) = begun.split_at(RECORDS / 2);
+    let (first, second) = records.split_at(RECORDS / 2);
     for record in first {
         assert_eq!(refused(&*store, &finished(record, b"late"), "its record is gone").await, None);
     }
@@ -182,9 +182,9 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     for time in 1..=3 {
         assert_eq!(due_of(&*store, &names).await, lapsed, "longest due first, time {time}");
     }
-    let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
-    let found = found.into_iter().find(|stored| stored.record.id == first.id).expect("it is due");
-    assert_eq!(found.record, first, "being found changes nothing");
+    let due = store.due(State::InProgress, 10_000).await.expect("due is answered");
+    let due = due.into_iter().find(|stored| stored.record.id == first.id).expect("it is due");
+    assert_eq!(due.record, first, "being found changes nothing");
     put(&*store, &finished(&first, b"late, but in time")).await;
     assert_eq!(due_of(&*store, &names).await, lapsed[1..], "what is finished is not due");
     let rest = store.load(lapsed[1..].to_vec()).await.expect("a load succeeds");
@@ -200,9 +200,10 @@ pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderT
     for was_seen in [false, true] {
         let names: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
         // A renewal sets the policy's lease again, so the lease must be long enough not to lapse at once.
-        let begun = done(&*store, names.iter().map(|name| fresh(name, RENEWABLE)).collect()).await;
+        let records = done(&*store, names.iter().map(|name| fresh(name, RENEWABLE)).collect()).await;
         subject.advance(RENEWABLE).await;
-        let of = |name: &TestRecord| begun.iter().find(|record| record.id == name.id).expect("it was begun");
+        let of =
+            |name: &TestRecord| records.iter().find(|record| record.id == name.id).expect("it was begun");
         if was_seen {
             assert_eq!(due_of(&*store, &names).await.len(), names.len(), "all of them lapsed");
         }
@@ -211,11 +212,11 @@ pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderT
         let unknown = Draft { due_in: Some(LONG), ..draft(&names[2], State::Unknown) };
         put(&*store, &take_over(of(&names[2]), unknown)).await;
         let until = renewed(&*store, of(&names[3])).await;
-        let found = due_of(&*store, &names).await;
+        let due = due_of(&*store, &names).await;
         let now = load(&*store, names[3].id).await.expect("it stands").now;
         // On a machine so slow that the renewed lease has lapsed as well, the record is due again.
         let may_be = if now >= until { vec![names[3].id] } else { vec![] };
-        assert!(found.is_empty() || found == may_be, "{found:?} (was seen: {was_seen})");
+        assert!(due.is_empty() || due == may_be, "{due:?} (was seen: {was_seen})");
         put(&*store, &finished(of(&names[3]), b"after all")).await;
         assert_eq!(due_of(&*store, &names).await, [], "(was seen: {was_seen})");
     }
@@ -236,14 +237,14 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     // It runs for longer than its response would be kept.
     let running = fresh_under(&TestRecord::fresh(), &short);
     begins.push(running.clone());
-    let begun = done(&*store, begins).await;
+    let records = done(&*store, begins).await;
     let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     subject.advance(TICK).await;
     assert_eq!(ripe().await, ReapCount::default(), "what is not finished is not over");
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (0, 0), "retention counts from completion");
     let (rest, ending): (Vec<Record>, Vec<Record>) =
-        begun.into_iter().partition(|record| record.id == running.id);
+        records.into_iter().partition(|record| record.id == running.id);
     done(&*store, ending.iter().map(|record| finished(record, b"going")).collect()).await;
     subject.advance(TICK).await;
     assert_eq!(ripe().await, ReapCount { strip: 3, remove: 5 });
@@ -268,10 +269,10 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
 /// Commits begins, finishes, takeovers and others in one batch; about half of them are refused.
 pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..60).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
+    let lapsed = done(&*store, (0..60).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
     let live = done(&*store, (0..20).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
     subject.advance(TICK).await;
-    let mut parts = begun.chunks(10);
+    let mut parts = lapsed.chunks(10);
     let mut next = || parts.next().expect("six parts").iter();
     let (mut fitting, mut refused) = (Vec::new(), Vec::new());
     fitting.extend((0..10).map(|_| fresh(&TestRecord::fresh(), LONG)));
@@ -279,13 +280,13 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
     fitting.extend(next().map(|record| finished(record, b"mine")));
     let mut before: Vec<Change> = next().map(|record| finished(record, b"first")).collect();
     before.extend(next().map(|record| take_over(record, running(record))));
-    refused.extend(begun[20..40].iter().map(|record| finished(record, b"too late")));
+    refused.extend(lapsed[20..40].iter().map(|record| finished(record, b"too late")));
     fitting.extend(next().map(|record| take_over(record, running(record))));
     refused.extend(live[..10].iter().map(|record| take_over(record, running(record))));
-    let told = |record: &Record| {
+    let into_unknown = |record: &Record| {
         telling(replace(record, draft(&name_of(record), State::Unknown)), HistoryKind::Unknown, "told")
     };
-    fitting.extend(next().map(told));
+    fitting.extend(next().map(into_unknown));
     fitting.extend(live[10..].iter().map(|record| finished(record, b"mine")));
     done(&*store, before).await;
     let fitting_ids: Vec<RecordId> = fitting.iter().map(|change| change.id).collect();
@@ -317,14 +318,14 @@ async fn done(store: &dyn Store, changes: Vec<Change>) -> Vec<Record> {
     let mut ids: Vec<RecordId> = fates.keys().copied().collect();
     ids.sort_unstable();
     assert!(fates.values().all(|fate| matches!(fate, Commit::Done(_))), "one was refused: {fates:?}");
-    let found = store.load(ids).await.expect("a load succeeds");
-    found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
+    let records = store.load(ids).await.expect("a load succeeds");
+    records.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
 /// Returns which of these are due, in the store's order. Other records may be in this store.
 async fn due_of(store: &dyn Store, names: &[TestRecord]) -> Vec<RecordId> {
-    let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
-    let ids = found.into_iter().map(|stored| stored.record.id);
+    let due = store.due(State::InProgress, 10_000).await.expect("due is answered");
+    let ids = due.into_iter().map(|stored| stored.record.id);
     ids.filter(|id| names.iter().any(|name| name.id == *id)).collect()
 }
 

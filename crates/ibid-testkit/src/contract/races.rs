@@ -85,10 +85,10 @@ pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderT
         let (store, name) = (store.clone(), name.clone());
         async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
     });
-    let kept = together(keepers.collect()).await;
-    assert!(kept.iter().all(|value| *value == kept[0]), "two writers got different values");
+    let values = together(keepers.collect()).await;
+    assert!(values.iter().all(|value| *value == values[0]), "two writers got different values");
     let after = store.put_if_absent(&name, Bytes::from_static(b"late")).await.expect("it is kept");
-    assert_eq!(after, kept[0], "the returned value is the stored one");
+    assert_eq!(after, values[0], "the returned value is the stored one");
 }
 
 /// Many writers have read the same value: one replaces it, and the others learn the new value.

@@ -20,31 +20,31 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Stor
     let store = subject.store();
     let name = TestRecord::fresh();
     let running = Draft { due_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::InProgress) };
-    let begun = put(&*store, &answering(insert(&name, running), b"kept")).await;
+    let first = put(&*store, &answering(insert(&name, running), b"kept")).await;
     subject.advance(TICK).await;
-    let until = renewed(&*store, &begun.record).await;
+    let until = renewed(&*store, &first.record).await;
     let after = load(&*store, name.id).await.expect("it stands");
-    assert_eq!(after.answer, begun.answer, "a renewal leaves the bodies alone");
-    let expected = Record { due_at: after.record.due_at, ..(*begun.record).clone() };
+    assert_eq!(after.answer, first.answer, "a renewal leaves the bodies alone");
+    let expected = Record { due_at: after.record.due_at, ..(*first.record).clone() };
     assert_eq!(*after.record, expected, "a renewal moves the due instant alone");
     assert_eq!(after.record.due_at, Some(until), "the returned instant is the stored one");
     let left = until.since(after.now);
     assert!(left <= LONG && left > LONG / 2, "it runs for the policy's lease from the store's now: {left:?}");
-    put(&*store, &replace(&begun.record, draft(&name, State::Completed))).await;
+    put(&*store, &replace(&first.record, draft(&name, State::Completed))).await;
 }
 
 /// A lease that another attempt holds, that has ended, or that never existed can't be renewed.
 pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
-    let (held, other, done, none) =
+    let (live, other, done, none) =
         (TestRecord::fresh(), TestRecord::fresh(), TestRecord::fresh(), TestRecord::fresh());
-    let held = put(&*store, &insert(&held, running(&held))).await.record;
+    let live = put(&*store, &insert(&live, running(&live))).await.record;
     let other = put(&*store, &insert(&other, running(&other))).await.record;
     let done = put(&*store, &insert(&done, draft(&done, State::Completed))).await.record;
     let leases = vec![
         (none.id, Version { count: 1, nonce: nonce() }),
-        (held.id, held.version),
+        (live.id, live.version),
         (other.id, Version { nonce: Nonce(!other.version.nonce.0), ..other.version }),
         (other.id, Version { count: other.version.count + 1, ..other.version }),
         (done.id, done.version),
@@ -67,17 +67,17 @@ pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &
     let store = subject.store();
     let name = TestRecord::fresh();
     let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
-    let begun = put(&*store, &insert(&name, running.clone())).await;
-    let mut last = begun.record.due_at.expect("it holds a lease");
+    let first = put(&*store, &insert(&name, running.clone())).await;
+    let mut last = first.record.due_at.expect("it holds a lease");
     for _ in 0..20 {
         subject.advance(Duration::from_millis(1)).await;
-        let until = renewed(&*store, &begun.record).await;
+        let until = renewed(&*store, &first.record).await;
         assert!(until > last, "each renewal ends later than the one before");
         last = until;
-        refused(&*store, &take_over(&begun.record, running.clone()), "the lease is live").await;
+        refused(&*store, &take_over(&first.record, running.clone()), "the lease is live").await;
     }
-    put(&*store, &answering(replace(&begun.record, draft(&name, State::Completed)), b"done")).await;
-    let lost = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
+    put(&*store, &answering(replace(&first.record, draft(&name, State::Completed)), b"done")).await;
+    let lost = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");
     assert_eq!(lost, vec![RenewOutcome::Lost], "after the finish there is nothing to renew");
 }
 
@@ -104,11 +104,11 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest)
     )
     .await;
     subject.advance(TICK).await;
-    let found = store.due(State::Unknown, 3).await.expect("due is answered");
-    let ids: Vec<RecordId> = found.iter().map(|stored| stored.record.id).collect();
+    let due_records = store.due(State::Unknown, 3).await.expect("due is answered");
+    let ids: Vec<RecordId> = due_records.iter().map(|stored| stored.record.id).collect();
     assert_eq!(ids, [names[0].id, names[1].id, names[2].id], "longest due first, no more than asked");
-    assert_eq!(found[2].answer.as_deref(), Some(&b"beside"[..]), "with all that a load gives");
-    assert!(found.iter().all(|stored| stored.record.is_due(stored.now)), "nothing before its time");
+    assert_eq!(due_records[2].answer.as_deref(), Some(&b"beside"[..]), "with all that a load gives");
+    assert!(due_records.iter().all(|stored| stored.record.is_due(stored.now)), "nothing before its time");
     let all = store.due(State::Unknown, 100).await.expect("due is answered");
     assert_eq!(all.len(), 4, "neither the later nor the never due");
     let pending = store.due(State::Pending, 100).await.expect("due is answered");
@@ -168,15 +168,15 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnd
     let live = Draft { expires_in: Some(LONG), purge_in: Some(LONG), ..draft(&other, State::Completed) };
     let live = put(&*store, &answering(insert(&other, live), b"live")).await;
     subject.advance(TICK).await;
-    let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
-    assert_eq!(kept.len(), 3, "answer, request and the result of a phase");
+    let bodies = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
+    assert_eq!(bodies.len(), 3, "answer, request and the result of a phase");
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (1, 0));
 
     let tomb = load(&*store, name.id).await.expect("the row stays");
     assert_eq!(tomb.answer, None, "the answer is gone");
-    let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
-    assert_eq!(kept, vec![], "and so are all other bodies");
+    let bodies = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
+    assert_eq!(bodies, vec![], "and so are all other bodies");
     assert!(tomb.record.identity.is_forgotten(), "whose it was is not kept");
     let forgotten = Record {
         identity: tomb.record.identity.clone(),
@@ -215,10 +215,10 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Store
     again.clears_bodies = true;
     let birth = again.nonce;
     again.draft.as_mut().expect("it writes").birth = birth;
-    let begun = put(&*store, &again).await.record;
-    assert_eq!(begun.identity, name.identity, "its identity is stored again");
+    let record = put(&*store, &again).await.record;
+    assert_eq!(record.identity, name.identity, "its identity is stored again");
     let finished = Draft { expires_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::Completed) };
-    put(&*store, &answering(replace(&begun, finished), b"again")).await;
+    put(&*store, &answering(replace(&record, finished), b"again")).await;
     subject.advance(TICK).await;
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.stripped, 1, "and it is stripped in its turn");
     assert_eq!(load(&*store, name.id).await.expect("the row stays").answer, None);
@@ -239,13 +239,13 @@ pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn StoreUn
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (0, 0));
     assert_eq!(load(&*store, name.id).await.map(|stored| stored.record), Some(letter.record.clone()));
-    let seen = Draft {
+    let acknowledged = Draft {
         flags: Flags::default(),
         expires_in: Some(Duration::ZERO),
         purge_in: Some(Duration::ZERO),
         ..past
     };
-    put(&*store, &replace(&letter.record, seen)).await;
+    put(&*store, &replace(&letter.record, acknowledged)).await;
     subject.advance(TICK).await;
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "then it goes");
 }
@@ -316,16 +316,16 @@ pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Sto
     put(&*store, &telling(insert(&gone, going), HistoryKind::Settled, "gone")).await;
     subject.advance(TICK).await;
     let (at_once, later) = (ReapTarget::History { keep: SHORT }, ReapTarget::History { keep: LONG });
-    let told = async |name: &TestRecord| store.history(name.id).await.expect("a history is read").len();
+    let line_count = async |name: &TestRecord| store.history(name.id).await.expect("a history is read").len();
     reap_all(&*store, at_once).await;
-    assert_eq!((told(&live).await, told(&gone).await), (1, 1), "both records are there");
+    assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 1), "both records are there");
     reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(reap_all(&*store, later).await.removed, 0, "nothing goes before its time");
-    assert_eq!((told(&live).await, told(&gone).await), (1, 1));
+    assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 1));
     let ripe = store.count_reapable(at_once).await.expect("it is counted");
     assert!(ripe.remove > 0 && ripe.strip == 0, "{ripe:?}");
     assert_eq!(reap_all(&*store, at_once).await.removed, ripe.remove, "what was counted goes");
-    assert_eq!((told(&live).await, told(&gone).await), (1, 0));
+    assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 0));
     let stored = load(&*store, live.id).await.expect("it stands");
     put(&*store, &replace(&stored.record, draft(&live, State::Completed))).await;
 }

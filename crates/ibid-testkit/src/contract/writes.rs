@@ -64,11 +64,11 @@ pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest)
 pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201 created");
+    let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"201 created");
     let finished = put(&*store, &finish).await;
     assert_eq!(finished.answer.as_deref(), Some(&b"201 created"[..]), "the answer is loaded with its record");
-    let late = answering(replace(&begun.record, draft(&name, State::Completed)), b"too late");
+    let late = answering(replace(&first.record, draft(&name, State::Completed)), b"too late");
     for loser in [late, insert(&name, draft(&name, State::InProgress))] {
         let newer = refused(&*store, &loser, "the record had changed").await.expect("a row exists");
         assert_eq!(newer.record, finished.record, "a lost race carries the record that won");
@@ -84,8 +84,8 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
 
     let name = TestRecord::fresh();
-    let held = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    let takeover = take_over(&held.record, running(&name));
+    let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let takeover = take_over(&first.record, running(&name));
     refused(&*store, &takeover, "the record is never due").await;
 
     let name = TestRecord::fresh();
@@ -101,10 +101,10 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     refused(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
 
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, lapsing(&name))).await;
+    let lapsing_record = put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
-    let taken = put(&*store, &take_over(&begun.record, running(&name))).await;
-    let late = replace(&begun.record, draft(&name, State::Completed));
+    let taken = put(&*store, &take_over(&lapsing_record.record, running(&name))).await;
+    let late = replace(&lapsing_record.record, draft(&name, State::Completed));
     let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
     assert_eq!(holder.record.owner, taken.record.owner, "the silent holder learns who took over");
 }
@@ -114,10 +114,10 @@ pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Store
     let store = subject.store();
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
-    let begun = put(&*store, &begin).await;
+    let first = put(&*store, &begin).await;
     let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
     assert!(begin.is_stored_as(&own), "a repeated insert finds its own version");
-    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"once");
+    let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"once");
     let finish = telling(finish, HistoryKind::Settled, "once");
     put(&*store, &finish).await;
     let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
@@ -181,8 +181,8 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
 pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = put(&*store, &answering(insert(&name, draft(&name, State::InProgress)), b"kept")).await;
-    let mut stale = replace(&begun.record, draft(&name, State::Completed));
+    let first = put(&*store, &answering(insert(&name, draft(&name, State::InProgress)), b"kept")).await;
+    let mut stale = replace(&first.record, draft(&name, State::Completed));
     stale.expect = Expect::Version(Version { count: 1, nonce: nonce() });
     stale.clears_bodies = true;
     let late = telling(answering(stale, b"late"), HistoryKind::LateAnswer, "late");
@@ -195,7 +195,7 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreU
         refused(&*store, &change, "something else was stored").await;
     }
     let after = load(&*store, name.id).await.expect("it stands");
-    assert_eq!((after.record, after.answer), (begun.record, begun.answer), "a refused change wrote");
+    assert_eq!((after.record, after.answer), (first.record, first.answer), "a refused change wrote");
     assert_eq!(store.history(name.id).await.expect("a history is read"), vec![], "a refused change told");
 }
 
@@ -360,8 +360,8 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
         insert(name, Draft { policy: policy.clone(), ..draft(name, State::InProgress) })
     };
     commit_all(&*store, named.iter().map(begin).collect()).await;
-    let found = store.load(named.iter().map(|(name, _)| name.id).collect()).await.expect("a load succeeds");
-    for ((name, policy), stored) in named.iter().zip(found) {
+    let records = store.load(named.iter().map(|(name, _)| name.id).collect()).await.expect("a load succeeds");
+    for ((name, policy), stored) in named.iter().zip(records) {
         let stored = stored.expect("each stands at the place of its id");
         assert_eq!(
             (stored.record.id, &stored.record.policy),
@@ -376,19 +376,19 @@ pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) 
     let store = subject.store();
     let name = TestRecord::fresh();
     let body = |kind, text: &'static str| StoredBody { kind, data: Bytes::from_static(text.as_bytes()) };
-    let mut begun = insert(&name, draft(&name, State::InProgress));
-    begun.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
-    let first = put(&*store, &begun).await.record;
+    let mut begin = insert(&name, draft(&name, State::InProgress));
+    begin.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
+    let first = put(&*store, &begin).await.record;
     let mut next = replace(&first, Draft { birth: first.birth, ..draft(&name, State::InProgress) });
     next.bodies = vec![body(BodyKind::Phase(2), ""), body(BodyKind::Phase(u16::MAX), "last")];
     put(&*store, &next).await;
-    let mut found = store.bodies(name.id, first.birth).await.expect("bodies are read");
-    found.sort();
+    let mut bodies = store.bodies(name.id, first.birth).await.expect("bodies are read");
+    bodies.sort();
     let kinds = [(BodyKind::Request, "asked"), (BodyKind::Phase(1), "one"), (BodyKind::Phase(2), "")];
-    let mut kept: Vec<_> =
+    let mut expected: Vec<_> =
         kinds.iter().map(|(kind, text)| (kind.code(), Bytes::from_static(text.as_bytes()))).collect();
-    kept.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
-    assert_eq!(found, kept, "all that was kept is found");
+    expected.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
+    assert_eq!(bodies, expected, "all that was kept is found");
     let other = Nonce(first.birth.0 ^ 1);
     assert_eq!(store.bodies(name.id, other).await.expect("bodies are read"), [], "another generation");
 }
@@ -397,13 +397,13 @@ pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) 
 pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let mut told =
+    let mut line =
         telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::LateAnswer, "no record");
-    (told.draft, told.expect) = (None, Expect::Anything);
-    assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line needs no record");
+    (line.draft, line.expect) = (None, Expect::Anything);
+    assert!(matches!(commit(&*store, &line).await, Commit::Done(_)), "a line needs no record");
     assert_eq!(load(&*store, name.id).await, None, "a line makes no record");
     let stored = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line fits every record");
+    assert!(matches!(commit(&*store, &line).await, Commit::Done(_)), "a line fits every record");
     assert_eq!(
         load(&*store, name.id).await.map(|s| s.record),
         Some(stored.record),

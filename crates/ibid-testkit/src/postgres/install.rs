@@ -176,16 +176,16 @@ fn sweep(home: &Path) {
 
 /// Returns the directory for files in memory, if there is room for a server.
 fn memory() -> Option<PathBuf> {
-    let found = rustix::fs::statvfs(MEMORY).ok()?;
-    (found.f_bavail.saturating_mul(found.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))
+    let stats = rustix::fs::statvfs(MEMORY).ok()?;
+    (stats.f_bavail.saturating_mul(stats.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))
 }
 
 impl Owner {
     fn postgres() -> Owner {
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
         let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
-        let found = users.lines().map(fields).find(|fields| fields[0] == "postgres");
-        let number = |place: usize| found.as_ref()?.get(place)?.parse().ok();
+        let user = users.lines().map(fields).find(|fields| fields[0] == "postgres");
+        let number = |place: usize| user.as_ref()?.get(place)?.parse().ok();
         let (Some(uid), Some(gid)) = (number(2), number(3)) else {
             panic!("PostgreSQL does not run as root, and there is no user `postgres` to run it as");
         };
@@ -202,8 +202,8 @@ fn plain(mut command: Command) -> Command {
 
 fn bin_directory() -> Option<PathBuf> {
     let has_server = |bin: &PathBuf| bin.join("initdb").exists() && bin.join("postgres").exists();
-    let told = said(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
-    if let Some(bin) = told.filter(has_server) {
+    let configured = said(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
+    if let Some(bin) = configured.filter(has_server) {
         return Some(bin);
     }
     // Debian has one directory per version, which is not in `PATH`.

@@ -241,10 +241,10 @@ async fn changes_during_a_commit_go_into_the_next_one() {
 #[tokio::test]
 async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
     let settings = || Settings { begin_timeout: Duration::from_millis(20), ..Settings::default() };
-    let kept = world_with(Policy::default(), settings()).await;
-    kept.run("k").await.finish(created()).await;
-    kept.store.set(StoreFault::Down);
-    assert!(matches!(kept.begin("k").await, Begin::Skip(Outcome::Completed(_))));
+    let cached = world_with(Policy::default(), settings()).await;
+    cached.run("k").await.finish(created()).await;
+    cached.store.set(StoreFault::Down);
+    assert!(matches!(cached.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 
     let uncached = world_with(Policy::default(), Settings { cache_ttl: Duration::ZERO, ..settings() }).await;
     uncached.run("k").await.finish(created()).await;
@@ -553,10 +553,13 @@ async fn every_lapse_is_counted_once() {
             // A node that has seen no clock jump.
             let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
             if by_request {
-                let begun = node.begin(world.ask(key)).await.expect("the store answers");
-                assert!(!matches!(begun, Begin::Skip(Outcome::InFlight { .. })), "{on_lapse:?}: {begun:?}");
+                let outcome = node.begin(world.ask(key)).await.expect("the store answers");
+                assert!(
+                    !matches!(outcome, Begin::Skip(Outcome::InFlight { .. })),
+                    "{on_lapse:?}: {outcome:?}"
+                );
                 assert_eq!(counted(), lapses, "{on_lapse:?}: by the request");
-                if let Begin::Run(attempt) = begun {
+                if let Begin::Run(attempt) = outcome {
                     attempt.finish(created()).await;
                 }
             }

@@ -188,8 +188,8 @@ async fn a_signed_webhook_settles_an_unknown_record() {
     let record = world.record("k").await;
     assert_eq!(record.note.provider_id.as_deref(), Some("ch_1"));
     assert!(!record.flags.dead_letter, "no person is needed any more");
-    let told = world.history("k", HistoryKind::Settled).await;
-    assert_eq!(told, ["webhook: executed (event `evt_1` of `psp`)"]);
+    let history = world.history("k", HistoryKind::Settled).await;
+    assert_eq!(history, ["webhook: executed (event `evt_1` of `psp`)"]);
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
     assert_eq!(world.history("k", HistoryKind::Settled).await.len(), 1);
 }
@@ -282,8 +282,10 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
         what: ibid_core::machine::Observation::NotExecuted,
         age: Duration::ZERO,
     };
-    let kept = Duration::from_secs(3600);
-    ibid_core::evidence::EvidenceStore::insert_evidence(&*world.store, evidence, kept).await.expect("kept");
+    let retention = Duration::from_secs(3600);
+    ibid_core::evidence::EvidenceStore::insert_evidence(&*world.store, evidence, retention)
+        .await
+        .expect("kept");
     assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 1);
     assert_eq!(world.record("k").await.state, RecordState::Retryable);
     assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 0);
@@ -395,8 +397,8 @@ async fn a_stored_answer_never_changes_and_a_contradiction_is_told() {
     for _ in 0..2 {
         world.hook(&said("evt_2", "declined", "k")).await;
     }
-    let told = world.history("k", HistoryKind::LateAnswer).await;
-    assert_eq!(told, ["webhook: executed with 402, although it is completed (event `evt_2` of `psp`)"]);
+    let history = world.history("k", HistoryKind::LateAnswer).await;
+    assert_eq!(history, ["webhook: executed with 402, although it is completed (event `evt_2` of `psp`)"]);
     assert_eq!(world.pay("k", "break").await.2, b"answered");
 }
 

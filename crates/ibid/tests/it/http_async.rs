@@ -268,13 +268,13 @@ async fn waiting_for_an_own_accepted_request_is_no_replay() {
     let _counts = metrics::set_default_local_recorder(&recorder);
     let counted = || {
         let page = page.render();
-        let mut met: Vec<String> = page
+        let mut events: Vec<String> = page
             .lines()
             .filter(|line| line.starts_with("ibid_reserve_") && !line.ends_with(" 0"))
             .map(|line| format!("{}{}", &line[..line.find('{').unwrap()], &line[line.rfind(' ').unwrap()..]))
             .collect();
-        met.sort();
-        met
+        events.sort();
+        events
     };
     let world = world(Policy::default(), 0, true).await;
     let rates = || {

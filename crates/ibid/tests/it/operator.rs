@@ -193,14 +193,14 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
         .expect("it is seen to");
     assert!(!after.record.flags.dead_letter);
     assert_eq!(world.letters().await, 0);
-    let kept = |stored: &StoredRecord| {
+    let stored_fields = |stored: &StoredRecord| {
         let record = &stored.record;
         let instants = (record.due_at, record.expires_at, record.purge_at);
         (record.state, record.birth, record.attempt, record.note.status, instants, stored.answer.clone())
     };
-    assert_eq!(kept(&after), kept(&before));
+    assert_eq!(stored_fields(&after), stored_fields(&before));
     let stored = world.operator.history(before.record.id).await.expect("it is there").stored;
-    assert_eq!(kept(&stored), kept(&before), "as the store has it, too");
+    assert_eq!(stored_fields(&stored), stored_fields(&before), "as the store has it, too");
     let Begin::Skip(Outcome::Completed(answer)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!(Some(answer.response.status), before.record.note.status);
     let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has it";
@@ -238,8 +238,8 @@ async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
     let node = Ibid::for_upkeep(world.store.clone());
     world.hands.advance(Policy::default().retention * 10);
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
-    let kept = world.operator.history(letter.id).await.expect("it is there").stored;
-    assert!(kept.record.version == letter.version && kept.answer.is_some(), "{kept:?}");
+    let stored = world.operator.history(letter.id).await.expect("it is there").stored;
+    assert!(stored.record.version == letter.version && stored.answer.is_some(), "{stored:?}");
     world.operator.acknowledge(letter.id, None, &ann()).await.expect("it is seen to");
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let gone = world.operator.history(letter.id).await;
@@ -253,8 +253,10 @@ async fn only_one_of_many_operators_settles_a_record() {
     let act = async |place: usize| {
         let operator = world.operator.clone();
         let act = OperatorAction::new(&format!("person-{place}"), "knows it").expect("a name and a reason");
-        let found = if place.is_multiple_of(2) { executed() } else { Observation::NotExecuted };
-        tokio::spawn(async move { operator.resolve(id, None, &found, &act).await }).await.expect("no panic")
+        let observation = if place.is_multiple_of(2) { executed() } else { Observation::NotExecuted };
+        tokio::spawn(async move { operator.resolve(id, None, &observation, &act).await })
+            .await
+            .expect("no panic")
     };
     let done: Vec<_> = join_all((0..16).map(act)).await;
     let winners: Vec<usize> = (0..16).filter(|place| done[*place].is_ok()).collect();
@@ -265,9 +267,9 @@ async fn only_one_of_many_operators_settles_a_record() {
     for lost in done.into_iter().filter_map(Result::err) {
         let OperatorError::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
         assert_ne!(stored.record.state, State::Unknown);
-        let told = &last.as_ref().expect("who won").1.detail;
-        assert!(told.contains(&format!("by person-{}:", winners[0])), "{told}");
-        assert!(lost.to_string().contains(told.as_str()), "{lost}");
+        let detail = &last.as_ref().expect("who won").1.detail;
+        assert!(detail.contains(&format!("by person-{}:", winners[0])), "{detail}");
+        assert!(lost.to_string().contains(detail.as_str()), "{lost}");
     }
 }
 
@@ -377,9 +379,9 @@ async fn tenants_are_ranked_by_their_share_of_duplicates() {
     send("quiet", "one".to_owned()).await;
     send("quiet", "one".to_owned()).await;
     let rates = world.ibid.tenants(3);
-    let told: Vec<_> =
+    let lines: Vec<_> =
         rates.iter().map(|rate| (rate.tenant.as_str(), rate.requests, rate.duplicates)).collect();
-    assert_eq!(told, [("noisy", 30, 29), ("half", 30, 15), ("calm", 30, 0)]);
+    assert_eq!(lines, [("noisy", 30, 29), ("half", 30, 15), ("calm", 30, 0)]);
     assert_eq!(world.ibid.tenants_above_duplicate_rate(), 1, "half of them is still allowed");
     assert_eq!(world.ibid.tenants(10).last().map(|rate| rate.tenant.as_str()), Some("quiet"));
 }

@@ -326,8 +326,8 @@ async fn tries_end_in_a_dead_letter_with_the_last_error() {
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     let effect = world.only().await;
     assert_eq!((effect.state, effect.due_at, effect.tries), (Dead, None, 3));
-    let said = effect.last_error.unwrap();
-    assert!(said.starts_with("3: xxx") && said.len() < 1100, "{}", said.len());
+    let error = effect.last_error.unwrap();
+    assert!(error.starts_with("3: xxx") && error.len() < 1100, "{}", error.len());
     assert_eq!(world.ledger().len(), 1);
     world.pass(1_000_000);
     assert!(worker.run_once().await.unwrap().is_idle());

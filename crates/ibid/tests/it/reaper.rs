@@ -129,11 +129,11 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
 async fn a_round_skips_a_bounded_number_of_rows() {
     let world = World::on_sqlite().await;
     let live = TestRecord::fresh();
-    let mut told = insert(&live, draft(&live, State::Unknown));
+    let mut change = insert(&live, draft(&live, State::Unknown));
     for _ in 0..15_000 {
-        told = telling(told, HistoryKind::ReconcileTry, "");
+        change = telling(change, HistoryKind::ReconcileTry, "");
     }
-    put(&*world.store, &told).await;
+    put(&*world.store, &change).await;
     world.going().await;
     let keep = Retention { history: HOUR, ..Retention::default() };
     world.hands.advance(HOUR);
@@ -156,7 +156,7 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
         let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
         let world = World::new(faulty.clone(), hands, None).await;
         let recorder = PrometheusBuilder::new().build_recorder();
-        let said = recorder.handle();
+        let metrics_page = recorder.handle();
         let _counts = metrics::set_default_local_recorder(&recorder);
         let gone = world.going().await;
         assert_eq!(world.reap().await.removed, 1);
@@ -169,14 +169,14 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
         let left = usize::from(fails == ReapTarget::Records);
         assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), left);
         let gauge = format!("ibid_records{{state=\"completed\"}} {left}\n");
-        assert!(said.render().contains(&gauge), "{}", said.render());
+        assert!(metrics_page.render().contains(&gauge), "{}", metrics_page.render());
         faulty.set(StoreFault::None);
         assert_eq!(reap_once(&world.ibid, keep).await.unwrap().removed, left as u64);
         assert_eq!(world.store.history(late).await.unwrap().len(), 1);
         assert!(
-            said.render().contains("ibid_retention_pruned_total 2\n"),
+            metrics_page.render().contains("ibid_retention_pruned_total 2\n"),
             "both are counted: {}",
-            said.render()
+            metrics_page.render()
         );
     }
 }

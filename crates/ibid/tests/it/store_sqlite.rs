@@ -80,15 +80,15 @@ async fn a_store_that_is_opened_again_has_kept_everything() {
     let first = sqlite_on(&file, |_| {});
     let name = TestRecord::fresh();
     let begin = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "begun");
-    let begun = put(&*first.store, &begin).await;
-    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201");
+    let stored = put(&*first.store, &begin).await;
+    let finish = answering(replace(&stored.record, draft(&name, State::Completed)), b"201");
     let finished = put(&*first.store, &finish).await;
     let secret = first.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
     drop(first);
     assert_eq!(files(&file), ["ibid.db"], "a closed store leaves one file");
     let second = sqlite_on(&file, |options| options.create = false);
-    let found = load(&*second.store, name.id).await.expect("it is still there");
-    assert_eq!((found.record, found.answer), (finished.record, finished.answer));
+    let loaded = load(&*second.store, name.id).await.expect("it is still there");
+    assert_eq!((loaded.record, loaded.answer), (finished.record, finished.answer));
     assert_eq!(second.store.history(name.id).await.expect("a history").len(), 1);
     assert_eq!(
         second.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
@@ -257,20 +257,20 @@ async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
     let subject = sqlite_on(&File::fresh(), |options| options.busy_timeout = Duration::from_millis(10));
     let store = &*subject.store;
     let name = TestRecord::fresh();
-    let begun =
+    let first =
         put(store, &insert(&name, Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) })).await;
-    let finish = replace(&begun.record, draft(&name, State::Completed));
+    let finish = replace(&first.record, draft(&name, State::Completed));
     let other = subject.file.other_connection();
     other.execute_batch("begin immediate").expect("the lock is free");
     for _ in 0..3 {
         let fates = store.commit(vec![Arc::new(finish.clone())]).await;
         assert!(fates.iter().all(|fate| fate.as_ref().is_err_and(|error| error.is_transient())), "{fates:?}");
-        let renewal = store.renew(vec![(name.id, begun.record.version)]).await;
+        let renewal = store.renew(vec![(name.id, first.record.version)]).await;
         assert!(renewal.is_err_and(|error| error.is_transient()));
         let reaping = store.reap(ReapTarget::Records, CURSOR_START, 1).await;
         assert!(reaping.is_err_and(|error| error.is_transient()));
     }
-    assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(begun.record), "reads go on");
+    assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(first.record), "reads go on");
     other.execute_batch("rollback").expect("the lock is given back");
     put(store, &finish).await;
 }
@@ -345,8 +345,8 @@ async fn a_store_goes_on_once_its_file_is_whole_again() {
     let subject = sqlite();
     let store = &*subject.store;
     let name = TestRecord::fresh();
-    let begun = put(store, &insert(&name, draft(&name, State::InProgress))).await;
-    let finish = replace(&begun.record, draft(&name, State::Completed));
+    let running = put(store, &insert(&name, draft(&name, State::InProgress))).await;
+    let finish = replace(&running.record, draft(&name, State::Completed));
     let other = subject.file.other_connection();
     other.execute_batch("alter table ibid_record rename to lost").expect("a table is renamed");
     for _ in 0..2 {
@@ -459,8 +459,8 @@ async fn a_lease_of_any_length_can_be_renewed() {
         lease: Duration::from_micros(u64::MAX),
         ..(*running.policy).clone()
     });
-    let begun = put(store, &insert(&name, running)).await;
-    let renewed = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
+    let first = put(store, &insert(&name, running)).await;
+    let renewed = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");
     let never = Timestamp::from_micros(i64::MAX);
     assert_eq!(renewed, [ibid_core::store::RenewOutcome::Until(never)], "it ends at the end of time");
 }
@@ -519,8 +519,8 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     }
     sql(&file.path(), &format!("update ibid_record set policy = 99 where id = x'{}'", ids[0]));
     let due = async |limit| {
-        let found = store.due(State::InProgress, limit).await.expect("due is answered");
-        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
+        let records = store.due(State::InProgress, limit).await.expect("due is answered");
+        records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
     let listed = store.list(RecordFilter { limit: 3, ..RecordFilter::default() }).await.expect("a list");

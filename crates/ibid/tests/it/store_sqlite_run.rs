@@ -122,9 +122,9 @@ fn a_commit_cut_short_by_the_disk_may_have_been_written() {
         .env(LIMITED_PROCESS, file.path())
         .output()
         .expect("a second process starts");
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output_text = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("it continued"), "{said}{complained}");
+    assert!(output.status.success() && output_text.contains("it continued"), "{output_text}{complained}");
 }
 
 /// Not a test by itself: the test above runs it in a second process.
@@ -207,9 +207,9 @@ async fn closures_and_commits_interleave_and_none_is_lost() {
 async fn a_closure_runs_to_its_end_without_its_caller() {
     let Sqlite { store, file, .. } = shop().await;
     let (told, done) = tokio::sync::oneshot::channel();
-    let held = Arc::new(Mutex::new(Some(store)));
-    let inside = held.clone();
-    let run = held.lock().expect("no thread panicked").as_ref().map(|store| {
+    let slot = Arc::new(Mutex::new(Some(store)));
+    let inside = slot.clone();
+    let run = slot.lock().expect("no thread panicked").as_ref().map(|store| {
         let work = move |connection: &mut Connection| {
             connection.execute(PAY, [])?;
             // Dropped here, on the writer thread, after the future outside has gone.
@@ -220,7 +220,7 @@ async fn a_closure_runs_to_its_end_without_its_caller() {
         futures_util::FutureExt::now_or_never(store.run(work))
     });
     assert!(run.flatten().is_none(), "no disk is that fast");
-    drop(held);
+    drop(slot);
     done.await.expect("it ran");
     // The writer closes the file when it is done; a second store has to wait only for the lock.
     let again = sqlite_on(&file, |_| {});

@@ -77,7 +77,7 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     let (new, old) = (sqlite(), File::fresh());
     let name = TestRecord::fresh();
     let begin = telling(insert(&name, draft(&name, State::Completed)), HistoryKind::Operator, "told");
-    let begun = put(&*new.store, &answering(begin, b"201")).await;
+    let stored = put(&*new.store, &answering(begin, b"201")).await;
     new.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
     sql(&old.path(), include_str!("unprefixed.sql"));
     let filling = old.other_connection();
@@ -96,8 +96,8 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     drop(filling);
     // Opened as an operator's command would open it.
     let subject = sqlite_on(&old, |options| options.create = false);
-    let found = load(&*subject.store, name.id).await.expect("it is still there");
-    assert_eq!((found.record, found.answer), (begun.record, begun.answer));
+    let loaded = load(&*subject.store, name.id).await.expect("it is still there");
+    assert_eq!((loaded.record, loaded.answer), (stored.record, stored.answer));
     assert_eq!(subject.store.history(name.id).await.expect("a history").len(), 1);
     assert_eq!(
         subject.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
@@ -156,7 +156,7 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     let subject = sqlite();
     // More than one step removes, with a payment for each of the first ones.
     let names: Vec<TestRecord> = (0..600).map(|_| TestRecord::fresh()).collect();
-    let held = &names[..300];
+    let referenced = &names[..300];
     for few in names.chunks(300) {
         let begin = |name: &TestRecord| answering(insert(name, going(name)), b"x");
         commit_all(&*subject.store, few.iter().map(begin).collect()).await;
@@ -166,12 +166,12 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     theirs
         .execute_batch("create table audit (record blob not null references ibid_record(id)) strict")
         .expect("a table is made");
-    for name in held {
+    for name in referenced {
         theirs.execute("insert into audit values (?1)", [name.id.as_bytes()]).expect("a line is written");
     }
     let reaped = reap_all(&*subject.store, ReapTarget::Records).await;
     assert_eq!((reaped.removed, reaped.held), (300, 300));
-    for name in held {
+    for name in referenced {
         let stored = load(&*subject.store, name.id).await.expect("it is held");
         assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
     }
@@ -224,8 +224,8 @@ async fn an_applications_own_connections_write_beside_the_store() {
     let subject = sqlite();
     subject.file.other_connection().execute_batch(PAYMENT).expect("a table is made");
     let names: Arc<Vec<TestRecord>> = Arc::new((0..200).map(|_| TestRecord::fresh()).collect());
-    let begun = names.iter().map(|name| insert(name, draft(name, State::InProgress))).collect();
-    commit_all(&*subject.store, begun).await;
+    let begins = names.iter().map(|name| insert(name, draft(name, State::InProgress))).collect();
+    commit_all(&*subject.store, begins).await;
     let shoppers: Vec<_> = (0..2)
         .map(|shopper| {
             let (file, names) = (subject.file.clone(), names.clone());
@@ -255,9 +255,9 @@ fn pay<'n>(file: &File, names: impl Iterator<Item = &'n TestRecord>) {
     connection.pragma_update(None, "foreign_keys", true).expect("a strict connection");
     for name in names {
         connection.execute_batch("begin immediate").expect("the lock comes in time");
-        let mut seen =
+        let mut check =
             connection.prepare_cached("select count from ibid_record where id = ?1").expect("a query");
-        assert_eq!(seen.query_row([name.id.as_bytes()], |row| row.get::<_, i64>(0)), Ok(1));
+        assert_eq!(check.query_row([name.id.as_bytes()], |row| row.get::<_, i64>(0)), Ok(1));
         connection
             .execute("insert into payment (record, cents) values (?1, 1)", [name.id.as_bytes()])
             .expect("a payment is made");

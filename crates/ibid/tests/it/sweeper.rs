@@ -49,8 +49,11 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     assert!(runs.lock().unwrap().is_empty(), "nothing is run under the key of another");
     let left = load(&*store, name.id).await.expect("it is there").record;
     assert_eq!((left.birth, left.state), (second.birth, State::Retryable), "its next request runs it");
-    let told = store.history(name.id).await.expect("a history");
-    assert!(told.iter().any(|(_, line)| line.what == HistoryKind::Takeover), "it was taken over: {told:?}");
+    let history = store.history(name.id).await.expect("a history");
+    assert!(
+        history.iter().any(|(_, line)| line.what == HistoryKind::Takeover),
+        "it was taken over: {history:?}"
+    );
 }
 
 #[tokio::test]

@@ -32,8 +32,8 @@ pub(super) async fn a_callers_own_error_keeps_its_meaning<A: Adapter>(place: Pla
 pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(place: Place) {
     drop(with_table::<A>(&place, 1).await);
     let pool = A::open(&place, 1, IMPATIENT).await;
-    let held = pool.begin().await.unwrap();
-    match held.dialect() {
+    let tx = pool.begin().await.unwrap();
+    match tx.dialect() {
         // A wait for a connection that timed out sent nothing, but looks the same as a lost connection.
         Dialect::Postgres => assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost)),
         // SQLite has one writer.
@@ -42,7 +42,7 @@ pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(place: 
             assert_eq!(fault_of(other.begin().await), Some(SqlFault::Serialization));
         }
     }
-    held.rollback().await.unwrap();
+    tx.rollback().await.unwrap();
     pool.begin().await.unwrap().rollback().await.unwrap();
 }
 

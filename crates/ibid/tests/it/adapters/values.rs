@@ -26,9 +26,9 @@ pub(super) async fn what_is_bound_comes_back<A: Adapter>(place: Place) {
         assert_eq!(execute(&mut tx, insert, &params).await.unwrap(), 1);
     }
     let select = "select flag, number, word, data from kept order by id";
-    let found = query(&mut tx, select, COLUMNS, &[]).await.unwrap();
-    assert_eq!(found.len(), rows.len());
-    for (row, bound) in found.into_iter().zip(&rows) {
+    let selected = query(&mut tx, select, COLUMNS, &[]).await.unwrap();
+    assert_eq!(selected.len(), rows.len());
+    for (row, bound) in selected.into_iter().zip(&rows) {
         assert_is(row, bound);
     }
 }
@@ -38,8 +38,8 @@ pub(super) async fn a_bound_value_needs_no_column_to_have_its_type<A: Adapter>(p
     let pool = A::open(&place, 1, PATIENT).await;
     let mut tx = pool.begin().await.unwrap();
     for row in rows(b"\0\xff") {
-        let mut found = query(&mut tx, "select $1, $2, $3, $4", COLUMNS, &row).await.unwrap();
-        assert_is(found.remove(0), &row);
+        let mut rows = query(&mut tx, "select $1, $2, $3, $4", COLUMNS, &row).await.unwrap();
+        assert_is(rows.remove(0), &row);
     }
 }
 

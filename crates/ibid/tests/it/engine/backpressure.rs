@@ -23,9 +23,12 @@ async fn failing() -> World {
 /// Begins `many` at once and returns how many ran, and the `Retry-After` of each that was refused.
 async fn begin_many(world: &World, many: usize) -> (usize, Vec<Duration>) {
     let begins = (0..many).map(|n| world.ibid.begin(world.ask(&format!("many-{n}"))));
-    let begun = futures_util::future::join_all(begins).await;
-    let refused: Vec<_> =
-        begun.iter().filter_map(|begun| begun.as_ref().err()).map(|refused| refused.retry_after()).collect();
+    let outcomes = futures_util::future::join_all(begins).await;
+    let refused: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+        .map(|refused| refused.retry_after())
+        .collect();
     (many - refused.len(), refused)
 }
 
@@ -93,11 +96,11 @@ async fn only_begins_are_refused_past_the_queues_bound() {
         let begin = world.ibid.begin(world.ask(&format!("burst-{n}")));
         async move { (begin.await.map(drop), started.elapsed()) }
     });
-    let begun = futures_util::future::join_all(begins).await;
-    assert!(begun.iter().all(|(begun, _)| begun.is_err()), "nothing runs on a store that hangs");
-    let at_once = begun.iter().filter(|(_, took)| took.is_zero()).count();
+    let outcomes = futures_util::future::join_all(begins).await;
+    assert!(outcomes.iter().all(|(outcome, _)| outcome.is_err()), "nothing runs on a store that hangs");
+    let at_once = outcomes.iter().filter(|(_, took)| took.is_zero()).count();
     assert!(at_once > 0 && at_once <= more, "{at_once} at once");
-    assert!(begun.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
+    assert!(outcomes.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
     assert!((&mut finish).now_or_never().is_none(), "it waits");
     world.store.set(StoreFault::None);
     assert!(matches!(finish.await.expect("no panic"), Outcome::Completed(_)));

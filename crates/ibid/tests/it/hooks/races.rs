@@ -226,9 +226,9 @@ fn resolves(
 ) -> JoinHandle<Result<StoredRecord, OperatorError>> {
     tokio::spawn(async move {
         let act = OperatorAction::new("ann", "the bank said so").expect("a name and a reason");
-        let found = Observation::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
+        let observation = Observation::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
         together.wait().await;
-        Operator::on_store(store).resolve(id, None, &found, &act).await
+        Operator::on_store(store).resolve(id, None, &observation, &act).await
     })
 }
 

@@ -91,8 +91,8 @@ async fn an_answer_is_kept_with_the_routes_response_version() {
         let records = world.store.list(RecordFilter::default()).await.unwrap();
         let id = records[0].record.id;
         let stored = world.store.load(vec![id]).await.unwrap().remove(0).expect("a record");
-        let kept = Stored::from_bytes(&stored.answer.expect("its answer")).expect("it can be read");
-        assert_eq!((kept.version, kept.status, &kept.body[..]), (version, 404, &b"run 1: b"[..]));
+        let response = Stored::from_bytes(&stored.answer.expect("its answer")).expect("it can be read");
+        assert_eq!((response.version, response.status, &response.body[..]), (version, 404, &b"run 1: b"[..]));
     }
 }
 

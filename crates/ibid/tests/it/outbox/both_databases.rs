@@ -275,8 +275,8 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
             if let Some(gate) = &self.0.gate {
                 gate.acquire().await.unwrap().forget();
             }
-            let said = self.0.says.lock().unwrap().pop_front();
-            said.unwrap_or_else(|| CallOutcome::Made(charged()))
+            let outcome = self.0.says.lock().unwrap().pop_front();
+            outcome.unwrap_or_else(|| CallOutcome::Made(charged()))
         })
     }
 

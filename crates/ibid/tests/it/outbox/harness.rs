@@ -293,8 +293,8 @@ impl<T: Deref<Target = Connection> + Send> EffectHandler<T> for Provider {
 
     fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
         *self.0.asked.lock().unwrap() += 1;
-        let said = self.0.verifies.lock().unwrap().pop_front().unwrap_or(VerifyOutcome::Unsure);
-        Box::pin(async move { said })
+        let outcome = self.0.verifies.lock().unwrap().pop_front().unwrap_or(VerifyOutcome::Unsure);
+        Box::pin(async move { outcome })
     }
 
     fn record<'a>(

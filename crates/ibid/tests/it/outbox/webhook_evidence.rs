@@ -348,8 +348,8 @@ async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone 
         let heard = [a.unwrap(), b.unwrap(), c.unwrap()];
         let settled = heard.iter().filter(|hearing| **hearing == EvidenceResult::Settled).count();
         assert_eq!(done as usize + settled, 1, "one settles it: {done} and {heard:?}");
-        let told = [EvidenceResult::Settled, EvidenceResult::Known, EvidenceResult::Duplicate];
-        assert!(heard.iter().all(|hearing| told.contains(hearing)), "the others learn it: {heard:?}");
+        let expected = [EvidenceResult::Settled, EvidenceResult::Known, EvidenceResult::Duplicate];
+        assert!(heard.iter().all(|hearing| expected.contains(hearing)), "the others learn it: {heard:?}");
         assert_eq!(site.lines().await.len(), before + 1, "its rows are written once");
         assert_eq!(Operator::new(&site.ibid).effects(of).await.unwrap().0[0].state, Done);
         assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
@@ -386,8 +386,8 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     let bob = world.worker(&super::harness::Provider::new("bob", |_| super::harness::made()));
     assert_eq!(bob.run_once().await.unwrap().dead, 1);
     let at = EffectRef::DownstreamKey(world.only().await.downstream_key);
-    let said = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
-    assert_eq!(world.ibid.report_evidence(said).await.unwrap(), EvidenceResult::Settled);
+    let report = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
+    assert_eq!(world.ibid.report_evidence(report).await.unwrap(), EvidenceResult::Settled);
     let settled = world.only().await;
     gate.open();
     assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
@@ -442,11 +442,11 @@ async fn a_contradiction_changes_nothing_and_is_told<D: Database + Clone + 'stat
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Duplicate);
     assert_eq!(site.only().await.version, done.version);
-    let told = [
+    let lines = [
         "webhook: effect `charge` executed as `ch_2`, although it is done (event `evt_2` of `psp`)",
         "webhook: effect `charge` not executed, although it is done (event `evt_3` of `psp`)",
     ];
-    assert_eq!(site.history("k", HistoryKind::LateAnswer).await, told);
+    assert_eq!(site.history("k", HistoryKind::LateAnswer).await, lines);
     assert_eq!(site.lines().await, ["done: answer"]);
 }
 

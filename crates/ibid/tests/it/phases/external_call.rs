@@ -68,8 +68,8 @@ async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &
 
     let mut attempt = world.begin("repeatable").await;
     assert_eq!((attempt.number(), attempt.after()), (3, 1));
-    let kept: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
-    assert_eq!(kept.unwrap(), calls[0]);
+    let stored: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
+    assert_eq!(stored.unwrap(), calls[0]);
     assert_eq!(provider.calls().len(), 2, "what is recorded is not called again");
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 
@@ -92,8 +92,8 @@ async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &Worl
         if swept {
             upkeep::sweep_once(&world.ibid).await.unwrap();
         }
-        let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-        assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
+        let outcome = world.ibid.begin(world.ask(&key)).await.unwrap();
+        assert!(matches!(outcome, Begin::Skip(Outcome::Unknown { .. })), "{outcome:?}");
         assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
         assert_eq!(provider.calls().len(), 1);
     }

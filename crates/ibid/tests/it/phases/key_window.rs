@@ -72,8 +72,8 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
                 assert!(matches!(finished, Outcome::Unknown { .. }), "{finished:?}");
             }
             assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
-            let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-            assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
+            let outcome = world.ibid.begin(world.ask(&key)).await.unwrap();
+            assert!(matches!(outcome, Begin::Skip(Outcome::Unknown { .. })), "{outcome:?}");
             // An operator who found that nothing was executed makes the key as good as new.
             let id = world.record(&key).await.unwrap().id;
             let act = OperatorAction::new("ann", "asked the provider").unwrap();
@@ -177,8 +177,8 @@ async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &World
         freed_in_doubt(world, &key, &provider, end).await;
         world.grow_older(&key, 25).await;
         upkeep::reap_once(&world.ibid, upkeep::Retention::default()).await.unwrap();
-        let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-        assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
+        let outcome = world.ibid.begin(world.ask(&key)).await.unwrap();
+        assert!(matches!(outcome, Begin::Skip(Outcome::Unknown { .. })), "{outcome:?}");
         let record = world.record(&key).await.unwrap();
         assert_eq!((record.state, record.attempt), (State::Unknown, 1));
         assert!(record.flags.dead_letter);

@@ -34,15 +34,15 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     commit_all(&*store, begins.clone()).await;
     let records = async || {
         let ids = begins.iter().map(|begin| begin.id).collect();
-        let found = store.load(ids).await.expect("a load succeeds");
-        found.into_iter().map(|stored| stored.expect("it stands")).collect::<Vec<_>>()
+        let loaded = store.load(ids).await.expect("a load succeeds");
+        loaded.into_iter().map(|stored| stored.expect("it stands")).collect::<Vec<_>>()
     };
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
     assert_eq!(kept(&server, &database), "20");
     // New generations with and without `clears_bodies`, in one batch.
-    let begun = records().await;
-    let news = begun[..10].iter().zip([true, false].into_iter().cycle());
+    let finished = records().await;
+    let news = finished[..10].iter().zip([true, false].into_iter().cycle());
     commit_all(&*store, news.map(|(stored, clears)| again(&stored.record, clears)).collect()).await;
     assert_eq!(kept(&server, &database), "10");
     for (place, stored) in records().await.into_iter().enumerate() {
@@ -59,8 +59,8 @@ async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let begun = put(&*store, &begin()).await.record;
-    let done = put(&*store, &finish(&begun)).await.record;
+    let running = put(&*store, &begin()).await.record;
+    let done = put(&*store, &finish(&running)).await.record;
     let mut other = answering(replace(&done, draft(&name_of(&done), State::Completed)), b"another");
     other.clears_bodies = true;
     assert_eq!(put(&*store, &other).await.answer.as_deref(), Some(&b"another"[..]));

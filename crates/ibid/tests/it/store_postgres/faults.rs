@@ -41,13 +41,13 @@ async fn connections_cut_under_load_lose_no_change() {
         writers.spawn(async move {
             let mut written = Vec::new();
             for n in 0..60 {
-                let mut begun = begin();
+                let mut change = begin();
                 if n % 2 == 0 {
-                    begun.history.push(History { what: HistoryKind::Operator, detail: "begun".to_owned() });
+                    change.history.push(History { what: HistoryKind::Operator, detail: "begun".to_owned() });
                 }
-                let begun = Arc::new(begun);
-                assert!(counted(&begun, &commit_patiently(&store, &begun).await), "a fresh name is free");
-                written.push(begun.id);
+                let change = Arc::new(change);
+                assert!(counted(&change, &commit_patiently(&store, &change).await), "a fresh name is free");
+                written.push(change.id);
             }
             written
         });
@@ -86,8 +86,8 @@ async fn a_server_without_a_free_connection_is_an_outage_that_passes() {
     for _ in 0..32 {
         let store = store.clone();
         writers.spawn(async move {
-            let begun = Arc::new(begin());
-            assert!(counted(&begun, &commit_patiently(&store, &begun).await));
+            let change = Arc::new(begin());
+            assert!(counted(&change, &commit_patiently(&store, &change).await));
         });
     }
     while let Some(writer) = writers.join_next().await {
@@ -106,10 +106,10 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     commit_patiently(&store, &Arc::new(begin())).await;
     let standby = |name: &str| server.set("synchronous_standby_names", name);
     standby("absent");
-    let begun = Arc::new(begin());
+    let change = Arc::new(begin());
     let commit = tokio::spawn({
-        let (store, begun) = (store.clone(), begun.clone());
-        async move { store.commit(vec![begun]).await.remove(0) }
+        let (store, change) = (store.clone(), change.clone());
+        async move { store.commit(vec![change]).await.remove(0) }
     });
     while server.sql("postgres", CANCEL_WAITS) == "0" {
         tokio::task::yield_now().await;
@@ -117,7 +117,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     let fate = commit.await.expect("the commit ends");
     assert!(fate.expect_err("it is unknown whether a failover would keep it").is_transient());
     standby("");
-    assert!(counted(&begun, &commit_patiently(&store, &begun).await), "it finds itself");
+    assert!(counted(&change, &commit_patiently(&store, &change).await), "it finds itself");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

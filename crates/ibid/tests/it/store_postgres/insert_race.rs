@@ -41,9 +41,9 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
             for few in names.chunks(BATCH) {
                 let begins: Vec<Change> = few.iter().map(|name| fresh(name, LONG)).collect();
                 line.wait().await;
-                let mut told = commit_all(&*store, begins.clone()).await;
+                let mut outcomes = commit_all(&*store, begins.clone()).await;
                 for begin in begins {
-                    let fate = told.remove(&begin.id).expect("every change has a fate");
+                    let fate = outcomes.remove(&begin.id).expect("every change has a fate");
                     fates.insert(begin.id, (begin, fate));
                 }
             }

@@ -12,8 +12,8 @@ use super::*;
 
 /// Returns the due records, in the store's order.
 async fn due(store: &PostgresStore) -> Vec<RecordId> {
-    let found = store.due(State::InProgress, 100_000).await.expect("due is answered");
-    found.into_iter().map(|stored| stored.record.id).collect()
+    let records = store.due(State::InProgress, 100_000).await.expect("due is answered");
+    records.into_iter().map(|stored| stored.record.id).collect()
 }
 
 /// Begins records one after the other, and makes their leases lapse.
@@ -59,8 +59,8 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     finishes.batch_execute("commit").await.expect("the holder has finished");
     assert_eq!(due(&store).await, ids[2..], "what is finished is not due");
     leaves.batch_execute("rollback").await.expect("the stranger leaves");
-    let found = due(&store).await;
-    assert_eq!((found[0], &found[1..]), (ids[0], &ids[2..]), "what is let go is, in its place");
+    let due_ids = due(&store).await;
+    assert_eq!((due_ids[0], &due_ids[1..]), (ids[0], &ids[2..]), "what is let go is, in its place");
     assert_eq!(late(), "0");
 }
 
@@ -75,10 +75,10 @@ async fn nobody_who_looks_waits_for_another_who_does() {
     for one in [&holder, &looker] {
         one.batch_execute("begin").await.expect("a transaction");
     }
-    let held = &ids[0].as_bytes()[..];
-    holder.execute("select from ibid_record where id = $1 for update", &[&held]).await.expect("it is held");
+    let locked = &ids[0].as_bytes()[..];
+    holder.execute("select from ibid_record where id = $1 for update", &[&locked]).await.expect("it is held");
     assert_eq!(due(&store).await, ids[1..]);
-    let deleted = looker.execute("delete from ibid_late where id = $1", &[&held]).await;
+    let deleted = looker.execute("delete from ibid_late where id = $1", &[&locked]).await;
     assert_eq!(deleted.expect("as one who has found it free"), 1);
     // The other scanner's transaction stays open.
     assert_eq!(due(&store).await, ids[1..]);
@@ -97,7 +97,7 @@ async fn several_who_look_at_once_miss_nothing() {
     for _ in 0..4 {
         stores.push(open(&server, &database).await);
     }
-    let begun = tokio::spawn(async move {
+    let writer = tokio::spawn(async move {
         let mut ids = HashSet::new();
         for _ in 0..40 {
             let few: Vec<Change> = (0..10).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect();
@@ -107,21 +107,21 @@ async fn several_who_look_at_once_miss_nothing() {
         ids
     });
     // Each scanner runs until it has seen all of them.
-    let (told, all) = tokio::sync::watch::channel(None);
+    let (sender, all) = tokio::sync::watch::channel(None);
     let mut lookers = JoinSet::new();
     for store in stores {
         let all = all.clone();
         lookers.spawn(async move {
-            let mut seen = HashSet::new();
+            let mut due_ids = HashSet::new();
             loop {
-                seen.extend(due(&store).await);
-                if all.borrow().as_ref() == Some(&seen) {
+                due_ids.extend(due(&store).await);
+                if all.borrow().as_ref() == Some(&due_ids) {
                     return;
                 }
             }
         });
     }
-    told.send_replace(Some(begun.await.expect("the writer ends")));
+    sender.send_replace(Some(writer.await.expect("the writer ends")));
     let ended = tokio::time::timeout(PATIENCE, lookers.join_all()).await;
     assert!(ended.is_ok(), "one of them is never found");
 }
@@ -141,10 +141,10 @@ async fn more_lapsed_records_than_one_step_takes_are_all_found() {
                   insert into ibid_record select * from copy";
     server.sql(&database, copies);
     pass(&server, &database, SECOND);
-    let found = due(&store).await;
-    assert_eq!(found.len(), 7001);
-    assert!(found.contains(&first));
-    assert_eq!(found.iter().collect::<HashSet<_>>().len(), 7001, "each once");
+    let due_ids = due(&store).await;
+    assert_eq!(due_ids.len(), 7001);
+    assert!(due_ids.contains(&first));
+    assert_eq!(due_ids.iter().collect::<HashSet<_>>().len(), 7001, "each once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -167,15 +167,15 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
         let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
         let after = lapsed(&server, &database, &store, 1).await[0];
-        let found = due(&store).await;
-        assert!(found.contains(&after) && !found.contains(&late), "its instant was passed");
+        let due_ids = due(&store).await;
+        assert!(due_ids.contains(&after) && !due_ids.contains(&late), "its instant was passed");
         stranger.batch_execute("commit").await.expect("it is committed");
-        let found = due(&store).await;
-        if found.contains(&late) {
+        let due_ids = due(&store).await;
+        if due_ids.contains(&late) {
             return;
         }
-        let place: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
-        assert!(place >= ended, "a begin that was committed late is never found");
+        let cursor: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
+        assert!(cursor >= ended, "a begin that was committed late is never found");
     }
     panic!("begins that were committed late were missed permanently");
 }

@@ -20,10 +20,10 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
     let store = open(server, &database).await;
     let mut batch: Vec<Arc<Change>> = (0..32).map(|_| Arc::new(either_begin(is_fresh))).collect();
     batch.sort_by_key(|change| change.id);
-    let held = batch[11].clone();
+    let contended = batch[11].clone();
     let stranger = stranger(server, &database).await;
     stranger.batch_execute("begin").await.expect("a transaction");
-    let id = hex(held.id.as_bytes());
+    let id = hex(contended.id.as_bytes());
     let row = format!(
         "insert into ibid_record (nonce, birth, owner, count, attempt, lease_us, policy, created_at, point, state, flags,
                                   id, tenant, method, path, key, note)
@@ -34,13 +34,15 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
     let fates = store.commit(batch.clone()).await;
     for (change, fate) in batch.iter().zip(&fates) {
         match fate {
-            Ok(Commit::Done(_)) => assert_ne!(change.id, held.id),
-            Err(error) if change.id == held.id => assert!(error.is_transient(), "it may go through later"),
+            Ok(Commit::Done(_)) => assert_ne!(change.id, contended.id),
+            Err(error) if change.id == contended.id => {
+                assert!(error.is_transient(), "it may go through later")
+            }
             other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
     stranger.batch_execute("rollback").await.expect("the stranger leaves");
-    assert!(matches!(commit_patiently(&store, &held).await, Commit::Done(_)), "the way is free");
+    assert!(matches!(commit_patiently(&store, &contended).await, Commit::Done(_)), "the way is free");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,32 +61,32 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
         false => insert(name, Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) }),
     };
     let (name, other) = (TestRecord::fresh(), TestRecord::fresh());
-    let held = put(&*store, &lapsing(&name)).await.record;
+    let locked = put(&*store, &lapsing(&name)).await.record;
     let free = put(&*store, &lapsing(&other)).await.record;
     tokio::time::sleep(TICK).await;
     let stranger = stranger(server, &database).await;
     let lock =
-        format!("begin; select from ibid_record where id = '\\x{}' for update", hex(held.id.as_bytes()));
+        format!("begin; select from ibid_record where id = '\\x{}' for update", hex(locked.id.as_bytes()));
     stranger.batch_execute(&lock).await.expect("the row is held");
 
-    let renewed = store.renew(vec![(held.id, held.version)]).await.expect("a renewal succeeds");
+    let renewed = store.renew(vec![(locked.id, locked.version)]).await.expect("a renewal succeeds");
     assert_eq!(renewed, [RenewOutcome::Busy], "it may still be ours");
     let take = |record: &Record| {
         let next = Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) };
         Arc::new(take_over(record, next))
     };
-    let mut takeovers = vec![take(&held), take(&free)];
+    let mut takeovers = vec![take(&locked), take(&free)];
     takeovers.sort_by_key(|change| change.id);
     for (change, fate) in takeovers.iter().zip(store.commit(takeovers.clone()).await) {
         match fate.expect("a takeover does not wait") {
             Commit::Done(_) => assert_eq!(change.id, free.id, "what is free is taken"),
             Commit::Conflict(stands) => {
-                assert_eq!(change.id, held.id);
-                assert_eq!(stands.expect("it stands").record, held, "and what is held stands as it was");
+                assert_eq!(change.id, locked.id);
+                assert_eq!(stands.expect("it stands").record, locked, "and what is held stands as it was");
             }
         }
     }
-    let late = Arc::new(finish(&held));
+    let late = Arc::new(finish(&locked));
     let fate = store.commit(vec![late.clone()]).await.remove(0);
     assert!(fate.expect_err("the row is held").is_transient(), "a finish may go through later");
     stranger.batch_execute("rollback").await.expect("the stranger leaves");

@@ -46,8 +46,8 @@ async fn every_table_can_be_published() {
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(&database, "create publication everything for all tables");
-    let begun = put(&*store, &begin()).await.record;
-    put(&*store, &finish(&begun)).await;
+    let running = put(&*store, &begin()).await.record;
+    put(&*store, &finish(&running)).await;
     store.due(State::InProgress, 1).await.expect("due is answered");
     let keyless = "select c.relname from pg_class c
                    where c.relname like 'ibid%' and c.relkind = 'r'
@@ -109,12 +109,12 @@ async fn a_server_that_may_lose_commits_is_refused_by_default() {
     };
     set("off");
     let weak = refusal(&url, options()).await;
-    let said = weak.to_string();
+    let message = weak.to_string();
     assert!(
         matches!(weak, PostgresOpenError::WeakDurability { setting: "synchronous_commit", .. }),
         "{weak:?}"
     );
-    assert!(said.contains("synchronous_commit = off"), "it says what to change: {said}");
+    assert!(message.contains("synchronous_commit = off"), "it says what to change: {message}");
     open_with(&server, &database, |options| options.accept_weak_durability = true).await;
     // Without standbys none of these is weaker than the disk.
     for as_good in ["local", "remote_write", "remote_apply", "on"] {
@@ -154,7 +154,7 @@ async fn a_replica_is_refused_until_it_is_promoted() {
 #[tokio::test]
 async fn no_message_holds_the_password() {
     let server = Postgres::start();
-    let told = |error: &PostgresOpenError| {
+    let assert_no_password = |error: &PostgresOpenError| {
         let mut text = format!("{error} {error:?}");
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {
@@ -166,15 +166,15 @@ async fn no_message_holds_the_password() {
     let port = server.port();
     let nobody = refusal(&format!("postgres://nobody:hunter2@127.0.0.1:{port}/postgres"), options()).await;
     assert!(matches!(nobody, PostgresOpenError::Refused { .. }), "{nobody:?}");
-    told(&nobody);
+    assert_no_password(&nobody);
     let nowhere = refusal("postgres://postgres:hunter2@127.0.0.1:1/postgres", options()).await;
     assert!(matches!(nowhere, PostgresOpenError::Unreachable { .. }), "{nowhere:?}");
     assert!(nowhere.to_string().contains("127.0.0.1:1/postgres"), "{nowhere}");
-    told(&nowhere);
+    assert_no_password(&nowhere);
     for unreadable in ["postgres://postgres:hunter2@127.0.0.1:x/", "hunter2"] {
         let bad = refusal(unreadable, options()).await;
         assert!(matches!(bad, PostgresOpenError::BadUrl), "{bad:?}");
-        told(&bad);
+        assert_no_password(&bad);
     }
     let url = format!("postgres://postgres:hunter2@127.0.0.1:{port}/postgres");
     let store = PostgresStore::open(&url, options()).await.expect("the store opens");

@@ -188,8 +188,8 @@ async fn only_a_row_that_moves_in_an_index_leaves_its_page() {
 }
 
 async fn records(store: &PostgresStore, ids: &[RecordId]) -> Vec<Record> {
-    let found = store.load(ids.to_vec()).await.expect("a load succeeds");
-    found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
+    let loaded = store.load(ids.to_vec()).await.expect("a load succeeds");
+    loaded.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
 /// Returns the number of updates, and of those that touched no index. A backend reports them at the latest when it ends.

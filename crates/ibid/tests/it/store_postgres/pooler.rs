@@ -45,9 +45,9 @@ async fn write_behind(settings: Settings) {
         let store = store.clone();
         writers.spawn(async move {
             for _ in 0..10 {
-                let begun = Arc::new(begin());
-                assert!(matches!(commit_patiently(&store, &begun).await, Commit::Done(_)));
-                let stored = load(&*store, begun.id).await.expect("what was begun is there");
+                let change = Arc::new(begin());
+                assert!(matches!(commit_patiently(&store, &change).await, Commit::Done(_)));
+                let stored = load(&*store, change.id).await.expect("what was begun is there");
                 let finished = Arc::new(finish(&stored.record));
                 assert!(matches!(commit_patiently(&store, &finished).await, Commit::Done(_)));
             }

@@ -9,8 +9,8 @@ use super::*;
 const NOW: &str = "(extract(epoch from clock_timestamp()) * 1000000)::int8";
 
 async fn due(store: &PostgresStore, state: State) -> Vec<TestRecord> {
-    let found = store.due(state, 100).await.expect("due is answered");
-    found.iter().map(|stored| name_of(&stored.record)).collect()
+    let records = store.due(state, 100).await.expect("due is answered");
+    records.iter().map(|stored| name_of(&stored.record)).collect()
 }
 
 fn kept_for(retention: Duration) -> Change {
@@ -27,15 +27,15 @@ async fn the_reaper_defers_a_late_finish_to_its_real_expiry() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let begun = put(&*store, &kept_for(LONG)).await.record;
-    let stored = put(&*store, &finish(&begun)).await;
+    let running = put(&*store, &kept_for(LONG)).await.record;
+    let stored = put(&*store, &finish(&running)).await;
     // As if the record had begun long ago.
     server.sql(&database, "update ibid_record set reap_at = 1");
     let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     assert_eq!(ripe().await.remove, 0);
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed, reaped.held), (0, 0, 0), "nothing goes before its time");
-    assert_eq!(load(&*store, begun.id).await.map(|after| after.record), Some(stored.record));
+    assert_eq!(load(&*store, running.id).await.map(|after| after.record), Some(stored.record));
     assert_eq!(server.sql(&database, "select reap_at = expires_at from ibid_record"), "t");
 
     let ran_long = put(&*store, &kept_for(SHORT)).await.record;
@@ -85,8 +85,8 @@ async fn the_reaper_gets_past_more_rows_than_one_step_takes() {
     let database = server.create_database();
     let store = open(&server, &database).await;
     commit_all(&*store, (0..300).map(|_| begin()).collect()).await;
-    let begun = put(&*store, &kept_for(SHORT)).await.record;
-    put(&*store, &finish(&begun)).await;
+    let running = put(&*store, &kept_for(SHORT)).await.record;
+    put(&*store, &finish(&running)).await;
     pass(&server, &database, SECOND);
     server.sql(&database, "update ibid_record set reap_at = 7 where due_at is not null");
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "also past those at one instant");

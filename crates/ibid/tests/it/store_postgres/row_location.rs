@@ -15,11 +15,11 @@ async fn a_finish_never_overwrites_a_row_that_reused_its_ctid() {
     let database = server.create_database();
     let store = open(&server, &database).await;
     let gone = put(&*store, &begin()).await.record;
-    let place = place_of(&server, &database, gone.id);
+    let ctid = place_of(&server, &database, gone.id);
     server.sql(&database, "delete from ibid_record");
     server.sql(&database, "vacuum ibid_record");
     let other = put(&*store, &begin()).await.record;
-    assert_eq!(place_of(&server, &database, other.id), place, "its place was given to another");
+    assert_eq!(place_of(&server, &database, other.id), ctid, "its place was given to another");
     let fates = commit_all(&*store, vec![finish(&gone)]).await;
     assert!(matches!(fates[&gone.id], Commit::Conflict(None)), "{fates:?}");
     let stands = load(&*store, other.id).await.expect("it stands");

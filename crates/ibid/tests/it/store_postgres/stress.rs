@@ -90,8 +90,9 @@ async fn hold(
             won.iter().step_by(3).chain(won.iter().skip(1).step_by(3)).cloned().collect();
         let leases = won.iter().skip(1).step_by(3).map(|record| (record.id, record.version)).collect();
         let renewed = store.renew(leases).await.expect("a renewal succeeds");
-        let held = renewed.iter().filter(|renewed| matches!(renewed, RenewOutcome::Until(_))).count();
-        renewals.fetch_add(held, Ordering::SeqCst);
+        let renewed_count =
+            renewed.iter().filter(|renewed| matches!(renewed, RenewOutcome::Until(_))).count();
+        renewals.fetch_add(renewed_count, Ordering::SeqCst);
         let finishes: Vec<Change> = ends.iter().map(|record| finish(record)).collect();
         let fates = commit_all(&*store, finishes.clone()).await;
         for finish in finishes {

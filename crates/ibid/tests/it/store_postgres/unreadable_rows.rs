@@ -31,8 +31,8 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     let store = open(&server, &database).await;
     let ids = lapsed(&server, &database, &store).await;
     let due = async |limit| {
-        let found = store.due(State::InProgress, limit).await.expect("due is answered");
-        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
+        let records = store.due(State::InProgress, limit).await.expect("due is answered");
+        records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!(due(100).await, ids[1..]);
     // It is the first one, and fills a batch of one.

@@ -63,8 +63,8 @@ async fn an_unknown_outcome_goes_after_unknown_retention() {
     pass(&server, &database, 2 * HOUR);
     let harvest = reap_once(&ibid, Retention::default()).await.expect("a round");
     assert_eq!((harvest.settled, harvest.removed), (1, 1), "{harvest:?}");
-    let told = "select count(*) from ibid_event where detail like '%unknown_retention%'";
-    assert_eq!(server.sql(&database, told), "1", "never silently");
+    let lines = "select count(*) from ibid_event where detail like '%unknown_retention%'";
+    assert_eq!(server.sql(&database, lines), "1", "never silently");
     assert!(matches!(begin().await, Begin::Run(_)), "as new");
 }
 
@@ -108,10 +108,10 @@ async fn a_record_held_by_a_business_row_blocks_no_other() {
         |name: &TestRecord| telling(answering(insert(name, draft(name)), b"paid"), HistoryKind::Settled, "");
     commit_all(&*store, names.iter().map(change).collect()).await;
     // The first, the last, several in a row, more than one step skips, and many at one instant.
-    let held: Vec<TestRecord> =
+    let referenced: Vec<TestRecord> =
         [0, 1, 2, 150, 299].into_iter().chain(200..250).map(|place| names[place].clone()).collect();
     let sql = "insert into payment select unnest($1::bytea[])";
-    stranger.execute(sql, &[&ids(&held)]).await.expect("payments");
+    stranger.execute(sql, &[&ids(&referenced)]).await.expect("payments");
     server.sql(&database, "update ibid_record set expires_at = null, purge_at = 7, reap_at = 7");
     let sql = "update ibid_record set purge_at = 8 + get_byte(id, 0), reap_at = 8 + get_byte(id, 0)
                where id = any ($1)";
@@ -154,10 +154,11 @@ async fn a_reap_run_gets_past_any_number_of_held_records() {
           where placed.id = r.id;
          insert into payment select id from ibid_record where purge_at <= 7 + 240",
     );
-    let mut told = 0;
-    let run = reap_store(&*store, Retention::default(), |harvest| told = told.max(harvest.held)).await;
+    let mut reported = 0;
+    let run =
+        reap_store(&*store, Retention::default(), |harvest| reported = reported.max(harvest.held)).await;
     let harvest = run.expect("nothing failed");
-    assert_eq!((harvest.removed, harvest.held, told), (10, 240, 240));
+    assert_eq!((harvest.removed, harvest.held, reported), (10, 240, 240));
     assert!(!harvest.unfinished);
 }
 

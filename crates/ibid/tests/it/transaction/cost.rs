@@ -96,8 +96,8 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
             }
             Mode::AllInside => {
-                let begun = world.ibid.begin_inside(world.ask(&key), &db, PATIENT).await.unwrap();
-                let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+                let outcome = world.ibid.begin_inside(world.ask(&key), &db, PATIENT).await.unwrap();
+                let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
                 pay(&mut **inside, &key, "x").await.unwrap();
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
             }

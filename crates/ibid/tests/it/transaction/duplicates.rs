@@ -28,8 +28,8 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
                 let (world, db, come) = (world.clone(), db.clone(), come.clone());
                 tokio::spawn(async move {
                     come.fetch_add(1, Ordering::SeqCst);
-                    let begun = world.ibid.begin_inside(world.ask(ends), &*db, PATIENT).await.unwrap();
-                    match begun {
+                    let outcome = world.ibid.begin_inside(world.ask(ends), &*db, PATIENT).await.unwrap();
+                    match outcome {
                         Begin::Skip(Outcome::Completed(kept)) => {
                             assert_eq!(*kept.response, answer(201));
                             0
@@ -47,8 +47,8 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
         until(async || come.load(Ordering::SeqCst) == 20).await;
         for n in 0..5 {
             let key = format!("{ends}: meanwhile {n}");
-            let begun = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
-            let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+            let outcome = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
+            let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
             pay(&mut **inside, &key, "x").await.unwrap();
             assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
         }
@@ -74,13 +74,13 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
 async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     let world = Arc::new(Sqlx::new(Place::postgres()).await);
     let anns = SqlxPostgresPools::open(&world.place, HELD, PATIENT).await;
-    let mut held = Vec::new();
+    let mut transactions = Vec::new();
     for n in 0..HELD {
         let key = format!("held {n}");
-        let begun = world.ibid.begin_inside(world.ask(&key), &anns, PATIENT).await.unwrap();
-        let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+        let outcome = world.ibid.begin_inside(world.ask(&key), &anns, PATIENT).await.unwrap();
+        let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
         pay(&mut **inside, &key, "ann").await.unwrap();
-        held.push(inside);
+        transactions.push(inside);
     }
 
     let bob = world.other_node().await;
@@ -91,18 +91,18 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     };
     let duplicates: Vec<_> = (0..HELD).map(duplicate).collect();
     bobs.reach(8).await;
-    let begun = bob.begin_inside(world.ask("fresh"), &*bobs, PATIENT).await.unwrap();
-    let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+    let outcome = bob.begin_inside(world.ask("fresh"), &*bobs, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
     pay(&mut **inside, "fresh", "bob").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()), "they wait for what ann has");
 
-    for inside in held {
+    for inside in transactions {
         assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     }
     for duplicate in duplicates {
-        let begun = duplicate.await.unwrap().unwrap();
-        assert!(matches!(begun, Begin::Skip(Outcome::Completed(_))), "{begun:?}");
+        let outcome = duplicate.await.unwrap().unwrap();
+        assert!(matches!(outcome, Begin::Skip(Outcome::Completed(_))), "{outcome:?}");
     }
     assert_eq!(world.number("select count(*) from payment").await, HELD as i64 + 1);
 }
@@ -135,16 +135,16 @@ async fn a_try_in_vain_keeps_its_connection() {
 async fn clients_that_hang_up_do_not_open_the_breaker() {
     let world = Sqlx::new(Place::postgres()).await;
     let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
-    let held = db.begin().await.unwrap();
+    let tx = db.begin().await.unwrap();
     for n in 0..20 {
         let key = format!("hung up {n}");
-        let begun = poll_immediate(world.ibid.begin_inside(world.ask(&key), &db, PATIENT)).await;
-        assert!(begun.is_none(), "there is no connection for it");
+        let outcome = poll_immediate(world.ibid.begin_inside(world.ask(&key), &db, PATIENT)).await;
+        assert!(outcome.is_none(), "there is no connection for it");
     }
     assert!(!world.ibid.is_breaker_open());
-    drop(held);
-    let begun = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
-    assert!(matches!(begun, Begin::Run(_)), "{begun:?}");
+    drop(tx);
+    let outcome = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
+    assert!(matches!(outcome, Begin::Run(_)), "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

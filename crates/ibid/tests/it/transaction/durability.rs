@@ -45,8 +45,8 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
     assert_eq!(seen(world).await, all, "{}", key("reserved first"));
 
     let all_inside = key("all inside");
-    let begun = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
-    let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+    let outcome = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
     pay_and_charge(&mut inside, &all_inside, "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!(seen(world).await, all, "{all_inside}");
@@ -121,9 +121,9 @@ async fn seen<A: Adapter>(world: &World<A>) -> String {
     let all = "with lines as (delete from seen returning *)
                select coalesce(string_agg(distinct what || ' ' || setting, ', '), '')
                from lines where by_whom = 'app'";
-    let seen = World::<A>::text(&mut tx, all).await;
+    let text = World::<A>::text(&mut tx, all).await;
     tx.commit().await.unwrap();
-    seen
+    text
 }
 
 /// Opens the application's pool under a separate role, with the role's current settings.

@@ -82,16 +82,16 @@ impl Load {
     }
 
     async fn reserved_first(&self, key: &str) -> Result<Outcome, TxError> {
-        let begun = self.world.ibid.begin(self.world.ask(key)).await?;
-        let Begin::Run(mut attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let outcome = self.world.ibid.begin(self.world.ask(key)).await?;
+        let Begin::Run(mut attempt) = outcome else { panic!("a fresh key `{key}` is {outcome:?}") };
         let mut inside = attempt.inside(self.app.begin().await?).await?;
         pay(&mut *inside, key, "app").await?;
         inside.finish(answer(201)).await
     }
 
     async fn all_inside(&self, key: &str) -> Result<Outcome, TxError> {
-        let begun = self.world.ibid.begin_inside(self.world.ask(key), &self.app, PATIENT).await?;
-        let Begin::Run(mut inside) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let outcome = self.world.ibid.begin_inside(self.world.ask(key), &self.app, PATIENT).await?;
+        let Begin::Run(mut inside) = outcome else { panic!("a fresh key `{key}` is {outcome:?}") };
         pay(&mut **inside, key, "app").await?;
         inside.finish(answer(201)).await
     }

@@ -204,8 +204,8 @@ async fn an_owed_answer_is_waited_for<A: Adapter>(api: &Api<A>, mode: &str) {
         worker.run_once().await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let got = client.await.unwrap();
-    assert_eq!((got.status, &got.body[..]), (201, &b"paid"[..]), "{mode}");
-    assert_eq!(send(&api.app, &path, &key, false).await.body, got.body);
+    let response = client.await.unwrap();
+    assert_eq!((response.status, &response.body[..]), (201, &b"paid"[..]), "{mode}");
+    assert_eq!(send(&api.app, &path, &key, false).await.body, response.body);
     assert_eq!(api.world.payments(&key).await, 1);
 }

@@ -22,7 +22,7 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
     // The first process sets for all how long a read of the identity is valid.
     node(&place, StoreIdentity::default()).await;
     let world = World::<TokioPostgresPools>::new(place).await;
-    let held = open(&world, &world.ibid, "held").await;
+    let open_tx = open(&world, &world.ibid, "held").await;
 
     let store = world.ibid.store().clone();
     let (told, mut heard) = mpsc::unbounded_channel();
@@ -32,7 +32,7 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
         );
     // By now no process may act on the old identity, and the change waits only for this transaction.
     while heard.recv().await.expect("it waits for the transaction") != RetireWait::ForTransactions {}
-    let refused = held.finish(answer(201)).await;
+    let refused = open_tx.finish(answer(201)).await;
     assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
     let retired = changing.await.expect("no panic").expect("it is retired");
     assert_eq!(retired.phase, IdentityPhase::Retired);
@@ -54,8 +54,8 @@ type Held = Box<
 
 /// Reserves a key and does the work, in a transaction that stays open.
 async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Held {
-    let begun = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
-    let Begin::Run(mut inside) = begun else { panic!("`{key}` is not to be run: {begun:?}") };
+    let outcome = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = outcome else { panic!("`{key}` is not to be run: {outcome:?}") };
     pay(&mut **inside, key, "app").await.unwrap();
     inside
 }

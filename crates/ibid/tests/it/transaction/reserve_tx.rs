@@ -84,8 +84,8 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
     let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &replies);
     for (key, comes) in [("lost", true), ("never sent", false)] {
-        let begun = world.ibid.begin_inside(world.ask(key), &lossy, PATIENT).await.unwrap();
-        let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+        let outcome = world.ibid.begin_inside(world.ask(key), &lossy, PATIENT).await.unwrap();
+        let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
         pay_and_charge(&mut inside, key, "ann").await.unwrap();
         let finished = inside.finish(answer(201)).await;
         if comes {
@@ -107,8 +107,8 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
 async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     let attempt = world.begin("held").await;
     let begin = || world.ibid.begin_inside(world.ask("held"), &world.db, Duration::from_millis(50));
-    let held = begin().await.unwrap();
-    assert!(matches!(held, Begin::Skip(Outcome::InFlight { .. })), "{held:?}");
+    let duplicate = begin().await.unwrap();
+    assert!(matches!(duplicate, Begin::Skip(Outcome::InFlight { .. })), "{duplicate:?}");
     assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
     let again = begin().await.unwrap();
     let Begin::Run(mut inside) = again else { panic!("{again:?}") };
@@ -123,16 +123,16 @@ async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
 }
 
 async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(world: &World<A>) {
-    let kept = || world.number("select count(*) from ibid_body");
-    let before = kept().await;
+    let body_count = || world.number("select count(*) from ibid_body");
+    let before = body_count().await;
     for status in [201, 202] {
         // A node that does not have its response in the cache.
         let node = world.other_node().await;
-        let begun = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
-        let Begin::Run(inside) = begun else { panic!("it is to be run: {begun:?}") };
+        let outcome = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
+        let Begin::Run(inside) = outcome else { panic!("it is to be run: {outcome:?}") };
         assert_eq!(inside.number(), 1, "of its generation");
         assert!(is_stored(&inside.finish(answer(status)).await.unwrap(), status));
-        assert_eq!(kept().await, before + 1);
+        assert_eq!(body_count().await, before + 1);
         world.age("key = 'again'").await;
     }
 }

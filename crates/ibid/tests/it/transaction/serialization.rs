@@ -97,8 +97,8 @@ async fn transfer<A: Adapter>(
     let isolated = Isolated::new(A::open(&world.place, 1, PATIENT).await, level);
     for run in 1.. {
         let work = async {
-            let begun = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
-            let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+            let outcome = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
+            let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
             pay(&mut **inside, key, "x").await?;
             for (place, add) in order.into_iter().enumerate() {
                 A::by_caller(&mut **inside, add).await?;

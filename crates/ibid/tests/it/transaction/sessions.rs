@@ -27,9 +27,9 @@ const OPEN: &str = "select count(*) from pg_stat_activity
 async fn no_transaction_is_open_while_the_outside_is_called() {
     let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() };
     let world = Arc::new(Sqlx::under(policy, Place::postgres()).await);
-    let held = world.tx().await;
+    let tx = world.tx().await;
     assert_eq!(world.number(OPEN).await, 1, "one that is open is seen");
-    drop(held);
+    drop(tx);
     while world.number(OPEN).await != 0 {}
 
     // A handler under the guard: its key is reserved.

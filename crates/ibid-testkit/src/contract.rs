@@ -68,7 +68,7 @@ pub trait StoreUnderTest: Send + Sync {
 ///
 /// Run it on a multi-threaded runtime: races need threads.
 pub async fn exercise(subject: &dyn StoreUnderTest) {
-    writes::an_insert_wins_only_where_no_row_stands(subject).await;
+    writes::an_insert_wins_only_if_no_row_exists(subject).await;
     writes::a_write_at_another_version_is_refused(subject).await;
     writes::a_lost_race_carries_the_newer_record_with_its_answer(subject).await;
     writes::a_takeover_is_judged_inside_the_write(subject).await;
@@ -79,7 +79,7 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
     writes::a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject).await;
     writes::an_answer_replaces_the_one_before_it(subject).await;
     writes::marks_keep_set_and_clear_instants(subject).await;
-    writes::what_is_loaded_is_what_the_change_said(subject).await;
+    writes::a_loaded_record_equals_the_written_one(subject).await;
     writes::every_record_keeps_its_own_policy(subject).await;
     writes::bodies_are_found_by_their_generation(subject).await;
     writes::a_change_without_a_draft_only_adds_to_the_history(subject).await;
@@ -92,15 +92,15 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
     upkeep::a_dead_letter_is_neither_stripped_nor_removed(subject).await;
     upkeep::a_tombstone_needs_no_secret(subject).await;
     upkeep::a_tombstone_gives_way_to_a_new_generation_whole(subject).await;
-    upkeep::what_would_go_is_what_then_goes(subject).await;
+    upkeep::a_reap_preview_matches_the_reap(subject).await;
     upkeep::history_goes_after_its_time_if_its_record_is_gone(subject).await;
     upkeep::a_setting_changes_only_from_the_value_expected(subject).await;
     upkeep::the_first_value_kept_stays(subject).await;
     races::of_two_hundred_inserts_one_wins(subject).await;
     races::of_two_hundred_takeovers_one_wins_each_record(subject).await;
     races::a_renewal_and_a_takeover_never_both_win(subject).await;
-    races::of_many_who_keep_a_value_all_get_the_same(subject).await;
-    races::of_many_who_change_a_setting_one_wins(subject).await;
+    races::of_many_writers_of_a_value_all_get_the_same(subject).await;
+    races::of_many_writers_of_a_setting_one_wins(subject).await;
     races::many_reapers_take_each_record_once(subject).await;
     hot::a_fresh_record_and_its_finish_read_back_as_they_were_written(subject).await;
     hot::of_two_hundred_fresh_begins_one_wins(subject).await;
@@ -109,19 +109,19 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
     hot::a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject).await;
     hot::a_finish_counts_after_renewals(subject).await;
     hot::a_finish_after_a_takeover_is_refused(subject).await;
-    hot::a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject).await;
+    hot::a_finish_after_a_removal_is_refused(subject).await;
     hot::a_fresh_record_is_due_once_when_its_lease_is_over(subject).await;
-    hot::a_fresh_record_is_not_due_once_it_went_on(subject).await;
+    hot::a_fresh_record_is_not_due_after_a_later_write(subject).await;
     hot::a_finished_record_goes_in_its_turn(subject).await;
     hot::each_of_a_mixed_batch_has_its_own_fate(subject).await;
-    browsing::a_list_gives_what_fits_in_the_order_of_ids(subject).await;
+    browsing::a_list_is_filtered_and_in_the_order_of_ids(subject).await;
     browsing::a_list_is_narrowed_by_operation_age_and_dead_letter(subject).await;
     browsing::a_count_follows_every_write(subject).await;
-    browsing::a_secret_that_fingerprints_name_is_found_until_its_records_go(subject).await;
-    browsing::a_history_is_told_in_order_and_outlives_its_record(subject).await;
+    browsing::a_secret_that_records_need_is_found(subject).await;
+    browsing::a_history_is_in_order_and_outlives_its_record(subject).await;
     evidence::an_event_counts_once(subject).await;
     evidence::evidence_speaks_of_its_arrival_less_its_age(subject).await;
-    evidence::open_evidence_is_found_by_record_and_by_place(subject).await;
+    evidence::open_evidence_is_found_by_record_and_by_sequence(subject).await;
     evidence::evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject).await;
     evidence::evidence_is_used_up_with_its_change_or_not_at_all(subject).await;
     evidence::evidence_goes_after_its_time(subject).await;

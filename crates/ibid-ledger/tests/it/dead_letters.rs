@@ -42,7 +42,7 @@ async fn letters(ibid: &Ibid) -> Vec<StoredEffect> {
     Operator::new(ibid).effects(EffectFilter::default()).await.unwrap().0
 }
 
-async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
+async fn each_dead_letter_is_written_once(store: Arc<dyn Store>) {
     let differences_found = differences(&["a", "x", "a", ""]);
     assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 3);
     assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
@@ -84,9 +84,9 @@ fn sqlite(path: &Path) -> Arc<dyn Store> {
 }
 
 #[tokio::test]
-async fn each_letter_is_written_once_and_is_a_persons_on_sqlite() {
+async fn each_dead_letter_is_written_once_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
-    each_is_written_once_and_is_a_persons(sqlite(&folder.path().join("a.db"))).await;
+    each_dead_letter_is_written_once(sqlite(&folder.path().join("a.db"))).await;
 }
 
 #[tokio::test]
@@ -109,8 +109,8 @@ async fn dead_letters_need_an_outbox_and_a_named_source() {
 }
 
 #[tokio::test]
-async fn each_letter_is_written_once_and_is_a_persons_on_postgres() {
+async fn each_dead_letter_is_written_once_on_postgres() {
     let server = Postgres::shared();
     let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.unwrap();
-    each_is_written_once_and_is_a_persons(Arc::new(store)).await;
+    each_dead_letter_is_written_once(Arc::new(store)).await;
 }

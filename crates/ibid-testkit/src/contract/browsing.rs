@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Lists by state, tenant, key and prefix, and page by page.
-pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnderTest) {
+pub async fn a_list_is_filtered_and_in_the_order_of_ids(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (ours, theirs) = (format!("ours-{:x}", nonce().0), format!("theirs-{:x}", nonce().0));
     let mut names: Vec<TestRecord> = (0..9).map(|n| TestRecord::of(&ours, &format!("key-{n}"))).collect();
@@ -162,7 +162,7 @@ pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
 }
 
 /// A node that lacks such a secret can then refuse to start.
-pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subject: &dyn StoreUnderTest) {
+pub async fn a_secret_that_records_need_is_found(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut known = Vec::new();
     // Other records may be in this store; their secrets are not of interest.
@@ -184,7 +184,7 @@ pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subje
 }
 
 /// History is oldest first, with the store's time of each write.
-pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
+pub async fn a_history_is_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let first = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "zero");

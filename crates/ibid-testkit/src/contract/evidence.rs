@@ -47,7 +47,7 @@ pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnde
 }
 
 /// Open evidence is found by its record, and all of it in pages by sequence number.
-pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn StoreUnderTest) {
+pub async fn open_evidence_is_found_by_record_and_by_sequence(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
     let mut stored = Vec::new();

@@ -136,7 +136,7 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) 
 }
 
 /// Holds also if the location of the removed row was reused for another.
-pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject: &dyn StoreUnderTest) {
+pub async fn a_finish_after_a_removal_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let names: Vec<TestRecord> = (0..RECORDS).map(|_| TestRecord::fresh()).collect();
     let records = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
@@ -195,7 +195,7 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
 }
 
 /// Records are finished, renewed and taken over, before the first `due` query and after it.
-pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderTest) {
+pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for was_seen in [false, true] {
         let names: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();

@@ -78,7 +78,7 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTes
 }
 
 /// Two nodes that start at once agree on their secret.
-pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
+pub async fn of_many_writers_of_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     let keepers = (0..RACERS).map(|place| {
@@ -92,7 +92,7 @@ pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderT
 }
 
 /// Many writers have read the same value: one replaces it, and the others learn the new value.
-pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest) {
+pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     store.put_if_absent(&name, Bytes::from_static(b"first")).await.expect("it is kept");

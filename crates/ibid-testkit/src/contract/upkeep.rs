@@ -279,7 +279,7 @@ pub async fn a_tombstone_needs_no_secret(subject: &dyn StoreUnderTest) {
 }
 
 /// A dry run counts what a real run removes, and changes nothing.
-pub async fn what_would_go_is_what_then_goes(subject: &dyn StoreUnderTest) {
+pub async fn a_reap_preview_matches_the_reap(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
     let mut changes = Vec::new();

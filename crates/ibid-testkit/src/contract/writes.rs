@@ -17,7 +17,7 @@ use super::{
 };
 
 /// `Expect::Absent` is accepted if no row exists, and only then.
-pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn StoreUnderTest) {
+pub async fn an_insert_wins_only_if_no_row_exists(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     assert_eq!(load(&*store, name.id).await, None, "a fresh name stands for nothing");
@@ -280,7 +280,7 @@ pub async fn marks_keep_set_and_clear_instants(subject: &dyn StoreUnderTest) {
 }
 
 /// Every field is loaded as it was written, by an insert and by an update, at its extremes too.
-pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn StoreUnderTest) {
+pub async fn a_loaded_record_equals_the_written_one(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for state in State::ALL {
         let name = TestRecord::fresh();

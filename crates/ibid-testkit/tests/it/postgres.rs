@@ -24,7 +24,7 @@ fn each_test_gets_separate_durable_databases() {
 }
 
 #[test]
-fn a_standby_takes_over_what_its_primary_had_committed() {
+fn a_promoted_standby_has_every_commit() {
     let mut pair = PostgresPair::synchronous();
     pair.primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
     assert_eq!(pair.standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");

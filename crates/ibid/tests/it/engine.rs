@@ -326,7 +326,7 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_superseded_finish_is_answered_with_what_is_stored() {
+async fn a_superseded_finish_gets_the_stored_response() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let first = world.run("k").await;
     world.hands.advance(Duration::from_secs(61));
@@ -501,7 +501,7 @@ async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn after_a_jump_of_the_stores_clock_nobody_takes_over_to_run() {
+async fn after_a_clock_jump_no_lapsed_request_runs_again() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let attempt = world.run("k").await;
     world.hands.advance(Duration::from_secs(3600));

@@ -240,7 +240,7 @@ async fn not_executed_is_ignored_while_it_could_still_execute() {
 }
 
 #[tokio::test]
-async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
+async fn an_early_webhook_is_applied_once_the_record_is_unknown() {
     let world = world().await;
     let paying = tokio::spawn({
         let app = world.app.clone();
@@ -269,7 +269,7 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
 }
 
 #[tokio::test]
-async fn what_a_crash_left_unused_is_used_by_upkeep() {
+async fn upkeep_applies_evidence_that_a_crash_left_unused() {
     let world = world().await;
     world.unknown("k").await;
     world.pass_the_attempts_end();
@@ -321,7 +321,7 @@ async fn an_event_from_before_the_attempt_never_settles_it() {
 }
 
 #[tokio::test]
-async fn whoever_can_not_sign_learns_nothing() {
+async fn an_unsigned_webhook_learns_nothing() {
     let world = world().await;
     world.unknown("k").await;
     let good = said("evt_1", "paid", "k");
@@ -389,7 +389,7 @@ async fn a_webhook_that_could_not_be_kept_is_to_be_sent_again() {
 }
 
 #[tokio::test]
-async fn a_stored_answer_never_changes_and_a_contradiction_is_told() {
+async fn a_contradicting_webhook_changes_no_stored_response() {
     let world = world().await;
     assert_eq!(world.pay("k", "answer").await.0, 201);
     assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));

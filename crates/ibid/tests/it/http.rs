@@ -933,7 +933,7 @@ async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
 }
 
 #[tokio::test]
-async fn early_data_is_refused_for_anybody_may_replay_it() {
+async fn early_data_is_refused() {
     let world = world(Policy::default()).await;
     // Only `1` is defined, and several lines count as one: any value of the field is believed.
     for value in ["1", "1, 1", "0", ""] {

@@ -149,7 +149,7 @@ async fn an_accepted_request_runs_without_its_client() {
 }
 
 #[tokio::test]
-async fn what_was_not_executed_is_run_again_after_a_pause() {
+async fn a_request_that_was_not_executed_runs_again_after_a_pause() {
     let world = world(Policy::default(), 1, true).await;
     world.api.gate.add_permits(2);
     assert_eq!(world.pay().await.0, 202);

@@ -185,7 +185,7 @@ async fn after_a_change_a_retry_finds_its_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_may_run_again_goes_on_under_its_old_id() {
+async fn a_retryable_record_runs_again_under_its_old_id() {
     let world = World::new();
     assert_eq!(world.start(plain()).await.pay("again").await.0, StatusCode::TOO_MANY_REQUESTS);
     let before = world.records().await;
@@ -269,7 +269,7 @@ async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_accepted_before_a_change_is_delivered_after_it() {
+async fn a_request_accepted_before_a_change_is_delivered_after_it() {
     let later = Policy { answer: AnswerRule::Async, ..Policy::default() };
     let world = World::new();
     let node = world.start(routes(later.clone())).await;

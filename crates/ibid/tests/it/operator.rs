@@ -274,7 +274,7 @@ async fn only_one_of_many_operators_settles_a_record() {
 }
 
 #[tokio::test]
-async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
+async fn an_action_on_an_outdated_view_is_refused() {
     let world = World::new().await;
     let id = world.unknown("k").await;
     let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;

@@ -53,7 +53,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
 }
 
 #[tokio::test]
-async fn what_is_rolled_back_enqueues_nothing() {
+async fn a_rolled_back_transaction_enqueues_nothing() {
     let world = World::new().await;
     let mut attempt = world.begin("k").await;
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
@@ -197,7 +197,7 @@ async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
 }
 
 #[tokio::test]
-async fn what_verify_says_decides_about_an_uncertain_call() {
+async fn verify_decides_about_an_uncertain_call() {
     let uncertain = || CallOutcome::Uncertain { why: "reset by peer".into() };
     for (says, state) in [(VerifyOutcome::Made(harness::a_charge()), Done), (VerifyOutcome::NotMade, Queued)]
     {
@@ -239,7 +239,7 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
 }
 
 #[tokio::test]
-async fn a_verification_that_never_tells_ends_with_a_person() {
+async fn an_inconclusive_verification_leaves_the_effect_unknown() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
     let rules = EffectRules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
@@ -406,7 +406,7 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
 }
 
 #[tokio::test]
-async fn an_owed_answer_that_is_missing_is_for_a_person_to_give() {
+async fn a_call_without_its_owed_answer_leaves_the_record_unknown() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Made(outbox::CallResult::default()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
@@ -541,7 +541,7 @@ async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_process_enqueues_is_seen_at_the_next_look() {
+async fn an_effect_of_another_process_is_seen_at_the_next_poll() {
     let world = World::new().await;
     let gate = Gate::closed("w");
     let worker = world.building(&gate.provider).poll_every(Duration::from_millis(20)).build().unwrap();

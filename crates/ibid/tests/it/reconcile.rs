@@ -304,7 +304,7 @@ async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
 }
 
 #[tokio::test]
-async fn after_a_jump_of_the_stores_clock_nobody_is_asked() {
+async fn after_a_clock_jump_no_lookup_is_made() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
     let told = Told::to_say([LookupResult::NotExecuted]);

@@ -12,7 +12,7 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn the_page_of_metrics_says_what_the_code_says() {
+fn the_page_of_metrics_matches_the_code() {
     let mut page = String::from(
         "# Metrics\n\nFor Prometheus, at `/metrics` on the admin listener. Labels are `route` (the matched pattern, `*` \
          when none), `profile`, `outcome`, `state`, `chore`, `source` and `kind`; never a key, a tenant or a path.\n\n\

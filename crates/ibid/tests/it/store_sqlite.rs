@@ -172,7 +172,7 @@ fn shared_names() -> Vec<TestRecord> {
 const OTHER_PROCESS: &str = "IBID_TEST_OTHER_PROCESS";
 
 #[test]
-fn many_who_make_one_file_at_once_all_open_it() {
+fn concurrent_creators_of_one_file_all_open_it() {
     let file = File::fresh();
     let line = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -341,7 +341,7 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
 }
 
 #[tokio::test]
-async fn a_store_goes_on_once_its_file_is_whole_again() {
+async fn a_store_works_again_once_its_file_is_whole() {
     let subject = sqlite();
     let store = &*subject.store;
     let name = TestRecord::fresh();
@@ -542,7 +542,7 @@ pub(crate) fn files(file: &File) -> Vec<String> {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn nobody_but_its_owner_can_read_a_new_database() {
+async fn only_its_owner_can_read_a_new_database() {
     use std::os::unix::fs::PermissionsExt;
     let sqlite = sqlite();
     let name = TestRecord::fresh();

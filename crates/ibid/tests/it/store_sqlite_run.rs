@@ -48,7 +48,7 @@ async fn still_works(subject: &Sqlite) {
 }
 
 #[tokio::test]
-async fn what_a_closure_wrote_is_there_for_others_when_it_returns() {
+async fn a_returned_closures_writes_are_visible_to_others() {
     let subject = shop().await;
     let run = subject.store.run(|connection| {
         assert!(!connection.is_autocommit(), "a transaction is open");
@@ -83,7 +83,7 @@ async fn a_closure_that_fails_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_closure_that_panics_leaves_nothing_and_harms_nobody() {
+async fn a_closure_that_panics_leaves_nothing() {
     let subject = shop().await;
     let run = subject.store.run(|connection| -> Result<(), ()> {
         connection.execute(PAY, []).expect("a payment is written");

@@ -43,7 +43,7 @@ fn one<T: rusqlite::types::FromSql>(connection: &Connection, sql: &str) -> T {
 }
 
 #[tokio::test]
-async fn an_applications_database_gets_our_tables_beside_its_own() {
+async fn an_applications_database_gets_our_tables_too() {
     let file = File::fresh();
     sql(&file.path(), SHOP);
     let subject = sqlite_on(&file, |_| {});
@@ -121,7 +121,7 @@ fn tables(connection: &Connection) -> Vec<(String, Option<String>)> {
 }
 
 #[test]
-fn many_who_open_a_file_of_the_first_layout_at_once_all_open_it() {
+fn concurrent_openers_of_a_first_layout_file_all_open_it() {
     let file = File::fresh();
     sql(&file.path(), include_str!("unprefixed.sql"));
     let line = std::sync::Barrier::new(4);
@@ -136,7 +136,7 @@ fn many_who_open_a_file_of_the_first_layout_at_once_all_open_it() {
 }
 
 #[tokio::test]
-async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
+async fn a_purge_clears_references_and_keeps_their_rows() {
     let subject = sqlite();
     let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, going(&name))).await;
@@ -196,7 +196,7 @@ async fn records_of_the_same_instant_go_behind_many_that_are_held() {
 }
 
 #[tokio::test]
-async fn a_record_stays_while_an_effect_of_its_own_is_open() {
+async fn a_record_stays_while_one_of_its_effects_is_open() {
     let subject = sqlite();
     let (busy, free) = (TestRecord::fresh(), TestRecord::fresh());
     let stored = put(&*subject.store, &insert(&busy, going(&busy))).await;
@@ -220,7 +220,7 @@ async fn a_record_stays_while_an_effect_of_its_own_is_open() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_applications_own_connections_write_beside_the_store() {
+async fn an_application_may_write_on_its_own_connections() {
     let subject = sqlite();
     subject.file.other_connection().execute_batch(PAYMENT).expect("a table is made");
     let names: Arc<Vec<TestRecord>> = Arc::new((0..200).map(|_| TestRecord::fresh()).collect());

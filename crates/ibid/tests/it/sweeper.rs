@@ -57,7 +57,7 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
 }
 
 #[tokio::test]
-async fn a_sweeper_runs_a_lapsed_request_with_what_its_record_kept() {
+async fn a_sweeper_runs_a_lapsed_request_as_it_was_stored() {
     let store = Arc::new(MemoryStore::new(Clock::system()));
     let node = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
     let runs = Arc::new(Mutex::new(Vec::new()));

@@ -69,7 +69,7 @@ macro_rules! every_commit_lasts {
     };
 }
 
-mod what_is_acknowledged_lasts_although_the_session_would_not_wait_for_the_disk {
+mod acknowledged_commits_last_despite_session_settings {
     use super::*;
 
     every_commit_lasts! {

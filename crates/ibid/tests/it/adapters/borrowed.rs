@@ -30,7 +30,7 @@ fn rusqlite_needs_no_runtime() {
 
 /// SQLite rolls back by itself if the disk is full, for example; a later statement would be durable at once and alone.
 #[test]
-fn what_rusqlite_has_ended_takes_no_more_statements() {
+fn an_ended_rusqlite_transaction_takes_no_statements() {
     let place = Place::sqlite();
     let mut connection = rusqlite::Connection::open(&place.at).unwrap();
     connection.execute_batch("create table thing (id integer primary key, n integer not null)").unwrap();

@@ -146,7 +146,7 @@ async fn a_small_batch_waits_for_a_large_one_in_flight() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
+async fn retry_after_is_run_time_capped_by_the_remaining_lease() {
     let world = world(Policy::default()).await;
     let attempt = world.run("slow").await;
     for (passes, told) in [(0, 1), (7, 7), (20, 27), (23, 10)] {

@@ -14,18 +14,16 @@ use super::harness::{ask, because};
 use crate::lossy_database::{Lossy, Reply};
 
 on_both_databases!(
-    an_owed_answer_outlives_a_worker_that_is_killed_during_the_call,
-    an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_it,
+    an_owed_answer_outlives_a_worker_killed_in_its_call,
+    an_owed_answer_outlives_a_worker_killed_before_recording,
     an_owed_answer_is_not_given_by_a_worker_that_comes_back_late,
     an_owed_answer_whose_commit_got_no_reply_is_given_once,
-    an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call,
-    an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again,
-    what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one,
+    an_unrecorded_owed_answer_needs_no_second_call,
+    an_unrecorded_verified_answer_is_not_looked_up_again,
+    a_retry_drops_the_kept_result_of_the_earlier_call,
 );
 
-async fn an_owed_answer_outlives_a_worker_that_is_killed_during_the_call<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn an_owed_answer_outlives_a_worker_killed_in_its_call<D: Database + Clone + 'static>(site: Site<D>) {
     for safety in SAFETIES {
         let psp = Psp::behind_a_gate([]);
         killed(&site, declared(safety), &psp, 1).await;
@@ -33,9 +31,7 @@ async fn an_owed_answer_outlives_a_worker_that_is_killed_during_the_call<D: Data
     }
 }
 
-async fn an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_it<
-    D: Database + Clone + 'static,
->(
+async fn an_owed_answer_outlives_a_worker_killed_before_recording<D: Database + Clone + 'static>(
     site: Site<D>,
 ) {
     for safety in SAFETIES {
@@ -85,11 +81,7 @@ async fn an_owed_answer_whose_commit_got_no_reply_is_given_once<D: Database + Cl
     }
 }
 
-async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn an_unrecorded_owed_answer_needs_no_second_call<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([]);
     psp.fails(u32::MAX);
     for safety in SAFETIES {
@@ -120,11 +112,7 @@ async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_witho
     assert_eq!((psp.calls(), site.lines().await), (3, vec!["done: answer".to_owned(); 3]));
 }
 
-async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn an_unrecorded_verified_answer_is_not_looked_up_again<D: Database + Clone + 'static>(site: Site<D>) {
     found_and_not_recorded(&site).await;
     let key = key(Safety::Verified);
     site.lapse().await;
@@ -138,9 +126,7 @@ async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_fo
     assert_eq!(psp.calls(), 0);
 }
 
-async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn a_retry_drops_the_kept_result_of_the_earlier_call<D: Database + Clone + 'static>(site: Site<D>) {
     found_and_not_recorded(&site).await;
     let key = key(Safety::Verified);
     Operator::new(&site.ibid)

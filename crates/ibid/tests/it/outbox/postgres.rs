@@ -187,7 +187,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_effect_that_somebody_holds_is_passed_over() {
+async fn a_locked_effect_is_skipped() {
     let server = Postgres::shared();
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
     node.pay("k", [charge("held"), charge("free")]).await;

@@ -12,11 +12,9 @@ use ibid_core::store::BoxFuture;
 use super::both_databases::{Site, lost, on_both_databases, settled_at_once};
 use super::harness::{ask, made};
 
-on_both_databases!(a_call_is_told_the_trace_of_the_request_that_enqueued_it);
+on_both_databases!(a_call_gets_the_trace_of_the_enqueuing_request);
 
-async fn a_call_is_told_the_trace_of_the_request_that_enqueued_it<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn a_call_gets_the_trace_of_the_enqueuing_request<D: Database + Clone + 'static>(site: Site<D>) {
     let effect = settled_at_once().verified();
     let own = NewEffect { trace: Some(OTHER.to_owned()), ..effect.clone() };
     pay(&site, "traced", Some(TRACE), effect.clone()).await;

@@ -22,26 +22,24 @@ use super::both_databases::{
 use super::harness::{World, ask, because, begin};
 
 on_both_databases!(
-    an_unknown_effect_is_settled_under_the_key_that_it_was_called_with,
-    an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it,
+    an_unknown_effect_is_settled_by_its_downstream_key,
+    an_unknown_effect_is_settled_by_its_provider_id,
     the_record_that_waits_for_it_is_answered_by_the_same_commit,
-    what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost,
-    what_is_told_before_the_effect_is_there_is_kept_for_it,
-    not_executed_counts_only_after_the_call_and_what_may_still_come_of_it,
+    evidence_during_a_call_is_used_once_its_outcome_is_lost,
+    evidence_from_before_the_effect_is_kept_for_it,
+    not_executed_evidence_counts_only_after_the_call,
     of_a_webhook_and_a_worker_that_asks_one_settles_it,
     a_worker_that_has_the_answer_is_not_disturbed,
-    what_a_crash_left_unused_is_used_by_upkeep,
+    upkeep_applies_evidence_that_a_crash_left_unused,
     a_process_without_a_worker_keeps_it_for_one_that_has,
-    a_contradiction_changes_nothing_and_is_told,
+    contradicting_evidence_changes_nothing,
     an_id_that_two_effects_have_settles_neither,
-    others_of_its_aggregate_go_on_once_it_is_settled,
-    what_was_executed_is_not_called_again_by_a_try_that_waits,
+    others_of_its_aggregate_run_once_it_is_settled,
+    an_executed_effect_is_not_called_by_a_waiting_try,
     the_id_of_a_call_that_was_not_made_is_forgotten_with_it,
 );
 
-async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
@@ -78,11 +76,7 @@ async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: D
     );
 }
 
-async fn an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn an_unknown_effect_is_settled_by_its_provider_id<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([CallOutcome::Accepted { provider_id: "ch_7".into() }]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
@@ -146,9 +140,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
     assert_eq!(psp.calls(), 2);
 }
 
-async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
-    D: Database + Clone + 'static,
->(
+async fn evidence_during_a_call_is_used_once_its_outcome_is_lost<D: Database + Clone + 'static>(
     site: Site<D>,
 ) {
     let psp = Psp::behind_a_gate([lost()]);
@@ -174,9 +166,7 @@ async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
     assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
 }
 
-async fn what_is_told_before_the_effect_is_there_is_kept_for_it<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn evidence_from_before_the_effect_is_kept_for_it<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     let mut attempt = begin(&site.ibid, "k").await;
     let record = site.record("k").await;
@@ -193,11 +183,7 @@ async fn what_is_told_before_the_effect_is_there_is_kept_for_it<D: Database + Cl
     assert_eq!(psp.calls(), 1);
 }
 
-async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn not_executed_evidence_counts_only_after_the_call<D: Database + Clone + 'static>(site: Site<D>) {
     let never = Observation::NotExecuted;
     let psp = Psp::behind_a_gate([lost(), lost(), lost()]);
     site.pay("k", settled_at_once()).await;
@@ -242,9 +228,7 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
     );
 }
 
-async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     site.pay("k", settled_at_once()).await;
     let worker = site.worker(&psp);
@@ -399,7 +383,7 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     assert_eq!(gate.provider.calls().len(), 1);
 }
 
-async fn what_a_crash_left_unused_is_used_by_upkeep<D: Database + Clone + 'static>(site: Site<D>) {
+async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     site.owe("k", charge()).await;
     site.worker(&psp).run_once().await.unwrap();
@@ -431,7 +415,7 @@ async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clon
     assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Known);
 }
 
-async fn a_contradiction_changes_nothing_and_is_told<D: Database + Clone + 'static>(site: Site<D>) {
+async fn contradicting_evidence_changes_nothing<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
@@ -465,7 +449,7 @@ async fn an_id_that_two_effects_have_settles_neither<D: Database + Clone + 'stat
     assert!(effects.iter().all(|effect| effect.state == Unknown), "{effects:?}");
 }
 
-async fn others_of_its_aggregate_go_on_once_it_is_settled<D: Database + Clone + 'static>(site: Site<D>) {
+async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     let worker = site.worker(&psp);
     for key in ["a", "b"] {

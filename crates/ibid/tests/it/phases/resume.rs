@@ -58,7 +58,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
     the_next_request_goes_on(&api).await;
     a_nested_router_is_resumed_where_it_is(&api).await;
     the_sweeper_goes_on_after_a_call_in_doubt(&api).await;
-    the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten(&api).await;
+    the_sweeper_gives_up_a_call_whose_key_may_be_forgotten(&api).await;
 }
 
 async fn ride<A: Adapter>(
@@ -255,7 +255,7 @@ async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>
     assert_eq!(api.world.payments("in-doubt").await, 2);
 }
 
-async fn the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten<A: Adapter>(api: &Arc<Api<A>>) {
+async fn the_sweeper_gives_up_a_call_whose_key_may_be_forgotten<A: Adapter>(api: &Arc<Api<A>>) {
     let (bob, guard) = process(api).await;
     api.lost.store(1, Ordering::SeqCst);
     let answer = guard.oneshot(request("/rides", "forgotten")).await.unwrap();

@@ -55,7 +55,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
 
 /// The change keeps its generation and replaces the body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
+async fn a_replaced_body_is_stored_once() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;

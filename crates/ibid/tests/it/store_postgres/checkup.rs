@@ -65,7 +65,7 @@ async fn the_checkup_reads_the_settings_of_our_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_follows_is_told_as_far_as_this_user_may_see() {
+async fn standbys_are_reported_as_far_as_this_user_may_see() {
     let pair = tokio::task::block_in_place(PostgresPair::asynchronous);
     pair.primary.sql("postgres", "create role app login");
     let as_app = pair.primary.url().replace("postgres@", "app@");

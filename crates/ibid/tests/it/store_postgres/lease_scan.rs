@@ -66,7 +66,7 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
 
 /// Two processes scan different policies, and share the list of locked records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_who_looks_waits_for_another_who_does() {
+async fn concurrent_lease_scans_do_not_wait_for_each_other() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
@@ -89,7 +89,7 @@ async fn nobody_who_looks_waits_for_another_who_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn several_who_look_at_once_miss_nothing() {
+async fn concurrent_lease_scans_miss_nothing() {
     let server = Postgres::shared();
     let database = server.create_database();
     let begins = open(&server, &database).await;

@@ -14,7 +14,7 @@ use crate::lossy_database::{Lossy, Reply};
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     business_row_effect_and_answer_commit_together(world).await;
-    what_is_dropped_leaves_nothing_and_the_attempt_may_go_in_again(world).await;
+    a_dropped_transaction_leaves_its_attempt_usable(world).await;
     a_lost_lease_is_refused_before_any_work(world).await;
     an_answer_that_is_no_success_undoes_the_work(world).await;
     a_lost_reply_is_settled_by_the_record(world).await;
@@ -51,7 +51,7 @@ async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &Worl
     assert!(matches!(other, Begin::Skip(Outcome::Mismatch)));
 }
 
-async fn what_is_dropped_leaves_nothing_and_the_attempt_may_go_in_again<A: Adapter>(world: &World<A>) {
+async fn a_dropped_transaction_leaves_its_attempt_usable<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("dropped").await;
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "dropped", "first").await.unwrap();

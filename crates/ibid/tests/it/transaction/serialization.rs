@@ -16,7 +16,7 @@ const ADD: [&str; 2] =
     ["update account set n = n + 1 where id = 1", "update account set n = n + 1 where id = 2"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_can_not_be_serialized_is_run_again_by_the_same_attempt() {
+async fn an_attempt_may_retry_a_serialization_failure() {
     let world = World::<SqlxPostgresPools>::new(Place::postgres()).await;
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         a_lease_that_moved_since_the_snapshot_means_again(&world, level).await;
